@@ -1,0 +1,1 @@
+"""The actor process: environments, the sampler that steps them, the client that sends."""

@@ -1,0 +1,1 @@
+"""Samplers: policy and environments in a loop that writes trajectories."""

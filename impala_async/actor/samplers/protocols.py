@@ -1,0 +1,77 @@
+"""What a sampler is, and what it asks of the others: a policy, buffers, newer weights.
+
+Runs on: sampler thread
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.weights import Version, Weights
+
+Newest = Callable[[], Weights | None]
+"""Weights newer than those in use, or None. Asked at trajectory boundaries only; it may wait."""
+
+
+class ChosenActions(Protocol):
+    """What a policy chose for C columns."""
+
+    @property
+    def actions(self) -> Mapping[str, NDArray[np.int32]]: ...
+
+    @property
+    def log_probs(self) -> NDArray[np.float32]: ...
+
+
+class ActingPolicy(Protocol):
+    """The side of a policy that a sampler sees. `rng` is the policy's business."""
+
+    @property
+    def version(self) -> Version: ...
+
+    def act(self, obs: dict[str, NDArray[Any]], rng: Any, /) -> ChosenActions: ...
+
+    def load(self, weights: Weights) -> None: ...
+
+
+class BufferSource(Protocol):
+    """Where message buffers come from; the reader of a finished message gives them back to it."""
+
+    def take(self, num_columns: int) -> MessageBuffer:
+        """A buffer that nobody reads any more; may wait until there is one."""
+        ...
+
+
+@dataclass
+class SamplerTimers:
+    """Where a sampler's time went since the last `take`; one thread owns it."""
+
+    act_time_s: float = 0.0
+    env_time_s: float = 0.0
+    wait_time_s: float = 0.0
+    """For a free buffer and for newer weights."""
+    num_steps: int = 0
+    """Calls of `step`; each steps every column."""
+
+    def take(self) -> "SamplerTimers":
+        """A copy; the sums begin anew."""
+        taken = SamplerTimers(**vars(self))
+        self.__init__()  # type: ignore[misc]
+        return taken
+
+
+class Sampler(Protocol):
+    """Steps environments with a policy and writes their trajectories."""
+
+    @property
+    def timers(self) -> SamplerTimers: ...
+
+    def step(self) -> list[Finished]:
+        """Step every column once; the messages that this completed, mostly none."""
+        ...
+
+    def close(self) -> None: ...

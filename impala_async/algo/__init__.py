@@ -1,0 +1,1 @@
+"""Reinforcement-learning mathematics: pure functions on tensors, without state, threads or I/O."""

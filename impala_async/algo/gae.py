@@ -1,0 +1,38 @@
+"""Generalised advantage estimation (arXiv 1506.02438), masked like V-trace.
+
+Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
+"""
+
+import torch
+from torch import Tensor
+
+from impala_async.algo.vtrace import (
+    Returns,
+    accumulate,
+    check_lambda,
+    check_rows,
+    make_rows,
+    widest_dtype,
+)
+
+
+@torch.no_grad()
+def gae(
+    *,
+    rewards_TB: Tensor,
+    discounts_TB: Tensor,
+    values_SB: Tensor,
+    mask_TB: Tensor | None = None,
+    lambda_: float = 0.95,
+) -> Returns:
+    """On-policy advantages, and targets = advantages + values.
+
+    `discounts_TB` is gamma, and 0 where the episode terminated; `mask_TB` is False on rows
+    that are no transitions. On those the target is the value itself and the advantage 0.
+    """
+    mask_TB = check_rows(values_SB, mask_TB, rewards_TB=rewards_TB, discounts_TB=discounts_TB)
+    dtype = widest_dtype(rewards_TB, discounts_TB, values_SB)
+    rows = make_rows(rewards_TB, discounts_TB, values_SB, mask_TB, dtype)
+    deltas_TB = rows.td_errors(rows.values_SB[1:])
+    advantages_TB = accumulate(deltas_TB, check_lambda(lambda_) * rows.discounts_TB)
+    return Returns(rows.values_SB[:-1] + advantages_TB, advantages_TB)

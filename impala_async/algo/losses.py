@@ -1,0 +1,226 @@
+"""Losses of the learner: IMPALA (arXiv 1802.01561) and APPO, which is IMPACT (arXiv 1912.00167).
+
+Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
+
+Every input is zeroed on masked rows before any arithmetic touches it, since a `where` after
+an operation still lets NaN into the gradient. The returns are constants: no gradient flows
+into them, nor through the value of the bootstrap row.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from impala_async.algo.vtrace import (
+    check_rows,
+    clamped_exp,
+    vtrace,
+    widest_dtype,
+    zero_masked,
+)
+
+Reduction = Literal["mean", "sum"]
+
+
+class LossTerms(NamedTuple):
+    """`policy`, `value` and `entropy` carry their weights; `kl` does not, so that it can be
+    compared with a target. `total` = policy + value + entropy + kl_coeff * kl.
+    """
+
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    kl: Tensor
+    total: Tensor
+
+
+class _Valid:
+    """The valid rows of one batch: what is taken from a tensor, and what a sum is divided by."""
+
+    def __init__(
+        self,
+        values_SB: Tensor,
+        mask_TB: Tensor | None,
+        reduction: Reduction,
+        num_valid: Tensor | float | None,
+        **tensors_TB: Tensor,
+    ) -> None:
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+        self.mask_TB = check_rows(values_SB, mask_TB, **tensors_TB)
+        self.dtype = widest_dtype(values_SB, *tensors_TB.values())
+        self._divisor: Tensor | float = 1.0
+        if reduction == "mean":
+            count = self.mask_TB.sum() if num_valid is None else num_valid
+            self._divisor = (
+                count.to(self.dtype).clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
+            )
+
+    def take(self, tensor_TB: Tensor) -> Tensor:
+        return zero_masked(tensor_TB, self.mask_TB, self.dtype)
+
+    def reduce(self, losses_TB: Tensor) -> Tensor:
+        return losses_TB.sum() / self._divisor
+
+    def terms(
+        self,
+        policy_TB: Tensor,
+        targets_TB: Tensor,
+        values_SB: Tensor,
+        entropies_TB: Tensor,
+        value_cost: float,
+        entropy_cost: float,
+        kl_TB: Tensor | None = None,
+        kl_coeff: float = 0.0,
+    ) -> LossTerms:
+        errors_TB = self.take(targets_TB) - self.take(values_SB[:-1])
+        policy = self.reduce(policy_TB)
+        value = 0.5 * value_cost * self.reduce(errors_TB.square())
+        entropy = -entropy_cost * self.reduce(self.take(entropies_TB))
+        kl = torch.zeros_like(policy) if kl_TB is None else self.reduce(self.take(kl_TB))
+        return LossTerms(policy, value, entropy, kl, policy + value + entropy + kl_coeff * kl)
+
+
+def impala_loss(
+    *,
+    log_probs_TB: Tensor,
+    behaviour_log_probs_TB: Tensor,
+    entropies_TB: Tensor,
+    values_SB: Tensor,
+    rewards_TB: Tensor,
+    discounts_TB: Tensor,
+    mask_TB: Tensor | None = None,
+    value_cost: float = 0.5,
+    entropy_cost: float = 0.01,
+    rho_bar: float | None = 1.0,
+    c_bar: float | None = 1.0,
+    pg_rho_bar: float | None = 1.0,
+    lambda_: float = 1.0,
+    reduction: Reduction = "mean",
+    num_valid: Tensor | float | None = None,
+) -> LossTerms:
+    """Policy gradient on V-trace advantages, squared value error and entropy bonus.
+
+    "mean" divides by the valid rows, "sum" is the paper's. `num_valid` replaces the count of
+    this batch by the one over all ranks, whose losses then sum to the global mean.
+    """
+    valid = _Valid(
+        values_SB,
+        mask_TB,
+        reduction,
+        num_valid,
+        log_probs_TB=log_probs_TB,
+        behaviour_log_probs_TB=behaviour_log_probs_TB,
+        entropies_TB=entropies_TB,
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+    )
+    log_probs_TB = valid.take(log_probs_TB)
+    returns = vtrace(
+        log_rhos_TB=log_probs_TB.detach() - valid.take(behaviour_log_probs_TB).detach(),
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+        values_SB=values_SB,
+        mask_TB=valid.mask_TB,
+        rho_bar=rho_bar,
+        c_bar=c_bar,
+        pg_rho_bar=pg_rho_bar,
+        lambda_=lambda_,
+    )
+    policy_TB = -log_probs_TB * returns.advantages_TB
+    return valid.terms(
+        policy_TB, returns.targets_TB, values_SB, entropies_TB, value_cost, entropy_cost
+    )
+
+
+def appo_loss(
+    *,
+    log_probs_TB: Tensor,
+    behaviour_log_probs_TB: Tensor,
+    target_log_probs_TB: Tensor,
+    entropies_TB: Tensor,
+    values_SB: Tensor,
+    rewards_TB: Tensor,
+    discounts_TB: Tensor,
+    mask_TB: Tensor | None = None,
+    value_cost: float = 0.5,
+    entropy_cost: float = 0.01,
+    rho_bar: float | None = 1.0,
+    c_bar: float | None = 1.0,
+    pg_rho_bar: float | None = 1.0,
+    lambda_: float = 1.0,
+    reduction: Reduction = "mean",
+    clip: float = 0.2,
+    is_clip: float = 2.0,
+    kl_TB: Tensor | None = None,
+    kl_coeff: float = 0.0,
+    num_valid: Tensor | float | None = None,
+) -> LossTerms:
+    """Clipped surrogate around a slowly moving target network.
+
+    V-trace corrects from the behaviour to the target network, with the current network's
+    values; the surrogate moves the current policy. `kl_TB` is KL(pi_target || pi) per row.
+    """
+    if kl_TB is None and kl_coeff != 0:
+        raise ValueError(f"kl_coeff is {kl_coeff}, so kl_TB is needed")
+    valid = _Valid(
+        values_SB,
+        mask_TB,
+        reduction,
+        num_valid,
+        log_probs_TB=log_probs_TB,
+        behaviour_log_probs_TB=behaviour_log_probs_TB,
+        target_log_probs_TB=target_log_probs_TB,
+        entropies_TB=entropies_TB,
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+        **({} if kl_TB is None else {"kl_TB": kl_TB}),
+    )
+    behaviour_TB = valid.take(behaviour_log_probs_TB).detach()
+    target_TB = valid.take(target_log_probs_TB).detach()
+    returns = vtrace(
+        log_rhos_TB=target_TB - behaviour_TB,
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+        values_SB=values_SB,
+        mask_TB=valid.mask_TB,
+        rho_bar=rho_bar,
+        c_bar=c_bar,
+        pg_rho_bar=pg_rho_bar,
+        lambda_=lambda_,
+    )
+    ratios_TB = _impact_ratios(valid.take(log_probs_TB), behaviour_TB, target_TB, is_clip)
+    policy_TB = _clipped_surrogate(ratios_TB, returns.advantages_TB, clip)
+    return valid.terms(
+        policy_TB,
+        returns.targets_TB,
+        values_SB,
+        entropies_TB,
+        value_cost,
+        entropy_cost,
+        kl_TB,
+        kl_coeff,
+    )
+
+
+def _impact_ratios(
+    log_probs_TB: Tensor, behaviour_TB: Tensor, target_TB: Tensor, is_clip: float
+) -> Tensor:
+    """clip(mu / pi_target, 0, is_clip) * pi / mu.
+
+    Multiplied as logarithms, so that two extreme factors whose product is ordinary keep their
+    product, and its gradient, instead of each running into its own clamp.
+    """
+    if not is_clip > 0:
+        raise ValueError(f"is_clip must be above 0, got {is_clip}")
+    log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
+    return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
+
+
+def _clipped_surrogate(ratios_TB: Tensor, advantages_TB: Tensor, clip: float) -> Tensor:
+    if not clip >= 0:
+        raise ValueError(f"clip must be at least 0, got {clip}")
+    clipped_TB = ratios_TB.clamp(1 - clip, 1 + clip)
+    return -torch.minimum(ratios_TB * advantages_TB, clipped_TB * advantages_TB)

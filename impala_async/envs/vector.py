@@ -1,0 +1,266 @@
+"""Batches of environments behind one Protocol, `EnvBatch`.
+
+`SerialEnvs` steps single environments in turn; `VectorEnvs` speaks to any gymnasium VectorEnv.
+The arrays that they return are the batch's, or the environment's own: good until the next `step`
+or `reset`, and then overwritten.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from impala_async.envs.faults import Blame, close_all, env_name
+from impala_async.envs.spaces import (
+    ActionAdapter,
+    Actions,
+    check_obs,
+    describe_spaces,
+    flatten_obs,
+    obs_leaves,
+)
+from impala_async.errors import EnvError
+from impala_async.spec import ActionSpec, ObsSpec
+
+Obs = dict[str, NDArray[Any]]
+
+SUPPORTED_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+
+
+class Step(NamedTuple):
+    """What one step of all columns gave.
+
+    `final_obs` is there when a SAME_STEP batch has a column that ended, and holds something only
+    in the rows of such columns; `obs` has their reset observation.
+    """
+
+    obs: Obs
+    rewards: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_obs: Obs | None = None
+
+
+class EnvBatch(Protocol):
+    """`num_envs` environments of one kind that step together, each resetting itself.
+
+    NEXT_STEP: the step after a column's end resets it: the action is ignored, the reward 0.
+    SAME_STEP: the step that ends a column's episode returns its reset observation.
+    """
+
+    @property
+    def num_envs(self) -> int: ...
+
+    @property
+    def obs_spec(self) -> ObsSpec: ...
+
+    @property
+    def action_spec(self) -> ActionSpec: ...
+
+    @property
+    def autoreset(self) -> AutoresetMode: ...
+
+    def reset(self, seed: int) -> Obs: ...
+
+    def step(self, actions: Actions) -> Step: ...
+
+    def close(self) -> None: ...
+
+
+class SerialEnvs:
+    """Single environments, stepped one after the other; NEXT_STEP, done here."""
+
+    autoreset = AutoresetMode.NEXT_STEP
+
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]]) -> None:
+        first = envs[0]
+        self._stepping = Blame(env_name(first), "in step")
+        self._resetting = Blame(env_name(first), "in reset")
+        self._envs = list(envs)
+        self.num_envs = num_envs = len(envs)
+        self.obs_spec, self.action_spec = describe_spaces(
+            first.observation_space, first.action_space
+        )
+        self._leaves = obs_leaves(first.observation_space)
+        self._adapt = ActionAdapter(first.action_space, num_envs)
+        self._obs = {
+            leaf.spec.name: np.zeros((num_envs, *leaf.spec.shape), leaf.dtype)
+            for leaf in self._leaves
+        }
+        self._targets = [(leaf, self._obs[leaf.spec.name]) for leaf in self._leaves]
+        # An observation that is a plain array needs no walk through its leaves.
+        self._plain = None if self._leaves[0].path else self._obs[""]
+        self._rewards = np.zeros(num_envs, np.float32)
+        self._terminated = np.zeros(num_envs, np.bool_)
+        self._truncated = np.zeros(num_envs, np.bool_)
+        self._is_over = [False] * num_envs
+        self._result = Step(self._obs, self._rewards, self._terminated, self._truncated)
+
+    def reset(self, seed: int) -> Obs:
+        """Start all columns anew; column i gets the seed that SyncVectorEnv would give it."""
+        first_seed = spread_seed(seed)
+        self._is_over = [False] * self.num_envs
+        self._terminated.fill(False)
+        self._truncated.fill(False)
+        with self._resetting:
+            for column in range(self.num_envs):
+                self._reset_column(column, first_seed + column)
+        return self._obs
+
+    def step(self, actions: Actions) -> Step:
+        """Step every column, or reset it when its last step was the end of an episode."""
+        rewards, is_over, plain = self._rewards, self._is_over, self._plain
+        with self._stepping:
+            for column, action in enumerate(self._adapt(actions)):
+                if is_over[column]:
+                    self._reset_column(column, None)
+                    rewards[column] = 0
+                    is_over[column] = False
+                    self._terminated[column] = self._truncated[column] = False
+                    continue
+                obs, reward, terminated, truncated, _ = self._envs[column].step(action)
+                rewards[column] = reward
+                if plain is not None:
+                    plain[column] = obs
+                else:
+                    self._store(column, obs)
+                if terminated or truncated:
+                    is_over[column] = True
+                    self._terminated[column] = terminated
+                    self._truncated[column] = truncated
+        return self._result
+
+    def close(self) -> None:
+        """Close every environment, also when one of them fails to."""
+        close_all(self._envs)
+
+    def _reset_column(self, column: int, seed: int | None) -> None:
+        obs, _ = self._envs[column].reset(seed=seed)
+        check_obs(self._leaves, obs)
+        self._store(column, obs)
+
+    def _store(self, column: int, obs: Any) -> None:
+        for leaf, target in self._targets:
+            target[column] = leaf.of(obs)
+
+
+class VectorEnvs:
+    """A gymnasium VectorEnv that resets its own columns, NEXT_STEP or SAME_STEP."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self._env = env
+        self._stepping = Blame(env_name(env), "in step")
+        self._resetting = Blame(env_name(env), "in reset")
+        self.num_envs: int = env.num_envs
+        self.autoreset = _autoreset_mode(env)
+        self.obs_spec, self.action_spec = describe_spaces(
+            env.single_observation_space, env.single_action_space
+        )
+        self._leaves = obs_leaves(env.single_observation_space)
+        self._adapt = ActionAdapter(env.single_action_space, self.num_envs)
+        self._rewards = np.zeros(self.num_envs, np.float32)
+        self._is_over = np.zeros(self.num_envs, np.bool_)
+        self._num_over = 0
+        self._is_checked = False
+        self._final_obs = {
+            leaf.spec.name: np.zeros((self.num_envs, *leaf.spec.shape), leaf.dtype)
+            for leaf in self._leaves
+        }
+
+    def reset(self, seed: int) -> Obs:
+        """Start all columns anew, seeded as the environment itself deals seeds to columns."""
+        with self._resetting:
+            obs, _ = self._env.reset(seed=spread_seed(seed))
+            check_obs(self._leaves, obs, self.num_envs)
+        self._num_over = 0
+        return flatten_obs(self._leaves, obs)
+
+    def step(self, actions: Actions) -> Step:
+        """Step every column."""
+        with self._stepping:
+            obs, rewards, terminated, truncated, infos = self._env.step(self._adapt(actions))
+            np.copyto(self._rewards, rewards, casting="same_kind")
+            terminated = np.asarray(terminated, np.bool_)
+            truncated = np.asarray(truncated, np.bool_)
+            if not self._is_checked:
+                self._check_step(obs, rewards, terminated, truncated)
+            flat_obs = flatten_obs(self._leaves, obs)
+            is_over = terminated | truncated
+            num_over = int(np.count_nonzero(is_over))
+        final_obs = None
+        if self.autoreset is AutoresetMode.NEXT_STEP:
+            if self._num_over and num_over:
+                self._check_resets(is_over)
+        elif num_over:
+            final_obs = self._read_final_obs(infos, is_over)
+        self._is_over, self._num_over = is_over, num_over
+        return Step(flat_obs, self._rewards, terminated, truncated, final_obs)
+
+    def close(self) -> None:
+        """Close the environment."""
+        close_all([self._env])
+
+    def _check_step(self, obs: Any, *per_column: Any) -> None:
+        """Once is enough: an environment does not change its mind about shapes."""
+        check_obs(self._leaves, obs, self.num_envs)
+        for array in per_column:
+            if np.shape(array) != (self.num_envs,):
+                raise EnvError(
+                    f"{env_name(self._env)}: rewards, terminated and truncated must have shape "
+                    f"({self.num_envs},), got {np.shape(array)}"
+                )
+        self._is_checked = True
+
+    def _check_resets(self, is_over: NDArray[np.bool_]) -> None:
+        if (is_over & self._is_over).any():
+            raise EnvError(
+                f"{env_name(self._env)} says {AutoresetMode.NEXT_STEP}, but ends an episode on the "
+                "step after an end, which must only reset it"
+            )
+
+    def _read_final_obs(self, infos: dict[str, Any], is_over: NDArray[np.bool_]) -> Obs:
+        """Final observations come as one per column (None elsewhere), or batched."""
+        given: Any = infos.get("final_obs")
+        is_per_column = isinstance(given, np.ndarray) and given.dtype == np.dtype(object)
+        try:
+            if is_per_column or isinstance(given, list | tuple):
+                for column in np.flatnonzero(is_over):
+                    check_obs(self._leaves, given[column])
+                    for leaf in self._leaves:
+                        self._final_obs[leaf.spec.name][column] = leaf.of(given[column])
+                return self._final_obs
+            check_obs(self._leaves, given, self.num_envs)
+        except EnvError as error:
+            raise EnvError(
+                f"{env_name(self._env)} says {AutoresetMode.SAME_STEP}, which needs "
+                f"infos['final_obs'] of every column that ended: {error}"
+            ) from error
+        return flatten_obs(self._leaves, given)
+
+
+def spread_seed(seed: int) -> int:
+    """A seed far from those of the neighbours of `seed`, with room for a seed per column.
+
+    Gymnasium seeds column i with seed + i: without this, actors with neighbouring seeds would
+    step the same environments.
+    """
+    word = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return word % (2**31 - 2**16)
+
+
+def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    given = env.metadata.get("autoreset_mode")
+    try:
+        mode = AutoresetMode(given)
+    except ValueError:
+        mode = None
+    if mode in SUPPORTED_MODES:
+        return mode
+    found = "missing" if given is None else given
+    raise EnvError(
+        f"{env_name(env)}: metadata['autoreset_mode'] is {found}; set it to "
+        f"{' or '.join(map(str, SUPPORTED_MODES))}, whichever the environment does"
+    )

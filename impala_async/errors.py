@@ -1,0 +1,74 @@
+"""The exception tree, and the exit code that each branch ends a process with.
+
+ImpalaAsyncError              70  a bug of ours, unless a branch below says otherwise
+├── ConfigError                2  names the field, what it got and what it wants
+├── EnvError                   2  the environment cannot be made, or broke its own contract
+├── CheckpointError            2  nothing to resume from, or it belongs to another run
+├── ProtocolError              -  one peer misbehaved: counted and dropped, the learner lives
+├── MismatchError             78  this actor does not fit this learner: do not retry
+├── NotAllowedError           77  the learner does not admit this actor
+├── UnreachableError          75  no learner answered in time: try again later
+└── ServiceError              70  a task or thread died: everything stops, the cause is kept
+"""
+
+EXIT_DONE = 0
+EXIT_CONFIG = 2
+EXIT_BUG = 70
+EXIT_TRY_AGAIN = 75
+EXIT_NOT_ALLOWED = 77
+EXIT_MISMATCH = 78
+EXIT_INTERRUPTED = 130
+
+
+class ImpalaAsyncError(Exception):
+    """The root: whatever this package raises on purpose."""
+
+    exit_code = EXIT_BUG
+
+
+class ConfigError(ImpalaAsyncError):
+    """A setting is wrong. The message names the field, what it got and what it wants."""
+
+    exit_code = EXIT_CONFIG
+
+
+class EnvError(ImpalaAsyncError):
+    """An environment cannot be made, is unsupported, or broke its own contract."""
+
+    exit_code = EXIT_CONFIG
+
+
+class CheckpointError(ImpalaAsyncError):
+    """A checkpoint is missing, damaged, or belongs to another run."""
+
+    exit_code = EXIT_CONFIG
+
+
+class ProtocolError(ImpalaAsyncError):
+    """A peer sent something that the protocol does not allow; `reason` is its counter."""
+
+    def __init__(self, reason: str, text: str = "") -> None:
+        super().__init__(text or reason)
+        self.reason = reason
+
+
+class MismatchError(ImpalaAsyncError):
+    """This actor does not fit this learner, and will not fit it on a second try either."""
+
+    exit_code = EXIT_MISMATCH
+
+
+class NotAllowedError(ImpalaAsyncError):
+    """The learner does not admit this actor."""
+
+    exit_code = EXIT_NOT_ALLOWED
+
+
+class UnreachableError(ImpalaAsyncError):
+    """No learner answered in time."""
+
+    exit_code = EXIT_TRY_AGAIN
+
+
+class ServiceError(ImpalaAsyncError):
+    """A task or a thread of the service died; `__cause__` says of what."""

@@ -1,0 +1,1 @@
+"""The learner process: ingest, slots, ring, updates, weights out, reports."""

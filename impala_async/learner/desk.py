@@ -1,0 +1,236 @@
+"""The front desk: everything that an actor says except its trajectories.
+
+Sessions are opened and closed here, schemas compared, heartbeats taken, weights handed out.
+
+Runs on: event loop
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from impala_async import __version__
+from impala_async.errors import ProtocolError
+from impala_async.learner.port import Port
+from impala_async.learner.publisher import Publisher
+from impala_async.metrics.counter import Counters
+from impala_async.spec import Schema
+from impala_async.wire.codec import Frame
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    Bye,
+    ByeOk,
+    Get,
+    Heartbeat,
+    Hello,
+    Message,
+    Reject,
+    Spec,
+    Welcome,
+    pack,
+)
+from impala_async.wire.session import WINDOW, Peer, SessionTable, reject
+from impala_async.wire.sockets import NO_FRAME
+
+logger = logging.getLogger(__name__)
+
+MAX_SCHEMA_BYTES = 65536
+TIMER_NAMES = ("env_time_ms", "act_time_ms", "send_wait_ms", "weights_wait_ms")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every actor is told in its welcome."""
+
+    epoch: int
+    weights_port: int
+    ipc_data: str
+    ipc_weights: str
+    nonce_path: str
+    nonce: bytes
+    lease_s: float
+    heartbeat_s: float
+    max_columns: int
+    settings_frame: bytes
+
+
+class Desk:
+    """Owns nothing but counters and the last timers of each actor; decides by the table."""
+
+    def __init__(
+        self,
+        table: SessionTable,
+        publisher: Publisher,
+        terms: Terms,
+        *,
+        clock: Callable[[], float],
+        on_schema: Callable[[Schema], None],
+    ) -> None:
+        self.schema: Schema | None = None
+        self._table = table
+        self._publisher = publisher
+        self._terms = terms
+        self._clock = clock
+        self._on_schema = on_schema
+        self._timers: dict[bytes, dict[str, float]] = {}
+        self._sessions = Counters(("opened", "expired", "refused", "closed"), prefix="sessions/")
+        self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
+
+    def handle_data_side(self, port: Port, route: bytes, message: Message) -> None:
+        """A message on the data port that is no trajectory."""
+        if isinstance(message, Hello):
+            self._welcome(port, route, message)
+            return
+        peer = self._find(port, route, message)
+        if peer is None:
+            return
+        peer.data_route = route
+        if isinstance(message, Spec):
+            self._agree(port, peer, message)
+        elif isinstance(message, Bye):
+            self._close(peer, f"said goodbye ({BYE_REASONS[message.reason]})")
+            port.send(route, [pack(ByeOk(message.session))])
+        elif isinstance(message, ByeOk):
+            self._close(peer, "left")
+        else:
+            raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the data port")
+
+    def handle_weights_side(self, port: Port, route: bytes, message: Message) -> None:
+        """A message on the weights port."""
+        if not isinstance(message, Get | Heartbeat):
+            raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the weights port")
+        peer = self._find(port, route, message)
+        if peer is None:
+            return
+        peer.weights_route = route
+        if isinstance(message, Get):
+            port.send(route, self._publisher.reply(message))
+        else:
+            timers = {k: float(v) for k, v in message.timers.items() if k in TIMER_NAMES}
+            self._timers[peer.session] = timers
+            port.send(route, [pack(peer.grant(self._publisher.version))])
+
+    def expire(self) -> int:
+        """End the sessions whose lease is over; how many those were."""
+        expired = self._table.expire(self._clock())
+        for peer in expired:
+            self.lose(peer, "its lease is over")
+        return len(expired)
+
+    def lose(self, peer: Peer, why: str) -> None:
+        """The actor is gone without a word."""
+        self._sessions.add("expired")
+        self._end(peer, why, logging.WARNING)
+
+    def say_bye(self, port: Port, reason: str) -> None:
+        """Tell every actor that this learner ends."""
+        for peer in self._table:
+            port.send(peer.data_route, [pack(Bye(peer.session, BYE_REASONS.index(reason)))])
+
+    def report(self) -> dict[str, object]:
+        """Sessions, and the means of what actors say of their time."""
+        report: dict[str, object] = {
+            "num_actors": sum(peer.columns > 0 for peer in self._table),
+            **self._sessions.snapshot(),
+        }
+        for name in TIMER_NAMES:
+            values = [timers[name] for timers in self._timers.values() if name in timers]
+            report[f"actor/{name}"] = sum(values) / len(values) if values else None
+        return report
+
+    def _find(self, port: Port, route: bytes, message: Message) -> Peer | None:
+        session = getattr(message, "session", None)
+        if session is None:
+            raise ProtocolError("not_allowed_now", f"{type(message).__name__} from an actor")
+        peer = self._table.find(session, self._clock())
+        if peer is None and not isinstance(message, Bye | ByeOk):
+            port.send(route, [pack(reject("hello_again", "this session is over", 0.0))])
+        return peer
+
+    def _welcome(self, port: Port, route: bytes, hello: Hello) -> None:
+        opened = self._table.hello(hello, route, self._clock())
+        if isinstance(opened, Reject):
+            self._refuse(port, route, opened)
+            return
+        self._sessions.add("opened")
+        if hello.build != __version__:
+            logger.warning(
+                "actor %d runs %s, the learner %s", opened.rank, hello.build, __version__
+            )
+        terms = self._terms
+        welcome = Welcome(
+            run_id=self._table.run_id,
+            epoch=terms.epoch,
+            session=opened.session,
+            rank=opened.rank,
+            weights_port=terms.weights_port,
+            ipc_data=terms.ipc_data,
+            ipc_weights=terms.ipc_weights,
+            nonce_path=terms.nonce_path,
+            nonce=terms.nonce,
+            lease_s=terms.lease_s,
+            heartbeat_s=terms.heartbeat_s,
+            window=WINDOW,
+            max_columns=terms.max_columns,
+        )
+        frames: list[Frame] = [pack(welcome), terms.settings_frame]
+        port.send(route, frames)
+
+    def _agree(self, port: Port, peer: Peer, spec: Spec) -> None:
+        """Compare the actor's schema with ours; without one yet, the first actor's is ours."""
+        schema = self._receive_schema(port)
+        if self.schema is None:
+            self.schema = schema
+            self._on_schema(schema)
+        fault = self._misfit(schema, spec)
+        if fault is not None:
+            self._refuse(port, peer.data_route, reject("mismatch", fault))
+            self._table.end(peer)
+            return
+        peer.columns = spec.columns
+        logger.info("actor %d joined with %d columns", peer.rank, peer.columns)
+        port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
+
+    def _receive_schema(self, port: Port) -> Schema:
+        size = port.router.receive_into(self._schema_buffer)
+        if size == NO_FRAME:
+            raise ProtocolError("wrong_frame_count", "Spec comes with a schema")
+        if size > MAX_SCHEMA_BYTES:
+            raise ProtocolError("wrong_size", f"a schema of {size} bytes")
+        if port.router.has_more_frames():
+            raise ProtocolError("wrong_frame_count", "Spec has two frames")
+        try:
+            return Schema.from_json(bytes(self._schema_buffer[:size]))
+        except ValueError as error:
+            raise ProtocolError("malformed_header", str(error)) from None
+
+    def _misfit(self, schema: Schema, spec: Spec) -> str | None:
+        assert self.schema is not None
+        if schema != self.schema:
+            return f"the environment differs: {self.schema.difference(schema)}"
+        if spec.columns > self._terms.max_columns:
+            return (
+                f"actor.num_envs: {spec.columns} at the actor, but a batch of this learner has "
+                f"learner.batch_columns = {self._terms.max_columns}: start fewer environments"
+            )
+        layout = self._publisher.layout_digest
+        if layout and spec.layout_digest != layout:
+            return (
+                f"the model differs: layout {layout.hex()} here, {spec.layout_digest.hex()} there: "
+                "install the same release of impala-async on both sides"
+            )
+        return None
+
+    def _refuse(self, port: Port, route: bytes, refusal: Reject) -> None:
+        self._sessions.add("refused")
+        logger.warning("an actor was refused: %s", refusal.text)
+        port.send(route, [pack(refusal)])
+
+    def _close(self, peer: Peer, why: str) -> None:
+        self._sessions.add("closed")
+        self._end(peer, why, logging.INFO)
+
+    def _end(self, peer: Peer, why: str, level: int) -> None:
+        self._table.end(peer)
+        self._timers.pop(peer.session, None)
+        logger.log(level, "actor %d is gone: %s", peer.rank, why)

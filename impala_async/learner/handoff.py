@@ -1,0 +1,164 @@
+"""Every crossing between the event loop and the threads: the only file that knows both.
+
+Slot indices go to a thread through an `IndexQueue`. Records come back in order through an
+`Inbox`; values of which only the newest counts through a `Mailbox`. One `close()` wakes everyone.
+
+Runs on: event loop and threads; each method says which.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from impala_async.metrics.window import WindowStat
+
+Value = TypeVar("Value")
+
+
+class ClosedError(Exception):
+    """The service is stopping: the thread that sees this returns."""
+
+
+class IndexQueue:
+    """Slot indices from one side to the other. Bounded by the number of slots, so puts never wait.
+
+    Owns three of its four numbers: the wait of each `get`, the depth after each `put` and the
+    capacity; the wait of a `put` is zero by construction and says so.
+    """
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self.capacity = capacity
+        self._items: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._get_wait = WindowStat("get_wait")
+        self._depth = WindowStat("depth")
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: int) -> None:
+        """From any side; never waits."""
+        with self._changed:
+            assert len(self._items) < self.capacity, f"{self.name}: more indices than slots"
+            self._items.append(item)
+            self._depth.push(len(self._items))
+            self._changed.notify()
+
+    def get(self, timeout: float | None = None) -> int:
+        """From a thread: wait; raises queue.Empty after the timeout, ClosedError at the end."""
+        started = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._is_closed, timeout)
+            if self._is_closed:
+                raise ClosedError(self.name)
+            if not self._items:
+                raise queue.Empty
+            self._get_wait.push((time.monotonic() - started) * 1000)
+            return self._items.popleft()
+
+    def take_all(self) -> list[int]:
+        """What is left after the close: for the accounts."""
+        with self._changed:
+            items = list(self._items)
+            self._items.clear()
+            return items
+
+    def close(self) -> None:
+        """From any side: every waiter wakes and raises ClosedError."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def report(self) -> dict[str, object]:
+        """The four numbers, under the names of the registry."""
+        prefix = f"queue/{self.name}"
+        with self._changed:
+            return {
+                f"{prefix}_put_wait_ms": 0.0,
+                f"{prefix}_get_wait_ms": self._get_wait.stats()["get_wait_mean"],
+                f"{prefix}_depth_quantiles": self._depth.stats()["depth_quantiles"],
+                f"{prefix}_capacity": self.capacity,
+            }
+
+
+class Inbox(Generic[Value]):
+    """Records from a thread to the loop: all of them, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Value], None]) -> None:
+        self._loop = loop
+        self._take = take
+
+    def post(self, value: Value) -> None:
+        """From a thread; never waits. After the loop has ended nobody is there to listen."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, value)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+
+class Mailbox(Generic[Value]):
+    """Values from a thread to the loop, of which only the newest counts."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Value], None]) -> None:
+        self._inbox: Inbox[None] = Inbox(loop, self._deliver)
+        self._take = take
+        self._lock = threading.Lock()
+        self._values: list[Value] = []
+
+    def post(self, value: Value) -> None:
+        """From a thread; replaces a value that has not been taken yet."""
+        with self._lock:
+            is_waiting = bool(self._values)
+            self._values[:] = [value]
+        if not is_waiting:
+            self._inbox.post(None)
+
+    def _deliver(self, _: None) -> None:
+        with self._lock:
+            (value,) = self._values
+            self._values.clear()
+        self._take(value)
+
+
+class Flag:
+    """A request from the loop that a thread looks at when it has time."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def raise_(self) -> None:
+        self._event.set()
+
+    def take(self) -> bool:
+        """From the thread: whether the flag was up; it is down afterwards."""
+        if not self._event.is_set():
+            return False
+        self._event.clear()
+        return True
+
+
+def start_thread(
+    name: str, body: Callable[[], None], done: Inbox[BaseException | None]
+) -> threading.Thread:
+    """Run a body in a named thread; its end, good or bad, reaches the loop."""
+
+    def run() -> None:
+        try:
+            body()
+        except ClosedError:
+            done.post(None)
+        except BaseException as error:  # a thread has no caller: the loop is told instead
+            done.post(error)
+        else:
+            done.post(None)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

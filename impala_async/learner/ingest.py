@@ -1,0 +1,165 @@
+"""Trajectories in: from the data port straight into slots, each with one verdict, counted.
+
+It touches sockets, numpy views of slots and two queues of slot indices, and nothing else, so
+that the same class can run on the learner's loop or in a process of its own.
+
+Runs on: event loop
+"""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from impala_async.errors import ProtocolError
+from impala_async.learner.ledger import Ledger
+from impala_async.learner.port import Port
+from impala_async.learner.publisher import Publisher
+from impala_async.learner.slots import Slot, SlotFiller
+from impala_async.spec import Bytes2D, Schema
+from impala_async.trajectory import columns_over, find_fault
+from impala_async.weights import Version
+from impala_async.wire.codec import body_sizes, decode_episodes, split_inline
+from impala_async.wire.messages import Data, pack
+from impala_async.wire.session import Peer, SessionTable, reject
+from impala_async.wire.sockets import NO_FRAME
+
+logger = logging.getLogger(__name__)
+
+Episodes = NDArray[np.void]
+
+
+class Ingest:
+    """Admits columns into slots and gives out credit for what is free.
+
+    Until `open` has given it slots, it admits and grants nothing.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        ledger: Ledger,
+        publisher: Publisher,
+        *,
+        clock: Callable[[], float],
+        on_episodes: Callable[[Episodes], None],
+    ) -> None:
+        self._table = table
+        self._ledger = ledger
+        self._publisher = publisher
+        self._clock = clock
+        self._on_episodes = on_episodes
+        self._schema: Schema | None = None
+        self._filler: SlotFiller | None = None
+        self._small = np.empty(0, np.uint8)
+        self._to_answer: dict[bytes, Peer] = {}
+        self._is_closed = False
+
+    def open(self, schema: Schema, slots: list[Slot], submit: Callable[[int], None]) -> None:
+        """Slots are there: credit can be given out."""
+
+        def submit_batch(slot: Slot) -> None:
+            self._ledger.submit(slot.batch, len(slot.obs))
+            submit(slot.index)
+
+        self._schema = schema
+        self._filler = SlotFiller(slots, submit_batch)
+        columns = self._filler.batch_columns
+        largest = body_sizes(schema.layout, columns, columns * schema.rows)
+        self._small = np.zeros(largest.small, np.uint8)
+
+    def handle(self, port: Port, route: bytes, data: Data) -> None:
+        """Reserve by the header, receive the body, check it, commit; or give the reason."""
+        peer = self._table.find(data.session, self._clock())
+        if peer is None:
+            self._refuse(data, "unknown_session")
+            port.send(route, [pack(reject("hello_again", "this session is over", 0.0))])
+            return
+        peer.data_route = route
+        self._to_answer[peer.session] = peer
+        if self._is_closed or self._filler is None or self._schema is None:
+            raise ProtocolError("not_allowed_now", "this learner takes no trajectories now")
+        verdict = self._table.reserve(peer, data, self._publisher.version)
+        try:
+            verdict = verdict or self._take_body(port, data, self._schema, self._filler)
+        except ProtocolError:
+            verdict = "invalid"
+            raise
+        finally:
+            if verdict is not None:
+                self._refuse(data, verdict)
+            if verdict != "duplicate":
+                self._table.settle(peer, data.seq, verdict)
+
+    def release(self, slot: int) -> None:
+        """A slot is empty again."""
+        assert self._filler is not None
+        self._filler.release(slot)
+
+    def answer(self, port: Port) -> None:
+        """Deal out the free credit; tell whoever got some, or waits for a word on what it sent."""
+        if self._filler is not None and not self._is_closed:
+            # At most one batch ahead: more would only make the data older.
+            free = min(self._filler.free_columns, self._filler.batch_columns)
+            for peer in self._table.deal(free):
+                self._to_answer[peer.session] = peer
+        for peer in self._to_answer.values():
+            port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
+        self._to_answer.clear()
+
+    def close(self) -> None:
+        """Nothing more comes in; what fills the last slot is given up."""
+        self._is_closed = True
+        self._ledger.abandon_filling()
+
+    def report(self) -> dict[str, object]:
+        return {
+            "credit/granted_columns": self._table.outstanding_columns,
+            "credit/free_columns": self._filler.free_columns if self._filler else 0,
+        }
+
+    def _take_body(self, port: Port, data: Data, schema: Schema, filler: SlotFiller) -> str | None:
+        if data.rows != schema.rows:
+            raise ProtocolError("wrong_size", f"{data.rows} rows, not {schema.rows}")
+        if data.num_episodes > data.columns * data.rows:
+            raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
+        obs = filler.obs_target(data.columns)
+        small = self._receive(port, data, schema, obs)
+        num_small = data.columns * schema.layout.small_bytes
+        small_columns = small[:num_small].reshape(data.columns, -1)
+        columns = columns_over(schema, obs, small_columns)
+        fault = find_fault(schema, columns)
+        if fault is not None:
+            return fault
+        valid_rows = columns.mask_CT.sum(axis=1)
+        filler.commit(obs, small_columns, valid_rows, Version(data.epoch, data.update))
+        self._ledger.receive(data.columns)
+        self._ledger.admit(data.columns)
+        if data.num_episodes:
+            self._on_episodes(decode_episodes(small[num_small:].data))
+        return None
+
+    def _receive(self, port: Port, data: Data, schema: Schema, obs: Bytes2D) -> NDArray[np.uint8]:
+        """Observations into their place, the rest into the scratch; wrong sizes are refused."""
+        sizes = body_sizes(schema.layout, data.columns, data.num_episodes)
+        small = self._small[: sizes.small]
+        target = obs.reshape(-1)
+        if data.body is not None:
+            obs_part, small_part = split_inline(data.body, sizes)
+            target[:] = np.frombuffer(obs_part, np.uint8)
+            small[:] = np.frombuffer(small_part, np.uint8)
+            return small
+        for part, size in ((target, sizes.obs), (small, sizes.small)):
+            received = port.router.receive_into(part.data)
+            if received == NO_FRAME:
+                raise ProtocolError("wrong_frame_count", "a body that is not inline has 2 frames")
+            if received != size:
+                raise ProtocolError("wrong_size", f"a frame of {received} bytes, not {size}")
+        if port.router.has_more_frames():
+            raise ProtocolError("wrong_frame_count", "a body that is not inline has 2 frames")
+        return small
+
+    def _refuse(self, data: Data, reason: str) -> None:
+        self._ledger.receive(data.columns)
+        self._ledger.reject(data.columns, reason)

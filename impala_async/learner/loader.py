@@ -1,0 +1,238 @@
+"""From full host slots to batches on the learner's device.
+
+On a CPU there is nothing to move: a batch is a view of its slot, and the slot comes back after
+the last pass. On a GPU a loader thread copies pinned host slots into device slots on a stream of
+its own; the host slot comes back as soon as its copy has completed, and the update waits for the
+copy by an event, never by a synchronisation of the host.
+
+Runs on: learner thread (both classes), loader thread (`DeviceLoader.run`)
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from impala_async.learner.account import BatchAccount
+from impala_async.learner.handoff import IndexQueue
+from impala_async.learner.slots import Allocate, Slot, touched_memory
+from impala_async.metrics.timer import TimerStat
+from impala_async.spec import Schema
+from impala_async.training.step import Batch
+
+
+@dataclass(slots=True, eq=False)
+class LoadedBatch:
+    """A batch on the device, and what the learner keeps account of for each column."""
+
+    place: int
+    tensors: Batch
+    account: BatchAccount
+    updates_B: NDArray[np.int64]
+    valid_rows_B: NDArray[np.int64]
+
+
+class Loader(Protocol):
+    """Where the minibatch buffer gets its batches."""
+
+    load_timer: TimerStat
+    load_wait_timer: TimerStat
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        """Wait for a batch; raises queue.Empty or ClosedError."""
+        ...
+
+    def release(self, loaded: LoadedBatch) -> None:
+        """The batch had its last pass."""
+        ...
+
+    def num_waiting(self) -> int:
+        """Batches full, loading or ready; not those in the ring."""
+        ...
+
+    def leftovers(self) -> list[int]:
+        """After the close: batches that never reached the ring."""
+        ...
+
+
+class HostLoader:
+    """The loader of a CPU: hands out views."""
+
+    def __init__(
+        self, slots: list[Slot], full: IndexQueue, release_slot: Callable[[int], None]
+    ) -> None:
+        self._slots = slots
+        self._full = full
+        self._release_slot = release_slot
+        self._views = [Batch.over(slot.columns) for slot in slots]
+        self.load_timer = TimerStat()
+        self.load_wait_timer = TimerStat()
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        slot = self._slots[self._full.get(timeout)]
+        account = BatchAccount(slot.batch, len(slot.obs))
+        return LoadedBatch(
+            slot.index, self._views[slot.index], account, slot.updates_B, slot.valid_rows_B
+        )
+
+    def release(self, loaded: LoadedBatch) -> None:
+        self._release_slot(loaded.place)
+
+    def num_waiting(self) -> int:
+        return len(self._full)
+
+    def leftovers(self) -> list[int]:
+        return [self._slots[index].batch for index in self._full.take_all()]
+
+
+@dataclass(slots=True, eq=False)
+class _DeviceSlot:
+    """Planes on the device, and what is known of the batch in them."""
+
+    place: int
+    obs: torch.Tensor
+    small: torch.Tensor
+    tensors: Batch
+    started: torch.cuda.Event
+    copied: torch.cuda.Event
+    loaded: LoadedBatch | None = None
+
+
+class DeviceLoader:
+    """The loader of a GPU: a thread, a copy stream, and ring + 1 device slots."""
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        full: IndexQueue,
+        release_slot: Callable[[int], None],
+        *,
+        schema: Schema,
+        num_device_slots: int,
+        device: torch.device,
+    ) -> None:
+        self._slots = slots
+        self._full = full
+        self._release_slot = release_slot
+        self._stream = torch.cuda.Stream(device)
+        self._device = device
+        self._places = [
+            _device_slot(place, schema, slots[0], device) for place in range(num_device_slots)
+        ]
+        self._free = IndexQueue("device", num_device_slots)
+        self._ready = IndexQueue("ready", num_device_slots)
+        self._num_loading = 0
+        self._interrupted: list[int] = []
+        self.load_timer = TimerStat()
+        self.load_wait_timer = TimerStat()
+        for place in range(num_device_slots):
+            self._free.put(place)
+
+    def run(self) -> None:
+        """The body of the loader thread; ends with ClosedError."""
+        torch.cuda.set_device(self._device)
+        while True:
+            slot = self._slots[self._full.get()]
+            self._num_loading = 1
+            self._interrupted = [slot.batch]
+            place = self._free.get()
+            self._copy(slot, self._places[place])
+            self._interrupted = []
+            self._release_slot(slot.index)
+            self._num_loading = 0
+            self._ready.put(place)
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        if self.num_waiting():
+            with self.load_wait_timer:
+                place = self._ready.get(timeout)
+        else:
+            place = self._ready.get(timeout)
+        device_slot = self._places[place]
+        assert device_slot.loaded is not None
+        torch.cuda.current_stream(self._device).wait_event(device_slot.copied)
+        return device_slot.loaded
+
+    def release(self, loaded: LoadedBatch) -> None:
+        # The next copy into these planes must not overtake the update that still reads them.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._free.put(loaded.place)
+
+    def num_waiting(self) -> int:
+        return len(self._full) + self._num_loading + len(self._ready)
+
+    def leftovers(self) -> list[int]:
+        ready = [self._places[place].loaded for place in self._ready.take_all()]
+        waiting = [self._slots[index].batch for index in self._full.take_all()]
+        return [loaded.account.batch for loaded in ready if loaded] + self._interrupted + waiting
+
+    def close(self) -> None:
+        """Wake the loader thread and whoever waits for it."""
+        self._free.close()
+        self._ready.close()
+
+    def _copy(self, slot: Slot, target: _DeviceSlot) -> None:
+        with torch.cuda.stream(self._stream):
+            target.started.record(self._stream)
+            target.obs.copy_(torch.from_numpy(slot.obs), non_blocking=True)
+            target.small.copy_(torch.from_numpy(slot.small), non_blocking=True)
+            target.copied.record(self._stream)
+        target.loaded = LoadedBatch(
+            place=target.place,
+            tensors=target.tensors,
+            account=BatchAccount(slot.batch, len(slot.obs)),
+            updates_B=slot.updates_B.copy(),
+            valid_rows_B=slot.valid_rows_B.copy(),
+        )
+        # The host slot may be filled again only when its bytes have left it.
+        target.copied.synchronize()
+        self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)
+
+
+def pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
+    """Host memory from which a GPU copies without a detour."""
+    memory: NDArray[np.uint8] = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
+
+
+def allocator_for(device: torch.device) -> Allocate:
+    """The memory that suits a device."""
+    return pinned_memory if device.type == "cuda" else touched_memory
+
+
+def batch_over(schema: Schema, obs: torch.Tensor, small: torch.Tensor) -> Batch:
+    """View planes on any device as the leaves of a batch; nothing is copied."""
+
+    def view(name: str) -> torch.Tensor:
+        leaf = schema.layout.leaves[name]
+        plane = {"obs": obs, "small": small}[leaf.plane]
+        dtype: torch.dtype = getattr(torch, leaf.dtype)
+        stop = leaf.offset + math.prod(leaf.shape) * dtype.itemsize
+        return plane[:, leaf.offset : stop].view(dtype).unflatten(1, leaf.shape)
+
+    return Batch(
+        obs={leaf.name: view(f"obs/{leaf.name}") for leaf in schema.obs.leaves},
+        actions={part.name: view(f"action/{part.name}") for part in schema.action.parts},
+        rewards_BT=view("reward"),
+        log_probs_BT=view("log_prob"),
+        terminated_BT=view("terminated"),
+        truncated_BT=view("truncated"),
+        mask_BT=view("mask"),
+    )
+
+
+def _device_slot(place: int, schema: Schema, like: Slot, device: torch.device) -> _DeviceSlot:
+    obs = torch.zeros(like.obs.shape, dtype=torch.uint8, device=device)
+    small = torch.zeros(like.small.shape, dtype=torch.uint8, device=device)
+    return _DeviceSlot(
+        place,
+        obs,
+        small,
+        batch_over(schema, obs, small),
+        started=torch.cuda.Event(enable_timing=True),
+        copied=torch.cuda.Event(enable_timing=True),
+    )

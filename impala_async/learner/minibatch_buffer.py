@@ -1,0 +1,119 @@
+"""The ring from which the learner draws each batch as often as it has passes.
+
+Owns `size` places, each empty or holding one item and its passes; what an item is (here: the
+index of a slot) it does not care. An empty place is filled from the source when its turn comes.
+The first fill of the ring may give fewer passes than the later ones: each fill gives one more,
+up to `num_passes`, so the places' last passes spread out instead of coming all at once, and
+with them the waits for the source.
+
+    size 2, 2 passes, init 1:   A* B C B* C* D E D* E*        * is the last pass
+
+Every item gets exactly the passes it was given, the last one says so, and nothing leaves early
+except through `drain`.
+
+Runs on: learner thread
+"""
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from impala_async.errors import ConfigError
+
+Item = TypeVar("Item")
+Item_co = TypeVar("Item_co", covariant=True)
+
+
+class Source(Protocol[Item_co]):
+    """Where full batches come from; `queue.Queue` is one."""
+
+    def get(self, *, timeout: float | None) -> Item_co:
+        """Wait for the next item; raise `queue.Empty` after `timeout` seconds."""
+        ...
+
+
+class Draw(NamedTuple, Generic[Item]):
+    """One use of an item: its `pass_index`, from 0, and whether it is the last."""
+
+    item: Item
+    pass_index: int
+    is_last_pass: bool
+
+
+class Leftover(NamedTuple, Generic[Item]):
+    """An item that a drain took out: passes it had, and passes it was given at its fill."""
+
+    item: Item
+    num_passes_done: int
+    num_passes_given: int
+
+
+@dataclass(slots=True)
+class _Place(Generic[Item]):
+    item: Item
+    num_done: int
+    num_given: int
+
+
+class MinibatchBuffer(Generic[Item]):
+    """A ring of `size` places over `source`; one place per `get`, in order."""
+
+    def __init__(
+        self,
+        source: Source[Item],
+        size: int,
+        num_passes: int,
+        init_num_passes: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        _check_positive("size", size)
+        _check_positive("num_passes", num_passes)
+        first = num_passes if init_num_passes is None else init_num_passes
+        _check_positive("init_num_passes", first)
+        if first > num_passes:
+            raise ConfigError(f"init_num_passes: {first} is more than num_passes = {num_passes}")
+        if timeout_s is not None and not timeout_s >= 0:
+            raise ConfigError(f"timeout_s: got {timeout_s!r}, wants seconds from 0 up, or None")
+        self._source = source
+        self._num_passes = num_passes
+        self._timeout_s = timeout_s
+        self._next_given = first
+        self._turn = 0
+        self._places: list[_Place[Item] | None] = [None] * size
+
+    def __len__(self) -> int:
+        """How many items are in the ring: drawn at least once, and not for the last time."""
+        return sum(place is not None for place in self._places)
+
+    def get(self) -> Draw[Item]:
+        """One pass of the item whose turn it is, waiting for the source if its place is empty.
+
+        Whatever the wait raises, `queue.Empty` after `timeout_s` above all, leaves everything
+        as it was: the next call tries the same place.
+        """
+        place = self._places[self._turn] or self._fetch()
+        draw = Draw(place.item, place.num_done, place.num_done + 1 == place.num_given)
+        place.num_done += 1
+        self._places[self._turn] = None if draw.is_last_pass else place
+        self._turn = (self._turn + 1) % len(self._places)
+        return draw
+
+    def drain(self) -> list[Leftover[Item]]:
+        """Empty the ring, for the accounts at the end; the items come in the order of their turn.
+
+        Items still in the source are not touched.
+        """
+        order = self._places[self._turn :] + self._places[: self._turn]
+        self._places = [None] * len(self._places)
+        self._turn = 0
+        return [Leftover(p.item, p.num_done, p.num_given) for p in order if p is not None]
+
+    def _fetch(self) -> _Place[Item]:
+        item = self._source.get(timeout=self._timeout_s)
+        place = _Place(item, num_done=0, num_given=self._next_given)
+        self._next_given = min(self._next_given + 1, self._num_passes)
+        return place
+
+
+def _check_positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}: got {value!r}, wants a whole number from 1 up")

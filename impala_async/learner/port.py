@@ -1,0 +1,126 @@
+"""One ROUTER on the event loop: drained in bursts, answered at once, guarded against bad input.
+
+The descriptor of a ZeroMQ socket is edge-triggered, and a send may eat the edge. So this file is
+the only one that reads or writes a router, and it looks again after whatever it did.
+
+Runs on: event loop
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from impala_async.errors import ProtocolError
+from impala_async.metrics.counter import Counters
+from impala_async.wire.codec import Frame
+from impala_async.wire.messages import MAX_HEADER_BYTES, Data, Message, Spec, pack, unpack
+from impala_async.wire.session import reject
+from impala_async.wire.sockets import Router
+
+logger = logging.getLogger(__name__)
+
+BURST = 32
+BAD_REASONS = (
+    "unknown_type",
+    "oversized_header",
+    "malformed_header",
+    "wrong_frame_count",
+    "wrong_size",
+    "unknown_session",
+    "not_allowed_now",
+)
+
+
+class WireCounters:
+    """What came and went, over both ports."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.unroutable = 0
+        self.bad = Counters(BAD_REASONS, prefix="bad/")
+
+    def report(self) -> dict[str, object]:
+        return {
+            "wire/messages": self.messages,
+            "wire/bad": self.bad.total,
+            "wire/unroutable": self.unroutable,
+            **self.bad.snapshot(),
+        }
+
+
+class Port:
+    """Owns a router. `handle` takes a message from a route; `after` runs once a burst."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        router: Router,
+        counters: WireCounters,
+        handle: Callable[[bytes, Message], None],
+        after: Callable[[], None],
+    ) -> None:
+        self.router = router
+        self._loop = loop
+        self._counters = counters
+        self._handle = handle
+        self._after = after
+        self._is_scheduled = False
+        self._is_open = True
+        loop.add_reader(router.fd, self._drain)
+        self._look_again()
+
+    def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
+        """Send, or count that it could not be; never waits."""
+        was_sent = self.router.send(route, frames)
+        if not was_sent:
+            self._counters.unroutable += 1
+        self._look_again()
+        return was_sent
+
+    def close(self) -> None:
+        self._is_open = False
+        self._loop.remove_reader(self.router.fd)
+        self.router.close()
+
+    def _look_again(self) -> None:
+        if not self._is_scheduled and self.router.has_input():
+            self._is_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._is_scheduled = False
+        if not self._is_open:
+            return
+        for _ in range(BURST):
+            arrived = self.router.receive()
+            if arrived is None:
+                break
+            self._counters.messages += 1
+            self._take(*arrived)
+        self._after()
+        self._look_again()
+
+    def _take(self, route: bytes, header: memoryview, size: int) -> None:
+        try:
+            message = self._read_header(header, size)
+            self._handle(route, message)
+            if self.router.has_more_frames():
+                raise ProtocolError("wrong_frame_count", "more frames than this message has")
+        except ProtocolError as error:
+            self._counters.bad.add(error.reason)
+            logger.debug("bad message: %s: %s", error.reason, error)
+            # Whoever sent it is told; it may be an actor of another version.
+            self.send(route, [pack(reject("bad_message", f"{error.reason}: {error}"))])
+        finally:
+            self.router.discard_rest()
+
+    def _read_header(self, header: memoryview, size: int) -> Message:
+        if size != len(header):
+            raise ProtocolError("oversized_header", f"a header of {size} bytes")
+        message = unpack(header)
+        is_inline = isinstance(message, Data) and message.body is not None
+        if size > MAX_HEADER_BYTES and not is_inline:
+            raise ProtocolError("oversized_header", f"a header of {size} bytes")
+        if self.router.has_more_frames() and (is_inline or not isinstance(message, Data | Spec)):
+            raise ProtocolError("wrong_frame_count", "more frames than this message has")
+        return message

@@ -1,0 +1,148 @@
+"""A metric out: every interval one report, merged from its owners and handed to the sinks.
+
+It asks the learner thread for a frozen reading, waits a moment for it, and takes the last one if
+the thread is busy or starved: a report is never late because learning is.
+
+Runs on: event loop
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import psutil
+
+from impala_async.learner.handoff import Flag
+from impala_async.learner.ingest import Episodes
+from impala_async.metrics.names import Value
+from impala_async.metrics.report import assemble
+from impala_async.metrics.sinks import Sink
+from impala_async.metrics.window import WindowStat
+
+RETURN_EPISODES = 100
+LOOP_PROBE_S = 0.1
+REPLY_WAIT_S = 0.5
+
+Part = Callable[[], dict[str, object]]
+
+
+class EpisodeStats:
+    """Returns and lengths of finished episodes, as the actors counted them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._returns: deque[float] = deque(maxlen=RETURN_EPISODES)
+        self._interval: list[tuple[float, float]] = []
+
+    def take(self, episodes: Episodes) -> None:
+        self.count += len(episodes)
+        totals = episodes["total"].tolist()
+        self._returns.extend(totals)
+        self._interval.extend(zip(totals, episodes["length"].tolist(), strict=True))
+
+    @property
+    def mean_return(self) -> float | None:
+        """Over the last hundred episodes; None before there are so many."""
+        if len(self._returns) < RETURN_EPISODES:
+            return None
+        return float(np.mean(self._returns))
+
+    def report(self) -> dict[str, object]:
+        """The present values; the interval's list starts anew."""
+        means = np.mean(self._interval, axis=0).tolist() if self._interval else [None, None]
+        self._interval.clear()
+        return {
+            "mean_return_100": self.mean_return,
+            "episodes/count": self.count,
+            "episodes/return_mean": means[0],
+            "episodes/length_mean": means[1],
+        }
+
+    def save(self) -> dict[str, object]:
+        return {"count": self.count, "returns": list(self._returns)}
+
+    def restore(self, count: int, returns: Iterable[float]) -> None:
+        self.count = count
+        self._returns.extend(returns)
+
+
+class LoopLag:
+    """How late the loop runs a timer: what everybody on it has to wait."""
+
+    def __init__(self) -> None:
+        self._window = WindowStat("lag_ms", n=100)
+
+    async def watch(self) -> None:
+        while True:
+            due = time.monotonic() + LOOP_PROBE_S
+            await asyncio.sleep(LOOP_PROBE_S)
+            self._window.push(max(0.0, time.monotonic() - due) * 1000)
+
+    def report(self) -> dict[str, object]:
+        summary = self._window.summary()
+        return {"loop/lag_ms_mean": summary.mean, "loop/lag_ms_max": self._window.max}
+
+
+class Reporter:
+    """Writes reports; owns the clock of the run and the rate of the interval."""
+
+    def __init__(
+        self,
+        *,
+        every_s: float,
+        sinks: Sequence[Sink],
+        parts: Sequence[Part],
+        env_steps: Callable[[], int],
+        ask: Flag,
+    ) -> None:
+        self.started_at = time.monotonic()
+        self.last: dict[str, Value] = {}
+        self._every_s = every_s
+        self._sinks = sinks
+        self._parts = parts
+        self._env_steps = env_steps
+        self._ask = ask
+        self._answered = asyncio.Event()
+        self._rate_from = (self.started_at, env_steps())
+        self._process = psutil.Process()
+
+    def answered(self) -> None:
+        """The learner thread has frozen a reading."""
+        self._answered.set()
+
+    def run_s(self, at: float) -> float:
+        """Seconds of this run at a moment of the monotonic clock."""
+        return at - self.started_at
+
+    async def report_regularly(self) -> None:
+        """The task: it ends with the service."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            self._answered.clear()
+            self._ask.raise_()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._answered.wait(), REPLY_WAIT_S)
+            self.report()
+
+    def report(self) -> dict[str, Value]:
+        """Assemble one report now and write it everywhere."""
+        now, env_steps = time.monotonic(), self._env_steps()
+        since, steps_then = self._rate_from
+        self._rate_from = (now, env_steps)
+        own: dict[str, object] = {
+            "time_s": round(self.run_s(now), 3),
+            "env_steps_trained": env_steps,
+            "env_steps_per_s": (env_steps - steps_then) / max(now - since, 1e-9),
+            "host/rss_bytes": self._process.memory_info().rss,
+        }
+        self.last = assemble(own, *(part() for part in self._parts))
+        for sink in self._sinks:
+            sink.write(self.last)
+        return self.last
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()

@@ -1,0 +1,129 @@
+"""The run folder: what a run leaves on disk, and the epoch that makes its versions unique.
+
+Whatever others may read while it is written is written beside and renamed.
+
+Runs on: event loop (small files), before it at the start
+"""
+
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from impala_async.config import RunConfig
+from impala_async.config_load import validate_config
+from impala_async.errors import CheckpointError, ConfigError
+
+DEFAULT_ROOT = Path("runs")
+
+
+class RunFolder:
+    """Paths and durable small files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
+        self._config = path / "config.json"
+        self._epoch = path / "epoch"
+
+    @staticmethod
+    def create(path: Path | None, config: RunConfig) -> "RunFolder":
+        """A folder for a new run; without a path one is named after environment and time."""
+        if path is None:
+            name = config.env.id.replace("/", "_").replace(":", "_")
+            path = DEFAULT_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        folder = RunFolder(path)
+        if folder.exists():
+            raise ConfigError(
+                f"--run-dir: {path} already holds a run: continue it with --resume, or name "
+                "another folder"
+            )
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            folder._save_config(config, uuid.uuid4().hex)
+        except OSError as error:
+            raise ConfigError(f"--run-dir: cannot write to {path}: {error.strerror}") from None
+        return folder
+
+    @staticmethod
+    def open(path: Path | None) -> "RunFolder":
+        """The folder of a run that exists already."""
+        if path is None:
+            raise ConfigError("--resume needs --run-dir, the folder of the run to continue")
+        folder = RunFolder(path)
+        if not folder.exists():
+            raise CheckpointError(f"--run-dir: {path} holds no run (there is no config.json in it)")
+        return folder
+
+    def exists(self) -> bool:
+        return self._config.exists()
+
+    def load_settings(self) -> dict[str, Any]:
+        """The settings of the run as nested keys, to be changed and validated again."""
+        settings: dict[str, Any] = self._read_config()["config"]
+        return settings
+
+    def load_config(self) -> RunConfig:
+        return validate_config(self.load_settings(), {})
+
+    @property
+    def run_id(self) -> bytes:
+        return bytes.fromhex(self._read_config()["run_id"])
+
+    def update_config(self, config: RunConfig) -> None:
+        """Keep what a resumed run changed."""
+        self._save_config(config, self.run_id.hex())
+
+    def next_epoch(self) -> int:
+        """Count this start, durably: no two starts of a run ever share an epoch."""
+        try:
+            last = int(self._epoch.read_text())
+        except FileNotFoundError:
+            last = 0
+        except ValueError:
+            raise CheckpointError(f"{self._epoch}: not a number; restore it by hand") from None
+        self._write(self._epoch, str(last + 1))
+        return last + 1
+
+    def write_json(self, name: str, content: dict[str, Any]) -> Path:
+        """A small file that readers see whole or not at all."""
+        path = self.path / name
+        self._write(path, json.dumps(content, indent=2) + "\n")
+        return path
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        try:
+            content: dict[str, Any] = json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return None
+        return content
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def _save_config(self, config: RunConfig, run_id: str) -> None:
+        content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
+        self.write_json("config.json", content)
+
+    def _read_config(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(self._config.read_text())
+            return {"run_id": str(content["run_id"]), "config": dict(content["config"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{self._config}: cannot be read: {error}") from None
+
+    def _write(self, path: Path, text: str) -> None:
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

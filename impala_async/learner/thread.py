@@ -1,0 +1,267 @@
+"""The learner thread: draw a batch, update, publish, settle; and wait without fuss when there is
+nothing to learn from.
+
+It owns the model while it runs, the windows and timers of learning, and the count of updates.
+Everything it tells the loop goes through `Ports`; it never waits for the loop.
+
+    B columns of a batch
+
+Runs on: learner thread
+"""
+
+import logging
+import queue
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from impala_async.config import LearnerSection, StopSection
+from impala_async.learner.device_timer import DeviceTimer
+from impala_async.learner.handoff import ClosedError, Flag, Inbox, Mailbox
+from impala_async.learner.ledger import Settlement
+from impala_async.learner.loader import LoadedBatch, Loader
+from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
+from impala_async.metrics.timer import TimerStat
+from impala_async.metrics.window import WindowStat
+from impala_async.training.checkpoint import TrainingState, capture
+from impala_async.training.snapshot import Snapshot
+from impala_async.training.step import StepResult, UpdateStep
+from impala_async.weights import Version, Weights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training is; what a checkpoint continues from."""
+
+    epoch: int
+    update: int = 0
+    env_steps_trained: int = 0
+
+    @property
+    def version(self) -> Version:
+        return Version(self.epoch, self.update)
+
+
+@dataclass(frozen=True)
+class LearnerReport:
+    """A frozen reading of everything that the learner thread owns."""
+
+    progress: Progress
+    starved_at: float | None
+    metrics: dict[str, object]
+    lag_histogram: list[int]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """All that a checkpoint needs from the learner thread, cloned at one moment."""
+
+    progress: Progress
+    training: TrainingState
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the thread's words go, and what the loop asks of it."""
+
+    settlements: Inbox[Settlement]
+    weights: Mailbox[Weights]
+    reports: Mailbox[LearnerReport]
+    captures: Mailbox[Captured]
+    stops: Inbox[str]
+    is_report_due: Flag = field(default_factory=Flag)
+    is_capture_due: Flag = field(default_factory=Flag)
+
+
+class LearnerThread:
+    """One learner. `run` is the body of its thread."""
+
+    def __init__(
+        self,
+        *,
+        step: UpdateStep,
+        snapshot: Snapshot,
+        loader: Loader,
+        section: LearnerSection,
+        stop: StopSection,
+        progress: Progress,
+        ports: Ports,
+        device: torch.device,
+    ) -> None:
+        self._step = step
+        self._snapshot = snapshot
+        self._loader = loader
+        self._section = section
+        self._stop = stop
+        self._ports = ports
+        self._device = device
+        self._ring = MinibatchBuffer(
+            loader,
+            section.minibatch_buffer_size,
+            section.num_passes,
+            section.init_num_passes,
+            timeout_s=section.starved_after_s,
+        )
+        self._epoch = progress.epoch
+        self._update = progress.update
+        self._env_steps = progress.env_steps_trained
+        self._first_update_at: float | None = None
+        self._starved_at: float | None = None
+        self._starved_total_s = 0.0
+        self._num_skipped = 0
+        self._last: StepResult | None = None
+        self._grad = DeviceTimer(device, TimerStat())
+        self._dequeue = TimerStat()
+        self._queue_size = WindowStat("learner_queue/size")
+        self._lag = WindowStat("lag")
+        self._valid_rows = WindowStat("valid_rows")
+        self._lag_histogram = np.zeros(section.max_lag + 1, np.int64)
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self._epoch, self._update, self._env_steps)
+
+    def run(self) -> None:
+        """Until a stop is reached or the queues close; then settle what the ring holds."""
+        torch.set_num_threads(self._section.threads)
+        self._publish()
+        try:
+            while True:
+                self._answer()
+                reason = self._reached_stop()
+                if reason:
+                    self._ports.stops.post(reason)
+                    break
+                draw = self._next_draw()
+                if draw is not None:
+                    self._use(draw)
+        except ClosedError:
+            pass
+        self._finish()
+
+    def _next_draw(self) -> Draw[LoadedBatch] | None:
+        """A batch to use, or None after the starvation time-out."""
+        started_s = time.perf_counter()
+        loading_s = self._loader.load_wait_timer.total_s
+        try:
+            draw = self._ring.get()
+        except queue.Empty:
+            self._note_starved()
+            return None
+        finally:
+            # Waiting for a copy is counted apart: it is not the actors who are late then.
+            loading_s = self._loader.load_wait_timer.total_s - loading_s
+            self._dequeue.push(time.perf_counter() - started_s - loading_s)
+        if self._starved_at is not None:
+            starved_s = time.monotonic() - self._starved_at
+            self._starved_total_s += starved_s
+            self._starved_at = None
+            logger.warning("learner no longer starved, after %.1f s", starved_s)
+        return draw
+
+    def _note_starved(self) -> None:
+        if self._starved_at is None:
+            waited_s = self._section.starved_after_s
+            self._starved_at = time.monotonic() - waited_s
+            logger.warning(
+                "learner starved: no batch for %.1f s; it waits for actors to send more", waited_s
+            )
+
+    def _use(self, draw: Draw[LoadedBatch]) -> None:
+        """One pass of a batch."""
+        loaded = draw.item
+        account = loaded.account
+        lag_B = self._update - loaded.updates_B
+        account.drop(lag_B > self._section.max_lag, "stale")
+        valid_rows = int(loaded.valid_rows_B[account.alive_B].sum())
+        if draw.pass_index == 0:
+            self._env_steps += valid_rows
+        if valid_rows:
+            self._learn(loaded, lag_B[account.alive_B], valid_rows)
+        else:
+            self._num_skipped += 1
+        account.use()
+        if draw.is_last_pass:
+            self._ports.settlements.post(account.settle(self._section.num_passes))
+            self._loader.release(loaded)
+        self._queue_size.push(self._loader.num_waiting())
+
+    def _learn(self, loaded: LoadedBatch, lags: np.ndarray, valid_rows: int) -> None:
+        account = loaded.account
+        alive_B = torch.from_numpy(account.alive_B).to(self._device, non_blocking=True)
+        with self._grad:
+            result = self._step.run(loaded.tensors, alive_B, self._env_steps)
+        self._last = result
+        if not result.applied:
+            self._num_skipped += 1
+            account.drop(account.alive_B.copy(), "nonfinite_update")
+            logger.warning("update skipped: its loss or gradient is not finite")
+            return
+        self._first_update_at = self._first_update_at or time.monotonic()
+        self._update += 1
+        self._lag.push_many(lags)
+        self._lag_histogram += np.bincount(lags, minlength=len(self._lag_histogram))
+        self._valid_rows.push(valid_rows)
+        if self._update % self._section.publish_every_updates == 0:
+            self._publish()
+
+    def _publish(self) -> None:
+        self._ports.weights.post(self._snapshot.take(Version(self._epoch, self._update)))
+
+    def _answer(self) -> None:
+        """What the loop asked for since the last update."""
+        if self._ports.is_report_due.take():
+            self._ports.reports.post(self._report())
+        if self._ports.is_capture_due.take():
+            self._ports.captures.post(self._capture())
+
+    def _reached_stop(self) -> str | None:
+        if self._stop.env_steps is not None and self._env_steps >= self._stop.env_steps:
+            return "env_steps"
+        if self._stop.wall_s is not None and self._first_update_at is not None:
+            ran_s = time.monotonic() - self._first_update_at
+            return "wall_s" if ran_s >= self._stop.wall_s else None
+        return None
+
+    def _finish(self) -> None:
+        for loaded, _, _ in self._ring.drain():
+            loaded.account.drop(loaded.account.alive_B.copy(), "shutdown")
+            self._ports.settlements.post(loaded.account.settle(self._section.num_passes))
+        self._ports.reports.post(self._report())
+        self._ports.captures.post(self._capture())
+
+    def _capture(self) -> Captured:
+        return Captured(self.progress, capture(self._step))
+
+    def _report(self) -> LearnerReport:
+        starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
+        lag = self._lag.summary()
+        metrics: dict[str, object] = {
+            "learner/starved_total_s": self._starved_total_s + starved_s,
+            "learner/skipped_updates": self._num_skipped,
+            "learner_queue/capacity": self._section.queue_size,
+            "batch/valid_rows_mean": self._valid_rows.summary().mean,
+            "lag/mean": lag.mean,
+            "lag/max": self._lag.max,
+            "lag/quantiles": lag.quantiles,
+            **self._queue_size.stats(),
+            **self._timings(),
+            **(self._last.floats() if self._last else {}),
+        }
+        return LearnerReport(self.progress, self._starved_at, metrics, self._lag_histogram.tolist())
+
+    def _timings(self) -> dict[str, object]:
+        timers = {
+            "grad": self._grad.stat,
+            "load": self._loader.load_timer,
+            "load_wait": self._loader.load_wait_timer,
+            "dequeue": self._dequeue,
+        }
+        return {
+            f"timing_breakdown/learner_{name}_time_ms": timer.mean_ms
+            for name, timer in timers.items()
+        }

@@ -1,0 +1,217 @@
+"""The one registry of metric names: every key that a report line may hold, its unit, its meaning.
+
+Owns `SECTIONS`, a table to read and to append to. Read by every thread, changed by none. A name
+that is missing here is refused when a report is put together, and `docs/metrics.md` is rendered
+from here, so a number that reaches a sink always has a unit and a line of help.
+
+Names are whole: what can be searched for in a report can be searched for here. A key whose
+value is null has no value at that moment; a key that is absent does not exist in that set-up.
+Everything that is counted in columns is so because messages differ in width.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+Value: TypeAlias = int | float | str | Sequence[float | None] | None
+"""What may stand in a report line; every one of these is strict JSON once it is finite."""
+
+
+class Metric(NamedTuple):
+    """One key of a report line."""
+
+    name: str
+    unit: str
+    help: str
+
+
+class Section(NamedTuple):
+    """Metrics that the docs show together."""
+
+    title: str
+    metrics: tuple[Metric, ...]
+
+
+_QUANTILES = "percentiles 0, 10, 50, 90, 100"
+
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        "Run",
+        (
+            Metric("time_s", "s", "since the learner started, by a monotonic clock"),
+            Metric("env_steps_trained", "rows", "valid rows at their first pass"),
+            Metric("updates", "updates", "optimizer steps taken"),
+            Metric("env_steps_per_s", "rows/s", "trained over this report's interval"),
+            Metric("frames_per_s", "frames/s", "the same times the frame skip, where there is one"),
+            Metric("mean_return_100", "reward", "of the last 100 episodes; null before there are"),
+            Metric("num_actors", "actors", "sessions with a live lease"),
+            Metric("bottleneck", "text", "what limits the run, and the number it rests on"),
+        ),
+    ),
+    Section(
+        "Where trajectories are",
+        (
+            Metric("trajectories/received", "columns", "arrived: admitted + all rejected"),
+            Metric("trajectories/admitted", "columns", "took a place in a slot"),
+            Metric("trajectories/rejected", "columns", "refused at admission, for any reason"),
+            Metric("trajectories/trained", "columns", "had all their passes"),
+            Metric("trajectories/dropped", "columns", "admitted, then not trained to the end"),
+            Metric("trajectories/in_slots", "columns", "admitted, neither trained nor dropped yet"),
+            Metric("rejected/duplicate", "columns", "admitted or settled once before"),
+            Metric("rejected/invalid", "columns", "sizes, flags or actions that cannot be"),
+            Metric("rejected/nonfinite", "columns", "held NaN or infinity"),
+            Metric("rejected/unknown_session", "columns", "from a session no longer known"),
+            Metric("rejected/stale", "columns", "beyond learner.max_lag on arrival"),
+            Metric("rejected/dead_branch", "columns", "acted with weights of an abandoned epoch"),
+            Metric("dropped/stale", "columns", "beyond learner.max_lag before a pass"),
+            Metric("dropped/nonfinite_update", "columns", "their update had no finite loss"),
+            Metric("dropped/shutdown", "columns", "still in a slot at the end of the run"),
+        ),
+    ),
+    Section(
+        "Passes",
+        (
+            Metric("passes/done", "column-passes", "= num_passes * trained + partial - init_short"),
+            Metric("passes/partial", "column-passes", "of columns dropped between two passes"),
+            Metric("passes/init_short", "column-passes", "ring's first fill: not given, by choice"),
+            Metric("partial/stale", "column-passes", "done before dropped/stale"),
+            Metric("partial/nonfinite_update", "column-passes", "before dropped/nonfinite_update"),
+            Metric("partial/shutdown", "column-passes", "done before dropped/shutdown"),
+        ),
+    ),
+    Section(
+        "Lag",
+        (
+            Metric("lag/mean", "updates", "between acting and training, queue and replay included"),
+            Metric("lag/max", "updates", "largest in the window; never above learner.max_lag"),
+            Metric("lag/quantiles", "updates", f"{_QUANTILES} of the window"),
+        ),
+    ),
+    Section(
+        "Learner",
+        (
+            Metric("learner/starved_since_s", "s", "time_s when the wait began; null: not starved"),
+            Metric("learner/starved_total_s", "s", "starved so far, the present wait included"),
+            Metric("learner/skipped_updates", "updates", "not taken: no valid row, or not finite"),
+            Metric("timing_breakdown/learner_grad_time_ms", "ms", "one update, mean"),
+            Metric("timing_breakdown/learner_load_time_ms", "ms", "loader: one copy to the device"),
+            Metric("timing_breakdown/learner_load_wait_time_ms", "ms", "wait for that copy, mean"),
+            Metric("timing_breakdown/learner_dequeue_time_ms", "ms", "wait for a batch, mean"),
+            Metric("batch/valid_rows_mean", "rows", "rows of a batch that count"),
+        ),
+    ),
+    Section(
+        "Queues",
+        (
+            Metric("learner_queue/size_count", "updates", "sizes taken, one after each update"),
+            Metric("learner_queue/size_mean", "batches", "full, loading and ready; window of 50"),
+            Metric("learner_queue/size_std", "batches", "its population deviation"),
+            Metric("learner_queue/size_quantiles", "batches", _QUANTILES),
+            Metric("learner_queue/capacity", "batches", "how many may wait: learner.queue_size"),
+            Metric("queue/idle_put_wait_ms", "ms", "to hand a slot back, mean"),
+            Metric("queue/idle_get_wait_ms", "ms", "ingest's wait for a free slot, mean"),
+            Metric("queue/idle_depth_quantiles", "slots", _QUANTILES),
+            Metric("queue/idle_capacity", "slots", "host slots"),
+            Metric("queue/full_put_wait_ms", "ms", "ingest's wait to hand a full slot on, mean"),
+            Metric("queue/full_get_wait_ms", "ms", "the loader's wait for a full slot, mean"),
+            Metric("queue/full_depth_quantiles", "slots", _QUANTILES),
+            Metric("queue/full_capacity", "slots", "host slots"),
+            Metric("queue/ready_put_wait_ms", "ms", "the loader's wait to hand a batch on, mean"),
+            Metric("queue/ready_get_wait_ms", "ms", "the learner's wait for a ready batch, mean"),
+            Metric("queue/ready_depth_quantiles", "slots", _QUANTILES),
+            Metric("queue/ready_capacity", "slots", "device slots, or host slots on a CPU"),
+            Metric("credit/granted_columns", "columns", "granted or unsettled, over all actors"),
+            Metric("credit/free_columns", "columns", "that free slots could still be granted"),
+        ),
+    ),
+    Section(
+        "Update",
+        (
+            Metric("loss/total", "loss", "sum of the weighted terms"),
+            Metric("loss/policy", "loss", "policy term"),
+            Metric("loss/value", "loss", "value term, weighted"),
+            Metric("loss/entropy", "loss", "entropy term, weighted: negative"),
+            Metric("policy/entropy", "nats", "mean entropy of the policy, unweighted"),
+            Metric("grad/norm", "norm", "global, before clipping"),
+            Metric("algorithm/lr", "1", "learning rate now"),
+            Metric("algorithm/entropy_cost", "1", "entropy cost now"),
+        ),
+    ),
+    Section(
+        "Episodes",
+        (
+            Metric("episodes/count", "episodes", "finished since the start"),
+            Metric("episodes/return_mean", "reward", "of this interval, unclipped and unscaled"),
+            Metric("episodes/length_mean", "rows", "of this interval"),
+        ),
+    ),
+    Section(
+        "Weights",
+        (
+            Metric("weights/version_epoch", "epoch", "of the newest published version"),
+            Metric("weights/version_update", "updates", "of the newest published version"),
+            Metric("weights/served", "replies", "that carried weights"),
+            Metric("weights/not_modified", "replies", "to actors that had the newest"),
+            Metric("weights/bytes", "bytes", "of weights sent"),
+        ),
+    ),
+    Section(
+        "Wire",
+        (
+            Metric("wire/messages", "messages", "received on both sockets"),
+            Metric("wire/bad", "messages", "refused as malformed: the sum of bad/"),
+            Metric("wire/unroutable", "messages", "not sent: that peer is gone or does not read"),
+            Metric("bad/unknown_type", "messages", "no such message in this protocol"),
+            Metric("bad/oversized_header", "messages", "header above 4 KiB"),
+            Metric("bad/malformed_header", "messages", "no msgpack array, or a field out of range"),
+            Metric("bad/wrong_frame_count", "messages", "too few or too many frames"),
+            Metric("bad/wrong_size", "messages", "a frame that the schema gives another size"),
+            Metric("bad/unknown_session", "messages", "no such session, or its lease ran out"),
+            Metric("bad/not_allowed_now", "messages", "a known type at the wrong moment"),
+            Metric("sessions/opened", "sessions", "welcomed since the start"),
+            Metric("sessions/expired", "sessions", "their lease ran out"),
+            Metric("sessions/refused", "sessions", "their HELLO or SPEC did not fit"),
+            Metric("sessions/closed", "sessions", "said BYE"),
+        ),
+    ),
+    Section(
+        "Actors",
+        (
+            Metric("actor/env_time_ms", "ms", "in environments per trajectory, mean over actors"),
+            Metric("actor/act_time_ms", "ms", "in the policy per trajectory, mean over actors"),
+            Metric("actor/send_wait_ms", "ms", "waiting to send per trajectory, mean over actors"),
+            Metric("actor/weights_wait_ms", "ms", "waiting for weights per trajectory, mean"),
+        ),
+    ),
+    Section(
+        "Process",
+        (
+            Metric("loop/lag_ms_mean", "ms", "event loop: how late a timer fires, mean"),
+            Metric("loop/lag_ms_max", "ms", "the same, largest in the window"),
+            Metric("host/rss_bytes", "bytes", "resident memory of the learner process"),
+        ),
+    ),
+)
+
+REGISTRY: dict[str, Metric] = {
+    metric.name: metric for section in SECTIONS for metric in section.metrics
+}
+assert len(REGISTRY) == sum(len(section.metrics) for section in SECTIONS), "a name stands twice"
+
+
+def undeclared(report: Iterable[str]) -> set[str]:
+    """The keys of a report, or any names, that the registry does not know."""
+    return set(report) - REGISTRY.keys()
+
+
+def markdown_table() -> str:
+    """The whole registry as Markdown, one headed table per section, for `docs/metrics.md`."""
+    return "\n".join(_section_lines(section) for section in SECTIONS)
+
+
+def _section_lines(section: Section) -> str:
+    rows = (f"| `{m.name}` | {_cell(m.unit)} | {_cell(m.help)} |\n" for m in section.metrics)
+    return f"## {section.title}\n\n| name | unit | meaning |\n|---|---|---|\n{''.join(rows)}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")

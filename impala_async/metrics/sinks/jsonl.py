@@ -1,0 +1,101 @@
+"""`metrics.jsonl`: one strict-JSON line per report, appended with one `write` each.
+
+Owns the file descriptor. Used by the reporter only. Whoever reads the file meanwhile never sees
+half a line, unless the disk fills up in the middle of one: then the half is cut off again, at
+once or, after a crash, when the next run opens the file.
+
+A failing disk costs the reports of that time and nothing else. Every report tries again from
+the open on, so the file also comes back when its folder does. What is refused loudly is a
+report that is no strict JSON: that is our own bug.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+from pathlib import Path
+from stat import S_ISREG
+from typing import Final
+
+from impala_async.metrics.names import Value
+
+_LOG = logging.getLogger(__name__)
+_FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_TAIL_BYTES: Final = 65536
+
+
+class JsonlSink:
+    """Appends reports to `path`, which the first of them creates."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._fd: int | None = None
+        self._num_lost = 0
+
+    def write(self, report: dict[str, Value]) -> None:
+        """Append one line, or note that it is lost."""
+        line = json.dumps(report, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            if self._fd is None:
+                self._fd = _open(self._path)
+            _append(self._fd, line)
+        except OSError as error:
+            self._lose(error)
+        else:
+            self._recover()
+
+    def close(self) -> None:
+        """Close the file; what the disk has to say about that no longer matters."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _lose(self, error: OSError) -> None:
+        if self._num_lost == 0:
+            _LOG.error("%s: cannot be written (%s); still trying", self._path, error)
+        self._num_lost += 1
+        self.close()
+
+    def _recover(self) -> None:
+        if self._num_lost:
+            _LOG.warning("%s: written again, %d reports lost", self._path, self._num_lost)
+        self._num_lost = 0
+
+
+def _open(path: Path) -> int:
+    fd = os.open(path, _FLAGS, 0o644)
+    try:
+        _cut_torn_line(fd)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _append(fd: int, line: bytes) -> None:
+    num_written = os.write(fd, line)
+    if num_written == len(line):
+        return
+    # This process is the only writer, so the torn piece is the end of the file.
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_END) - num_written)
+    raise OSError(errno.ENOSPC, f"{num_written} of {len(line)} bytes written")
+
+
+def _cut_torn_line(fd: int) -> None:
+    """Shorten a file to its last whole line; a pipe or a device has no such thing."""
+    status = os.fstat(fd)
+    if not S_ISREG(status.st_mode):
+        return
+    end = status.st_size
+    while end > 0:
+        start = max(0, end - _TAIL_BYTES)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < status.st_size:
+        os.ftruncate(fd, end)

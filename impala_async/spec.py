@@ -1,0 +1,240 @@
+"""What an environment looks like to the rest of the house, and how a column of it is laid out.
+
+`Schema` is what a learner and an actor agree on once per session: observation and action
+leaves, recurrent state and T. From it both sides compute the same `ColumnLayout`, so sizes and
+dtypes never travel with the data.
+
+A column is stored in two planes, each one contiguous block: `obs` (large; received in place) and
+`small` (everything else; checked before it is copied in). Leaves are `[S, ...]` or `[T, ...]`.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPES = frozenset(
+    {"bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"}
+)
+ACTION_DTYPE = "int32"
+LEAF_ALIGNMENT = 8
+COLUMN_ALIGNMENT = 64
+MAX_COLUMN_BYTES = 1 << 30
+
+Bytes2D = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array: its name, the shape of one row of it, its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{self.name or 'array'}: unsupported dtype {self.dtype}")
+        if any(size < 1 for size in self.shape):
+            raise ValueError(f"{self.name or 'array'}: empty shape {self.shape}")
+
+    @property
+    def num_items(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_items * np.dtype(self.dtype).itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith("float")
+
+
+@dataclass(frozen=True)
+class ObsSpec:
+    """The observation as flat leaves; a plain array is one leaf whose name is empty."""
+
+    leaves: tuple[ArraySpec, ...]
+
+
+@dataclass(frozen=True)
+class ActionPart:
+    """One part of an action. `discrete`: an index below `num_choices`."""
+
+    name: str
+    kind: Literal["discrete"]
+    num_choices: int
+
+    @property
+    def array(self) -> ArraySpec:
+        return ArraySpec(self.name, (), ACTION_DTYPE)
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """The action as flat parts; a plain action is one part whose name is empty."""
+
+    parts: tuple[ActionPart, ...]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What both sides must agree on before the first trajectory."""
+
+    obs: ObsSpec
+    action: ActionSpec
+    rows: int
+    state: tuple[ArraySpec, ...] = ()
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> "Schema":
+        """Rebuild a schema; raises ValueError for anything that is not one."""
+        try:
+            raw = json.loads(data)
+            return Schema(
+                obs=ObsSpec(tuple(_array_spec(leaf) for leaf in raw["obs"]["leaves"])),
+                action=ActionSpec(tuple(_action_part(part) for part in raw["action"]["parts"])),
+                rows=_positive(raw["rows"]),
+                state=tuple(_array_spec(leaf) for leaf in raw["state"]),
+            )
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"not a schema: {error!r}") from None
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes that two equal schemas share."""
+        return hashlib.sha256(self.to_json()).digest()[:16]
+
+    @cached_property
+    def layout(self) -> "ColumnLayout":
+        return ColumnLayout(self)
+
+    def difference(self, other: "Schema") -> str:
+        """Name the first fields in which another schema differs, with both values."""
+        mine, theirs = dict(_flat(asdict(self))), dict(_flat(asdict(other)))
+        differing = [
+            f"{key}: {mine.get(key, 'absent')} here, {theirs.get(key, 'absent')} there"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+        ]
+        return "; ".join(differing[:3]) or "nothing differs"
+
+
+class Leaf(NamedTuple):
+    """Where one array of a column lives; `shape` includes the leading S or T."""
+
+    plane: Literal["obs", "small"]
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class ColumnLayout:
+    """Offsets of every leaf in the two planes of a column."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.leaves: dict[str, Leaf] = {}
+        self.obs_bytes = self._place("obs", _obs_leaves(schema))
+        self.small_bytes = self._place("small", _small_leaves(schema))
+        if self.obs_bytes + self.small_bytes > MAX_COLUMN_BYTES:
+            raise ValueError(
+                f"a column of {schema.rows} rows takes {self.obs_bytes + self.small_bytes} bytes, "
+                f"more than {MAX_COLUMN_BYTES}: lower trajectory.rows"
+            )
+
+    @property
+    def column_bytes(self) -> int:
+        return self.obs_bytes + self.small_bytes
+
+    def views(self, obs: Bytes2D, small: Bytes2D) -> dict[str, NDArray[Any]]:
+        """Typed `[columns, S or T, ...]` views over `[columns, bytes]` planes; no copies."""
+        planes = {"obs": obs, "small": small}
+        return {name: _view(planes[leaf.plane], leaf) for name, leaf in self.leaves.items()}
+
+    def _place(
+        self, plane: Literal["obs", "small"], specs: Iterator[tuple[str, int | None, ArraySpec]]
+    ) -> int:
+        offset = 0
+        for name, num_rows, spec in specs:
+            shape = spec.shape if num_rows is None else (num_rows, *spec.shape)
+            self.leaves[name] = Leaf(plane, offset, shape, spec.dtype)
+            size = math.prod(shape) * np.dtype(spec.dtype).itemsize
+            offset += _aligned(size, LEAF_ALIGNMENT)
+        return _aligned(offset, COLUMN_ALIGNMENT)
+
+
+def _obs_leaves(schema: Schema) -> Iterator[tuple[str, int | None, ArraySpec]]:
+    for leaf in schema.obs.leaves:
+        yield f"obs/{leaf.name}", schema.rows + 1, leaf
+
+
+def _small_leaves(schema: Schema) -> Iterator[tuple[str, int | None, ArraySpec]]:
+    rows = schema.rows
+    for leaf in schema.state:
+        yield f"state/{leaf.name}", None, leaf
+    yield "log_prob", rows, ArraySpec("log_prob", (), "float32")
+    yield "reward", rows, ArraySpec("reward", (), "float32")
+    for part in schema.action.parts:
+        yield f"action/{part.name}", rows, part.array
+    for flag in ("terminated", "truncated", "mask"):
+        yield flag, rows, ArraySpec(flag, (), "bool")
+
+
+def _view(plane: Bytes2D, leaf: Leaf) -> NDArray[Any]:
+    dtype = np.dtype(leaf.dtype)
+    strides = [dtype.itemsize]
+    for size in reversed(leaf.shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return np.ndarray(
+        (len(plane), *leaf.shape),
+        dtype,
+        buffer=plane.data,
+        offset=leaf.offset,
+        strides=(plane.shape[1], *(strides if leaf.shape else ())),
+    )
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+def _array_spec(raw: dict[str, Any]) -> ArraySpec:
+    if not isinstance(raw["name"], str) or not isinstance(raw["dtype"], str):
+        raise TypeError("name and dtype must be text")
+    return ArraySpec(raw["name"], tuple(_positive(size) for size in raw["shape"]), raw["dtype"])
+
+
+def _action_part(raw: dict[str, Any]) -> ActionPart:
+    if raw["kind"] != "discrete" or not isinstance(raw["name"], str):
+        raise ValueError(f"unsupported action part {raw['name']!r} of kind {raw['kind']!r}")
+    return ActionPart(raw["name"], "discrete", _positive(raw["num_choices"]))
+
+
+def _positive(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise ValueError(f"not a positive count: {value!r}")
+    return value
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a nested structure; a shape stays one value."""
+    items: Iterator[tuple[Any, Any]]
+    if isinstance(tree, dict):
+        items = iter(tree.items())
+    elif isinstance(tree, list | tuple) and any(isinstance(item, dict) for item in tree):
+        items = iter((item.get("name") or i, item) for i, item in enumerate(tree))
+    else:
+        yield prefix.rstrip("."), tree
+        return
+    for key, value in items:
+        yield from _flat(value, f"{prefix}{key}.")

@@ -1,0 +1,270 @@
+"""Checkpoints: folders that are either whole or not there.
+
+    checkpoints/ckpt-<epoch>-<update>/
+        manifest.json           schema, epoch, update, and every other file's size and sha256
+        <group>.safetensors     one per group of tensors: model, optimizer, ...
+        state.json              whatever else its owner needs to go on
+
+A folder is written beside its place, flushed to disk and then renamed, so a crash leaves a hidden
+folder that nobody reads and that the next `prune` removes. Reading trusts nothing: a folder whose
+files do not match its manifest is passed over. Nothing here executes what it reads.
+
+One thread at a time writes and prunes a folder of checkpoints.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from impala_async.errors import CheckpointError
+from impala_async.training.optimizer import flatten_optimizer, restore_optimizer
+from impala_async.training.step import UpdateStep
+from impala_async.weights import Version
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+TENSORS_SUFFIX = ".safetensors"
+
+_NAME = re.compile(r"ckpt-(0|[1-9]\d*)-(0|[1-9]\d*)")
+_HIDDEN = ".partial-"
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+"""Groups of named tensors; a group is a file."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What an update step needs to go on as if it had never stopped."""
+
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    optimizer_options: Mapping[str, Any]
+
+    def tensors(self) -> Tensors:
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    def state(self) -> dict[str, Any]:
+        """Its share of `state.json`."""
+        return {"optimizer": dict(self.optimizer_options)}
+
+    @staticmethod
+    def of(tensors: Tensors, state: Mapping[str, Any]) -> "TrainingState":
+        """Undo `tensors` and `state`, which may hold more than this."""
+        try:
+            return TrainingState(tensors["model"], tensors["optimizer"], state["optimizer"])
+        except KeyError as error:
+            raise CheckpointError(f"the checkpoint has no {error}") from None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk whose files match its manifest."""
+
+    path: Path
+    version: Version
+    groups: tuple[str, ...]
+
+    def load(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Its tensors, on the CPU, and its state; raises CheckpointError."""
+        try:
+            state = json.loads((self.path / STATE).read_bytes())
+            tensors = {
+                group: load((self.path / f"{group}{TENSORS_SUFFIX}").read_bytes())
+                for group in self.groups
+            }
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CheckpointError(f"cannot read checkpoint {self.path}: {error}") from error
+        if not isinstance(state, dict):
+            raise CheckpointError(f"cannot read checkpoint {self.path}: {STATE} holds no object")
+        return tensors, state
+
+
+def capture(step: UpdateStep) -> TrainingState:
+    """Copy the step's state now, on the thread that trains, for another thread to write."""
+    optimizer, options = flatten_optimizer(step.optimizer)
+    return TrainingState(_copies(step.policy.model.state_dict()), _copies(optimizer), options)
+
+
+def restore(step: UpdateStep, state: TrainingState) -> None:
+    """Put a captured state into a freshly built step; raises CheckpointError where none fits."""
+    try:
+        step.policy.model.load_state_dict(dict(state.model))
+        restore_optimizer(step.optimizer, state.optimizer, state.optimizer_options)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
+
+
+def save_checkpoint(
+    directory: Path, version: Version, tensors: Tensors, state: Mapping[str, Any]
+) -> Path:
+    """Write a checkpoint whole, or leave the folder as it was and raise CheckpointError."""
+    final = directory / f"ckpt-{version.epoch}-{version.update}"
+    partial = directory / f"{_HIDDEN}{final.name}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir()
+        _write_files(partial, version, tensors, state)
+        replaced = _hide(final) if final.exists() else None
+        partial.rename(final)
+        _sync(directory)
+        if replaced is not None:
+            shutil.rmtree(replaced)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
+    return final
+
+
+def newest_checkpoint(directory: Path) -> Checkpoint | None:
+    """The checkpoint with the highest version of those that are whole; None without any."""
+    for version, path in _found(directory):
+        try:
+            return _verified(path, version)
+        except CheckpointError as error:
+            logger.warning("skipping a damaged checkpoint: %s", error)
+    return None
+
+
+def prune(directory: Path, keep: int, best: Version | None = None) -> None:
+    """Remove all but the newest `keep` and the best checkpoint, and what crashes left behind.
+
+    A damaged checkpoint does not count among the newest, and stays where it is.
+    """
+    try:
+        for leftover in directory.glob(f"{_HIDDEN}*"):
+            shutil.rmtree(leftover)
+        whole = [found for found in _found(directory) if _looks_whole(*found)]
+        for version, path in whole[keep:]:
+            if version != best:
+                shutil.rmtree(_hide(path))
+    except OSError as error:
+        raise CheckpointError(f"cannot remove old checkpoints: {error}") from error
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Contiguous, for a safetensors file knows no other order.
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def _write_files(
+    folder: Path, version: Version, tensors: Tensors, state: Mapping[str, Any]
+) -> None:
+    files = {
+        f"{group}{TENSORS_SUFFIX}": _write(folder / f"{group}{TENSORS_SUFFIX}", save(dict(members)))
+        for group, members in tensors.items()
+    }
+    files[STATE] = _write(folder / STATE, _to_json(state))
+    _write(folder / MANIFEST, _to_json({"schema": SCHEMA, **version._asdict(), "files": files}))
+    _sync(folder)
+
+
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def _write(path: Path, data: bytes) -> dict[str, Any]:
+    """Write through to the disk; return what the manifest says of it."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder as durable as the files behind them."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hide(path: Path) -> Path:
+    """Take a checkpoint away whole, so that a crash leaves no half of one under its name."""
+    hidden = path.with_name(f"{_HIDDEN}old-{path.name}")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    return path.rename(hidden)
+
+
+def _found(directory: Path) -> list[tuple[Version, Path]]:
+    """Everything that is named like a checkpoint, newest first."""
+    matches = ((_NAME.fullmatch(path.name), path) for path in directory.glob("ckpt-*-*"))
+    named = [(Version(int(match[1]), int(match[2])), path) for match, path in matches if match]
+    return sorted(named, reverse=True)
+
+
+def _verified(path: Path, version: Version) -> Checkpoint:
+    """Compare every file with the manifest, content included."""
+    listed = _sized_files(path, version)
+    for name, sha256 in listed.items():
+        try:
+            with (path / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{path / name} cannot be read: {error}") from None
+        if found != sha256:
+            raise CheckpointError(f"{path / name} is not what its manifest says")
+    groups = (name.removesuffix(TENSORS_SUFFIX) for name in listed if name != STATE)
+    return Checkpoint(path, version, tuple(groups))
+
+
+def _sized_files(path: Path, version: Version) -> dict[str, str]:
+    """The files that a manifest lists, each of its stated size, with their sha256."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["schema"] != SCHEMA:
+            raise CheckpointError(f"{path} has schema {manifest['schema']!r}, not {SCHEMA}")
+        if (manifest["epoch"], manifest["update"]) != version:
+            raise CheckpointError(f"{path} holds the manifest of another checkpoint")
+        files = {
+            name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} has no readable manifest: {error!r}") from None
+    if STATE not in files:
+        raise CheckpointError(f"{path} lists no {STATE}")
+    for name, (size, _) in files.items():
+        if Path(name).name != name or not (name == STATE or name.endswith(TENSORS_SUFFIX)):
+            raise CheckpointError(f"{path} lists {name!r}, which is no file of a checkpoint")
+        _check_size(path / name, size)
+    return {name: sha256 for name, (_, sha256) in files.items()}
+
+
+def _check_size(path: Path, size: int) -> None:
+    try:
+        found = path.stat().st_size
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is missing: {error}") from None
+    if found != size:
+        raise CheckpointError(f"{path} has {found} bytes, its manifest says {size}")
+
+
+def _looks_whole(version: Version, path: Path) -> bool:
+    """A check by sizes alone, without reading gigabytes."""
+    try:
+        _sized_files(path, version)
+    except CheckpointError:
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""Messages with bodies, to frames and back. Sizes come from the agreed schema, never the wire.
+
+The body of `Data` is two frames: the observation planes of its columns one after the other, then
+their small planes followed by the statistics of the episodes that ended in them. A body under
+8 KiB goes inline, inside the header frame: one frame costs half of what three do.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from impala_async.errors import ProtocolError
+from impala_async.spec import Bytes2D, ColumnLayout
+from impala_async.wire.messages import MAX_INLINE_BYTES, MAX_SETTINGS_BYTES, Data, pack
+
+Frame = bytes | memoryview
+EPISODE_BYTES = 8
+EPISODE = np.dtype([("total", "<f4"), ("length", "<i4")])
+
+
+class BodySizes(NamedTuple):
+    """How long the two parts of a body must be."""
+
+    obs: int
+    small: int
+
+
+def body_sizes(layout: ColumnLayout, columns: int, num_episodes: int) -> BodySizes:
+    """The sizes that a body must have."""
+    return BodySizes(
+        columns * layout.obs_bytes, columns * layout.small_bytes + num_episodes * EPISODE_BYTES
+    )
+
+
+def encode_data(
+    data: Data, obs: Bytes2D, small: Bytes2D, episodes: Sequence[tuple[float, int]]
+) -> list[Frame]:
+    """The frames of one trajectory message; big ones are views of the planes, not copies."""
+    tail = np.array(episodes, EPISODE).tobytes() if episodes else b""
+    data = data._replace(num_episodes=len(episodes))
+    if obs.nbytes + small.nbytes + len(tail) < MAX_INLINE_BYTES:
+        body = b"".join((obs.data.cast("B"), small.data.cast("B"), tail))
+        return [pack(data._replace(body=body))]
+    small_frame = b"".join((small.data.cast("B"), tail))
+    return [pack(data._replace(body=None)), obs.data.cast("B"), small_frame]
+
+
+def split_inline(body: bytes, sizes: BodySizes) -> tuple[memoryview, memoryview]:
+    """The two parts of an inline body."""
+    if len(body) != sizes.obs + sizes.small:
+        raise ProtocolError(
+            "wrong_size", f"the body has {len(body)} bytes, not {sizes.obs + sizes.small}"
+        )
+    view = memoryview(body)
+    return view[: sizes.obs], view[sizes.obs :]
+
+
+def decode_episodes(tail: memoryview) -> NDArray[np.void]:
+    """Return and length of the episodes in the tail of a small frame."""
+    return np.frombuffer(tail, EPISODE)
+
+
+def encode_settings(settings: dict[str, object]) -> bytes:
+    """The second frame of `Welcome`."""
+    frame: bytes = msgpack.packb(settings)
+    if len(frame) > MAX_SETTINGS_BYTES:
+        raise ProtocolError(
+            "oversized_settings",
+            f"the actor's settings take {len(frame)} bytes: shorten env.kwargs",
+        )
+    return frame
+
+
+def decode_settings(frame: bytes) -> dict[str, object]:
+    """The settings of `Welcome`; the caller validates them as config."""
+    if len(frame) > MAX_SETTINGS_BYTES:
+        raise ProtocolError("oversized_settings")
+    try:
+        settings = msgpack.unpackb(frame, max_ext_len=0)
+    except (ValueError, RecursionError, TypeError):
+        raise ProtocolError("malformed_settings", "the settings are not a msgpack map") from None
+    if not isinstance(settings, dict):
+        raise ProtocolError("malformed_settings", "the settings are not a msgpack map")
+    return settings

@@ -1,0 +1,281 @@
+"""The messages of protocol version 1: their fields, and the limits of every field.
+
+A header is a msgpack array `[kind, field, ...]`. Nothing in it is trusted: it is unpacked with
+explicit limits, and each field is checked for type and range before a message exists. Message by
+message, who sends it to whom:
+
+    actor → learner   Hello  Spec  Data  Get  Heartbeat  Bye  ByeOk
+    learner → actor   Welcome  Grant  Reject  WeightsReply  NotModified  Bye  ByeOk
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgpack
+
+from impala_async.errors import ProtocolError
+
+PROTOCOL = 1
+MAX_HEADER_BYTES = 4096
+MAX_INLINE_BYTES = 8192
+MAX_SETTINGS_BYTES = 65536
+MAX_COLUMNS = 4096
+MAX_TIMERS = 16
+MAX_VERDICTS = 64
+
+# Why a seq was refused for good. The order is the wire's: append only.
+VERDICTS = ("duplicate", "invalid", "nonfinite", "unknown_session", "stale", "dead_branch")
+# Why a session was refused, and whether the actor should come again.
+REJECT_CODES = ("hello_again", "full", "protocol", "mismatch", "not_allowed", "bad_message")
+BYE_REASONS = ("finished", "restarting", "leaving")
+
+Check = Callable[[Any], bool]
+
+
+class Hello(NamedTuple):
+    """An actor asks for a session; it says which run it knows and what it still holds."""
+
+    protocol: int
+    actor: bytes
+    build: str
+    run_id: bytes
+    epoch: int
+    lowest_unsettled: int
+
+
+class Welcome(NamedTuple):
+    """A session, and where things are. The second frame holds the actor's settings."""
+
+    run_id: bytes
+    epoch: int
+    session: bytes
+    rank: int
+    weights_port: int
+    ipc_data: str
+    ipc_weights: str
+    nonce_path: str
+    nonce: bytes
+    lease_s: float
+    heartbeat_s: float
+    window: int
+    max_columns: int
+
+
+class Spec(NamedTuple):
+    """What the actor's environments look like (second frame: the schema) and how many it runs."""
+
+    session: bytes
+    schema_digest: bytes
+    layout_digest: bytes
+    columns: int
+
+
+class Grant(NamedTuple):
+    """Seqs below `granted` may be sent; those below `settled` are done with. Cumulative."""
+
+    session: bytes
+    granted: int
+    settled: int
+    epoch: int
+    update: int
+    verdicts: list[list[int]]
+
+
+class Reject(NamedTuple):
+    """No. `retry_after_s` below zero means never."""
+
+    code: int
+    text: str
+    retry_after_s: float
+
+
+class Data(NamedTuple):
+    """One message of trajectory columns; the body is inline, or two more frames."""
+
+    session: bytes
+    seq: int
+    epoch: int
+    update: int
+    rows: int
+    columns: int
+    codec: int
+    num_episodes: int
+    body: bytes | None
+
+
+class Get(NamedTuple):
+    """Weights newer than this version, please."""
+
+    session: bytes
+    epoch: int
+    update: int
+
+
+class WeightsReply(NamedTuple):
+    """The newest weights; the second frame is the flat buffer."""
+
+    epoch: int
+    update: int
+    layout_digest: bytes
+    content_digest: bytes
+
+
+class NotModified(NamedTuple):
+    """You have the newest weights."""
+
+    epoch: int
+    update: int
+
+
+class Heartbeat(NamedTuple):
+    """I live; and this is where my time goes."""
+
+    session: bytes
+    timers: dict[str, float]
+
+
+class Bye(NamedTuple):
+    """The sender ends the session."""
+
+    session: bytes
+    reason: int
+
+
+class ByeOk(NamedTuple):
+    """The end of the session is understood."""
+
+    session: bytes
+
+
+Message = (
+    Hello
+    | Welcome
+    | Spec
+    | Grant
+    | Reject
+    | Data
+    | Get
+    | WeightsReply
+    | NotModified
+    | Heartbeat
+    | Bye
+    | ByeOk
+)
+
+
+def _uint(largest: int, smallest: int = 0) -> Check:
+    return lambda value: type(value) is int and smallest <= value <= largest
+
+
+def _blob(size: int) -> Check:
+    return lambda value: type(value) is bytes and len(value) == size
+
+
+def _text(longest: int) -> Check:
+    return lambda value: type(value) is str and len(value) <= longest
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e12
+
+
+def _timers(value: Any) -> bool:
+    return (
+        type(value) is dict
+        and len(value) <= MAX_TIMERS
+        and all(_text(32)(key) and _number(seconds) for key, seconds in value.items())
+    )
+
+
+def _body(value: Any) -> bool:
+    return value is None or (type(value) is bytes and len(value) <= MAX_INLINE_BYTES)
+
+
+def _verdicts(value: Any) -> bool:
+    return (
+        type(value) is list
+        and len(value) <= MAX_VERDICTS
+        and all(
+            type(pair) is list
+            and len(pair) == 2
+            and _SEQ(pair[0])
+            and _uint(len(VERDICTS) - 1)(pair[1])
+            for pair in value
+        )
+    )
+
+
+_SEQ = _COUNT = _uint(2**62)
+_EPOCH = _uint(2**31)
+_ID = _blob(16)
+_PATH = _text(255)
+
+# A kind is the position here: append only.
+_FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
+    (Hello, (_uint(255), _ID, _text(64), _ID, _EPOCH, _SEQ)),
+    (
+        Welcome,
+        (
+            *(_ID, _EPOCH, _ID, _uint(2**31), _uint(65535, 1), _PATH, _PATH, _PATH, _ID),
+            *(_number, _number, _uint(1024, 1), _uint(MAX_COLUMNS, 1)),
+        ),
+    ),
+    (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1))),
+    (Grant, (_ID, _SEQ, _SEQ, _EPOCH, _COUNT, _verdicts)),
+    (Reject, (_uint(len(REJECT_CODES) - 1), _text(2000), _number)),
+    (
+        Data,
+        (
+            *(_ID, _SEQ, _EPOCH, _COUNT, _uint(65535, 1)),
+            *(_uint(MAX_COLUMNS, 1), _uint(0), _uint(2**28), _body),
+        ),
+    ),
+    (Get, (_ID, _EPOCH, _COUNT)),
+    (WeightsReply, (_EPOCH, _COUNT, _ID, _ID)),
+    (NotModified, (_EPOCH, _COUNT)),
+    (Heartbeat, (_ID, _timers)),
+    (Bye, (_ID, _uint(len(BYE_REASONS) - 1))),
+    (ByeOk, (_ID,)),
+)
+_KINDS = {form: kind for kind, (form, _) in enumerate(_FORMS)}
+
+
+def pack(message: Message) -> bytes:
+    """A message as its header frame."""
+    packed: bytes = msgpack.packb([_KINDS[type(message)], *message])
+    return packed
+
+
+def unpack(frame: bytes | memoryview) -> Message:
+    """The message of a header frame.
+
+    Raises:
+        ProtocolError: with reason `malformed_header` or `unknown_type`.
+    """
+    try:
+        fields = msgpack.unpackb(
+            frame,
+            max_str_len=2000,
+            max_bin_len=MAX_INLINE_BYTES,
+            max_array_len=MAX_VERDICTS,
+            max_map_len=MAX_TIMERS,
+            max_ext_len=0,
+        )
+    except (ValueError, RecursionError, TypeError):
+        raise ProtocolError("malformed_header", "the header is not a msgpack array") from None
+    if type(fields) is not list or not fields:
+        raise ProtocolError("malformed_header", "the header is not a msgpack array")
+    kind = fields.pop(0)
+    if type(kind) is not int or not 0 <= kind < len(_FORMS):
+        raise ProtocolError("unknown_type", f"no message has the kind {kind!r:.20}")
+    form, checks = _FORMS[kind]
+    if len(fields) != len(checks):
+        raise ProtocolError(
+            "malformed_header", f"{form.__name__} has {len(checks)} fields, not {len(fields)}"
+        )
+    for name, check, value in zip(form._fields, checks, fields, strict=True):
+        if not check(value):
+            raise ProtocolError("malformed_header", f"{form.__name__}.{name} = {value!r:.60}")
+    message: Message = form._make(fields)
+    return message

@@ -1,0 +1,89 @@
+"""The actor's side of credits as a pure state machine: what may go, is under way, or is done.
+
+It numbers trajectories, holds each until the learner settled it, and says which to send next:
+again after a lost connection, never without credit. Times come in as arguments.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from impala_async.wire.messages import Grant
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class _Held(Generic[Item]):
+    item: Item
+    sent_at: float | None = None
+
+
+class Outbox(Generic[Item]):
+    """Trajectories of one actor that are not settled yet, in the order of their seqs."""
+
+    def __init__(self) -> None:
+        self.next_seq = 0
+        self._granted = 0
+        self._held: dict[int, _Held[Item]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def lowest_unsettled(self) -> int:
+        return min(self._held, default=self.next_seq)
+
+    def put(self, item: Item) -> int:
+        """Take a finished trajectory; its seq."""
+        seq = self.next_seq
+        self._held[seq] = _Held(item)
+        self.next_seq += 1
+        return seq
+
+    def sendable(self) -> tuple[int, Item] | None:
+        """The first trajectory that has credit and is not under way."""
+        for seq, held in self._held.items():
+            if seq >= self._granted:
+                return None
+            if held.sent_at is None:
+                return seq, held.item
+        return None
+
+    def mark_sent(self, seq: int, now: float) -> None:
+        self._held[seq].sent_at = now
+
+    def on_grant(self, grant: Grant) -> list[Item]:
+        """Take in a grant of this session; returns what the learner is done with.
+
+        Grants are cumulative and may be late: an older one changes nothing.
+        """
+        self._granted = max(self._granted, grant.granted)
+        refused = {seq for seq, _ in grant.verdicts}
+        done = [seq for seq in self._held if seq < grant.settled or seq in refused]
+        self.next_seq = max(self.next_seq, grant.settled)
+        return [self._held.pop(seq).item for seq in done]
+
+    def on_new_session(self) -> None:
+        """Credit starts again from nothing, and what was under way may be lost: all goes again."""
+        self._granted = 0
+        for held in self._held.values():
+            held.sent_at = None
+
+    def on_new_run(self) -> list[Item]:
+        """Another run wants none of this; returns what was held."""
+        items = [held.item for held in self._held.values()]
+        self._held.clear()
+        self.next_seq = 0
+        self._granted = 0
+        return items
+
+    def resend_overdue(self, now: float, after_s: float) -> int:
+        """Send again what has not been settled for so long; how many those are."""
+        overdue = [
+            held
+            for held in self._held.values()
+            if held.sent_at is not None and now - held.sent_at > after_s
+        ]
+        for held in overdue:
+            held.sent_at = None
+        return len(overdue)

@@ -1,0 +1,254 @@
+"""The learner's side of the protocol as a pure state machine: no socket, no clock, no thread.
+
+It owns sessions, leases, credits, watermarks and the verdict on every trajectory. Times come in
+as arguments and what to send comes out as values, so that a test can play any network to it.
+
+Credits are counts, not places. The invariant: the columns granted and not yet settled, over all
+sessions, never exceed the columns that free slots can hold.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from impala_async.errors import ProtocolError
+from impala_async.weights import Lineage, Version
+from impala_async.wire.messages import (
+    MAX_VERDICTS,
+    PROTOCOL,
+    REJECT_CODES,
+    VERDICTS,
+    Data,
+    Grant,
+    Hello,
+    Reject,
+)
+from impala_async.wire.watermark import Watermark
+
+# Messages that one actor may have under way: one travels while the next is unrolled.
+WINDOW = 2
+MAX_SESSIONS = 10_000
+# Watermarks of actors that have not been heard of for so long are forgotten.
+WATERMARK_LIFE_S = 3600.0
+
+
+def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
+    """A refusal; without a retry it is for ever."""
+    return Reject(REJECT_CODES.index(code), text, retry_after_s)
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One session of one actor."""
+
+    session: bytes
+    actor: bytes
+    rank: int
+    watermark: Watermark
+    last_heard: float
+    data_route: bytes
+    weights_route: bytes = b""
+    columns: int = 0
+    granted: int = 0
+    verdicts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def outstanding_messages(self) -> int:
+        return self.watermark.num_unsettled_below(self.granted)
+
+    @property
+    def outstanding_columns(self) -> int:
+        return self.outstanding_messages * self.columns
+
+    def extend(self) -> None:
+        """Allow one more message; seqs that are settled already do not count."""
+        self.granted += 1
+        while self.watermark.is_settled(self.granted - 1):
+            self.granted += 1
+
+    def grant(self, version: Version) -> Grant:
+        """What this peer may do now, and what became of what it sent."""
+        verdicts, self.verdicts = self.verdicts, []
+        return Grant(self.session, self.granted, self.watermark.below, *version, verdicts)
+
+
+@dataclass(slots=True)
+class _KnownActor:
+    """What outlives a session."""
+
+    rank: int
+    watermark: Watermark
+    last_heard: float
+
+
+class SessionTable:
+    """All sessions of one learner."""
+
+    def __init__(
+        self, *, run_id: bytes, lineage: Lineage, lease_s: float, new_id: Callable[[], bytes]
+    ) -> None:
+        self.run_id = run_id
+        self.lineage = lineage
+        self.max_lag: int | None = None
+        self._lease_s = lease_s
+        self._new_id = new_id
+        self._peers: dict[bytes, Peer] = {}
+        self._by_actor: dict[bytes, Peer] = {}
+        self._known: dict[bytes, _KnownActor] = {}
+        self._next_rank = 0
+        self._turn = 0
+        self._last_expiry: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(tuple(self._peers.values()))
+
+    @property
+    def outstanding_columns(self) -> int:
+        """Columns that may still arrive under the credits given."""
+        return sum(peer.outstanding_columns for peer in self._peers.values())
+
+    def hello(self, hello: Hello, route: bytes, now: float) -> Peer | Reject:
+        """Open a session; the actor's former one, if any, ends."""
+        if hello.protocol != PROTOCOL:
+            return reject(
+                "protocol",
+                f"protocol: this learner speaks version {PROTOCOL}, the actor {hello.protocol}: "
+                "install the same release of impala-async on both sides",
+            )
+        if len(self._peers) >= MAX_SESSIONS and hello.actor not in self._by_actor:
+            return reject("full", f"this learner already has {MAX_SESSIONS} actors", 5.0)
+        former = self._by_actor.get(hello.actor)
+        if former is not None:
+            self.end(former)
+        known = self._known.get(hello.actor)
+        if known is None:
+            known = _KnownActor(self._next_rank, Watermark(), now)
+            self._next_rank += 1
+            self._known[hello.actor] = known
+        if hello.run_id == self.run_id:
+            known.watermark.raise_to(hello.lowest_unsettled)
+        return self._open(hello.actor, known, route, now)
+
+    def find(self, session: bytes, now: float) -> Peer | None:
+        """The peer of a live session; being heard renews its lease."""
+        peer = self._peers.get(session)
+        if peer is not None:
+            peer.last_heard = now
+        return peer
+
+    def reserve(self, peer: Peer, data: Data, version_now: Version) -> str | None:
+        """May this trajectory come in? None, or the reason why it is refused for good.
+
+        Raises:
+            ProtocolError: the peer had no credit for it; nothing is settled.
+        """
+        if peer.watermark.is_settled(data.seq):
+            return "duplicate"
+        if data.seq >= peer.granted or data.columns > peer.columns:
+            raise ProtocolError("not_allowed_now", f"seq {data.seq} of {data.columns} columns")
+        version = Version(data.epoch, data.update)
+        if version > version_now or version.epoch < 1:
+            return "invalid"
+        if not self.lineage.is_ancestor(version):
+            return "dead_branch"
+        if self.max_lag is not None and version_now.update - version.update > self.max_lag:
+            return "stale"
+        return None
+
+    def settle(self, peer: Peer, seq: int, verdict: str | None) -> None:
+        """A seq is admitted (None) or refused for good; its credit comes back."""
+        if verdict is not None and len(peer.verdicts) < MAX_VERDICTS:
+            peer.verdicts.append([seq, VERDICTS.index(verdict)])
+        peer.watermark.settle(seq)
+        peer.granted = max(peer.granted, peer.watermark.below)
+
+    def deal(self, free_columns: int) -> list[Peer]:
+        """Give out credit for free columns; those who got some.
+
+        Whoever has the least under way comes first, in turns: nobody starves however few columns
+        there are.
+        """
+        ready = [peer for peer in self._peers.values() if peer.columns]
+        if not ready:
+            return []
+        self._turn = (self._turn + 1) % len(ready)
+        queue = ready[self._turn :] + ready[: self._turn]
+        queue.sort(key=lambda peer: peer.outstanding_messages)
+        left = free_columns - sum(peer.outstanding_columns for peer in ready)
+        dealt: dict[bytes, Peer] = {}
+        for round_ in range(WINDOW):
+            for peer in queue:
+                if peer.outstanding_messages <= round_ and peer.columns <= left:
+                    peer.extend()
+                    left -= peer.columns
+                    dealt[peer.session] = peer
+        return list(dealt.values())
+
+    def silent(self, now: float, longer_than_s: float) -> list[Peer]:
+        """Peers that have not been heard of for a while, though their lease still runs."""
+        return [p for p in self._peers.values() if now - p.last_heard > longer_than_s]
+
+    def expire(self, now: float) -> list[Peer]:
+        """End the sessions whose lease is over.
+
+        If this learner itself stood still (a suspended process, a long stall), the silence was
+        its own: everybody gets a fresh lease.
+        """
+        stood_still = self._last_expiry is not None and now - self._last_expiry > self._lease_s / 2
+        self._last_expiry = now
+        if stood_still:
+            for peer in self._peers.values():
+                peer.last_heard = now
+            return []
+        expired = self.silent(now, self._lease_s)
+        for peer in expired:
+            self.end(peer)
+        live = self._by_actor
+        self._known = {
+            actor: known
+            for actor, known in self._known.items()
+            if actor in live or now - known.last_heard < WATERMARK_LIFE_S
+        }
+        return expired
+
+    def end(self, peer: Peer) -> None:
+        """End a session: its credit is free again; its watermark stays."""
+        self._peers.pop(peer.session, None)
+        if self._by_actor.get(peer.actor) is peer:
+            del self._by_actor[peer.actor]
+        known = self._known[peer.actor]
+        known.last_heard = peer.last_heard
+        if peer.columns == 0 and known.watermark.below == 0:
+            # It never sent anything: a stream of strangers must not fill the memory.
+            del self._known[peer.actor]
+
+    def watermarks(self) -> dict[str, list[int]]:
+        """For a checkpoint: per actor its rank, its mark, and the seqs settled above it."""
+        return {
+            actor.hex(): [known.rank, known.watermark.below, *known.watermark.above]
+            for actor, known in self._known.items()
+        }
+
+    def restore_watermarks(self, saved: dict[str, list[int]], now: float) -> None:
+        """Continue from a checkpoint: what it had settled is never taken in again."""
+        for actor, (rank, below, *above) in saved.items():
+            self._known[bytes.fromhex(actor)] = _KnownActor(
+                rank, Watermark(below, tuple(above)), now
+            )
+            self._next_rank = max(self._next_rank, rank + 1)
+
+    def _open(self, actor: bytes, known: _KnownActor, route: bytes, now: float) -> Peer:
+        peer = Peer(
+            session=self._new_id(),
+            actor=actor,
+            rank=known.rank,
+            watermark=known.watermark,
+            last_heard=now,
+            data_route=route,
+            granted=known.watermark.below,
+        )
+        self._peers[peer.session] = peer
+        self._by_actor[actor] = peer
+        return peer

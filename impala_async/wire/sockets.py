@@ -1,0 +1,155 @@
+"""ZeroMQ sockets, thin: a ROUTER for the learner's two ports, a DEALER for the actors.
+
+Frames are received into buffers that the caller owns, so a trajectory lands where it stays.
+`recv_into` truncates silently but returns the true size: every caller compares it.
+"""
+
+from collections.abc import Sequence
+
+import zmq
+
+from impala_async.wire.codec import Frame
+from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
+
+NO_FRAME = -1
+IPC_PATH_MAX_BYTES = 107
+# Two I/O threads were the fastest in every trial that had messages of over 100 KiB.
+IO_THREADS = 2
+_HEADER_BUFFER_BYTES = MAX_HEADER_BYTES + MAX_INLINE_BYTES
+# Half-open connections end after this long; leases decide everything else.
+_TRANSPORT_HEARTBEAT_MS = 5000
+
+
+class AddressInUseError(Exception):
+    """A bind address is taken or does not exist on this host."""
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """The one context of a process."""
+    return zmq.Context(io_threads=IO_THREADS)
+
+
+class Router:
+    """The learner's end. Never blocks: a peer that cannot be reached costs a counter."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        tcp_url: str,
+        ipc_path: str | None,
+        max_message_bytes: int,
+    ) -> None:
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
+        self._socket.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
+        self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
+        try:
+            if ipc_path is not None:
+                self._socket.bind(f"ipc://{ipc_path}")
+            self._socket.bind(tcp_url)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise AddressInUseError(f"cannot listen on {tcp_url}: {error.strerror}") from None
+        self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    @property
+    def fd(self) -> int:
+        """Edge-triggered: readable once when something changed; then drain until `receive` ends."""
+        return int(self._socket.get(zmq.FD))
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def has_input(self) -> bool:
+        """Must be asked again after every send: a send consumes the descriptor's edge."""
+        return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    def receive(self) -> tuple[bytes, memoryview, int] | None:
+        """Route, header frame and its true size (it may exceed the frame); None when drained.
+
+        The header is valid until the next call. Further frames are taken with `receive_into`.
+        """
+        try:
+            route = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        size = self.receive_into(self._header)
+        return route, self._header[: max(size, 0)], size
+
+    def receive_into(self, buffer: memoryview) -> int:
+        """Receive the message's next frame; its true size, or NO_FRAME if there is none."""
+        if not self.has_more_frames():
+            return NO_FRAME
+        return int(self._socket.recv_into(buffer))
+
+    def has_more_frames(self) -> bool:
+        """Whether the message that is being received goes on."""
+        return bool(self._socket.get(zmq.RCVMORE))
+
+    def discard_rest(self) -> int:
+        """Drop what is left of the message; how many frames that was."""
+        num_frames = 0
+        while self.has_more_frames():
+            self._socket.recv_into(memoryview(bytearray(1)))
+            num_frames += 1
+        return num_frames
+
+    def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
+        """Send without blocking; False if the peer is gone or does not take it now."""
+        try:
+            self._socket.send_multipart([route, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Dealer:
+    """An actor's end of one connection."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], url: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.set(zmq.LINGER, 0)
+        # Nothing queues for a learner that is not there: what was said to it would be out of date.
+        self._socket.set(zmq.IMMEDIATE, 1)
+        self._socket.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
+        self._socket.set(zmq.RECONNECT_IVL, 50)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.connect(url)
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Send without blocking; False if there is no connection now.
+
+        Frames are not copied: they must stay as they are until the learner settled them.
+        """
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self, timeout_s: float) -> list[bytes] | None:
+        """The next message's frames, or None if none came in time."""
+        if timeout_s > 0 and not self._socket.poll(max(1, int(timeout_s * 1000))):
+            return None
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def wait(self, timeout_s: float, wake_fd: int) -> bool:
+        """Wait for a message or for another descriptor; whether that descriptor woke us."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(wake_fd, zmq.POLLIN)
+        return wake_fd in dict(poller.poll(max(0, int(timeout_s * 1000))))
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,237 @@
+"""The ring against its table of emissions, slow sources, and a plain count of passes."""
+
+import queue
+from collections import Counter
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from impala_async.errors import ConfigError
+from impala_async.learner.minibatch_buffer import Draw, Leftover, MinibatchBuffer
+
+# size, passes, init, what comes out; `*` is the last pass.
+TABLE = [
+    (1, 1, 1, "A* B* C* D*"),
+    (2, 2, 2, "A B A* B* C D C* D*"),
+    (1, 3, 1, "A* B B* C C C* D D D*"),
+    (2, 3, 3, "A B A B A* B* C D C D C* D*"),
+    (2, 2, 1, "A* B C B* C* D E D* E*"),
+    (3, 2, 2, "A B C A* B* C* D E F D* E* F*"),
+    # The ramp goes on over the whole ring, also where one place is filled twice first.
+    (2, 3, 1, "A* B C B* C D C* D E D*"),
+]
+arguments = st.tuples(st.integers(1, 5), st.integers(1, 5)).flatmap(
+    lambda drawn: st.tuples(st.just(drawn[0]), st.just(drawn[1]), st.integers(1, drawn[1]))
+)
+
+
+class Script:
+    """A source that hands out the letters of a script, and is empty at its dots."""
+
+    def __init__(self, script: str) -> None:
+        self.script = iter(script)
+        self.timeouts: list[float | None] = []
+
+    def get(self, *, timeout: float | None) -> str:
+        self.timeouts.append(timeout)
+        letter = next(self.script)
+        if letter == ".":
+            raise queue.Empty
+        return letter
+
+
+class Numbers:
+    """A source that never ends: 0, 1, 2, ..., empty whenever the given choices say so."""
+
+    def __init__(self, is_empty: list[bool] | None = None) -> None:
+        self.items = count()
+        self.is_empty = iter(is_empty or [])
+        self.num_taken = 0
+
+    def get(self, *, timeout: float | None) -> int:
+        if next(self.is_empty, False):
+            raise queue.Empty
+        self.num_taken += 1
+        return next(self.items)
+
+
+def spell(draw: Draw[Any]) -> str:
+    return f"{draw.item}{'*' if draw.is_last_pass else ''}"
+
+
+@pytest.mark.parametrize(("size", "passes", "init", "emission"), TABLE)
+def test_emission(size: int, passes: int, init: int, emission: str) -> None:
+    buffer = MinibatchBuffer(Script("ABCDEFGH"), size, passes, init)
+    wanted = emission.split()
+    assert [spell(buffer.get()) for _ in wanted] == wanted
+
+
+@pytest.mark.parametrize(("size", "passes", "init", "emission"), TABLE)
+def test_emission_from_a_source_that_is_empty_at_times(
+    size: int, passes: int, init: int, emission: str
+) -> None:
+    source = Script(".A..B.C...D.E..F.")
+    buffer = MinibatchBuffer(source, size, passes, init, timeout_s=0.25)
+    wanted = emission.split()
+    got: list[str] = []
+    num_empty = 0
+    while len(got) < len(wanted):
+        num_live = len(buffer)
+        try:
+            got.append(spell(buffer.get()))
+        except queue.Empty:
+            num_empty += 1
+            assert len(buffer) == num_live
+    assert got == wanted
+    assert num_empty > 0
+    assert set(source.timeouts) == {0.25}
+
+
+def test_default_first_fill_has_all_passes() -> None:
+    buffer = MinibatchBuffer(Script("ABCD"), 2, 2)
+    assert [buffer.get().is_last_pass for _ in range(4)] == [False, False, True, True]
+
+
+def test_a_queue_is_a_source() -> None:
+    source: queue.Queue[str] = queue.Queue()
+    buffer = MinibatchBuffer(source, 1, 2, timeout_s=0.0)
+    with pytest.raises(queue.Empty):
+        buffer.get()
+    source.put("A")
+    assert [spell(buffer.get()), spell(buffer.get())] == ["A", "A*"]
+
+
+def test_without_a_timeout_the_source_may_block() -> None:
+    source = Script("A")
+    MinibatchBuffer(source, 1, 1).get()
+    assert source.timeouts == [None]
+
+
+def test_a_live_place_asks_the_source_for_nothing() -> None:
+    source = Script("A" + "." * 9)
+    buffer = MinibatchBuffer(source, 1, 3)
+    for _ in range(3):
+        buffer.get()
+    assert len(source.timeouts) == 1
+    with pytest.raises(queue.Empty):
+        buffer.get()
+
+
+def test_the_other_place_is_not_served_while_one_waits() -> None:
+    buffer = MinibatchBuffer(Script("A.B"), 2, 2)
+    assert spell(buffer.get()) == "A"
+    with pytest.raises(queue.Empty):
+        buffer.get()
+    assert [spell(buffer.get()) for _ in range(3)] == ["B", "A*", "B*"]
+
+
+def test_any_error_of_the_source_leaves_the_state_alone() -> None:
+    source = Script("A")
+    buffer = MinibatchBuffer(source, 1, 2, 1)
+    assert spell(buffer.get()) == "A*"
+    with pytest.raises(StopIteration):
+        buffer.get()
+    source.script = iter("B")
+    assert [spell(buffer.get()), spell(buffer.get())] == ["B", "B*"]
+
+
+@settings(deadline=None)
+@given(arguments, st.lists(st.booleans(), max_size=60), st.integers(0, 200))
+def test_every_item_gets_exactly_its_passes(
+    setting: tuple[int, int, int], is_empty: list[bool], num_gets: int
+) -> None:
+    size, num_passes, init = setting
+    source = Numbers(is_empty)
+    buffer = MinibatchBuffer(source, size, num_passes, init)
+    had: Counter[int] = Counter()
+    finished: set[int] = set()
+    for _ in range(num_gets):
+        try:
+            draw = buffer.get()
+        except queue.Empty:
+            continue
+        assert draw.item not in finished
+        assert draw.pass_index == had[draw.item]
+        had[draw.item] += 1
+        given_passes = min(init + draw.item, num_passes)
+        assert draw.is_last_pass == (had[draw.item] == given_passes)
+        if draw.is_last_pass:
+            finished.add(draw.item)
+        assert len(buffer) == len(had) - len(finished) <= size
+
+    leftovers = buffer.drain()
+    assert {left.item for left in leftovers} == had.keys() - finished
+    for left in leftovers:
+        assert left.num_passes_done == had[left.item] < left.num_passes_given
+        assert left.num_passes_given == min(init + left.item, num_passes)
+    assert source.num_taken == len(had)
+
+
+@settings(deadline=None)
+@given(arguments, st.integers(0, 200))
+def test_the_account_of_passes_closes(setting: tuple[int, int, int], num_gets: int) -> None:
+    size, num_passes, init = setting
+    buffer = MinibatchBuffer(Numbers(), size, num_passes, init)
+    draws = [buffer.get() for _ in range(num_gets)]
+    last = [draw for draw in draws if draw.is_last_pass]
+    init_short = sum(num_passes - (draw.pass_index + 1) for draw in last)
+    partial = sum(left.num_passes_done for left in buffer.drain())
+    assert len(draws) + init_short == num_passes * len(last) + partial
+
+
+def test_drain_gives_the_items_in_the_order_of_their_turn() -> None:
+    buffer = MinibatchBuffer(Script("ABCDE"), 3, 3, 2)
+    assert [spell(buffer.get()) for _ in range(4)] == ["A", "B", "C", "A*"]
+    assert buffer.drain() == [Leftover("B", 1, 3), Leftover("C", 1, 3)]
+    assert len(buffer) == 0
+    assert buffer.drain() == []
+    assert spell(buffer.get()) == "D"
+
+
+def test_drain_starts_with_the_place_whose_turn_it_is() -> None:
+    buffer = MinibatchBuffer(Script("ABC"), 3, 3)
+    assert [spell(buffer.get()) for _ in range(4)] == ["A", "B", "C", "A"]
+    assert buffer.drain() == [Leftover("B", 1, 3), Leftover("C", 1, 3), Leftover("A", 2, 3)]
+
+
+def test_drain_does_not_touch_the_source() -> None:
+    source = Numbers()
+    buffer = MinibatchBuffer(source, 3, 2)
+    assert buffer.drain() == []
+    buffer.get()
+    buffer.drain()
+    assert source.num_taken == 1
+
+
+@pytest.mark.parametrize("item", [0, "", None, False])
+def test_items_that_are_false_are_items(item: object) -> None:
+    source: queue.Queue[object] = queue.Queue()
+    source.put(item)
+    buffer = MinibatchBuffer(source, 1, 2, timeout_s=0.0)
+    assert [buffer.get(), buffer.get()] == [Draw(item, 0, False), Draw(item, 1, True)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ({"size": 0}, ["size", "0"]),
+        ({"size": 1.5}, ["size", "1.5"]),
+        ({"num_passes": 0, "init_num_passes": None}, ["num_passes", "0"]),
+        ({"num_passes": True}, ["num_passes", "True"]),
+        ({"init_num_passes": 0}, ["init_num_passes", "0"]),
+        ({"init_num_passes": -1}, ["init_num_passes", "-1"]),
+        ({"init_num_passes": 4}, ["init_num_passes", "4", "num_passes = 3"]),
+        ({"timeout_s": -0.5}, ["timeout_s", "-0.5"]),
+        ({"timeout_s": float("nan")}, ["timeout_s", "nan"]),
+    ],
+)
+def test_a_wrong_argument_is_named(wrong: dict[str, Any], names: list[str]) -> None:
+    right: dict[str, Any] = {"size": 2, "num_passes": 3, "init_num_passes": 2, "timeout_s": 1.0}
+    with pytest.raises(ConfigError) as error:
+        MinibatchBuffer(Script("A"), **(right | wrong))
+    message = str(error.value)
+    assert message.startswith(names[0] + ":")
+    assert all(name in message for name in names)

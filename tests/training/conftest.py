@@ -1,0 +1,77 @@
+"""A small policy and random batches for it, laid out as in a slot."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from impala_async.config import AlgorithmSection, ModelSection
+from impala_async.policy import Policy
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.step import Batch, UpdateStep
+from impala_async.trajectory import Columns, columns_over
+
+NUM_ROWS = 6
+
+
+@pytest.fixture
+def schema() -> Schema:
+    return Schema(
+        obs=ObsSpec((ArraySpec("", (3,), "float32"),)),
+        action=ActionSpec((ActionPart("", "discrete", 4),)),
+        rows=NUM_ROWS,
+    )
+
+
+@pytest.fixture
+def make_step(schema: Schema) -> Callable[..., UpdateStep]:
+    """A fresh step around a fresh policy; keywords are the algorithm's settings."""
+
+    def make(*, seed: int = 0, hidden: tuple[int, ...] = (16, 16), **settings: object) -> UpdateStep:
+        policy = Policy(schema, ModelSection(hidden_sizes=hidden), seed=seed)
+        return UpdateStep(policy, AlgorithmSection.model_validate(settings), "cpu")
+
+    return make
+
+
+@pytest.fixture
+def make_columns(schema: Schema) -> Callable[..., Columns]:
+    """Random columns with episode ends, written into planes that have gaps between columns."""
+
+    def make(num_columns: int = 5, seed: int = 0) -> Columns:
+        rng = np.random.default_rng(seed)
+        layout = schema.layout
+        columns = columns_over(
+            schema,
+            np.zeros((num_columns, layout.obs_bytes), np.uint8),
+            np.zeros((num_columns, layout.small_bytes), np.uint8),
+        )
+        shape = columns.rewards_CT.shape
+        columns.obs[""][:] = rng.normal(size=columns.obs[""].shape)
+        columns.actions[""][:] = rng.integers(0, 4, shape)
+        columns.rewards_CT[:] = rng.normal(size=shape)
+        columns.log_probs_CT[:] = rng.uniform(-2.5, -0.5, shape)
+        kinds = rng.choice(["none", "terminated", "truncated"], shape, p=[0.6, 0.2, 0.2])
+        columns.mask_CT[:] = True
+        columns.mask_CT[:, 1:] = kinds[:, :-1] == "none"
+        columns.terminated_CT[:] = (kinds == "terminated") & columns.mask_CT
+        columns.truncated_CT[:] = (kinds == "truncated") & columns.mask_CT
+        for array in (columns.rewards_CT, columns.log_probs_CT, columns.actions[""]):
+            array[~columns.mask_CT] = 0
+        return columns
+
+    return make
+
+
+@pytest.fixture
+def make_batch(make_columns: Callable[..., Columns]) -> Callable[..., Batch]:
+    def make(num_columns: int = 5, seed: int = 0) -> Batch:
+        return Batch.over(make_columns(num_columns, seed))
+
+    return make
+
+
+@pytest.fixture
+def all_alive() -> torch.Tensor:
+    return torch.ones(5, dtype=torch.bool)
