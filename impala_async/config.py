@@ -239,6 +239,28 @@ class RunConfig(Section):
         return found
 
 
+class ActorSettings(Section):
+    """What an actor is told when it is welcomed: all that it needs to know of a run."""
+
+    seed: int
+    env: EnvSection
+    model: ModelSection
+    trajectory: TrajectorySection
+    actor: ActorSection
+    max_lag: int
+
+    @staticmethod
+    def of(config: RunConfig) -> "ActorSettings":
+        return ActorSettings(
+            seed=config.seed,
+            env=config.env,
+            model=config.model,
+            trajectory=config.trajectory,
+            actor=config.actor,
+            max_lag=config.learner.max_lag,
+        )
+
+
 def is_loopback(url: str) -> bool:
     """Whether only processes of this host can reach a tcp url."""
     host = url.removeprefix("tcp://").rpartition(":")[0]

@@ -4,6 +4,7 @@ Unknown keys are refused with a suggestion; every error names its source, the do
 value and what is wanted, and all mistakes are told at once.
 """
 
+import copy
 import difflib
 import json
 import tomllib
@@ -25,15 +26,20 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     Raises:
         ConfigError: with one line per mistake.
     """
-    settings: dict[str, Any] = {}
-    sources: dict[str, str] = {}
+    settings = {} if path is None else _read_toml(path)
+    settings, sources = merge_overrides(settings, overrides)
     if path is not None:
-        settings = _read_toml(path)
-        sources = dict.fromkeys(_dotted_keys(settings), str(path))
-    for override in overrides:
-        key = _apply_override(settings, override)
-        sources[key] = COMMAND_LINE
+        sources = dict.fromkeys(_dotted_keys(settings), str(path)) | sources
     return validate_config(settings, sources)
+
+
+def merge_overrides(
+    settings: Mapping[str, Any], overrides: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Settings with `section.key=value` overrides, and where each overridden key came from."""
+    merged: dict[str, Any] = copy.deepcopy(dict(settings))
+    keys = [_apply_override(merged, override) for override in overrides]
+    return merged, dict.fromkeys(keys, COMMAND_LINE)
 
 
 def validate_config(

@@ -9,7 +9,6 @@ A masked row is not a transition: it holds an episode's final observation (or pa
 value still bootstraps the row before it, and because nothing accumulates on it, no
 correction flows from one episode into the one before.
 """
-# ruff: noqa: N815 - the shape suffixes are part of the stable names.
 
 from collections.abc import Callable
 from functools import reduce
@@ -30,7 +29,7 @@ class Returns(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Checked rows in one precision, rewards and discounts zero where masked."""
+    """Checked rows in one precision, with discounts zero where masked so that nothing carries."""
 
     rewards_TB: Tensor
     discounts_TB: Tensor
@@ -100,9 +99,9 @@ def accumulate(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
 def make_rows(
     rewards_TB: Tensor, discounts_TB: Tensor, values_SB: Tensor, mask_TB: Tensor, dtype: torch.dtype
 ) -> Rows:
-    """Rows ready for arithmetic: whatever stood in a masked row's reward or discount is gone."""
+    """Rows ready for arithmetic; the td errors drop masked rewards and values by themselves."""
     return Rows(
-        zero_masked(rewards_TB, mask_TB, dtype),
+        rewards_TB.to(dtype),
         zero_masked(discounts_TB, mask_TB, dtype),
         values_SB.to(dtype),
         mask_TB,

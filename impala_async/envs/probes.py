@@ -127,28 +127,38 @@ class Endless(Probe):
 
 
 class Counting(Probe):
-    """Shows (episode, step), both from 0; the reward is the step from 1, plus 10 per action.
+    """Shows (column, episode, step), all from 0; the reward is the step's number from 1, plus 10
+    for action 1.
 
-    Every row can be told from every other, so it finds rows that were lost, doubled or swapped.
+    A seed begins the episodes anew. Every row can be told from every other, so it finds rows that were lost, doubled or swapped.
     """
 
-    def __init__(self, length: int = 3, ends: Ends = "terminated") -> None:
-        super().__init__(num_obs=2)
+    def __init__(self, length: int = 3, ends: Ends = "terminated", column: int = 0) -> None:
+        super().__init__(num_obs=3)
+        self._column = column
         self._length = length
         self._ends = ends
         self._episode = -1
         self._step = 0
 
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        if seed is not None:
+            self._episode = -1
+        return super().reset(seed=seed, options=options)
+
     def _first(self) -> Obs:
         self._episode += 1
         self._step = 0
-        return _vector(self._episode, 0)
+        return _vector(self._column, self._episode, 0)
 
     def step(self, action: np.int64) -> Transition:
         self._step += 1
         terminated, truncated = _flags(self._ends, self._step >= self._length)
         reward = float(self._step + 10 * action)
-        return _vector(self._episode, self._step), reward, terminated, truncated, {}
+        obs = _vector(self._column, self._episode, self._step)
+        return obs, reward, terminated, truncated, {}
 
 
 class Slow(Counting):
@@ -208,14 +218,14 @@ class CountingVector(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
     ) -> None:
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode(autoreset)}
-        envs = [Counting(lengths[i % len(lengths)], ends) for i in range(num_envs)]
+        envs = [Counting(lengths[i % len(lengths)], ends, column=i) for i in range(num_envs)]
         self._envs = envs
         self.single_observation_space = envs[0].observation_space
         self.single_action_space = envs[0].action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._obs = np.zeros((num_envs, 2), np.float32)
-        self._final_obs = np.zeros((num_envs, 2), np.float32)
+        self._obs = np.zeros((num_envs, 3), np.float32)
+        self._final_obs = np.zeros((num_envs, 3), np.float32)
         self._rewards = np.zeros(num_envs, np.float64)
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)

@@ -5,7 +5,7 @@ each Box in it, in the order of gymnasium's own Dict. An action is one Discrete;
 choices count from 0, whatever the space starts at.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ SUPPORTED_OBS = "supported now are Box and (nested) Dict of Box"
 SUPPORTED_ACTION = "supported now is Discrete"
 
 Path = tuple[Any, ...]
-Actions = dict[str, NDArray[np.int32]]
+Actions = Mapping[str, NDArray[np.int32]]
 
 
 class ObsLeaf(NamedTuple):

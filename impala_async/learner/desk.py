@@ -29,7 +29,7 @@ from impala_async.wire.messages import (
     Welcome,
     pack,
 )
-from impala_async.wire.session import WINDOW, Peer, SessionTable, reject
+from impala_async.wire.session import Peer, SessionTable, reject
 from impala_async.wire.sockets import NO_FRAME
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class Desk:
         on_schema: Callable[[Schema], None],
     ) -> None:
         self.schema: Schema | None = None
+        self.is_closing = False
         self._table = table
         self._publisher = publisher
         self._terms = terms
@@ -110,12 +111,14 @@ class Desk:
             self._timers[peer.session] = timers
             port.send(route, [pack(peer.grant(self._publisher.version))])
 
-    def expire(self) -> int:
-        """End the sessions whose lease is over; how many those were."""
-        expired = self._table.expire(self._clock())
-        for peer in expired:
+    def expire(self) -> None:
+        """End the sessions whose lease is over."""
+        for peer in self._table.expire(self._clock()):
             self.lose(peer, "its lease is over")
-        return len(expired)
+
+    def remind(self, port: Port, peer: Peer) -> bool:
+        """Say again what a silent actor may do; False if its connection is closed."""
+        return port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
 
     def lose(self, peer: Peer, why: str) -> None:
         """The actor is gone without a word."""
@@ -148,6 +151,8 @@ class Desk:
         return peer
 
     def _welcome(self, port: Port, route: bytes, hello: Hello) -> None:
+        if self.is_closing:
+            return  # the actor asks again, and then another learner may be here
         opened = self._table.hello(hello, route, self._clock())
         if isinstance(opened, Reject):
             self._refuse(port, route, opened)
@@ -170,7 +175,6 @@ class Desk:
             nonce=terms.nonce,
             lease_s=terms.lease_s,
             heartbeat_s=terms.heartbeat_s,
-            window=WINDOW,
             max_columns=terms.max_columns,
         )
         frames: list[Frame] = [pack(welcome), terms.settings_frame]
@@ -187,7 +191,7 @@ class Desk:
             self._refuse(port, peer.data_route, reject("mismatch", fault))
             self._table.end(peer)
             return
-        peer.columns = spec.columns
+        peer.columns, peer.streams = spec.columns, spec.streams
         logger.info("actor %d joined with %d columns", peer.rank, peer.columns)
         port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
 
@@ -206,7 +210,7 @@ class Desk:
 
     def _misfit(self, schema: Schema, spec: Spec) -> str | None:
         assert self.schema is not None
-        if schema != self.schema:
+        if schema != self.schema or spec.schema_digest != schema.digest:
             return f"the environment differs: {self.schema.difference(schema)}"
         if spec.columns > self._terms.max_columns:
             return (

@@ -117,6 +117,7 @@ class Ingest:
         return {
             "credit/granted_columns": self._table.outstanding_columns,
             "credit/free_columns": self._filler.free_columns if self._filler else 0,
+            **(self._filler.report() if self._filler else {}),
         }
 
     def _take_body(self, port: Port, data: Data, schema: Schema, filler: SlotFiller) -> str | None:

@@ -58,6 +58,14 @@ class Loader(Protocol):
         """After the close: batches that never reached the ring."""
         ...
 
+    def report(self) -> dict[str, object]:
+        """The numbers of its queues."""
+        ...
+
+    def close(self) -> None:
+        """Wake whoever waits: it sees ClosedError."""
+        ...
+
 
 class HostLoader:
     """The loader of a CPU: hands out views."""
@@ -87,6 +95,12 @@ class HostLoader:
 
     def leftovers(self) -> list[int]:
         return [self._slots[index].batch for index in self._full.take_all()]
+
+    def report(self) -> dict[str, object]:
+        return self._full.report()
+
+    def close(self) -> None:
+        self._full.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -170,8 +184,11 @@ class DeviceLoader:
         waiting = [self._slots[index].batch for index in self._full.take_all()]
         return [loaded.account.batch for loaded in ready if loaded] + self._interrupted + waiting
 
+    def report(self) -> dict[str, object]:
+        return {**self._full.report(), **self._ready.report()}
+
     def close(self) -> None:
-        """Wake the loader thread and whoever waits for it."""
+        self._full.close()
         self._free.close()
         self._ready.close()
 
@@ -212,7 +229,8 @@ def batch_over(schema: Schema, obs: torch.Tensor, small: torch.Tensor) -> Batch:
         plane = {"obs": obs, "small": small}[leaf.plane]
         dtype: torch.dtype = getattr(torch, leaf.dtype)
         stop = leaf.offset + math.prod(leaf.shape) * dtype.itemsize
-        return plane[:, leaf.offset : stop].view(dtype).unflatten(1, leaf.shape)
+        typed = plane[:, leaf.offset : stop].view(dtype)
+        return typed.view(len(plane), *leaf.shape)
 
     return Batch(
         obs={leaf.name: view(f"obs/{leaf.name}") for leaf in schema.obs.leaves},

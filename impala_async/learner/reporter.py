@@ -97,8 +97,10 @@ class Reporter:
         parts: Sequence[Part],
         env_steps: Callable[[], int],
         ask: Flag,
+        earlier_s: float = 0.0,
     ) -> None:
-        self.started_at = time.monotonic()
+        now = time.monotonic()
+        self._started_at = now - earlier_s
         self.last: dict[str, Value] = {}
         self._every_s = every_s
         self._sinks = sinks
@@ -106,7 +108,7 @@ class Reporter:
         self._env_steps = env_steps
         self._ask = ask
         self._answered = asyncio.Event()
-        self._rate_from = (self.started_at, env_steps())
+        self._rate_from = (now, env_steps())
         self._process = psutil.Process()
 
     def answered(self) -> None:
@@ -114,8 +116,8 @@ class Reporter:
         self._answered.set()
 
     def run_s(self, at: float) -> float:
-        """Seconds of this run at a moment of the monotonic clock."""
-        return at - self.started_at
+        """Seconds of this run, earlier starts included, at a moment of the monotonic clock."""
+        return at - self._started_at
 
     async def report_regularly(self) -> None:
         """The task: it ends with the service."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from impala_async.metrics.window import WindowStat
 from impala_async.spec import Bytes2D, Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Version
@@ -77,19 +78,12 @@ class SlotFiller:
         self._num_batches = 0
         self.batch_columns = len(slots[0].obs)
         self._scratch = np.zeros_like(slots[0].obs)
+        self._idle_depth = WindowStat("depth")
 
     @property
     def free_columns(self) -> int:
         """Columns that can still come in before a slot must be released."""
         return self._left_in_filling + len(self._idle) * self.batch_columns
-
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
-    @property
-    def num_filling_columns(self) -> int:
-        return self._num_filled
 
     def obs_target(self, num_columns: int) -> Bytes2D:
         """Where the observations of the next columns are to be received."""
@@ -117,10 +111,14 @@ class SlotFiller:
         """A slot is empty again."""
         self._idle.append(index)
 
-    def abandon(self) -> int:
-        """Give up the columns of the filling slot; how many those were."""
-        num_columns, self._num_filled = self._num_filled, 0
-        return num_columns
+    def report(self) -> dict[str, object]:
+        """The numbers of the idle queue. Nobody waits for it: without a slot there is no credit."""
+        return {
+            "queue/idle_put_wait_ms": 0.0,
+            "queue/idle_get_wait_ms": 0.0,
+            "queue/idle_depth_quantiles": self._idle_depth.summary().quantiles,
+            "queue/idle_capacity": len(self._slots),
+        }
 
     @property
     def _left_in_filling(self) -> int:
@@ -128,6 +126,7 @@ class SlotFiller:
 
     def _open_slot(self) -> None:
         if self._idle:
+            self._idle_depth.push(len(self._idle))
             self._filling = self._slots[self._idle.popleft()]
             self._num_filled = 0
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from impala_async.config import LearnerSection, StopSection
 from impala_async.learner.device_timer import DeviceTimer
@@ -52,6 +53,7 @@ class LearnerReport:
 
     progress: Progress
     starved_at: float | None
+    first_update_at: float | None
     metrics: dict[str, object]
     lag_histogram: list[int]
 
@@ -190,7 +192,7 @@ class LearnerThread:
             self._loader.release(loaded)
         self._queue_size.push(self._loader.num_waiting())
 
-    def _learn(self, loaded: LoadedBatch, lags: np.ndarray, valid_rows: int) -> None:
+    def _learn(self, loaded: LoadedBatch, lags: NDArray[np.int64], valid_rows: int) -> None:
         account = loaded.account
         alive_B = torch.from_numpy(account.alive_B).to(self._device, non_blocking=True)
         with self._grad:
@@ -210,7 +212,8 @@ class LearnerThread:
             self._publish()
 
     def _publish(self) -> None:
-        self._ports.weights.post(self._snapshot.take(Version(self._epoch, self._update)))
+        version = Version(self._epoch, self._update)
+        self._ports.weights.post(self._snapshot.take(self._step.policy.tensors, version))
 
     def _answer(self) -> None:
         """What the loop asked for since the last update."""
@@ -252,7 +255,13 @@ class LearnerThread:
             **self._timings(),
             **(self._last.floats() if self._last else {}),
         }
-        return LearnerReport(self.progress, self._starved_at, metrics, self._lag_histogram.tolist())
+        return LearnerReport(
+            self.progress,
+            self._starved_at,
+            self._first_update_at,
+            metrics,
+            self._lag_histogram.tolist(),
+        )
 
     def _timings(self) -> dict[str, object]:
         timers = {

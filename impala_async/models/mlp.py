@@ -32,8 +32,7 @@ class MLPTorso(nn.Module):
         widths = (num_in, *hidden_sizes)
         self.num_out = widths[-1]
         self.layers = nn.ModuleList(
-            orthogonal_linear(before, after, HIDDEN_GAIN)
-            for before, after in pairwise(widths)
+            orthogonal_linear(before, after, HIDDEN_GAIN) for before, after in pairwise(widths)
         )
         self._activate = _ACTIVATIONS[activation]
 

@@ -127,8 +127,9 @@ def save_checkpoint(
         if replaced is not None:
             shutil.rmtree(replaced)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return final
 
 

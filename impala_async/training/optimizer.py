@@ -15,7 +15,7 @@ _MACHINE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 
 def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSection) -> Optimizer:
     """Adam at the schedule's first rate."""
-    # Fused takes a third of the time of any other way, on CPUs as on GPUs.
+    # Measured on a CPU: fused takes a third of the time of the foreach and plain forms.
     return Adam(parameters, lr=section.lr, eps=section.adam_eps, fused=True)
 
 

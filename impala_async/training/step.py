@@ -132,7 +132,9 @@ class UpdateStep:
         terms.total.backward()
         norm = global_norm(self.parameters)
         # The one place where the host waits for the device.
-        total, norm_now, num_valid = torch.stack((terms.total, norm, rows.num_valid)).tolist()
+        total, norm_now, num_valid = torch.stack(
+            (terms.total.detach(), norm, rows.num_valid)
+        ).tolist()
         applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm_now)
         if applied:
             clip_gradients(self.parameters, norm_now, self._section.grad_clip)

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from impala_async.errors import ProtocolError
 from impala_async.spec import Bytes2D, ColumnLayout
-from impala_async.wire.messages import MAX_INLINE_BYTES, MAX_SETTINGS_BYTES, Data, pack
+from impala_async.weights import Version, Weights
+from impala_async.wire.messages import (
+    MAX_INLINE_BYTES,
+    MAX_SETTINGS_BYTES,
+    Data,
+    WeightsReply,
+    pack,
+)
 
 Frame = bytes | memoryview
 EPISODE_BYTES = 8
@@ -85,3 +92,13 @@ def decode_settings(frame: bytes) -> dict[str, object]:
     if not isinstance(settings, dict):
         raise ProtocolError("malformed_settings", "the settings are not a msgpack map")
     return settings
+
+
+def decode_weights(reply: WeightsReply, frames: Sequence[bytes]) -> Weights:
+    """The weights of a reply; raises ProtocolError if they were damaged on the way."""
+    if len(frames) != 2:
+        raise ProtocolError("wrong_frame_count", "weights come with one frame")
+    weights = Weights(Version(reply.epoch, reply.update), np.frombuffer(frames[1], np.uint8))
+    if weights.digest() != reply.content_digest:
+        raise ProtocolError("damaged_weights", f"weights {reply.epoch}.{reply.update} are damaged")
+    return weights

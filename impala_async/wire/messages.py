@@ -58,17 +58,18 @@ class Welcome(NamedTuple):
     nonce: bytes
     lease_s: float
     heartbeat_s: float
-    window: int
     max_columns: int
 
 
 class Spec(NamedTuple):
-    """What the actor's environments look like (second frame: the schema) and how many it runs."""
+    """What the actor's environments look like (second frame: the schema), how many columns each of
+    its messages has, and how many messages it writes side by side."""
 
     session: bytes
     schema_digest: bytes
     layout_digest: bytes
     columns: int
+    streams: int
 
 
 class Grant(NamedTuple):
@@ -218,10 +219,10 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
         Welcome,
         (
             *(_ID, _EPOCH, _ID, _uint(2**31), _uint(65535, 1), _PATH, _PATH, _PATH, _ID),
-            *(_number, _number, _uint(1024, 1), _uint(MAX_COLUMNS, 1)),
+            *(_number, _number, _uint(MAX_COLUMNS, 1)),
         ),
     ),
-    (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1))),
+    (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1), _uint(MAX_COLUMNS, 1))),
     (Grant, (_ID, _SEQ, _SEQ, _EPOCH, _COUNT, _verdicts)),
     (Reject, (_uint(len(REJECT_CODES) - 1), _text(2000), _number)),
     (

@@ -33,6 +33,10 @@ class Outbox(Generic[Item]):
     def lowest_unsettled(self) -> int:
         return min(self._held, default=self.next_seq)
 
+    @property
+    def num_unsent(self) -> int:
+        return sum(held.sent_at is None for held in self._held.values())
+
     def put(self, item: Item) -> int:
         """Take a finished trajectory; its seq."""
         seq = self.next_seq

@@ -24,7 +24,7 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.watermark import Watermark
 
-# Messages that one actor may have under way: one travels while the next is unrolled.
+# Messages under way of each that an actor writes: one travels while the next is unrolled.
 WINDOW = 2
 MAX_SESSIONS = 10_000
 # Watermarks of actors that have not been heard of for so long are forgotten.
@@ -48,12 +48,18 @@ class Peer:
     data_route: bytes
     weights_route: bytes = b""
     columns: int = 0
+    streams: int = 1
     granted: int = 0
     verdicts: list[list[int]] = field(default_factory=list)
 
     @property
     def outstanding_messages(self) -> int:
         return self.watermark.num_unsettled_below(self.granted)
+
+    @property
+    def window(self) -> int:
+        """Messages that may be under way at once."""
+        return WINDOW * self.streams
 
     @property
     def outstanding_columns(self) -> int:
@@ -84,11 +90,17 @@ class SessionTable:
     """All sessions of one learner."""
 
     def __init__(
-        self, *, run_id: bytes, lineage: Lineage, lease_s: float, new_id: Callable[[], bytes]
+        self,
+        *,
+        run_id: bytes,
+        lineage: Lineage,
+        lease_s: float,
+        max_lag: int,
+        new_id: Callable[[], bytes],
     ) -> None:
         self.run_id = run_id
         self.lineage = lineage
-        self.max_lag: int | None = None
+        self._max_lag = max_lag
         self._lease_s = lease_s
         self._new_id = new_id
         self._peers: dict[bytes, Peer] = {}
@@ -153,7 +165,7 @@ class SessionTable:
             return "invalid"
         if not self.lineage.is_ancestor(version):
             return "dead_branch"
-        if self.max_lag is not None and version_now.update - version.update > self.max_lag:
+        if version_now.update - version.update > self._max_lag:
             return "stale"
         return None
 
@@ -178,9 +190,10 @@ class SessionTable:
         queue.sort(key=lambda peer: peer.outstanding_messages)
         left = free_columns - sum(peer.outstanding_columns for peer in ready)
         dealt: dict[bytes, Peer] = {}
-        for round_ in range(WINDOW):
+        for round_ in range(max(peer.window for peer in ready)):
             for peer in queue:
-                if peer.outstanding_messages <= round_ and peer.columns <= left:
+                under_way = peer.outstanding_messages
+                if under_way <= round_ and under_way < peer.window and peer.columns <= left:
                     peer.extend()
                     left -= peer.columns
                     dealt[peer.session] = peer

@@ -4,6 +4,7 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 `recv_into` truncates silently but returns the true size: every caller compares it.
 """
 
+import socket
 from collections.abc import Sequence
 
 import zmq
@@ -20,11 +21,14 @@ _HEADER_BUFFER_BYTES = MAX_HEADER_BYTES + MAX_INLINE_BYTES
 _TRANSPORT_HEARTBEAT_MS = 5000
 
 
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
 class AddressInUseError(Exception):
     """A bind address is taken or does not exist on this host."""
 
 
-def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+def new_context() -> Context:
     """The one context of a process."""
     return zmq.Context(io_threads=IO_THREADS)
 
@@ -34,7 +38,7 @@ class Router:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: Context,
         tcp_url: str,
         ipc_path: str | None,
         max_message_bytes: int,
@@ -62,6 +66,16 @@ class Router:
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
+
+    def connectable_url(self) -> str:
+        """The tcp url for somebody else: never a wildcard."""
+        host, _, port = self.url.removeprefix("tcp://").rpartition(":")
+        if host in ("0.0.0.0", "[::]"):
+            try:
+                host = socket.gethostbyname(socket.gethostname())
+            except OSError:
+                host = "127.0.0.1"
+        return f"tcp://{host}:{port}"
 
     def has_input(self) -> bool:
         """Must be asked again after every send: a send consumes the descriptor's edge."""
@@ -114,14 +128,14 @@ class Router:
 class Dealer:
     """An actor's end of one connection."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], url: str) -> None:
+    def __init__(self, context: Context, url: str) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.set(zmq.LINGER, 0)
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
         self._socket.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
         self._socket.set(zmq.RECONNECT_IVL, 50)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
         self._socket.connect(url)
 
     def send(self, frames: Sequence[Frame]) -> bool:

@@ -1,5 +1,4 @@
 """GAE against the paper's other definition: the weighted mean of all n-step advantages."""
-# ruff: noqa: N815 - the shape suffixes are part of the stable names.
 
 from typing import NamedTuple
 

@@ -1,5 +1,4 @@
 """V-trace against its definition, summed term by term in plain Python floats."""
-# ruff: noqa: N815 - the shape suffixes are part of the stable names.
 
 import math
 from typing import NamedTuple

@@ -28,7 +28,9 @@ def schema() -> Schema:
 def make_step(schema: Schema) -> Callable[..., UpdateStep]:
     """A fresh step around a fresh policy; keywords are the algorithm's settings."""
 
-    def make(*, seed: int = 0, hidden: tuple[int, ...] = (16, 16), **settings: object) -> UpdateStep:
+    def make(
+        *, seed: int = 0, hidden: tuple[int, ...] = (16, 16), **settings: object
+    ) -> UpdateStep:
         policy = Policy(schema, ModelSection(hidden_sizes=hidden), seed=seed)
         return UpdateStep(policy, AlgorithmSection.model_validate(settings), "cpu")
 

@@ -15,9 +15,11 @@ Runs on: sampler thread
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.actor.samplers.protocols import (
@@ -58,7 +60,9 @@ class DirectSampler(ABC):
 
     def step(self) -> list[Finished]:
         """Step every column once; the messages that this completed, mostly none."""
-        finished = self._begin() if self._is_any_waiting else []
+        finished: list[Finished] = []
+        while self._is_any_waiting:
+            finished += self._begin()
         timers = self.timers
         before = perf_counter()
         chosen = self._policy.act(self._obs, self._rng)
@@ -84,7 +88,7 @@ class DirectSampler(ABC):
     def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]: ...
 
     def _begin(self) -> list[Finished]:
-        """Open the trajectories that are due, with the newest weights.
+        """Open the trajectories that are due, with the newest weights; messages this completes.
 
         Columns in mid-trajectory act with them too, and keep the older version of their first
         row: lag is never understated.
@@ -120,3 +124,77 @@ class NextStepSampler(DirectSampler):
             step.obs,
         )
         return [] if finished is None else [finished]
+
+
+class SameStepSampler(DirectSampler):
+    """Each column in its own message.
+
+    The masked row of a column that ended needs no act: its action is ignored by nature. It is
+    written with the step itself, unless it opens a trajectory: then at the beginning of the next
+    step, while the reset observation is still there.
+    """
+
+    def _make_unrolls(self, schema: Schema) -> list[Unroll]:
+        num_envs = self._envs.num_envs
+        self._slices = [slice(column, column + 1) for column in range(num_envs)]
+        self._resetting: list[int] = []
+        self._no_actions = {part.name: np.zeros(1, np.int32) for part in schema.action.parts}
+        self._no_numbers = np.zeros(1, np.float32)
+        self._no_flags = np.zeros(1, np.bool_)
+        unrolls = [Unroll(schema, 1) for _ in range(num_envs)]
+        for unroll, one in zip(unrolls, self._slices, strict=True):
+            unroll.start(_cut(self._obs, one))
+        return unrolls
+
+    def _begin(self) -> list[Finished]:
+        super()._begin()
+        finished = self._write_resets()
+        # With T = 1 the masked row was a whole trajectory.
+        self._is_any_waiting = bool(finished)
+        return finished
+
+    def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]:
+        finished = []
+        is_over = (step.terminated | step.truncated).tolist()
+        for column, (unroll, one) in enumerate(zip(self._unrolls, self._slices, strict=True)):
+            next_obs = step.obs
+            if is_over[column]:
+                assert step.final_obs is not None, "a SAME_STEP batch gives final observations"
+                next_obs = step.final_obs
+                self._resetting.append(column)
+            message = unroll.append(
+                _cut(chosen.actions, one),
+                chosen.log_probs[one],
+                step.rewards[one],
+                step.terminated[one],
+                step.truncated[one],
+                _cut(next_obs, one),
+            )
+            if message is not None:
+                finished.append(message)
+        return finished + self._write_resets() if self._resetting else finished
+
+    def _write_resets(self) -> list[Finished]:
+        """Write the masked rows that are due, of columns that have a buffer for them."""
+        finished, waiting = [], []
+        for column in self._resetting:
+            unroll = self._unrolls[column]
+            if unroll.needs_buffer:
+                waiting.append(column)
+                continue
+            message = unroll.append(
+                self._no_actions,
+                self._no_numbers,
+                self._no_numbers,
+                self._no_flags,
+                self._no_flags,
+                _cut(self._obs, self._slices[column]),
+            )
+            if message is not None:
+                finished.append(message)
+        self._resetting = waiting
+        return finished
+
+
+def _cut(arrays: Mapping[str, NDArray[Any]], columns: slice) -> dict[str, NDArray[Any]]:
+    return {name: array[columns] for name, array in arrays.items()}

@@ -4,7 +4,7 @@ Runs on: sampler thread
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,8 +59,9 @@ class SamplerTimers:
 
     def take(self) -> "SamplerTimers":
         """A copy; the sums begin anew."""
-        taken = SamplerTimers(**vars(self))
-        self.__init__()  # type: ignore[misc]
+        taken = replace(self)
+        self.act_time_s = self.env_time_s = self.wait_time_s = 0.0
+        self.num_steps = 0
         return taken
 
 

@@ -1,0 +1,51 @@
+"""The actor door: `python -m impala_async.actor --learner tcp://HOST:PORT`.
+
+Runs on: main thread
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+
+from impala_async import lifeline
+from impala_async.doors import new_parser, run_door, start_logging
+from impala_async.errors import ConfigError
+
+FIRST_CONNECT_S = 60.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Everything but the address comes from the learner."""
+    parser = new_parser("actor", "Step environments for a learner, wherever this process runs.")
+    parser.add_argument(
+        "--learner",
+        required=True,
+        metavar="URL",
+        help="where the learner takes trajectories, for example tcp://127.0.0.1:5555",
+    )
+    parser.add_argument(
+        "--num-envs",
+        type=int,
+        metavar="N",
+        help="environments here, if not as many as the learner's actor.num_envs says",
+    )
+    args = parser.parse_args(argv)
+    return run_door(lambda: _serve(args))
+
+
+def _serve(args: argparse.Namespace) -> int:
+    if not re.fullmatch(r"tcp://[^:/]+:\d+|tcp://\[[0-9a-fA-F:]+\]:\d+", args.learner):
+        raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {args.learner!r}")
+    if args.num_envs is not None and args.num_envs < 1:
+        raise ConfigError(f"--num-envs: wants a whole number from 1 up, got {args.num_envs}")
+    lifeline.hold()
+    start_logging()
+    from impala_async.actor.service import ActorService
+
+    service = ActorService(args.learner, num_envs=args.num_envs, reconnect_s=FIRST_CONNECT_S)
+    return service.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

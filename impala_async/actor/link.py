@@ -1,0 +1,167 @@
+"""The actor's second connection: weights down, heartbeats up, in a thread of its own.
+
+So a lease lives however long an environment step takes, and newer weights arrive while the
+present trajectory is being unrolled.
+
+Runs on: link thread (`_run`); the other methods on the sampler thread
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from impala_async.errors import MismatchError, ProtocolError
+from impala_async.weights import NO_VERSION, Version, Weights
+from impala_async.wire.codec import decode_weights
+from impala_async.wire.messages import (
+    REJECT_CODES,
+    Get,
+    Grant,
+    Heartbeat,
+    NotModified,
+    Reject,
+    WeightsReply,
+    pack,
+    unpack,
+)
+from impala_async.wire.sockets import Context, Dealer
+
+# Until the learner has published anything, ask again this often.
+FIRST_WEIGHTS_EVERY_S = 0.05
+
+
+class Link:
+    """Owns the weights socket of one session, and the newest weights that came over it."""
+
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        *,
+        session: bytes,
+        layout_digest: bytes,
+        have: Version,
+        heartbeat_s: float,
+        reply_timeout_s: float,
+    ) -> None:
+        self.last_heard = time.monotonic()
+        self.is_session_over = False
+        self.timers: Mapping[str, float] = {}
+        self._context = context
+        self._url = url
+        self._session = session
+        self._layout_digest = layout_digest
+        self._heartbeat_s = heartbeat_s
+        self._reply_timeout_s = reply_timeout_s
+        self._wanted = NO_VERSION
+        self._have = have
+        self._asked_at: float | None = None
+        self._newest: deque[Weights] = deque(maxlen=1)
+        self._grants: deque[Grant] = deque(maxlen=16)
+        self._arrived = threading.Event()
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread.start()
+
+    def want(self, version: Version) -> None:
+        """The learner named a version: fetch it if it is newer."""
+        if version > self._wanted:
+            self._wanted = version
+            os.eventfd_write(self._wake_fd, 1)
+
+    def take_newest(self) -> Weights | None:
+        """Weights that arrived since the last call."""
+        self._check()
+        self._arrived.clear()
+        return self._newest.pop() if self._newest else None
+
+    def wait_for_weights(self, timeout_s: float) -> None:
+        """Until new weights are there, or the time is over."""
+        self._arrived.wait(timeout_s)
+
+    def take_grants(self) -> list[Grant]:
+        """Grants that came as answers to heartbeats."""
+        self._check()
+        return [self._grants.popleft() for _ in range(len(self._grants))]
+
+    def close(self) -> None:
+        self._is_closed = True
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join()
+        os.close(self._wake_fd)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        socket = Dealer(self._context, self._url)
+        try:
+            self._serve(socket)
+        except BaseException as error:  # a thread has no caller: the sampler thread raises it
+            self._failure = error
+            self._arrived.set()
+        finally:
+            socket.close()
+
+    def _serve(self, socket: Dealer) -> None:
+        next_beat = time.monotonic()
+        while not self._is_closed:
+            now = time.monotonic()
+            if now >= next_beat:
+                socket.send([pack(Heartbeat(self._session, dict(self.timers)))])
+                next_beat = now + self._heartbeat_s
+            wait_s = self._ask(socket, now)
+            if socket.wait(min(wait_s, next_beat - now), self._wake_fd):
+                os.eventfd_read(self._wake_fd)
+            while (frames := socket.receive(0)) is not None:
+                self._take(frames)
+
+    def _ask(self, socket: Dealer, now: float) -> float:
+        """Send the pull that is due; in how many seconds to look again."""
+        is_first = self._have == NO_VERSION
+        timeout_s = FIRST_WEIGHTS_EVERY_S if is_first else self._reply_timeout_s
+        if self._asked_at is not None and now - self._asked_at > timeout_s:
+            self._asked_at = None
+        if self._asked_at is None and (is_first or self._wanted > self._have):
+            was_sent = socket.send([pack(Get(self._session, *self._have))])
+            self._asked_at = now if was_sent else None
+            return timeout_s if was_sent else FIRST_WEIGHTS_EVERY_S
+        return timeout_s
+
+    def _take(self, frames: list[bytes]) -> None:
+        self.last_heard = time.monotonic()
+        message = unpack(frames[0])
+        if isinstance(message, Grant):
+            self._grants.append(message)
+            self._wanted = max(self._wanted, Version(message.epoch, message.update))
+        elif isinstance(message, WeightsReply):
+            self._take_weights(message, frames)
+        elif isinstance(message, NotModified):
+            # Nothing is published yet: the first pull is repeated after its short time-out.
+            if self._have != NO_VERSION:
+                self._asked_at = None
+        elif isinstance(message, Reject):
+            self.is_session_over |= message.code == REJECT_CODES.index("hello_again")
+            self._arrived.set()
+
+    def _take_weights(self, reply: WeightsReply, frames: list[bytes]) -> None:
+        self._asked_at = None
+        if reply.layout_digest != self._layout_digest:
+            raise MismatchError(
+                "the learner's model differs from the one built here from its settings: install "
+                "the same release of impala-async on both sides"
+            )
+        try:
+            weights = decode_weights(reply, frames)
+        except ProtocolError:
+            return  # damaged on its way: the version stays wanted and is pulled again
+        # Within a run an older epoch is a learner that should be dead.
+        if weights.version > self._have:
+            self._have = weights.version
+            self._newest.append(weights)
+            self._arrived.set()

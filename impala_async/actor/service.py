@@ -1,0 +1,126 @@
+"""The actor: connect, build what the learner asks for, and unroll until it is over.
+
+Runs on: sampler thread (the main thread of an actor)
+"""
+
+import logging
+import signal
+
+import numpy as np
+import torch
+
+from impala_async.actor.client import Client, NewRun, Offer, RunFinished
+from impala_async.actor.samplers.build import build_sampler, columns_per_message
+from impala_async.actor.samplers.protocols import Sampler
+from impala_async.config import ActorSettings
+from impala_async.envs.make import build_envs
+from impala_async.envs.vector import EnvBatch
+from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvError, MismatchError
+from impala_async.policy import Policy
+from impala_async.spec import Schema
+from impala_async.wire.sockets import new_context
+
+logger = logging.getLogger(__name__)
+
+# Grants are looked at this often within a trajectory, so that newer weights are under way
+# before its end.
+PUMP_EVERY_STEPS = 16
+
+
+class ActorService:
+    """One actor process."""
+
+    def __init__(self, url: str, *, num_envs: int | None, reconnect_s: float) -> None:
+        self._num_envs = num_envs
+        self._signal: int | None = None
+        self._client = Client(
+            new_context(),
+            url,
+            should_stop=lambda: self._signal is not None,
+            reconnect_s=reconnect_s,
+        )
+
+    def run(self) -> int:
+        """Until the learner is finished, or a signal comes; the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            settings = self._client.connect()
+            while True:
+                try:
+                    self._work(settings)
+                except NewRun:
+                    logger.info("another run is at this address: starting anew")
+                    settings = self._client.begin_new_run()
+        except RunFinished:
+            pass
+        finally:
+            self._client.leave()
+        return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_DONE
+
+    def _work(self, settings: ActorSettings) -> None:
+        """One run, from its settings until an exception ends it."""
+        torch.set_num_threads(settings.actor.threads)
+        sampler = self._join(settings)
+        try:
+            self._sample(sampler, settings.trajectory.rows)
+        finally:
+            sampler.close()
+
+    def _join(self, settings: ActorSettings) -> Sampler:
+        envs = self._build_envs(settings)
+        schema = Schema(envs.obs_spec, envs.action_spec, settings.trajectory.rows)
+        policy = Policy(schema, settings.model, seed=settings.seed)
+        columns = columns_per_message(envs)
+        streams = envs.num_envs // columns
+        self._client.join(Offer(schema, policy.layout.digest, columns, streams))
+        seed = seed_of(settings.seed, self._client.rank)
+        rank = self._client.rank
+        logger.info("actor %d: %d environments of %s", rank, envs.num_envs, settings.env.id)
+        return build_sampler(
+            schema,
+            envs,
+            policy,
+            torch.Generator().manual_seed(seed),
+            buffers=self._client,
+            newest=self._client.newest,
+            seed=seed,
+        )
+
+    def _build_envs(self, settings: ActorSettings) -> EnvBatch:
+        num_envs = self._num_envs or settings.actor.num_envs
+        try:
+            return build_envs(settings.actor.sampler, settings.env, num_envs)
+        except EnvError as error:
+            # The learner could make it, or was told not to try: it is this host that lacks it.
+            raise MismatchError(str(error)) from error
+
+    def _sample(self, sampler: Sampler, rows: int) -> None:
+        client, timers = self._client, sampler.timers
+        num_steps = 0
+        while True:
+            for finished in sampler.step():
+                client.send(finished)
+                spent, (send_wait_s, weights_wait_s) = timers.take(), client.take_waits()
+                ms_per_trajectory = 1000 * rows / max(1, spent.num_steps)
+                client.set_timers(
+                    {
+                        "env_time_ms": spent.env_time_s * ms_per_trajectory,
+                        "act_time_ms": spent.act_time_s * ms_per_trajectory,
+                        "send_wait_ms": send_wait_s * ms_per_trajectory,
+                        "weights_wait_ms": weights_wait_s * ms_per_trajectory,
+                    }
+                )
+            num_steps += 1
+            if num_steps % PUMP_EVERY_STEPS == 0:
+                client.pump(0)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._signal is not None:
+            raise KeyboardInterrupt
+        self._signal = number
+
+
+def seed_of(run_seed: int, rank: int) -> int:
+    """A seed for each actor of a run, so that no two step the same environments."""
+    return int(np.random.SeedSequence((run_seed, rank)).generate_state(1)[0] >> 1)

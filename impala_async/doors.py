@@ -1,0 +1,112 @@
+"""What all doors share: flags, settings from flags, logging, and the way errors leave a process."""
+
+import argparse
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from impala_async import __version__
+from impala_async.config import RunConfig
+from impala_async.config_load import load_config, merge_overrides, validate_config
+from impala_async.errors import EXIT_BUG, EXIT_INTERRUPTED, ConfigError, ImpalaAsyncError
+from impala_async.learner.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What a resumed run may not change: its checkpoints and its actors' data depend on them.
+FIXED_SECTIONS = ("env", "model", "trajectory")
+
+
+def new_parser(door: str, description: str) -> argparse.ArgumentParser:
+    """A parser that also knows the version."""
+    parser = argparse.ArgumentParser(prog=f"python -m impala_async.{door}", description=description)
+    parser.add_argument("--version", action="version", version=f"impala-async {__version__}")
+    return parser
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `learner` and `train`."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as a TOML file")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help="change one setting; may be repeated (docs/configuration.md lists them all)",
+    )
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="the run folder (default: a new one in runs/)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run in --run-dir from its checkpoint"
+    )
+
+
+def open_run(args: argparse.Namespace, default: Path | None) -> tuple[RunConfig, RunFolder]:
+    """Settings and folder of a new or a resumed run; without any settings the default's."""
+    if args.resume:
+        return _reopen_run(args)
+    path = args.config
+    if path is None and not any(text.startswith("env.id=") for text in args.overrides):
+        path = default
+    config = load_config(path, args.overrides)
+    return config, RunFolder.create(args.run_dir, config)
+
+
+def _reopen_run(args: argparse.Namespace) -> tuple[RunConfig, RunFolder]:
+    if args.config is not None:
+        raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
+    folder = RunFolder.open(args.run_dir)
+    before = folder.load_config()
+    settings, sources = merge_overrides(folder.load_settings(), args.overrides)
+    config = validate_config(settings, sources)
+    for section in FIXED_SECTIONS:
+        if getattr(config, section) != getattr(before, section):
+            raise ConfigError(
+                f"--set: {section}.*: cannot change in a resumed run; start a new one"
+            )
+    folder.update_config(config)
+    return config, folder
+
+
+def start_logging() -> "Console":
+    """Log lines through the one console of this process, on stderr."""
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        handler: logging.Handler = RichHandler(console=console, show_path=False)
+        form = "%(message)s"
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=[handler])
+    return console
+
+
+def run_door(body: Callable[[], int]) -> int:
+    """The exit code of a door. What a user can mend is one line; a bug of ours is a traceback."""
+    try:
+        return body()
+    except ImpalaAsyncError as error:
+        if error.exit_code == EXIT_BUG:
+            traceback.print_exc()
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        print(
+            "error: this is a bug of impala-async; please report it with the lines above",
+            file=sys.stderr,
+        )
+        return EXIT_BUG

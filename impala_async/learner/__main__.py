@@ -1,0 +1,59 @@
+"""The learner door: `python -m impala_async.learner`.
+
+Runs on: main thread; torch is imported only when the flags and settings are good
+"""
+
+import sys
+from collections.abc import Sequence
+
+from impala_async import lifeline
+from impala_async.config import RunConfig
+from impala_async.doors import add_run_flags, new_parser, open_run, run_door, start_logging
+from impala_async.learner.probe import SpaceProbe
+from impala_async.learner.run_folder import RunFolder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse flags, then serve until a stop is reached or a signal comes."""
+    parser = new_parser("learner", "Train from the trajectories of any number of actors.")
+    add_run_flags(parser)
+    args = parser.parse_args(argv)
+
+    def body() -> int:
+        config, folder = open_run(args, default=None)
+        return _serve(config, folder, is_resumed=args.resume)
+
+    return run_door(body)
+
+
+def _serve(config: RunConfig, folder: RunFolder, *, is_resumed: bool) -> int:
+    lifeline.hold()
+    console = start_logging()
+    probe = SpaceProbe(config.env, config.actor) if config.env.probe == "learner" else None
+
+    # The probe works while torch loads.
+    import uvloop
+
+    from impala_async.learner.saver import load_newest
+    from impala_async.learner.service import LearnerService
+    from impala_async.metrics.sinks import Sink
+    from impala_async.metrics.sinks.console import ConsoleSink, Targets
+    from impala_async.metrics.sinks.jsonl import JsonlSink
+
+    restored = load_newest(folder) if is_resumed else None
+    schema = probe.schema(config.trajectory.rows) if probe else None
+    targets = Targets(**config.stop.model_dump())
+
+    async def serve() -> int:
+        sinks: list[Sink] = [
+            JsonlSink(folder.metrics),
+            ConsoleSink(targets=targets, console=console),
+        ]
+        service = LearnerService(config, folder, sinks, schema=schema, restored=restored)
+        return await service.run()
+
+    return uvloop.run(serve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""From a config and a schema to a learner that is ready to run: policy, update, slots, loader.
+
+Runs on: event loop, once
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from impala_async.config import LearnerSection, RunConfig
+from impala_async.errors import ConfigError
+from impala_async.learner.handoff import IndexQueue
+from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
+from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.learner.thread import LearnerThread, Ports, Progress
+from impala_async.policy import Policy
+from impala_async.spec import Schema
+from impala_async.training.checkpoint import TrainingState, restore
+from impala_async.training.snapshot import Snapshot
+from impala_async.training.step import UpdateStep
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What the service runs and, at the end, empties. `bodies` are threads to start."""
+
+    slots: list[Slot]
+    full: IndexQueue
+    loader: Loader
+    layout_digest: bytes
+    bodies: dict[str, Callable[[], None]]
+
+
+def build_learner(
+    config: RunConfig,
+    schema: Schema,
+    *,
+    start: Progress,
+    training: TrainingState | None,
+    ports: Ports,
+    release: Callable[[int], None],
+) -> Learner:
+    """Everything behind the full slots."""
+    device = pick_device(config.learner.device)
+    policy = Policy(schema, config.model, seed=config.seed, device=device)
+    step = UpdateStep(policy, config.algorithm, device)
+    if training is not None:
+        restore(step, training)
+    section = config.learner
+    num_slots = num_host_slots(section, device)
+    slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
+    full = IndexQueue("full", num_slots)
+    bodies: dict[str, Callable[[], None]] = {}
+    loader: Loader
+    if device.type == "cuda":
+        moving = DeviceLoader(
+            slots,
+            full,
+            release,
+            schema=schema,
+            num_device_slots=section.minibatch_buffer_size + 1,
+            device=device,
+        )
+        bodies["loader"] = moving.run
+        loader = moving
+    else:
+        loader = HostLoader(slots, full, release)
+    thread = LearnerThread(
+        step=step,
+        snapshot=Snapshot(policy.layout),
+        loader=loader,
+        section=section,
+        stop=config.stop,
+        progress=start,
+        ports=ports,
+        device=device,
+    )
+    bodies["learner"] = thread.run
+    return Learner(slots, full, loader, policy.layout.digest, bodies)
+
+
+def num_host_slots(section: LearnerSection, device: torch.device) -> int:
+    """On a CPU the ring's batches lie in host slots too."""
+    waiting_and_filling = section.queue_size + 1
+    if device.type == "cuda":
+        return waiting_and_filling + 1
+    return section.minibatch_buffer_size + waiting_and_filling
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that a config names; `auto` is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(
+            f"learner.device: {name!r} is no device; wants auto, cpu, cuda or cuda:N"
+        ) from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"learner.device: {name!r} is not supported; wants auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"learner.device: {name!r} is not on this machine, which has "
+            f"{torch.cuda.device_count()} GPUs; wants cpu or auto"
+        )
+    return device

@@ -1,0 +1,206 @@
+"""The learner's face to the actors: both ports and all that is decided behind them.
+
+It owns the sockets, the session table, the ledger, the desk, the ingest and the publisher; what
+comes out of it is full slots, what goes into it is released slots and new weights.
+
+Runs on: event loop
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from impala_async.config import ActorSettings, RunConfig
+from impala_async.errors import ConfigError
+from impala_async.learner.desk import Desk, Terms
+from impala_async.learner.ingest import Episodes, Ingest
+from impala_async.learner.ledger import Ledger, Settlement
+from impala_async.learner.local_link import LocalLink
+from impala_async.learner.port import Port, WireCounters
+from impala_async.learner.publisher import Publisher
+from impala_async.learner.slots import Slot
+from impala_async.spec import Schema
+from impala_async.weights import Lineage, Weights
+from impala_async.wire.codec import EPISODE_BYTES, encode_settings
+from impala_async.wire.messages import Data, Message
+from impala_async.wire.session import SessionTable
+from impala_async.wire.sockets import AddressInUseError, Router, new_context
+
+MAX_MESSAGE_BYTES = 1 << 30
+# A peer is asked for a sign of life when it has been silent for this many heartbeats.
+SILENT_HEARTBEATS = 1.5
+
+
+@dataclass(frozen=True)
+class Events:
+    """What the front tells the service."""
+
+    on_schema: Callable[[Schema], None]
+    on_episodes: Callable[[Episodes], None]
+
+
+class Front:
+    """Bound as soon as it is made; takes trajectories once it is opened."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        run_id: bytes,
+        lineage: Lineage,
+        schema: Schema | None,
+        events: Events,
+    ) -> None:
+        self._config = config
+        self._heartbeat_s = config.learner.heartbeat_s
+        self.ledger = Ledger()
+        self.table = SessionTable(
+            run_id=run_id,
+            lineage=lineage,
+            lease_s=config.learner.lease_s,
+            max_lag=config.learner.max_lag,
+            new_id=lambda: secrets.token_bytes(16),
+        )
+        self._publisher = Publisher()
+        self._wire = WireCounters()
+        self._ingest = Ingest(
+            self.table,
+            self.ledger,
+            self._publisher,
+            clock=time.monotonic,
+            on_episodes=events.on_episodes,
+        )
+        self._link = LocalLink()
+        data, weights = self._bind(_largest_message(config, schema))
+        self.data_url, self.weights_url = data.connectable_url(), weights.connectable_url()
+        self._desk = Desk(
+            self.table,
+            self._publisher,
+            self._terms(lineage.epoch, weights.port),
+            clock=time.monotonic,
+            on_schema=events.on_schema,
+        )
+        loop = asyncio.get_running_loop()
+        self._data = Port(loop, data, self._wire, self._on_data_message, self._answer)
+        self._weights = Port(loop, weights, self._wire, self._on_weights_message, lambda: None)
+
+    def open(
+        self,
+        schema: Schema,
+        slots: list[Slot],
+        submit: Callable[[int], None],
+        layout_digest: bytes,
+    ) -> None:
+        """There are slots for trajectories of this schema: give out credit."""
+        self._desk.schema = schema
+        self._publisher.layout_digest = layout_digest
+        self._ingest.open(schema, slots, submit)
+        self._answer()
+
+    def publish(self, weights: Weights) -> None:
+        self._publisher.publish(weights)
+
+    def release(self, slot: int) -> None:
+        """A slot is empty again; its columns are credit now."""
+        self._ingest.release(slot)
+        self._answer()
+
+    def settle(self, settlement: Settlement) -> None:
+        """The learner is done with a batch."""
+        self.ledger.settle(settlement)
+
+    def reap(self) -> None:
+        """Once a second: end what is over. A grant to an actor that is gone cannot be routed."""
+        self._desk.expire()
+        longest_s = self._heartbeat_s * SILENT_HEARTBEATS
+        for peer in self.table.silent(time.monotonic(), longest_s):
+            if not self._desk.remind(self._data, peer):
+                self._desk.lose(peer, "its connection is closed")
+        self._answer()
+
+    def close_admission(self) -> None:
+        """Nothing more comes in."""
+        self._desk.is_closing = True
+        self._ingest.close()
+
+    async def say_bye(self, reason: str, timeout_s: float) -> None:
+        """Tell every actor, and wait a moment until they have understood."""
+        self._desk.say_bye(self._data, reason)
+        give_up_at = time.monotonic() + timeout_s
+        while len(self.table) and time.monotonic() < give_up_at:
+            await asyncio.sleep(0.01)
+
+    def report(self) -> dict[str, object]:
+        return {
+            **self.ledger.report(),
+            **self._publisher.report(),
+            **self._wire.report(),
+            **self._ingest.report(),
+            **self._desk.report(),
+        }
+
+    def close(self) -> None:
+        self._data.close()
+        self._weights.close()
+        self._context.term()
+        self._link.close()
+
+    def _answer(self) -> None:
+        self._ingest.answer(self._data)
+
+    def _on_data_message(self, route: bytes, message: Message) -> None:
+        if isinstance(message, Data):
+            self._ingest.handle(self._data, route, message)
+        else:
+            self._desk.handle_data_side(self._data, route, message)
+
+    def _on_weights_message(self, route: bytes, message: Message) -> None:
+        self._desk.handle_weights_side(self._weights, route, message)
+
+    def _bind(self, max_message_bytes: int) -> tuple[Router, Router]:
+        bind = self._config.bind
+        self._context = new_context()
+        routers: list[Router] = []
+        ends = (
+            ("bind.data", bind.data, self._link.data_path),
+            ("bind.weights", bind.weights, self._link.weights_path),
+        )
+        for key, url, ipc_path in ends:
+            try:
+                routers.append(Router(self._context, url, ipc_path, max_message_bytes))
+            except AddressInUseError as error:
+                for router in routers:
+                    router.close()
+                self._context.term()
+                self._link.close()
+                raise ConfigError(
+                    f"{key}: {error}; is another learner running? name another port, or * for "
+                    "any free one"
+                ) from None
+        return routers[0], routers[1]
+
+    def _terms(self, epoch: int, weights_port: int) -> Terms:
+        learner = self._config.learner
+        settings = ActorSettings.of(self._config).model_dump(mode="json")
+        return Terms(
+            epoch=epoch,
+            weights_port=weights_port,
+            ipc_data=self._link.data_path,
+            ipc_weights=self._link.weights_path,
+            nonce_path=self._link.nonce_path,
+            nonce=self._link.nonce,
+            lease_s=learner.lease_s,
+            heartbeat_s=learner.heartbeat_s,
+            max_columns=learner.batch_columns,
+            settings_frame=encode_settings(settings),
+        )
+
+
+def _largest_message(config: RunConfig, schema: Schema | None) -> int:
+    """Nobody has a reason to send more than a whole batch at once."""
+    if schema is None:
+        return MAX_MESSAGE_BYTES
+    column_bytes = schema.layout.column_bytes + EPISODE_BYTES * schema.rows
+    return config.learner.batch_columns * column_bytes + 65536

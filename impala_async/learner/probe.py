@@ -1,0 +1,45 @@
+"""Asks a short-lived child for the environment's spaces, so that the learner never imports it.
+
+Runs on: main thread, before the event loop
+"""
+
+import subprocess
+import sys
+
+from impala_async import lifeline
+from impala_async.config import ActorSection, EnvSection
+from impala_async.envs.describe import read_answer
+from impala_async.errors import EnvError
+from impala_async.spec import Schema
+
+PROBE_TIMEOUT_S = 120.0
+
+
+class SpaceProbe:
+    """A child that makes the environment once and describes it; it works while torch loads."""
+
+    def __init__(self, env: EnvSection, actor: ActorSection) -> None:
+        self._env = env
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "impala_async.envs.describe", actor.sampler],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=lifeline.inherited_fds(),
+        )
+        assert self._child.stdin is not None
+        self._child.stdin.write(env.model_dump_json().encode())
+        self._child.stdin.close()
+        self._child.stdin = None
+
+    def schema(self, rows: int) -> Schema:
+        """Wait for the description; raises EnvError with the child's one line."""
+        try:
+            answer, _ = self._child.communicate(timeout=PROBE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+            raise EnvError(
+                f"env.id: {self._env.id} was not made within {PROBE_TIMEOUT_S:.0f} s"
+            ) from None
+        obs, action = read_answer(answer)
+        return Schema(obs, action, rows)

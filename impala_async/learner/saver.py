@@ -1,0 +1,119 @@
+"""Checkpoints of a running learner: what goes in, when, and what happens when the disk is full.
+
+The learner thread clones its tensors; the loop adds accounts and watermarks, which are by then
+at least as far; a worker thread writes. A failed write costs a log line and is tried again.
+
+Runs on: event loop; files are written on a worker thread
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from impala_async.errors import CheckpointError
+from impala_async.learner.ledger import Ledger
+from impala_async.learner.reporter import EpisodeStats
+from impala_async.learner.run_folder import RunFolder
+from impala_async.learner.thread import Captured, Progress
+from impala_async.training.checkpoint import (
+    TrainingState,
+    newest_checkpoint,
+    prune,
+    save_checkpoint,
+)
+from impala_async.weights import Lineage, Version
+from impala_async.wire.session import SessionTable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint, read."""
+
+    progress: Progress
+    training: TrainingState
+    state: dict[str, Any]
+
+
+def load_newest(folder: RunFolder) -> Restored | None:
+    """The newest whole checkpoint of a run, or None if it died before its first."""
+    checkpoint = newest_checkpoint(folder.checkpoints)
+    if checkpoint is None:
+        logger.warning("%s holds no whole checkpoint: training starts anew", folder.path)
+        return None
+    tensors, state = checkpoint.load()
+    try:
+        progress = Progress(*checkpoint.version, int(state["env_steps_trained"]))
+        state["ledger"], state["watermarks"], state["forks"], state["episodes"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.path}: state.json lacks {error}") from None
+    logger.info("resuming from %s", checkpoint.path.name)
+    return Restored(progress, TrainingState.of(tensors, state), state)
+
+
+class Saver:
+    """Writes one checkpoint at a time and keeps the newest and the best."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        keep: int,
+        ledger: Ledger,
+        table: SessionTable,
+        lineage: Lineage,
+        episodes: EpisodeStats,
+        run_s: Callable[[], float],
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._ledger = ledger
+        self._table = table
+        self._lineage = lineage
+        self._episodes = episodes
+        self._run_s = run_s
+        self._best: tuple[float, Version] | None = None
+        self._lock = asyncio.Lock()
+
+    def restore(self, state: dict[str, Any], now: float) -> None:
+        """Continue the accounts of a checkpoint."""
+        self._ledger.restore(state["ledger"])
+        self._table.restore_watermarks(state["watermarks"], now)
+        self._episodes.restore(**state["episodes"])
+        if state.get("best"):
+            score, epoch, update = state["best"]
+            self._best = (score, Version(epoch, update))
+
+    async def save(self, captured: Captured) -> bool:
+        """Write a checkpoint; False, with a log line, if the disk does not take it."""
+        state = self._state(captured)
+        async with self._lock:
+            try:
+                await asyncio.to_thread(self._write, captured, state)
+            except CheckpointError as error:
+                logger.error("%s; training goes on and the last good one stays", error)
+                return False
+        return True
+
+    def _state(self, captured: Captured) -> dict[str, Any]:
+        score, version = self._episodes.mean_return, captured.progress.version
+        if score is not None and (self._best is None or score > self._best[0]):
+            self._best = (score, version)
+        return {
+            **captured.training.state(),
+            **asdict(captured.progress),
+            "run_s": self._run_s(),
+            "ledger": self._ledger.save(),
+            "watermarks": self._table.watermarks(),
+            "forks": self._lineage.forks,
+            "episodes": self._episodes.save(),
+            "best": [self._best[0], *self._best[1]] if self._best else None,
+        }
+
+    def _write(self, captured: Captured, state: dict[str, Any]) -> None:
+        directory = self._folder.checkpoints
+        save_checkpoint(directory, captured.progress.version, captured.training.tensors(), state)
+        prune(directory, self._keep, self._best[1] if self._best else None)

@@ -1,0 +1,317 @@
+"""The learner service: the front, the learner thread, reports and checkpoints, and one way out.
+
+    actors ─► front ─► slot ─► full ─► loader ─► ring ─► update ─► settle ─► ledger
+                ◄── grants ◄── release ◄───────────────────┘  └─► weights ─► front
+
+Back-pressure is one number: a slot comes back, its columns become credit, credit goes out in a
+grant. A TaskGroup owns all tasks. Whatever ends a run, be it a reached goal, a signal or the
+death of a thread, resolves `_ended` and nothing else, and `_wind_down` follows.
+
+Runs on: event loop
+"""
+
+import asyncio
+import faulthandler
+import functools
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from impala_async.config import RunConfig
+from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, ServiceError
+from impala_async.learner.build import Learner, build_learner
+from impala_async.learner.front import Events, Front
+from impala_async.learner.handoff import Inbox, Mailbox, start_thread
+from impala_async.learner.ingest import Episodes
+from impala_async.learner.ledger import Settlement
+from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
+from impala_async.learner.run_folder import RunFolder
+from impala_async.learner.saver import Restored, Saver
+from impala_async.learner.summary import summarise
+from impala_async.learner.thread import Captured, LearnerReport, Ports, Progress
+from impala_async.metrics.names import Value
+from impala_async.metrics.sinks import Sink
+from impala_async.spec import Schema
+from impala_async.weights import Lineage
+
+logger = logging.getLogger(__name__)
+
+REAP_EVERY_S = 1.0
+GOODBYE_S = 1.0
+THREAD_END_S = 8.0
+STUCK_AFTER_S = 30.0
+GOALS = ("env_steps", "mean_return", "wall_s")
+
+
+class LearnerService:
+    """One learner, from bind to summary. Make it inside a running event loop."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        sinks: Sequence[Sink],
+        *,
+        schema: Schema | None,
+        restored: Restored | None = None,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._restored = restored
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_loop_error)
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._threads_left: set[str] = set()
+        self._threads_ended = asyncio.Event()
+        self._learner: Learner | None = None
+        self._reading: LearnerReport | None = None
+        self._captured: Captured | None = None
+        self._savings: set[asyncio.Task[bool]] = set()
+        self._goal_return: float | None = None
+        self._begin(restored)
+        events = Events(on_schema=self._open, on_episodes=self._on_episodes)
+        self._front = Front(
+            config, run_id=folder.run_id, lineage=self._lineage, schema=schema, events=events
+        )
+        self._make_reporter(sinks)
+        self._make_saver(restored)
+        if schema is not None:
+            try:
+                self._open(schema)
+            except BaseException:
+                self._front.close()
+                raise
+
+    async def run(self) -> int:
+        """Until something ends the run; its exit code. A death is raised as ServiceError."""
+        self._announce()
+        try:
+            async with asyncio.TaskGroup() as group:
+                bodies = {
+                    "reporter": self._reporter.report_regularly(),
+                    "loop lag": self._loop_lag.watch(),
+                    "reaper": self._reap(),
+                    "checkpoints": self._checkpoint_regularly(),
+                }
+                tasks = [group.create_task(body, name=name) for name, body in bodies.items()]
+                reason = await self._ended
+                for task in tasks:
+                    task.cancel()
+            await self._wind_down(reason)
+        finally:
+            self._close()
+        return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_DONE
+
+    def stop(self, reason: str) -> None:
+        """End the run in good order."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    def _begin(self, restored: Restored | None) -> None:
+        """A new epoch, from nothing or from a checkpoint."""
+        epoch = self._folder.next_epoch()
+        forks: dict[int, int] = {}
+        update = steps = 0
+        if restored is not None:
+            update = restored.progress.update
+            steps = restored.progress.env_steps_trained
+            forks = {int(past): at for past, at in restored.state["forks"].items()}
+        self._start = Progress(epoch, update, steps)
+        self._lineage = Lineage(epoch - 1, forks).resumed(epoch, update)
+
+    def _make_reporter(self, sinks: Sequence[Sink]) -> None:
+        self._loop_lag = LoopLag()
+        self._episodes = EpisodeStats()
+        self._ports = Ports(
+            settlements=Inbox(self._loop, self._on_settlement),
+            weights=Mailbox(self._loop, self._front.publish),
+            reports=Mailbox(self._loop, self._on_reading),
+            captures=Mailbox(self._loop, self._on_captured),
+            stops=Inbox(self._loop, self.stop),
+        )
+        self._reporter = Reporter(
+            every_s=self._config.learner.report_every_s,
+            sinks=sinks,
+            parts=[
+                self._report_learner,
+                self._front.report,
+                self._episodes.report,
+                self._loop_lag.report,
+            ],
+            env_steps=lambda: self._progress.env_steps_trained,
+            ask=self._ports.is_report_due,
+            earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
+        )
+
+    def _make_saver(self, restored: Restored | None) -> None:
+        self._saver = Saver(
+            self._folder,
+            keep=self._config.checkpoint.keep,
+            ledger=self._front.ledger,
+            table=self._front.table,
+            lineage=self._lineage,
+            episodes=self._episodes,
+            run_s=lambda: self._reporter.run_s(time.monotonic()),
+        )
+        if restored is not None:
+            self._saver.restore(restored.state, time.monotonic())
+
+    def _open(self, schema: Schema) -> None:
+        """The spaces are known: build the model and the slots, start learning, give credit."""
+        learner = build_learner(
+            self._config,
+            schema,
+            start=self._start,
+            training=self._restored.training if self._restored else None,
+            ports=self._ports,
+            release=Inbox(self._loop, self._front.release).post,
+        )
+        self._learner = learner
+        self._front.open(schema, learner.slots, learner.full.put, learner.layout_digest)
+        self._threads_left = set(learner.bodies)
+        for name, body in learner.bodies.items():
+            ended = functools.partial(self._on_thread_end, name)
+            start_thread(name, body, Inbox(self._loop, ended))
+
+    def _announce(self) -> None:
+        """Say where we are; from here on actors may come."""
+        self._folder.write_json(
+            "service.json",
+            {
+                "data_url": self._front.data_url,
+                "weights_url": self._front.weights_url,
+                "http_url": None,
+                "pid": os.getpid(),
+                "epoch": self._start.epoch,
+            },
+        )
+        for warning in self._config.warnings():
+            logger.warning("%s", warning)
+        logger.info("run folder: %s", self._folder.path)
+        logger.info("waiting for actors at %s", self._front.data_url)
+        self._loop.add_signal_handler(signal.SIGTERM, self.stop, "terminated")
+        self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self) -> None:
+        if self._ended.done():
+            os._exit(EXIT_INTERRUPTED)
+        logger.warning("interrupted: saving; press Ctrl-C again to quit at once")
+        self.stop("interrupted")
+
+    def _on_episodes(self, episodes: Episodes) -> None:
+        self._episodes.take(episodes)
+        goal, reached = self._config.stop.mean_return, self._episodes.mean_return
+        if goal is not None and reached is not None and reached >= goal and not self._ended.done():
+            self._goal_return = reached
+            self.stop("mean_return")
+
+    def _on_settlement(self, settlement: Settlement) -> None:
+        self._front.settle(settlement)
+
+    def _on_reading(self, reading: LearnerReport) -> None:
+        self._reading = reading
+        self._reporter.answered()
+
+    def _on_captured(self, captured: Captured) -> None:
+        self._captured = captured
+        if not self._ended.done():
+            self._save(captured)
+
+    def _on_thread_end(self, name: str, error: BaseException | None) -> None:
+        self._threads_left.discard(name)
+        if not self._threads_left:
+            self._threads_ended.set()
+        if error is not None:
+            self._fail(f"the {name} thread", error)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback of ours raised: nothing of it can be trusted any more."""
+        self._fail("the event loop", context.get("exception") or RuntimeError(context["message"]))
+
+    def _fail(self, what: str, cause: BaseException) -> None:
+        """Something died: the run ends with its cause."""
+        if self._ended.done():
+            logger.error("%s died while the run was ending", what, exc_info=cause)
+        elif isinstance(cause, ConfigError):
+            self._ended.set_exception(cause)
+        else:
+            death = ServiceError(f"{what} died: {cause!r}")
+            death.__cause__ = cause
+            self._ended.set_exception(death)
+
+    def _save(self, captured: Captured) -> asyncio.Task[bool]:
+        task = self._loop.create_task(self._saver.save(captured), name="save")
+        self._savings.add(task)
+        task.add_done_callback(self._savings.discard)
+        return task
+
+    async def _reap(self) -> None:
+        """Sessions end, and the dump of a loop that is stuck is put off once more."""
+        while True:
+            faulthandler.dump_traceback_later(STUCK_AFTER_S)
+            await asyncio.sleep(REAP_EVERY_S)
+            self._front.reap()
+
+    async def _checkpoint_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.checkpoint.every_s)
+            self._ports.is_capture_due.raise_()
+
+    async def _wind_down(self, reason: str) -> None:
+        """Close the doors, let the threads end, settle every column, save, say goodbye."""
+        logger.info("ending: %s", reason)
+        num_actors = sum(peer.columns > 0 for peer in self._front.table)
+        self._front.close_admission()
+        if self._learner is not None:
+            self._captured = None
+            self._learner.loader.close()
+            await asyncio.wait_for(self._threads_ended.wait(), THREAD_END_S)
+            for batch in self._learner.loader.leftovers():
+                columns = {"shutdown": self._config.learner.batch_columns}
+                self._front.settle(Settlement(batch, dropped=columns))
+        report = self._reporter.report()
+        if self._captured is not None:
+            await self._save(self._captured)
+        await self._front.say_bye("finished" if reason in GOALS else "restarting", GOODBYE_S)
+        self._summarise(reason, {**report, "num_actors": num_actors})
+        await asyncio.gather(*self._savings)
+
+    def _summarise(self, reason: str, report: dict[str, Value]) -> None:
+        reading = self._reading
+        first = reading.first_update_at if reading else None
+        mean_return = self._goal_return if reason == "mean_return" else self._episodes.mean_return
+        summary = summarise(
+            self._config,
+            report,
+            exit_reason=reason,
+            wall_s=time.monotonic() - first if first else 0.0,
+            env_steps_this_start=self._progress.env_steps_trained - self._start.env_steps_trained,
+            lag_histogram=reading.lag_histogram if reading else [],
+            mean_return=mean_return,
+        )
+        self._folder.write_json("summary.json", summary)
+
+    @property
+    def _progress(self) -> Progress:
+        return self._reading.progress if self._reading else self._start
+
+    def _report_learner(self) -> dict[str, object]:
+        reading = self._reading
+        starved_at = reading.starved_at if reading else None
+        return {
+            "updates": self._progress.update,
+            "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
+            **(reading.metrics if reading else {}),
+            **(self._learner.loader.report() if self._learner else {}),
+        }
+
+    def _close(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        if self._learner is not None:
+            self._learner.loader.close()
+        self._front.close()
+        self._reporter.close()
+        self._folder.remove("service.json")

@@ -1,0 +1,58 @@
+"""The end of a run in one small file: what `train` prints and what others compare.
+
+Runs on: event loop
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from impala_async import __version__
+from impala_async.config import RunConfig
+from impala_async.learner.ledger import DROP_REASONS
+from impala_async.metrics.names import Value
+
+QUANTILES = (0, 10, 50, 90, 100)
+
+
+def summarise(
+    config: RunConfig,
+    report: dict[str, Value],
+    *,
+    exit_reason: str,
+    wall_s: float,
+    env_steps_this_start: int,
+    lag_histogram: Sequence[int],
+    mean_return: float | None,
+) -> dict[str, Any]:
+    """`wall_s` runs from the first update; rates are means over it."""
+    return {
+        "exit_reason": exit_reason,
+        "env_id": config.env.id,
+        "seed": config.seed,
+        "version": __version__,
+        "env_steps_trained": report["env_steps_trained"],
+        "updates": report["updates"],
+        "wall_s": round(wall_s, 3),
+        "run_s": report["time_s"],
+        "env_steps_per_s": round(env_steps_this_start / wall_s, 1) if wall_s > 0 else 0.0,
+        "mean_return_100": mean_return,
+        "episodes": report["episodes/count"],
+        "lag_quantiles": lag_quantiles(lag_histogram),
+        "dropped": {reason: report[f"dropped/{reason}"] for reason in DROP_REASONS},
+        "rejected": report["trajectories/rejected"],
+        "starved_total_s": report["learner/starved_total_s"],
+        "bottleneck": report["bottleneck"],
+        "num_actors": report["num_actors"],
+    }
+
+
+def lag_quantiles(histogram: Sequence[int]) -> list[int]:
+    """Of every trajectory at every pass of this start; empty before the first."""
+    counts = np.asarray(histogram, np.int64)
+    total = int(counts.sum())
+    if total == 0:
+        return []
+    ranks = [min(total - 1, round(q / 100 * (total - 1))) for q in QUANTILES]
+    return [int(np.searchsorted(np.cumsum(counts), rank, side="right")) for rank in ranks]

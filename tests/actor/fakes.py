@@ -1,0 +1,120 @@
+"""Stand-ins for what surrounds a sampler: a policy without torch, buffers, weights."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.trajectory import Columns
+from impala_async.weights import Version, Weights
+
+
+def schema_of(rows: int, num_obs: int = 2, num_choices: int = 2) -> Schema:
+    obs = ObsSpec((ArraySpec("", (num_obs,), "float32"),))
+    return Schema(obs, ActionSpec((ActionPart("", "discrete", num_choices),)), rows)
+
+
+def weights_of(update: int) -> Weights:
+    return Weights(Version(1, update), np.zeros(4, np.uint8))
+
+
+class FakeAction(NamedTuple):
+    actions: dict[str, NDArray[np.int32]]
+    log_probs: NDArray[np.float32]
+
+
+class FakePolicy:
+    """Chooses by the observation alone, and says so in the log-probability too.
+
+    `log_prob = -(update + 1) / 8 - sum(obs) / 1024`, so that both can be read back from a row.
+    """
+
+    def __init__(self, num_choices: int = 2) -> None:
+        self.num_choices = num_choices
+        self.version = Version(1, 0)
+        self.num_acts = 0
+        self.loads: list[Version] = []
+
+    def act(self, obs: dict[str, NDArray[Any]], rng: Any) -> FakeAction:
+        self.num_acts += 1
+        flat = np.stack([a.reshape(len(a), -1).sum(1, dtype=np.float64) for a in obs.values()])
+        total = flat.sum(0)
+        actions = np.floor(np.abs(total) * 7).astype(np.int64) % self.num_choices
+        log_probs = -(self.version.update + 1) / 8 - np.abs(total) / 1024
+        return FakeAction({"": actions.astype(np.int32)}, log_probs.astype(np.float32))
+
+    def load(self, weights: Weights) -> None:
+        self.version = weights.version
+        self.loads.append(weights.version)
+
+
+class FakeBuffers:
+    """New buffers, dirty ones at that: whatever is not written shows."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.num_taken = 0
+
+    def take(self, num_columns: int) -> MessageBuffer:
+        self.num_taken += 1
+        buffer = MessageBuffer(self.schema, num_columns)
+        make_dirty(buffer)
+        return buffer
+
+
+def make_dirty(buffer: MessageBuffer) -> None:
+    buffer.obs.fill(0xAB)
+    buffer.small.fill(0xAB)
+
+
+class NoNews:
+    """No newer weights, ever; counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def __call__(self) -> Weights | None:
+        self.num_asked += 1
+        return None
+
+
+class Row(NamedTuple):
+    """One action row of one column, as plain numbers."""
+
+    obs: tuple[float, ...]
+    action: int
+    log_prob: float
+    reward: float
+    terminated: bool
+    truncated: bool
+    mask: bool
+    next_obs: tuple[float, ...]
+
+
+def rows_of(columns: Columns, column: int) -> list[Row]:
+    """The rows of one column of one message, next to the observation that follows each."""
+    obs = [tuple(row.ravel().tolist()) for row in columns.obs[""][column]]
+    return [
+        Row(
+            obs[t],
+            int(columns.actions[""][column, t]),
+            float(columns.log_probs_CT[column, t]),
+            float(columns.rewards_CT[column, t]),
+            bool(columns.terminated_CT[column, t]),
+            bool(columns.truncated_CT[column, t]),
+            bool(columns.mask_CT[column, t]),
+            obs[t + 1],
+        )
+        for t in range(len(obs) - 1)
+    ]
+
+
+def streams_of(messages: list[Finished], num_columns: int) -> list[list[Row]]:
+    """All rows of each column, across messages of all columns."""
+    streams: list[list[Row]] = [[] for _ in range(num_columns)]
+    for message in messages:
+        for column, stream in enumerate(streams):
+            stream += rows_of(message.buffer.columns, column)
+    return streams

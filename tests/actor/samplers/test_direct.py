@@ -1,0 +1,377 @@
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from impala_async.actor.samplers.build import build_sampler
+from impala_async.actor.samplers.protocols import Sampler
+from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.config import EnvSection
+from impala_async.envs.make import build_envs
+from impala_async.envs.probes import Counting, CountingVector, Endless, Failing, Slow
+from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs, spread_seed
+from impala_async.errors import EnvError
+from impala_async.spec import Schema
+from impala_async.trajectory import find_fault
+from impala_async.weights import Version, Weights
+from tests.actor.fakes import (
+    FakeBuffers,
+    FakePolicy,
+    NoNews,
+    Row,
+    rows_of,
+    streams_of,
+    weights_of,
+)
+
+MODES = ["NextStep", "SameStep"]
+
+
+class Rig:
+    """A sampler with all that surrounds it."""
+
+    def __init__(
+        self,
+        envs: EnvBatch,
+        rows: int,
+        *,
+        seed: int = 0,
+        newest: Callable[[], Weights | None] | None = None,
+    ) -> None:
+        self.envs = envs
+        self.schema = Schema(envs.obs_spec, envs.action_spec, rows)
+        self.policy = FakePolicy(envs.action_spec.parts[0].num_choices)
+        self.buffers = FakeBuffers(self.schema)
+        self.sampler: Sampler = build_sampler(
+            self.schema,
+            envs,
+            self.policy,
+            None,
+            buffers=self.buffers,
+            newest=newest or NoNews(),
+            seed=seed,
+        )
+
+    def run(self, num_steps: int) -> list[Finished]:
+        return [message for _ in range(num_steps) for message in self.sampler.step()]
+
+    def run_streams(self, num_steps: int) -> list[list[Row]]:
+        """All rows of each column; the first number of an observation says which one it is."""
+        streams: list[list[Row]] = [[] for _ in range(self.envs.num_envs)]
+        for message in self.run(num_steps):
+            columns = message.buffer.columns
+            assert find_fault(self.schema, columns) is None
+            for place in range(message.buffer.num_columns):
+                rows = rows_of(columns, place)
+                streams[int(rows[0].obs[0])] += rows
+        return streams
+
+
+def counting(mode: str, lengths: tuple[int, ...] = (3, 5), ends: Any = "terminated") -> VectorEnvs:
+    return VectorEnvs(CountingVector(len(lengths), lengths, autoreset=mode, ends=ends))
+
+
+def valid(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.mask]
+
+
+def episodes_of(rows: list[Row]) -> list[tuple[float, int]]:
+    """Return and length of each episode that ends in these rows."""
+    episodes, rewards = [], []
+    for row in valid(rows):
+        rewards.append(row.reward)
+        if row.terminated or row.truncated:
+            episodes.append((sum(rewards), len(rewards)))
+            rewards = []
+    return episodes
+
+
+def masked(column: int, episode: int, length: int) -> Row:
+    """The row with the final observation of an episode."""
+    obs, next_obs = (column, episode, length), (column, episode + 1, 0)
+    return Row(obs, 0, 0.0, 0.0, False, False, False, next_obs)
+
+
+# ------------------------------------------------------------------------- rows of either mode
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_columns_that_end_at_different_steps(mode: str) -> None:
+    rig = Rig(counting(mode, (2, 3)), rows=4)
+    streams = rig.run_streams(12)
+    for column, length in ((0, 2), (1, 3)):
+        expected = []
+        for episode in range(5):
+            for step in range(length):
+                total = column + episode + step
+                action = 7 * total % 2
+                obs, next_obs = (column, episode, step), (column, episode, step + 1)
+                log_prob = -1 / 8 - total / 1024
+                reward = step + 1 + 10 * action
+                is_end = step == length - 1
+                row = Row(obs, action, log_prob, reward, is_end, False, True, next_obs)
+                expected.append(row)
+            expected.append(masked(column, episode, length))
+        num_rows = len(streams[column])
+        assert num_rows >= 12
+        assert num_rows % 4 == 0
+        assert streams[column] == expected[:num_rows]
+
+
+def test_same_step_gives_a_row_more_for_each_end() -> None:
+    rig = Rig(counting("SameStep", (1, 4)), rows=2)
+    streams = rig.run_streams(8)
+    # Column 0 ends with every step: 16 rows. Column 1 twice: 10 rows.
+    assert [len(stream) for stream in streams] == [16, 10]
+    assert [row.mask for row in streams[0]] == [True, False] * 8
+    assert [row.mask for row in streams[1]] == ([True] * 4 + [False]) * 2
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
+def test_both_modes_see_the_same_rows_of_the_same_episodes(rows: int, ends: Any) -> None:
+    lengths = (1, 2, 3, 7)
+    next_step = Rig(counting("NextStep", lengths, ends), rows).run_streams(60)
+    same_step = Rig(counting("SameStep", lengths, ends), rows).run_streams(60)
+    for ours, theirs, length in zip(next_step, same_step, lengths, strict=True):
+        num_common = min(len(ours), len(theirs))
+        assert num_common > 60 - 8
+        assert ours[:num_common] == theirs[:num_common]
+        assert valid(ours)[: 60 // 2 - 8] == valid(theirs)[: 60 // 2 - 8]
+        assert {episode[1] for episode in episodes_of(theirs)} == {length}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rows", [1, 3, 6])
+def test_finished_episodes_travel_once_with_the_row_that_ends_them(mode: str, rows: int) -> None:
+    rig = Rig(counting(mode, (2, 5)), rows)
+    total: dict[int, list[Any]] = {0: [], 1: []}
+    streams: dict[int, list[Row]] = {0: [], 1: []}
+    for message in rig.run(40):
+        columns = message.buffer.columns
+        expected = []
+        for place in range(message.buffer.num_columns):
+            stream = rows_of(columns, place)
+            column = int(stream[0].obs[0])
+            before = len(episodes_of(streams[column]))
+            streams[column] += stream
+            new = episodes_of(streams[column])[before:]
+            total[column] += new
+            expected += new
+        assert sorted(message.episodes) == sorted(expected)
+    assert {length for _, length in total[0]} == {2}
+    assert len(total[0]) > 10
+    assert {length for _, length in total[1]} == {5}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_act_per_step_whatever_ends(mode: str) -> None:
+    rig = Rig(counting(mode, (1, 2)), rows=3)
+    rig.run(20)
+    assert rig.policy.num_acts == 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("length", [4, 7])
+def test_a_value_of_1_is_the_fixed_point_of_rows_that_are_only_truncated(
+    mode: str, length: int
+) -> None:
+    gamma = 0.5
+    if mode == "NextStep":
+        envs = SerialEnvs([Endless(gamma, length), Endless(gamma, length + 1)])
+    else:
+        kinds = [lambda: Endless(gamma, length), lambda: Endless(gamma, length + 1)]
+        envs = VectorEnvs(SyncVectorEnv(kinds, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP))
+    rig = Rig(envs, rows=5)
+    rows = [r for m in rig.run(40) for r in rows_of(m.buffer.columns, 0)]
+    targets = {row.reward + gamma * (not row.terminated) for row in valid(rows)}
+    assert targets == {1.0}
+    assert any(row.truncated for row in rows)
+    assert len(valid(rows)) < len(rows)
+
+
+# ------------------------------------------------------------------------- real environments
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
+def test_serial_and_gymnasiums_vector_give_bit_equal_trajectories(env_id: str) -> None:
+    def single() -> gym.Env:
+        return gym.make(env_id, max_episode_steps=31)
+
+    ours = Rig(SerialEnvs([single() for _ in range(3)]), rows=10, seed=4).run(100)
+    theirs = Rig(VectorEnvs(SyncVectorEnv([single] * 3)), rows=10, seed=4).run(100)
+    assert len(ours) == 10
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one.buffer.obs, other.buffer.obs)
+        np.testing.assert_array_equal(
+            one.buffer.columns.rewards_CT, other.buffer.columns.rewards_CT
+        )
+        np.testing.assert_array_equal(one.buffer.columns.mask_CT, other.buffer.columns.mask_CT)
+        assert one.episodes == other.episodes
+    assert any(message.episodes for message in ours)
+
+
+@pytest.mark.parametrize("sampler", ["serial", "vector"])
+def test_cartpole_gives_sound_trajectories(sampler: Any) -> None:
+    envs = build_envs(sampler, EnvSection(id="CartPole-v1", kwargs={"max_episode_steps": 20}), 4)
+    rig = Rig(envs, rows=16)
+    messages = rig.run(16 * 20)
+    assert len(messages) == 20
+    assert all(find_fault(rig.schema, m.buffer.columns) is None for m in messages)
+    found = sorted(episode for message in messages for episode in message.episodes)
+    expected = [e for stream in streams_of(messages, 4) for e in episodes_of(stream)]
+    assert found == sorted(expected)
+    assert all(episode_return == length for episode_return, length in found)
+    assert max(length for _, length in found) <= 20
+    rig.sampler.close()
+
+
+def test_the_columns_of_an_actor_are_those_that_its_seed_says() -> None:
+    def single() -> gym.Env:
+        return gym.make("CartPole-v1")
+
+    (message,) = Rig(SerialEnvs([single() for _ in range(3)]), rows=1, seed=9).run(1)
+    for column in range(3):
+        alone, _ = single().reset(seed=spread_seed(9) + column)
+        np.testing.assert_array_equal(message.buffer.columns.obs[""][column, 0], alone)
+
+
+@pytest.mark.parametrize("sampler", ["serial", "vector"])
+def test_equal_seeds_give_bit_equal_messages_and_others_do_not(sampler: Any) -> None:
+    def planes(seed: int) -> list[tuple[bytes, bytes]]:
+        envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 4)
+        # Dirt between the leaves is the buffers' own, and equal here too.
+        messages = Rig(envs, rows=8, seed=seed).run(64)
+        return [(m.buffer.obs.tobytes(), m.buffer.small.tobytes()) for m in messages]
+
+    assert planes(1) == planes(1)
+    assert planes(1) != planes(2)
+
+
+# ------------------------------------------------------------------------- versions and buffers
+
+
+class Releases:
+    """Gives the weights that a test has put there, once; counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.waiting: Weights | None = None
+        self.num_asked = 0
+
+    def __call__(self) -> Weights | None:
+        self.num_asked += 1
+        weights, self.waiting = self.waiting, None
+        return weights
+
+
+def test_newer_weights_are_taken_at_the_boundary_only() -> None:
+    releases = Releases()
+    rig = Rig(counting("NextStep", (50, 50)), rows=3, newest=releases)
+    releases.waiting = weights_of(1)
+    rig.run(2)
+    releases.waiting = weights_of(2)
+    (first,) = rig.run(1)
+    assert releases.num_asked == 1
+    assert first.version == Version(1, 1)
+    (second,) = rig.run(3)
+    assert releases.num_asked == 2
+    assert second.version == Version(1, 2)
+    assert rig.policy.loads == [Version(1, 1), Version(1, 2)]
+    # The log-probability tells which weights acted.
+    for message, update in ((first, 1), (second, 2)):
+        acted = np.floor(-8 * message.buffer.columns.log_probs_CT) - 1
+        assert set(acted.ravel().tolist()) == {update}
+
+
+def test_without_news_the_version_stays() -> None:
+    rig = Rig(counting("NextStep", (50, 50)), rows=2)
+    rig.policy.version = Version(1, 7)
+    assert [message.version for message in rig.run(6)] == [Version(1, 7)] * 3
+    assert rig.policy.loads == []
+
+
+def test_in_same_step_a_version_is_never_younger_than_a_row_acted_with_it() -> None:
+    releases = Releases()
+    rig = Rig(counting("SameStep", (2, 3, 7)), rows=4, newest=releases)
+    num_mixed = 0
+    for update in range(1, 60):
+        releases.waiting = weights_of(update)
+        for message in rig.sampler.step():
+            rows = valid(rows_of(message.buffer.columns, 0))
+            acted = [int(-8 * (row.log_prob + sum(row.obs) / 1024) - 1 + 0.01) for row in rows]
+            assert acted == sorted(acted)
+            assert message.version.update == acted[0]
+            num_mixed += acted[0] != acted[-1]
+    assert num_mixed > 5, "columns in mid-trajectory go on with newer weights"
+
+
+class Strict:
+    """Two buffers per column; a taken one may be taken again once its message was returned."""
+
+    def __init__(self, schema: Schema, num_columns: int, num_buffers: int) -> None:
+        self.idle = [MessageBuffer(schema, num_columns) for _ in range(num_buffers)]
+
+    def take(self, num_columns: int) -> MessageBuffer:
+        assert self.idle, "a sampler must not hold a message back while it waits for a buffer"
+        return self.idle.pop()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_a_buffer_per_group_is_enough(mode: str, rows: int) -> None:
+    envs = counting(mode, (2, 3))
+    is_split = mode == "SameStep"
+    schema = Schema(envs.obs_spec, envs.action_spec, rows)
+    buffers = Strict(schema, 1 if is_split else 2, num_buffers=2 if is_split else 1)
+    sampler = build_sampler(
+        schema, envs, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0
+    )
+    num_messages = 0
+    for _ in range(60):
+        for message in sampler.step():
+            buffers.idle.append(message.buffer)
+            num_messages += 1
+    assert num_messages >= 60 // rows
+
+
+def test_no_buffer_is_taken_before_the_first_step() -> None:
+    rig = Rig(counting("NextStep"), rows=4)
+    assert rig.buffers.num_taken == 0
+    rig.run(4)
+    assert rig.buffers.num_taken == 1
+    rig.run(1)
+    assert rig.buffers.num_taken == 2
+
+
+# ------------------------------------------------------------------------- timers and ends
+
+
+def test_timers_know_where_the_time_went() -> None:
+    rig = Rig(SerialEnvs([Slow(step_s=0.002)]), rows=4)
+    rig.run(5)
+    timers = rig.sampler.timers
+    assert timers.num_steps == 5
+    assert timers.env_time_s >= 0.01
+    assert 0 < timers.act_time_s < timers.env_time_s
+    assert timers.wait_time_s > 0
+    timers.take()
+    assert rig.sampler.timers.num_steps == 0
+
+
+def test_an_env_that_fails_is_an_env_error() -> None:
+    rig = Rig(SerialEnvs([Counting(), Failing(after=3)]), rows=2)
+    assert len(rig.run(3)) == 1
+    with pytest.raises(EnvError, match="Failing|Counting") as caught:
+        rig.run(1)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_closing_closes_the_environments() -> None:
+    vector = CountingVector(2)
+    rig = Rig(VectorEnvs(vector), rows=2)
+    assert not vector.closed
+    rig.sampler.close()
+    assert vector.closed

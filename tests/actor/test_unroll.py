@@ -1,0 +1,277 @@
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from impala_async.actor.unroll import Finished, MessageBuffer, Unroll
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.trajectory import columns_over, find_fault
+from impala_async.weights import Version
+from tests.actor.fakes import Row, make_dirty, rows_of, schema_of, streams_of
+
+V1 = Version(1, 3)
+NO = (False, False)
+
+
+class Driver:
+    """Feeds an `Unroll` of C columns with rows that can be told apart.
+
+    Row n of column c shows (c, n), has reward n + 1 and action n % 2; where `ends` has flags for
+    (n, c), the episode ends there. What it feeds for a row after an end is deliberately wrong.
+    """
+
+    def __init__(self, schema: Schema, ends: dict[tuple[int, int], tuple[bool, bool]], c: int = 2):
+        self.schema, self.ends, self.num_columns = schema, ends, c
+        self.unroll = Unroll(schema, c)
+        self.num_fed = 0
+        self.messages: list[Finished] = []
+        self.unroll.start(self.obs(0))
+
+    def obs(self, n: int) -> dict[str, NDArray[Any]]:
+        return {"": np.array([(c, n) for c in range(self.num_columns)], np.float32)}
+
+    def feed(self, num_rows: int, version: Version = V1) -> None:
+        for _ in range(num_rows):
+            n = self.num_fed
+            if self.unroll.needs_buffer:
+                buffer = MessageBuffer(self.schema, self.num_columns)
+                make_dirty(buffer)
+                self.unroll.begin(buffer, version)
+            flags = np.array([self.ends.get((n, c), NO) for c in range(self.num_columns)])
+            is_after = np.array([(n - 1, c) in self.ends for c in range(self.num_columns)])
+            actions = np.where(is_after, 1, n % 2).astype(np.int32)
+            log_probs = np.where(is_after, np.nan, -0.5).astype(np.float32)
+            rewards = np.where(is_after, np.nan, n + 1).astype(np.float32)
+            message = self.unroll.append(
+                {"": actions}, log_probs, rewards, flags[:, 0], flags[:, 1], self.obs(n + 1)
+            )
+            self.num_fed += 1
+            if message is not None:
+                self.messages.append(message)
+
+    def expected(self, n: int, c: int) -> Row:
+        obs, next_obs = (float(c), float(n)), (float(c), float(n + 1))
+        if (n - 1, c) in self.ends:
+            return Row(obs, 0, 0.0, 0.0, False, False, False, next_obs)
+        flags = self.ends.get((n, c), NO)
+        return Row(obs, n % 2, -0.5, float(n + 1), *flags, True, next_obs)
+
+
+def test_a_message_buffer_is_the_planes_of_its_columns() -> None:
+    schema = schema_of(rows=4)
+    buffer = MessageBuffer(schema, 3)
+    layout = schema.layout
+    assert buffer.obs.shape == (3, layout.obs_bytes)
+    assert buffer.small.shape == (3, layout.small_bytes)
+    assert buffer.num_columns == 3
+    assert not buffer.obs.any()
+    assert not buffer.small.any()
+    buffer.rows.rewards[2][1] = 7
+    buffer.rows.obs[""][4][1] = 5
+    again = columns_over(schema, buffer.obs, buffer.small)
+    assert again.rewards_CT[1, 2] == 7
+    assert again.obs[""][1, 4].tolist() == [5, 5]
+    assert again.rewards_CT.sum() == 7
+
+
+def test_rows_without_an_end_are_all_valid() -> None:
+    driver = Driver(schema_of(rows=3), {})
+    driver.feed(2)
+    assert driver.messages == []
+    driver.feed(1)
+    (message,) = driver.messages
+    assert message.version == V1
+    assert message.episodes == []
+    assert find_fault(driver.schema, message.buffer.columns) is None
+    for column in range(2):
+        assert rows_of(message.buffer.columns, column) == [
+            driver.expected(n, column) for n in range(3)
+        ]
+
+
+@pytest.mark.parametrize("flags", [(True, False), (False, True), (True, True)])
+def test_the_row_after_an_end_is_masked_and_only_in_that_column(flags: tuple[bool, bool]) -> None:
+    driver = Driver(schema_of(rows=4), {(1, 0): flags})
+    driver.feed(4)
+    (message,) = driver.messages
+    columns = message.buffer.columns
+    assert columns.mask_CT.tolist() == [[True, True, False, True], [True] * 4]
+    assert columns.terminated_CT.tolist() == [[False, flags[0], False, False], [False] * 4]
+    assert columns.truncated_CT.tolist() == [[False, flags[1], False, False], [False] * 4]
+    assert columns.actions[""].tolist() == [[0, 1, 0, 1], [0, 1, 0, 1]]
+    assert columns.rewards_CT.tolist() == [[1, 2, 0, 4], [1, 2, 3, 4]]
+    assert columns.log_probs_CT.tolist() == [[-0.5, -0.5, 0, -0.5], [-0.5] * 4]
+    assert columns.obs[""][0, :, 1].tolist() == [0, 1, 2, 3, 4]
+    assert message.episodes == [(3.0, 2)]
+
+
+def test_the_bootstrap_row_is_row_0_of_the_next_trajectory() -> None:
+    driver = Driver(schema_of(rows=3), {})
+    driver.feed(9)
+    assert len(driver.messages) == 3
+    for before, after in pairwise(driver.messages):
+        last = before.buffer.columns.obs[""][:, -1]
+        np.testing.assert_array_equal(last, after.buffer.columns.obs[""][:, 0])
+
+
+def test_an_end_at_the_last_row_masks_row_0_of_the_next_trajectory() -> None:
+    driver = Driver(schema_of(rows=2), {(1, 1): (True, False)})
+    driver.feed(4)
+    first, second = (message.buffer.columns for message in driver.messages)
+    assert first.mask_CT.all()
+    assert first.terminated_CT.tolist() == [[False, False], [False, True]]
+    assert second.mask_CT.tolist() == [[True, True], [False, True]]
+    assert not second.terminated_CT.any()
+    # The final observation: (column 1, row 2).
+    assert second.obs[""][1, 0].tolist() == [1, 2]
+
+
+def test_lengths_and_returns_count_valid_rows_across_trajectories() -> None:
+    ends = {(4, 0): (True, False), (6, 0): (False, True), (9, 1): (True, True)}
+    driver = Driver(schema_of(rows=4), ends)
+    driver.feed(12)
+    # Column 0: rows 0-4, then row 6 alone (row 5 is masked). Column 1: rows 0-9.
+    assert [message.episodes for message in driver.messages] == [
+        [],
+        [(1 + 2 + 3 + 4 + 5, 5), (7.0, 1)],
+        [(55.0, 10)],
+    ]
+
+
+def test_returns_are_summed_in_double_precision() -> None:
+    schema, num_rows = schema_of(rows=1), 3000
+    unroll = Unroll(schema, 1)
+    obs = {"": np.zeros((1, 2), np.float32)}
+    unroll.start(obs)
+    one = {"": np.zeros(1, np.int32)}
+    number, no, yes = np.zeros(1, np.float32), np.array([False]), np.array([True])
+    reward = np.array([1e6 + 0.25], np.float32)
+    buffer = MessageBuffer(schema, 1)
+    message = None
+    for n in range(num_rows):
+        unroll.begin(buffer, V1)
+        message = unroll.append(one, number, reward, yes if n == num_rows - 1 else no, no, obs)
+    assert message is not None
+    assert message.episodes == [(num_rows * (1e6 + 0.25), num_rows)]
+
+
+def test_the_version_is_that_of_the_first_row() -> None:
+    driver = Driver(schema_of(rows=2), {})
+    driver.feed(1, Version(1, 5))
+    driver.feed(1, Version(1, 6))
+    driver.feed(2, Version(1, 7))
+    assert [message.version for message in driver.messages] == [Version(1, 5), Version(1, 7)]
+
+
+def test_a_buffer_that_comes_back_is_written_anew() -> None:
+    schema = schema_of(rows=3)
+    buffer = MessageBuffer(schema, 1)
+    unroll = Unroll(schema, 1)
+    obs = {"": np.ones((1, 2), np.float32)}
+    unroll.start(obs)
+    number, no, yes = np.full(1, -1, np.float32), np.array([False]), np.array([True])
+    messages = []
+    for is_over in (True, False):
+        unroll.begin(buffer, V1)
+        for _ in range(3):
+            flag = yes if is_over else no
+            message = unroll.append({"": np.ones(1, np.int32)}, number, number, flag, flag, obs)
+        assert message is not None
+        messages.append((message.episodes, rows_of(message.buffer.columns, 0)))
+    episodes, rows = messages[0]
+    assert episodes == [(-1.0, 1), (-1.0, 1)]
+    assert [row.mask for row in rows] == [True, False, True]
+    episodes, rows = messages[1]
+    assert episodes == []
+    assert [row.mask for row in rows] == [False, True, True]
+    assert not any(row.terminated or row.truncated for row in rows)
+
+
+def test_a_start_forgets_what_was_before() -> None:
+    driver = Driver(schema_of(rows=3), {(1, 0): (True, False)})
+    driver.feed(2)
+    driver.unroll.start(driver.obs(2))
+    assert driver.unroll.needs_buffer
+    driver.ends = {(4, 0): (False, True)}
+    driver.feed(3)
+    (message,) = driver.messages
+    assert message.buffer.columns.mask_CT.all()
+    assert message.episodes == [(3.0 + 4.0 + 5.0, 3)]
+
+
+def test_a_finished_buffer_is_not_touched_any_more() -> None:
+    driver = Driver(schema_of(rows=2), {(1, 0): (True, False)})
+    driver.feed(2)
+    buffer = driver.messages[0].buffer
+    before = buffer.obs.copy(), buffer.small.copy()
+    driver.feed(5)
+    np.testing.assert_array_equal(buffer.obs, before[0])
+    np.testing.assert_array_equal(buffer.small, before[1])
+
+
+def test_initial_state_and_several_leaves_are_written() -> None:
+    schema = Schema(
+        ObsSpec((ArraySpec("a/b", (2, 3), "uint8"), ArraySpec("z", (), "int64"))),
+        ActionSpec((ActionPart("x", "discrete", 2), ActionPart("y", "discrete", 3))),
+        rows=2,
+        state=(ArraySpec("core", (4,), "float32"),),
+    )
+    unroll = Unroll(schema, 2)
+
+    def obs(n: int) -> dict[str, NDArray[Any]]:
+        return {"a/b": np.full((2, 2, 3), n, np.uint8), "z": np.array([n, -n])}
+
+    unroll.start(obs(0))
+    buffer = MessageBuffer(schema, 2)
+    state = np.arange(8, dtype=np.float32).reshape(2, 4)
+    unroll.begin(buffer, V1, {"core": state})
+    ending = np.array([True, False])
+    no = np.zeros(2, np.bool_)
+    for n in range(2):
+        actions = {"x": np.array([1, 1], np.int32), "y": np.array([2, 2], np.int32)}
+        number = np.zeros(2, np.float32)
+        unroll.append(actions, number, number, no if n else ending, no, obs(n + 1))
+    np.testing.assert_array_equal(buffer.columns.state["core"], state)
+    assert buffer.columns.obs["a/b"][1, :, 0, 0].tolist() == [0, 1, 2]
+    assert buffer.columns.obs["z"].tolist() == [[0, 1, 2], [0, -1, -2]]
+    assert buffer.columns.actions["x"].tolist() == [[1, 0], [1, 1]]
+    assert buffer.columns.actions["y"].tolist() == [[2, 0], [2, 2]]
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> tuple[int, int, int, dict[tuple[int, int], tuple[bool, bool]]]:
+    """T, C, rows to feed, and ends, none of them on the row that follows another."""
+    num_rows, num_columns = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    num_fed = draw(st.integers(1, 25))
+    flags = st.sampled_from([NO, NO, (True, False), (False, True), (True, True)])
+    ends: dict[tuple[int, int], tuple[bool, bool]] = {}
+    for column in range(num_columns):
+        for n in range(num_fed):
+            drawn = draw(flags)
+            if drawn != NO and (n - 1, column) not in ends:
+                ends[n, column] = drawn
+    return num_rows, num_columns, num_fed, ends
+
+
+@given(scripts())
+@settings(max_examples=150, deadline=None)
+def test_any_script_becomes_the_rows_that_it_was(script: Any) -> None:
+    num_rows, num_columns, num_fed, ends = script
+    driver = Driver(schema_of(num_rows), ends, num_columns)
+    driver.feed(num_fed)
+    num_sent = num_fed // num_rows * num_rows
+    assert len(driver.messages) == num_fed // num_rows
+    assert all(find_fault(driver.schema, m.buffer.columns) is None for m in driver.messages)
+    for column, stream in enumerate(streams_of(driver.messages, num_columns)):
+        assert stream == [driver.expected(n, column) for n in range(num_sent)]
+    episodes = [episode for message in driver.messages for episode in message.episodes]
+    expected = []
+    for n, column in sorted(ends):
+        if n < num_sent:
+            begin = max([m + 2 for m, c in ends if c == column and m < n], default=0)
+            expected.append((float(sum(range(begin + 1, n + 2))), n - begin + 1))
+    assert episodes == expected

@@ -1,0 +1,328 @@
+"""A checkpoint is whole or not there, and training goes on from it bit for bit."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from impala_async.errors import CheckpointError
+from impala_async.training.checkpoint import (
+    Checkpoint,
+    TrainingState,
+    capture,
+    newest_checkpoint,
+    prune,
+    restore,
+    save_checkpoint,
+)
+from impala_async.weights import Version
+
+TENSORS = {"model": {"w": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(3)}}
+STATE = {"env_steps_trained": 1200, "watermarks": {"a": [1, 2]}, "best_return": None}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def save(folder, epoch, update, state=STATE):
+    return save_checkpoint(folder, Version(epoch, update), TENSORS, state)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def train(step, make_batch, seeds):
+    for seed in seeds:
+        assert step.run(make_batch(seed=seed), torch.ones(5, dtype=torch.bool), seed * 20).applied
+
+
+def test_what_is_saved_is_what_is_loaded(folder):
+    path = save(folder, 2, 15)
+    assert path == folder / "ckpt-2-15"
+    found = newest_checkpoint(folder)
+    assert found == Checkpoint(path, Version(2, 15), ("model",))
+    tensors, state = found.load()
+    assert state == STATE
+    assert tensors["model"].keys() == TENSORS["model"].keys()
+    for name, tensor in TENSORS["model"].items():
+        assert torch.equal(tensors["model"][name], tensor)
+        assert tensors["model"][name].dtype == tensor.dtype
+
+
+def test_the_manifest_gives_every_file_its_size_and_digest(folder):
+    path = save(folder, 2, 15)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["epoch"], manifest["update"]) == (1, 2, 15)
+    assert names(path) == ["manifest.json", "model.safetensors", "state.json"]
+    assert sorted(manifest["files"]) == ["model.safetensors", "state.json"]
+    for name, entry in manifest["files"].items():
+        data = (path / name).read_bytes()
+        assert entry == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    with safe_open(path / "model.safetensors", framework="np") as file:
+        assert sorted(file.keys()) == ["steps", "w"]
+
+
+@pytest.mark.parametrize("num_before", [0, 4])
+def test_training_goes_on_bit_for_bit(folder, make_step, make_batch, num_before):
+    settings = {"lr": 1e-2, "lr_end": 1e-3, "schedule_env_steps": 150}
+    step = make_step(**settings)
+    train(step, make_batch, range(num_before))
+    captured = capture(step)
+    save_checkpoint(folder, Version(1, num_before), captured.tensors(), captured.state())
+    train(step, make_batch, range(num_before, 9))
+
+    resumed = make_step(seed=5, **settings)
+    restore(resumed, TrainingState.of(*newest_checkpoint(folder).load()))
+    train(resumed, make_batch, range(num_before, 9))
+    for mine, theirs in zip(resumed.policy.tensors, step.policy.tensors, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_capture_is_a_copy_that_training_does_not_touch(make_step, make_batch):
+    step = make_step()
+    train(step, make_batch, range(2))
+    captured = capture(step)
+    kept = {
+        group: {name: tensor.clone() for name, tensor in members.items()}
+        for group, members in captured.tensors().items()
+    }
+    train(step, make_batch, range(2, 5))
+    assert kept["optimizer"]
+    for group, members in captured.tensors().items():
+        for name, tensor in members.items():
+            assert torch.equal(tensor, kept[group][name])
+
+
+def test_weights_in_another_memory_order_are_saved_by_their_indices(folder, make_step):
+    step = make_step()
+    weight = step.policy.model.policy_head.weight
+    weight.data = weight.data.t().contiguous().t()
+    assert not weight.is_contiguous()
+    captured = capture(step)
+    save_checkpoint(folder, Version(1, 0), captured.tensors(), captured.state())
+    tensors, _ = newest_checkpoint(folder).load()
+    assert torch.equal(tensors["model"]["policy_head.weight"], weight.detach())
+
+
+def test_restoring_twice_from_one_capture_gives_two_independent_steps(make_step, make_batch):
+    step = make_step()
+    train(step, make_batch, range(2))
+    captured = capture(step)
+    first, second = make_step(seed=1), make_step(seed=2)
+    restore(first, captured)
+    train(first, make_batch, range(2, 5))
+    restore(second, captured)
+    train(second, make_batch, range(2, 5))
+    for mine, theirs in zip(first.policy.tensors, second.policy.tensors, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_the_newest_is_first_by_epoch_then_by_update_as_numbers(folder):
+    for epoch, update in ((1, 900), (2, 9), (2, 10), (1, 1000)):
+        save(folder, epoch, update)
+    assert newest_checkpoint(folder).version == Version(2, 10)
+
+
+def test_without_a_folder_or_with_other_things_in_it_there_is_none(folder):
+    assert newest_checkpoint(folder) is None
+    for name in ("ckpt-1", "ckpt-1-2-3", "ckpt-01-2", "ckpt-a-b", ".partial-ckpt-1-2", "old-1-2"):
+        (folder / name).mkdir(parents=True)
+    assert newest_checkpoint(folder) is None
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def edit_manifest(checkpoint, **fields):
+    path = checkpoint / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def list_file(checkpoint, name):
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    edit_manifest(checkpoint, files={**files, name: files["model.safetensors"]})
+
+
+DAMAGE = {
+    "a flipped bit of a tensor": lambda path: flip(path / "model.safetensors"),
+    "a changed digit of the state": lambda path: (path / "state.json").write_text(
+        (path / "state.json").read_text().replace("1200", "1300")
+    ),
+    "a torn file": lambda path: os.truncate(path / "model.safetensors", 50),
+    "a missing file": lambda path: (path / "model.safetensors").unlink(),
+    "no manifest": lambda path: (path / "manifest.json").unlink(),
+    "an empty manifest": lambda path: (path / "manifest.json").write_bytes(b""),
+    "a manifest of rubbish": lambda path: (path / "manifest.json").write_bytes(b"\xff\x00[["),
+    "a manifest of another shape": lambda path: (path / "manifest.json").write_text("[1]"),
+    "a manifest too deep": lambda path: (path / "manifest.json").write_text("[" * 100_000),
+    "files of another shape": lambda path: edit_manifest(path, files=[1, 2]),
+    "a file entry of another shape": lambda path: edit_manifest(path, files={"state.json": 1}),
+    "no state listed": lambda path: edit_manifest(path, files={}),
+    "another schema": lambda path: edit_manifest(path, schema=2),
+    "another version": lambda path: edit_manifest(path, update=7),
+    "a file elsewhere": lambda path: list_file(path, "../ckpt-1-1/model.safetensors"),
+    "a file of no known kind": lambda path: list_file(path, "model.pt"),
+    "a name that no disk takes": lambda path: list_file(path, "a\0b.safetensors"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_one_is_skipped_with_a_warning(folder, caplog, damage):
+    save(folder, 1, 1)
+    damage(save(folder, 1, 2))
+    with caplog.at_level(logging.WARNING):
+        assert newest_checkpoint(folder).version == Version(1, 1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "ckpt-1-2" in caplog.text
+
+
+def test_only_damaged_ones_are_none(folder, caplog):
+    flip(save(folder, 1, 1) / "state.json")
+    assert newest_checkpoint(folder) is None
+    assert "ckpt-1-1" in caplog.text
+
+
+def test_a_file_lost_after_it_was_found_is_a_checkpoint_error(folder):
+    save(folder, 1, 1)
+    found = newest_checkpoint(folder)
+    (found.path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot read checkpoint"):
+        found.load()
+
+
+def test_a_full_disk_leaves_the_last_good_one_and_nothing_else(folder, monkeypatch):
+    save(folder, 1, 1)
+    calls = []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"ckpt-1-2.*No space left"):
+            save(folder, 1, 2)
+    assert names(folder) == ["ckpt-1-1"]
+    assert newest_checkpoint(folder).version == Version(1, 1)
+    save(folder, 1, 2)
+    assert newest_checkpoint(folder).version == Version(1, 2)
+
+
+def test_everything_is_on_the_disk_before_the_rename_and_the_name_after(folder, monkeypatch):
+    events = []
+    real_fsync, real_rename = os.fsync, type(folder).rename
+
+    def fsync(descriptor):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real_fsync(descriptor)
+
+    def rename(path, target):
+        events.append(f"{path.name} to {target.name}")
+        return real_rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(type(folder), "rename", rename)
+    save(folder, 1, 2)
+    assert events == [
+        "model.safetensors",
+        "state.json",
+        "manifest.json",
+        ".partial-ckpt-1-2",
+        ".partial-ckpt-1-2 to ckpt-1-2",
+        "checkpoints",
+    ]
+
+
+class Killed(BaseException):
+    """A process that ends in the middle."""
+
+
+def test_what_a_crash_leaves_is_not_found_and_is_pruned(folder, monkeypatch):
+    save(folder, 1, 1)
+
+    def die(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(folder), "rename", die)
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            save(folder, 1, 2)
+    assert names(folder) == [".partial-ckpt-1-2", "ckpt-1-1"]
+    assert newest_checkpoint(folder).version == Version(1, 1)
+    prune(folder, keep=3)
+    assert names(folder) == ["ckpt-1-1"]
+
+
+def test_a_leftover_of_the_same_name_is_no_obstacle(folder):
+    leftover = folder / ".partial-ckpt-1-2"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    save(folder, 1, 2)
+    assert names(folder) == ["ckpt-1-2"]
+    assert newest_checkpoint(folder).version == Version(1, 2)
+
+
+def test_the_same_version_again_replaces_the_earlier_one(folder):
+    save(folder, 1, 2)
+    save(folder, 1, 2, {"env_steps_trained": 5})
+    assert names(folder) == ["ckpt-1-2"]
+    assert newest_checkpoint(folder).load()[1] == {"env_steps_trained": 5}
+
+
+def test_pruning_keeps_the_newest_and_the_best(folder):
+    for update in range(1, 8):
+        save(folder, 1, update)
+    prune(folder, keep=3, best=Version(1, 2))
+    assert names(folder) == ["ckpt-1-2", "ckpt-1-5", "ckpt-1-6", "ckpt-1-7"]
+    prune(folder, keep=1, best=Version(1, 7))
+    assert names(folder) == ["ckpt-1-7"]
+
+
+def test_damaged_ones_do_not_push_good_ones_out(folder):
+    for update in range(1, 5):
+        save(folder, 1, update)
+    for update in (3, 4):
+        os.truncate(folder / f"ckpt-1-{update}" / "model.safetensors", 10)
+    prune(folder, keep=1)
+    assert names(folder) == ["ckpt-1-2", "ckpt-1-3", "ckpt-1-4"]
+
+
+def test_pruning_without_a_folder_is_nothing(folder):
+    prune(folder, keep=1)
+    assert not folder.exists()
+
+
+def test_a_state_that_is_no_strict_json_is_refused_and_leaves_nothing(folder):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        save(folder, 1, 1, {"best_return": float("nan")})
+    assert names(folder) == []
+
+
+def test_a_checkpoint_of_another_model_does_not_fit(folder, make_step):
+    captured = capture(make_step(hidden=(16, 16)))
+    for other in ((16, 8), (16,), (16, 16, 16)):
+        with pytest.raises(CheckpointError, match="does not fit"):
+            restore(make_step(hidden=other), captured)
+
+
+@pytest.mark.parametrize("missing", ["model", "optimizer"])
+def test_a_checkpoint_without_a_part_is_named(make_step, missing):
+    captured = capture(make_step())
+    tensors = {name: group for name, group in captured.tensors().items() if name != missing}
+    with pytest.raises(CheckpointError, match=missing):
+        TrainingState.of(tensors, captured.state())
+    with pytest.raises(CheckpointError, match="optimizer"):
+        TrainingState.of(captured.tensors(), {})

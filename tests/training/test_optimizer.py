@@ -1,0 +1,150 @@
+"""Adam as published, clipping by global norm, and a state that survives JSON and files."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from impala_async.config import AlgorithmSection
+from impala_async.training.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    flatten_optimizer,
+    global_norm,
+    restore_optimizer,
+    set_learning_rate,
+)
+
+SECTION = AlgorithmSection(lr=0.01, adam_eps=1e-3)
+
+
+def make_parameters(seed=0):
+    source = torch.Generator().manual_seed(seed)
+    return [
+        torch.nn.Parameter(torch.randn(shape, generator=source)) for shape in ((3, 2), (4,), (1, 5))
+    ]
+
+
+def set_gradients(parameters, seed):
+    source = torch.Generator().manual_seed(seed)
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=source)
+
+
+def train(optimizer, parameters, seeds):
+    for seed in seeds:
+        set_gradients(parameters, seed)
+        set_learning_rate(optimizer, 0.01 / (1 + seed))
+        optimizer.step()
+
+
+def test_it_is_adam_with_the_epsilon_and_rate_of_the_section():
+    parameters = make_parameters()
+    weights, first, second = parameters[0].detach().clone().double(), 0.0, 0.0
+    optimizer = build_optimizer(parameters, SECTION)
+    for step in range(1, 5):
+        set_gradients(parameters, step)
+        gradient = parameters[0].grad.double() * 1e-3
+        for parameter in parameters:
+            parameter.grad.mul_(1e-3)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient.square()
+        scale = (second / (1 - 0.999**step)).sqrt() + 1e-3
+        weights = weights - 0.01 * first / (1 - 0.9**step) / scale
+        optimizer.step()
+    torch.testing.assert_close(parameters[0].detach().double(), weights, rtol=1e-5, atol=1e-6)
+
+
+def test_the_global_norm_is_that_of_all_gradients_as_one_vector():
+    parameters = make_parameters()
+    set_gradients(parameters, 1)
+    flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
+    torch.testing.assert_close(global_norm(parameters), flat.norm())
+
+
+def test_clipping_scales_all_gradients_alike_and_only_above_the_limit():
+    parameters = make_parameters()
+    set_gradients(parameters, 1)
+    before = [parameter.grad.clone() for parameter in parameters]
+    norm = float(global_norm(parameters))
+    for limit in (None, norm, norm * 2):
+        clip_gradients(parameters, norm, limit)
+        assert all(torch.equal(p.grad, g) for p, g in zip(parameters, before, strict=True))
+    clip_gradients(parameters, norm, norm / 4)
+    assert math.isclose(float(global_norm(parameters)), norm / 4, rel_tol=1e-5)
+    for parameter, gradient in zip(parameters, before, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient / 4)
+
+
+def test_a_parameter_without_gradient_is_no_obstacle():
+    parameters = make_parameters()
+    set_gradients(parameters, 1)
+    parameters[1].grad = None
+    flat = torch.cat([parameters[0].grad.flatten(), parameters[2].grad.flatten()])
+    torch.testing.assert_close(global_norm(parameters), flat.norm())
+    clip_gradients(parameters, 2.0, 1.0)
+
+
+def test_a_flattened_and_restored_state_continues_bit_for_bit():
+    parameters, resumed = make_parameters(), make_parameters()
+    optimizer = build_optimizer(parameters, SECTION)
+    train(optimizer, parameters, range(4))
+    tensors, options = flatten_optimizer(optimizer)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    options = json.loads(json.dumps(options))
+    with torch.no_grad():
+        for mine, theirs in zip(resumed, parameters, strict=True):
+            mine.copy_(theirs)
+    other = build_optimizer(resumed, SECTION)
+    restore_optimizer(other, tensors, options)
+    assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    train(optimizer, parameters, range(4, 9))
+    train(other, resumed, range(4, 9))
+    assert all(torch.equal(a, b) for a, b in zip(parameters, resumed, strict=True))
+
+
+def test_the_restored_state_is_nobody_elses_memory():
+    parameters = make_parameters()
+    optimizer = build_optimizer(parameters, SECTION)
+    train(optimizer, parameters, range(2))
+    tensors, options = flatten_optimizer(optimizer)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    kept = {name: tensor.clone() for name, tensor in tensors.items()}
+    other_parameters = make_parameters()
+    other = build_optimizer(other_parameters, SECTION)
+    restore_optimizer(other, tensors, options)
+    train(other, other_parameters, range(3))
+    assert all(torch.equal(tensors[name], kept[name]) for name in kept)
+
+
+def test_an_optimizer_that_never_stepped_has_a_state_too():
+    tensors, options = flatten_optimizer(build_optimizer(make_parameters(), SECTION))
+    assert tensors == {}
+    restore_optimizer(build_optimizer(make_parameters(), SECTION), tensors, options)
+
+
+def test_how_this_machine_computes_is_not_restored():
+    parameters = make_parameters()
+    foreign = torch.optim.Adam(parameters, lr=0.5, fused=False, foreach=True)
+    train(foreign, parameters, range(1))
+    mine = build_optimizer(make_parameters(), SECTION)
+    restore_optimizer(mine, *flatten_optimizer(foreign))
+    assert mine.param_groups[0]["fused"] is True
+    assert mine.param_groups[0]["foreach"] is None
+    assert mine.param_groups[0]["lr"] == 0.01
+
+
+def test_a_state_of_another_kind_or_shape_is_refused():
+    parameters = make_parameters()
+    optimizer = build_optimizer(parameters, SECTION)
+    train(optimizer, parameters, range(1))
+    tensors, options = flatten_optimizer(optimizer)
+    with pytest.raises(ValueError, match="RMSprop"):
+        restore_optimizer(optimizer, tensors, {**options, "kind": "RMSprop"})
+    with pytest.raises(ValueError, match="shape"):
+        restore_optimizer(optimizer, {**tensors, "0.exp_avg": torch.zeros(2, 2)}, options)
+    with pytest.raises(ValueError, match="does not exist"):
+        restore_optimizer(optimizer, {**tensors, "3.exp_avg": torch.zeros(2, 2)}, options)
+    with pytest.raises(ValueError, match="argument 2"):
+        restore_optimizer(optimizer, tensors, {**options, "groups": options["groups"] * 2})

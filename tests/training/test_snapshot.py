@@ -1,0 +1,61 @@
+"""A snapshot holds the weights of its moment, in the layout's order, for a policy to load."""
+
+import numpy as np
+import pytest
+import torch
+
+from impala_async.config import ModelSection
+from impala_async.policy import Policy
+from impala_async.spec import ArraySpec
+from impala_async.training.snapshot import Snapshot
+from impala_async.weights import Version, WeightsLayout
+
+
+def test_what_one_policy_gives_another_takes_bit_for_bit(schema):
+    sender = Policy(schema, ModelSection(), seed=1)
+    receiver = Policy(schema, ModelSection(), seed=2)
+    weights = Snapshot(sender.layout).take(sender.tensors, Version(1, 3))
+    assert (weights.version, weights.buffer.dtype) == (Version(1, 3), np.uint8)
+    receiver.load(weights)
+    assert receiver.version == Version(1, 3)
+    state = receiver.model.state_dict()
+    for name, tensor in sender.model.state_dict().items():
+        assert torch.equal(state[name], tensor)
+
+
+def test_later_changes_do_not_reach_it_nor_an_earlier_one(schema):
+    policy = Policy(schema, ModelSection(), seed=1)
+    snapshot = Snapshot(policy.layout)
+    first = snapshot.take(policy.tensors, Version(1, 1))
+    kept = first.buffer.copy()
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(1)
+    second = snapshot.take(policy.tensors, Version(1, 2))
+    assert np.array_equal(first.buffer, kept)
+    assert not np.array_equal(first.buffer, second.buffer)
+
+
+def test_a_single_array_is_copied_too():
+    layout = WeightsLayout((ArraySpec("w", (4,), "float32"),))
+    only = torch.zeros(4)
+    weights = Snapshot(layout).take([only], Version(1, 1))
+    only.fill_(1)
+    assert not weights.buffer.any()
+
+
+def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
+    layout = WeightsLayout((ArraySpec("w", (2, 3), "float32"), ArraySpec("scale", (), "float32")))
+    turned = torch.arange(6.0).reshape(3, 2).t()
+    weights = Snapshot(layout).take([turned, torch.tensor(9.0)], Version(1, 1))
+    assert weights.buffer.view(np.float32).tolist() == [0, 2, 4, 1, 3, 5, 9]
+    views = dict(layout.views(weights.buffer))
+    assert views["w"].tolist() == turned.tolist()
+
+
+def test_other_dtypes_and_other_sizes_are_refused():
+    with pytest.raises(ValueError, match="steps"):
+        Snapshot(WeightsLayout((ArraySpec("steps", (), "int64"),)))
+    snapshot = Snapshot(WeightsLayout((ArraySpec("w", (4,), "float32"),)))
+    with pytest.raises(ValueError, match="12 bytes"):
+        snapshot.take([torch.zeros(3)], Version(1, 1))

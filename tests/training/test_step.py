@@ -1,0 +1,382 @@
+"""An update trains on what is valid, by the loss as published, or leaves everything as it is."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from impala_async.config import AlgorithmSection, ModelSection
+from impala_async.metrics.names import REGISTRY
+from impala_async.policy import Policy
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.step import Batch, UpdateStep
+
+STATS = {
+    "loss/total",
+    "loss/policy",
+    "loss/value",
+    "loss/entropy",
+    "policy/entropy",
+    "grad/norm",
+    "algorithm/lr",
+    "algorithm/entropy_cost",
+}
+
+
+def weights_of(step):
+    return [tensor.clone() for tensor in step.policy.tensors]
+
+
+def optimizer_state(step):
+    entries = step.optimizer.state_dict()["state"].values()
+    return [tensor.clone() for entry in entries for tensor in entry.values()]
+
+
+def are_equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def changed(batch, **fields):
+    return dataclasses.replace(batch, **fields)
+
+
+def reference_loss(step, batch, alive_B, settings):
+    """The loss in plain loops over columns and rows, returns as constants."""
+    total = {"policy": 0.0, "value": 0.0, "entropy": 0.0}
+    count = 0
+    for column in range(len(alive_B)):
+        output = step.policy.model({"": batch.obs[""][column]})
+        log_probs_SA = output.logits[0].log_softmax(-1)
+        values_S = output.values_N
+        rows = len(batch.rewards_BT[column])
+        correction, target_after = 0.0, values_S[rows].item()
+        for row in reversed(range(rows)):
+            value = values_S[row].item()
+            if not (batch.mask_BT[column, row] and alive_B[column]):
+                correction, target_after = 0.0, value
+                continue
+            log_prob = log_probs_SA[row, batch.actions[""][column, row].long()]
+            ratio = math.exp(log_prob.item() - batch.log_probs_BT[column, row].item())
+            discount = 0.0 if batch.terminated_BT[column, row] else settings["gamma"]
+            reward = batch.rewards_BT[column, row].item() * settings["reward_scale"]
+            delta = reward + discount * values_S[row + 1].item() - value
+            advantage = min(settings["pg_rho_bar"], ratio) * (
+                reward + discount * target_after - value
+            )
+            trace = discount * settings["lambda"] * min(settings["c_bar"], ratio)
+            correction = min(settings["rho_bar"], ratio) * delta + trace * correction
+            target_after = value + correction
+            count += 1
+            total["policy"] += -log_prob * advantage
+            total["value"] += 0.5 * settings["value_cost"] * (target_after - values_S[row]) ** 2
+            entropy = -(log_probs_SA[row].exp() * log_probs_SA[row]).sum()
+            total["entropy"] += -settings["entropy_cost"] * entropy
+    return total, count
+
+
+SETTINGS = {
+    "gamma": 0.9,
+    "reward_scale": 0.7,
+    "rho_bar": 1.2,
+    "c_bar": 0.9,
+    "pg_rho_bar": 1.5,
+    "lambda": 0.8,
+    "value_cost": 0.6,
+    "entropy_cost": 0.05,
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_gradient_and_step_are_those_of_the_formulas(make_step, make_batch, reduction):
+    batch, alive_B = make_batch(), torch.tensor([True, True, False, True, True])
+    step = make_step(lr=0.01, grad_clip=0.5, reduction=reduction, **SETTINGS)
+    by_hand = make_step()
+    terms, count = reference_loss(by_hand, batch, alive_B, SETTINGS)
+    divisor = count if reduction == "mean" else 1
+    loss = sum(terms.values()) / divisor
+    loss.backward()
+    parameters = list(by_hand.policy.model.parameters())
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+    torch.optim.Adam(parameters, lr=0.01, eps=1e-5).step()
+
+    result = step.run(batch, alive_B, 0)
+    stats = result.floats()
+    assert result.applied
+    assert result.num_valid_rows == count
+    assert norm > 0.5
+    for name, term in terms.items():
+        assert stats[f"loss/{name}"] == pytest.approx(term.item() / divisor, rel=1e-4)
+    assert stats["loss/total"] == pytest.approx(loss.item(), rel=1e-4)
+    assert stats["grad/norm"] == pytest.approx(float(norm), rel=1e-4)
+    for mine, theirs in zip(step.policy.model.parameters(), parameters, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_stats_have_the_names_of_the_registry_and_hold_no_graph(make_step, make_batch, all_alive):
+    result = make_step().run(make_batch(), all_alive, 0)
+    assert set(result.stats) == STATS
+    assert set(result.stats) <= REGISTRY.keys()
+    assert not any(getattr(value, "requires_grad", False) for value in result.stats.values())
+    assert all(type(value) is float for value in result.floats().values())
+
+
+def test_reported_entropy_is_the_plain_mean_over_valid_rows(make_step, make_batch, all_alive):
+    step, batch = make_step(entropy_cost=0.5), make_batch()
+    with torch.no_grad():
+        step.policy.model.policy_head.weight.mul_(100)
+        entropies_TB = step.policy.evaluate(batch.obs, batch.actions).entropies_TB
+    mean = entropies_TB.t()[batch.mask_BT].mean()
+    stats = step.run(batch, all_alive, 0).floats()
+    assert stats["policy/entropy"] == pytest.approx(float(mean), rel=1e-5)
+    assert stats["loss/entropy"] == pytest.approx(-0.5 * float(mean), rel=1e-5)
+
+
+def test_what_masked_rows_hold_changes_nothing(make_step, make_batch, all_alive):
+    batch = make_batch()
+    assert not batch.mask_BT.all()
+    nothing = torch.tensor(math.nan)
+    garbage = changed(
+        batch,
+        rewards_BT=torch.where(batch.mask_BT, batch.rewards_BT, nothing),
+        log_probs_BT=torch.where(batch.mask_BT, batch.log_probs_BT, nothing),
+        actions={"": torch.where(batch.mask_BT, batch.actions[""], 3)},
+        terminated_BT=batch.terminated_BT | ~batch.mask_BT,
+    )
+    clean, dirty = make_step(), make_step()
+    clean_stats = clean.run(batch, all_alive, 0).floats()
+    result = dirty.run(garbage, all_alive, 0)
+    assert result.applied
+    assert result.floats() == clean_stats
+    assert are_equal(weights_of(clean), weights_of(dirty))
+
+
+def test_dead_columns_have_no_influence(make_step, make_batch):
+    batch, alive_B = make_batch(), torch.tensor([True, False, True, True, False])
+    kept = Batch(
+        obs={"": batch.obs[""][alive_B]},
+        actions={"": batch.actions[""][alive_B]},
+        **{
+            field: getattr(batch, field)[alive_B]
+            for field in (
+                "rewards_BT",
+                "log_probs_BT",
+                "terminated_BT",
+                "truncated_BT",
+                "mask_BT",
+            )
+        },
+    )
+    other = make_batch(seed=9)
+    is_alive_B1 = alive_B.unsqueeze(-1)
+    disturbed = changed(
+        batch,
+        obs={"": torch.where(is_alive_B1.unsqueeze(-1), batch.obs[""], other.obs[""])},
+        rewards_BT=torch.where(is_alive_B1, batch.rewards_BT, math.nan),
+        log_probs_BT=torch.where(is_alive_B1, batch.log_probs_BT, math.nan),
+    )
+    steps = [make_step() for _ in range(3)]
+    results = [
+        steps[0].run(batch, alive_B, 0),
+        steps[1].run(disturbed, alive_B, 0),
+        steps[2].run(kept, torch.ones(3, dtype=torch.bool), 0),
+    ]
+    assert len({result.num_valid_rows for result in results}) == 1
+    assert are_equal(weights_of(steps[0]), weights_of(steps[1]))
+    for mine, theirs in zip(steps[0].parameters, steps[2].parameters, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-7)
+    assert results[0].floats() == pytest.approx(results[2].floats(), rel=1e-4)
+
+
+def value_loss_of_one_row(make_step, make_batch, *, flags, scale=1.0):
+    """The value loss of a single valid row of reward 2, where every value is 3, on-policy."""
+    step = make_step(gamma=0.5, value_cost=2.0, reward_scale=scale)
+    with torch.no_grad():
+        step.policy.model.value_head.weight.zero_()
+        step.policy.model.value_head.bias.fill_(3.0)
+    batch = make_batch(1)
+    log_probs_TB = step.policy.evaluate(batch.obs, batch.actions).log_probs_TB
+    only_first = torch.zeros_like(batch.mask_BT)
+    only_first[0, 0] = True
+    nothing = torch.zeros_like(only_first)
+    batch = changed(
+        batch,
+        mask_BT=only_first,
+        rewards_BT=torch.full_like(batch.rewards_BT, 2.0),
+        log_probs_BT=log_probs_TB.detach().t(),
+        terminated_BT=only_first if "terminated" in flags else nothing,
+        truncated_BT=only_first if "truncated" in flags else nothing,
+    )
+    return step.run(batch, torch.ones(1, dtype=torch.bool), 0).floats()["loss/value"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "target"),
+    [
+        ((), 2 + 0.5 * 3),
+        (("truncated",), 2 + 0.5 * 3),
+        (("terminated",), 2.0),
+        (("terminated", "truncated"), 2.0),
+    ],
+)
+def test_only_a_termination_ends_the_return(make_step, make_batch, flags, target):
+    loss = value_loss_of_one_row(make_step, make_batch, flags=flags)
+    assert loss == pytest.approx((target - 3) ** 2, rel=1e-5)
+
+
+def test_rewards_are_scaled_in_the_loss_and_stay_as_they_are_in_the_batch(
+    make_step, make_batch, all_alive
+):
+    loss = value_loss_of_one_row(make_step, make_batch, flags=("terminated",), scale=0.1)
+    assert loss == pytest.approx((0.2 - 3) ** 2, rel=1e-5)
+    batch = make_batch()
+    before = batch.rewards_BT.clone()
+    make_step(reward_scale=0.1).run(batch, all_alive, 0)
+    assert torch.equal(batch.rewards_BT, before)
+
+
+def test_schedules_follow_the_env_steps_trained(make_step, make_batch, all_alive):
+    batch = make_batch()
+    step = make_step(
+        lr=1e-2, lr_end=0.0, entropy_cost=0.1, entropy_cost_end=0.3, schedule_env_steps=1000
+    )
+    for env_steps, lr, cost in ((0, 1e-2, 0.1), (500, 5e-3, 0.2), (1000, 0.0, 0.3), (2000, 0, 0.3)):
+        before = weights_of(step)
+        stats = step.run(batch, all_alive, env_steps).floats()
+        assert stats["algorithm/lr"] == pytest.approx(lr)
+        assert stats["algorithm/entropy_cost"] == pytest.approx(cost)
+        assert stats["loss/entropy"] == pytest.approx(-cost * stats["policy/entropy"], rel=1e-5)
+        assert are_equal(before, weights_of(step)) == (lr == 0)
+
+
+def test_the_first_step_moves_weights_by_the_rate_of_the_schedule(make_step, make_batch, all_alive):
+    """Adam's first step is the rate times the gradient's sign, where epsilon is small."""
+    step = make_step(lr=1e-2, lr_end=0.0, schedule_env_steps=1000, adam_eps=1e-12)
+    before = step.policy.model.value_head.bias.item()
+    step.run(make_batch(), all_alive, 750)
+    moved = abs(step.policy.model.value_head.bias.item() - before)
+    assert moved == pytest.approx(2.5e-3, rel=1e-3)
+
+
+def test_without_a_limit_gradients_are_not_clipped_but_still_measured(
+    make_step, make_batch, all_alive
+):
+    clipped, free = make_step(grad_clip=1e-3), make_step(grad_clip=None)
+    batch = make_batch()
+    norms = [step.run(batch, all_alive, 0).floats()["grad/norm"] for step in (clipped, free)]
+    assert norms[0] == norms[1] > 0.01
+    left = [torch.cat([p.grad.flatten() for p in s.parameters]).norm() for s in (clipped, free)]
+    assert float(left[0]) == pytest.approx(1e-3, rel=1e-4)
+    assert float(left[1]) == pytest.approx(norms[1], rel=1e-5)
+
+
+# Squared, 3e19 overflows in the loss and not in the gradient.
+@pytest.mark.parametrize("reward", [math.inf, math.nan, 3e38, 3e19])
+def test_a_loss_that_is_not_finite_is_skipped_without_a_trace(
+    make_step, make_batch, all_alive, reward
+):
+    step, undisturbed = make_step(), make_step()
+    good, bad = make_batch(seed=1), make_batch(seed=2)
+    bad.rewards_BT[:, 0] = reward
+    bad.mask_BT[:, 0] = True
+    for each in (step, undisturbed):
+        assert each.run(good, all_alive, 0).applied
+    weights, state = weights_of(step), optimizer_state(step)
+    result = step.run(bad, all_alive, 10)
+    assert not result.applied
+    assert result.num_valid_rows > 0
+    assert not math.isfinite(result.floats()["loss/total"])
+    assert are_equal(weights, weights_of(step))
+    assert are_equal(state, optimizer_state(step))
+    for each in (step, undisturbed):
+        assert each.run(good, all_alive, 20).applied
+    assert are_equal(weights_of(step), weights_of(undisturbed))
+    assert are_equal(optimizer_state(step), optimizer_state(undisturbed))
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(
+    make_step, make_batch, all_alive
+):
+    step = make_step()
+    step.policy.model.value_head.weight.register_hook(lambda gradient: gradient * math.inf)
+    before = weights_of(step)
+    result = step.run(make_batch(), all_alive, 0)
+    assert not result.applied
+    assert math.isfinite(result.floats()["loss/total"])
+    assert are_equal(before, weights_of(step))
+    assert optimizer_state(step) == []
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_batch_without_a_valid_row_is_skipped(make_step, make_batch, all_alive, reduction):
+    step, batch = make_step(reduction=reduction), make_batch()
+    step.run(batch, all_alive, 0)
+    weights, state = weights_of(step), optimizer_state(step)
+    nobody = torch.zeros(5, dtype=torch.bool)
+    no_rows = changed(batch, mask_BT=torch.zeros_like(batch.mask_BT))
+    for result in (step.run(batch, nobody, 0), step.run(no_rows, all_alive, 0)):
+        assert not result.applied
+        assert result.num_valid_rows == 0
+    # Adam would have moved them on its momentum alone.
+    assert are_equal(weights, weights_of(step))
+    assert are_equal(state, optimizer_state(step))
+
+
+def test_equal_steps_stay_bit_equal(make_step, make_batch, all_alive):
+    first, second = make_step(seed=3), make_step(seed=3)
+    for seed in range(5):
+        results = [s.run(make_batch(seed=seed), all_alive, seed) for s in (first, second)]
+        assert results[0].floats() == results[1].floats()
+    assert are_equal(weights_of(first), weights_of(second))
+
+
+def test_a_batch_views_the_columns_memory(make_columns):
+    columns = make_columns()
+    batch = Batch.over(columns)
+    columns.rewards_CT[2, 3] = 77
+    columns.obs[""][1, 6, 2] = 88
+    columns.actions[""][0, 0] = 3
+    columns.mask_CT[4, 5] = ~columns.mask_CT[4, 5]
+    assert batch.rewards_BT[2, 3] == 77
+    assert batch.obs[""][1, 6, 2] == 88
+    assert batch.actions[""][0, 0] == 3
+    for name in ("log_probs", "terminated", "truncated", "mask", "rewards"):
+        tensor, array = getattr(batch, f"{name}_BT"), getattr(columns, f"{name}_CT")
+        assert np.shares_memory(tensor.numpy(), array)
+        assert tensor.tolist() == array.tolist()
+
+
+def test_a_contextual_bandit_is_solved():
+    """Four contexts, four actions, one of them right in each: gamma 0, every row its own game."""
+    schema = Schema(
+        ObsSpec((ArraySpec("", (4,), "float32"),)),
+        ActionSpec((ActionPart("", "discrete", 4),)),
+        rows=8,
+    )
+    policy = Policy(schema, ModelSection(hidden_sizes=(32,)), seed=0)
+    step = UpdateStep(policy, AlgorithmSection(gamma=0.0, lr=5e-3), "cpu")
+    rng, source = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    right = np.array([2, 0, 3, 1])
+    alive_B = torch.ones(16, dtype=torch.bool)
+    one_hot = np.eye(4, dtype=np.float32)
+    for update in range(250):
+        contexts_BS = rng.integers(0, 4, (16, 9))
+        obs_BS = one_hot[contexts_BS]
+        action = policy.act({"": obs_BS[:, :-1].reshape(-1, 4)}, source)
+        actions_BT = action.actions[""].reshape(16, 8)
+        no = torch.zeros(16, 8, dtype=torch.bool)
+        batch = Batch(
+            obs={"": torch.from_numpy(obs_BS)},
+            actions={"": torch.from_numpy(actions_BT)},
+            rewards_BT=torch.from_numpy((actions_BT == right[contexts_BS[:, :-1]]) * 1.0).float(),
+            log_probs_BT=torch.from_numpy(action.log_probs.reshape(16, 8)),
+            terminated_BT=no,
+            truncated_BT=no,
+            mask_BT=~no,
+        )
+        assert step.run(batch, alive_B, update * 128).applied
+    assert policy.act_greedy({"": one_hot})[""].tolist() == right.tolist()
+    values_N = policy.model({"": torch.from_numpy(one_hot)}).values_N
+    assert (values_N > 0.8).all()
