@@ -12,7 +12,7 @@ from impala_async import __version__
 from impala_async.config import RunConfig
 from impala_async.config_load import load_config, merge_overrides, validate_config
 from impala_async.errors import EXIT_BUG, EXIT_INTERRUPTED, ConfigError, ImpalaAsyncError
-from impala_async.learner.run_folder import RunFolder
+from impala_async.learner.run_folder import RunFolder, default_run_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,18 +47,33 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_run(args: argparse.Namespace, default: Path | None) -> tuple[RunConfig, RunFolder]:
-    """Settings and folder of a new or a resumed run; without any settings the default's."""
+def names_an_env(args: argparse.Namespace) -> bool:
+    """Whether the flags say what to run, by a file or by env.id."""
+    return args.config is not None or any(o.startswith("env.id=") for o in args.overrides)
+
+
+def default_config_path() -> Path:
+    """The config of `train` without arguments: in the package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "configs" / "cartpole.toml"
+    return inside if inside.exists() else package.parent / "configs" / "cartpole.toml"
+
+
+def check_run(args: argparse.Namespace, default: Path | None) -> tuple[RunConfig, RunFolder]:
+    """Settings and folder of a new or a resumed run, before anything is written."""
     if args.resume:
-        return _reopen_run(args)
-    path = args.config
-    if path is None and not any(text.startswith("env.id=") for text in args.overrides):
-        path = default
-    config = load_config(path, args.overrides)
-    return config, RunFolder.create(args.run_dir, config)
+        return _check_resumed(args)
+    config = load_config(args.config if names_an_env(args) else default, args.overrides)
+    folder = RunFolder(args.run_dir or default_run_path(config))
+    if folder.exists():
+        raise ConfigError(
+            f"--run-dir: {folder.path} already holds a run: continue it with --resume, or name "
+            "another folder"
+        )
+    return config, folder
 
 
-def _reopen_run(args: argparse.Namespace) -> tuple[RunConfig, RunFolder]:
+def _check_resumed(args: argparse.Namespace) -> tuple[RunConfig, RunFolder]:
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     folder = RunFolder.open(args.run_dir)
@@ -70,7 +85,6 @@ def _reopen_run(args: argparse.Namespace) -> tuple[RunConfig, RunFolder]:
             raise ConfigError(
                 f"--set: {section}.*: cannot change in a resumed run; start a new one"
             )
-    folder.update_config(config)
     return config, folder
 
 

@@ -130,7 +130,8 @@ class Counting(Probe):
     """Shows (column, episode, step), all from 0; the reward is the step's number from 1, plus 10
     for action 1.
 
-    A seed begins the episodes anew. Every row can be told from every other, so it finds rows that were lost, doubled or swapped.
+    A seed begins the episodes anew. Every row can be told from every other, so it finds rows that
+    were lost, doubled or swapped.
     """
 
     def __init__(self, length: int = 3, ends: Ends = "terminated", column: int = 0) -> None:

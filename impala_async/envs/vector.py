@@ -52,6 +52,9 @@ class EnvBatch(Protocol):
     """
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def num_envs(self) -> int: ...
 
     @property
@@ -77,8 +80,9 @@ class SerialEnvs:
 
     def __init__(self, envs: Sequence[gym.Env[Any, Any]]) -> None:
         first = envs[0]
-        self._stepping = Blame(env_name(first), "in step")
-        self._resetting = Blame(env_name(first), "in reset")
+        self.name = env_name(first)
+        self._stepping = Blame(self.name, "in step")
+        self._resetting = Blame(self.name, "in reset")
         self._envs = list(envs)
         self.num_envs = num_envs = len(envs)
         self.obs_spec, self.action_spec = describe_spaces(
@@ -152,8 +156,9 @@ class VectorEnvs:
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self._env = env
-        self._stepping = Blame(env_name(env), "in step")
-        self._resetting = Blame(env_name(env), "in reset")
+        self.name = env_name(env)
+        self._stepping = Blame(self.name, "in step")
+        self._resetting = Blame(self.name, "in reset")
         self.num_envs: int = env.num_envs
         self.autoreset = _autoreset_mode(env)
         self.obs_spec, self.action_spec = describe_spaces(
@@ -209,7 +214,7 @@ class VectorEnvs:
         for array in per_column:
             if np.shape(array) != (self.num_envs,):
                 raise EnvError(
-                    f"{env_name(self._env)}: rewards, terminated and truncated must have shape "
+                    f"{self.name}: rewards, terminated and truncated must have shape "
                     f"({self.num_envs},), got {np.shape(array)}"
                 )
         self._is_checked = True
@@ -217,7 +222,7 @@ class VectorEnvs:
     def _check_resets(self, is_over: NDArray[np.bool_]) -> None:
         if (is_over & self._is_over).any():
             raise EnvError(
-                f"{env_name(self._env)} says {AutoresetMode.NEXT_STEP}, but ends an episode on the "
+                f"{self.name} says {AutoresetMode.NEXT_STEP}, but ends an episode on the "
                 "step after an end, which must only reset it"
             )
 
@@ -235,7 +240,7 @@ class VectorEnvs:
             check_obs(self._leaves, given, self.num_envs)
         except EnvError as error:
             raise EnvError(
-                f"{env_name(self._env)} says {AutoresetMode.SAME_STEP}, which needs "
+                f"{self.name} says {AutoresetMode.SAME_STEP}, which needs "
                 f"infos['final_obs'] of every column that ended: {error}"
             ) from error
         return flatten_obs(self._leaves, given)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from impala_async import lifeline
 from impala_async.config import RunConfig
-from impala_async.doors import add_run_flags, new_parser, open_run, run_door, start_logging
+from impala_async.doors import add_run_flags, check_run, new_parser, run_door, start_logging
 from impala_async.learner.probe import SpaceProbe
 from impala_async.learner.run_folder import RunFolder
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def body() -> int:
-        config, folder = open_run(args, default=None)
+        config, folder = check_run(args, default=None)
         return _serve(config, folder, is_resumed=args.resume)
 
     return run_door(body)
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(config: RunConfig, folder: RunFolder, *, is_resumed: bool) -> int:
     lifeline.hold()
+    folder.begin(config)
     console = start_logging()
     probe = SpaceProbe(config.env, config.actor) if config.env.probe == "learner" else None
 

@@ -78,8 +78,10 @@ class Ingest:
             return
         peer.data_route = route
         self._to_answer[peer.session] = peer
-        if self._is_closed or self._filler is None or self._schema is None:
-            raise ProtocolError("not_allowed_now", "this learner takes no trajectories now")
+        if self._is_closed:
+            return  # what is under way at the end never came: the actor is told so by our goodbye
+        if self._filler is None or self._schema is None:
+            raise ProtocolError("not_allowed_now", "Data before Spec")
         verdict = self._table.reserve(peer, data, self._publisher.version)
         try:
             verdict = verdict or self._take_body(port, data, self._schema, self._filler)

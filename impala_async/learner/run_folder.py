@@ -19,6 +19,12 @@ from impala_async.errors import CheckpointError, ConfigError
 DEFAULT_ROOT = Path("runs")
 
 
+def default_run_path(config: RunConfig) -> Path:
+    """A folder named after environment and time."""
+    name = config.env.id.replace("/", "_").replace(":", "_")
+    return DEFAULT_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
 class RunFolder:
     """Paths and durable small files of one run."""
 
@@ -29,24 +35,15 @@ class RunFolder:
         self._config = path / "config.json"
         self._epoch = path / "epoch"
 
-    @staticmethod
-    def create(path: Path | None, config: RunConfig) -> "RunFolder":
-        """A folder for a new run; without a path one is named after environment and time."""
-        if path is None:
-            name = config.env.id.replace("/", "_").replace(":", "_")
-            path = DEFAULT_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        folder = RunFolder(path)
-        if folder.exists():
-            raise ConfigError(
-                f"--run-dir: {path} already holds a run: continue it with --resume, or name "
-                "another folder"
-            )
+    def begin(self, config: RunConfig) -> None:
+        """Write down the settings; a new run also gets its id."""
         try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            folder._save_config(config, uuid.uuid4().hex)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            run_id = self.run_id.hex() if self.exists() else uuid.uuid4().hex
+            content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
+            self.write_json("config.json", content)
         except OSError as error:
-            raise ConfigError(f"--run-dir: cannot write to {path}: {error.strerror}") from None
-        return folder
+            raise ConfigError(f"--run-dir: cannot write to {self.path}: {error.strerror}") from None
 
     @staticmethod
     def open(path: Path | None) -> "RunFolder":
@@ -72,10 +69,6 @@ class RunFolder:
     @property
     def run_id(self) -> bytes:
         return bytes.fromhex(self._read_config()["run_id"])
-
-    def update_config(self, config: RunConfig) -> None:
-        """Keep what a resumed run changed."""
-        self._save_config(config, self.run_id.hex())
 
     def next_epoch(self) -> int:
         """Count this start, durably: no two starts of a run ever share an epoch."""
@@ -103,10 +96,6 @@ class RunFolder:
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
-
-    def _save_config(self, config: RunConfig, run_id: str) -> None:
-        content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
-        self.write_json("config.json", content)
 
     def _read_config(self) -> dict[str, Any]:
         try:

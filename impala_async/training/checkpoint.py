@@ -143,6 +143,14 @@ def newest_checkpoint(directory: Path) -> Checkpoint | None:
     return None
 
 
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in this folder; raises CheckpointError if it is none, or damaged."""
+    name = _NAME.fullmatch(path.resolve().name)
+    if name is None:
+        raise CheckpointError(f"{path} is not a checkpoint; those are called ckpt-<epoch>-<update>")
+    return _verified(path, Version(int(name[1]), int(name[2])))
+
+
 def prune(directory: Path, keep: int, best: Version | None = None) -> None:
     """Remove all but the newest `keep` and the best checkpoint, and what crashes left behind.
 

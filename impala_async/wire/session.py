@@ -132,6 +132,10 @@ class SessionTable:
         if len(self._peers) >= MAX_SESSIONS and hello.actor not in self._by_actor:
             return reject("full", f"this learner already has {MAX_SESSIONS} actors", 5.0)
         former = self._by_actor.get(hello.actor)
+        if former is not None and former.columns == 0:
+            # The same hello again, because our answer was slow: one session is enough.
+            former.data_route, former.last_heard = route, now
+            return former
         if former is not None:
             self.end(former)
         known = self._known.get(hello.actor)

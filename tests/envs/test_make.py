@@ -178,7 +178,7 @@ def test_a_typo_in_the_arguments_is_named() -> None:
 
 
 def test_a_failing_constructor_keeps_its_cause() -> None:
-    with pytest.raises(EnvError, match="to be made with kwargs .*'lots'") as caught:
+    with pytest.raises(EnvError, match=r"to be made with kwargs .*'lots'") as caught:
         make_env(section(f"{PROBES}:ActionReward", num_actions="lots"))
     assert caught.value.__cause__ is not None
 

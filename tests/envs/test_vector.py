@@ -426,7 +426,7 @@ def test_same_step_without_final_observations_is_refused(infos: dict) -> None:
 def test_an_end_on_the_step_that_must_only_reset_is_refused() -> None:
     class Ending(CountingVector):
         def step(self, actions: Any) -> Any:
-            obs, rewards, terminated, truncated, infos = super().step(actions)
+            obs, rewards, _, truncated, infos = super().step(actions)
             return obs, rewards, np.array([True, False]), truncated, infos
 
     envs = VectorEnvs(Ending(2))
@@ -446,7 +446,7 @@ def test_wrong_shapes_are_refused_at_the_first_step(index: int) -> None:
 
     envs = VectorEnvs(Flat(2))
     envs.reset(0)
-    with pytest.raises(EnvError, match="shape|in step"):
+    with pytest.raises(EnvError, match=r"shape|in step"):
         envs.step(acts(0, 0))
 
 

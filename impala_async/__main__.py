@@ -1,0 +1,44 @@
+"""The console command: `impala-async <door>`, the same doors as `python -m impala_async.<door>`."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from impala_async import __version__
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE
+
+# Door: its module, and what it is for. Modules are imported only when their door is opened.
+DOORS = {
+    "train": ("impala_async.train", "one learner and its actors on this machine"),
+    "learner": ("impala_async.learner.__main__", "a learner for actors anywhere"),
+    "actor": ("impala_async.actor.__main__", "an actor, for a learner anywhere"),
+    "evaluate": ("impala_async.evaluate", "greedy episodes with a trained policy"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Open a door with the rest of the arguments."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return EXIT_DONE if args else EXIT_CONFIG
+    if args[0] == "--version":
+        print(f"impala-async {__version__}")
+        return EXIT_DONE
+    if args[0] not in DOORS:
+        print(f"error: there is no door {args[0]!r}\n\n{_help()}", file=sys.stderr)
+        return EXIT_CONFIG
+    module = importlib.import_module(DOORS[args[0]][0])
+    code: int = module.main(args[1:])
+    return code
+
+
+def _help() -> str:
+    lines = [f"  {door:<10} {purpose}" for door, (_, purpose) in DOORS.items()]
+    return "\n".join(
+        ["usage: impala-async DOOR [flags]", "", *lines, "", "impala-async DOOR --help tells more"]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

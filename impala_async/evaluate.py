@@ -1,0 +1,105 @@
+"""The evaluate door: greedy episodes with the weights of a checkpoint.
+
+`python -m impala_async.evaluate runs/CartPole-v1-...` takes the newest checkpoint of a run
+folder; a checkpoint's own folder works as well.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from impala_async.config import RunConfig
+from impala_async.doors import new_parser, run_door
+from impala_async.errors import CheckpointError, ConfigError
+from impala_async.learner.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from impala_async.envs.vector import EnvBatch
+    from impala_async.policy import Policy
+
+NUM_ENVS = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the return of every episode, and their mean."""
+    parser = new_parser("evaluate", "Play greedy episodes with a trained policy.")
+    parser.add_argument("path", type=Path, help="a run folder, or one checkpoint in it")
+    parser.add_argument("--episodes", type=int, default=10, metavar="N", help="default: 10")
+    parser.add_argument("--seed", type=int, default=10_000, metavar="N", help="default: 10000")
+    args = parser.parse_args(argv)
+    return run_door(lambda: _evaluate(args))
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    if args.episodes < 1:
+        raise ConfigError(f"--episodes: wants a whole number from 1 up, got {args.episodes}")
+    folder, checkpoints = _locate(args.path)
+    config = folder.load_config()
+    returns = _play(config, checkpoints, args.episodes, args.seed)
+    mean = sum(returns) / len(returns)
+    print(f"mean return of {len(returns)} greedy episodes: {mean:.2f}")
+    print(f"smallest {min(returns):.2f}, largest {max(returns):.2f}")
+    return 0
+
+
+def _locate(path: Path) -> tuple[RunFolder, Path]:
+    """The run, and the folder in which to look for its checkpoint."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such folder")
+    folder = RunFolder(path)
+    if folder.exists():
+        return folder, folder.checkpoints
+    folder = RunFolder(path.resolve().parent.parent)
+    if not folder.exists():
+        raise CheckpointError(f"{path}: neither a run folder nor a checkpoint of one")
+    return folder, path
+
+
+def _play(config: RunConfig, path: Path, num_episodes: int, seed: int) -> list[float]:
+    from impala_async.envs.make import build_envs
+    from impala_async.policy import Policy
+    from impala_async.spec import Schema
+    from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
+
+    checkpoint = newest_checkpoint(path) if path.name == "checkpoints" else open_checkpoint(path)
+    if checkpoint is None:
+        raise CheckpointError(f"{path} holds no whole checkpoint yet")
+    envs = build_envs(config.actor.sampler, config.env, min(NUM_ENVS, num_episodes))
+    schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows)
+    policy = Policy(schema, config.model, seed=config.seed)
+    tensors, _ = checkpoint.load()
+    policy.model.load_state_dict(tensors["model"])
+    print(f"{config.env.id} with {checkpoint.path.name}")
+    try:
+        return _greedy_returns(policy, envs, num_episodes, seed)
+    finally:
+        envs.close()
+
+
+def _greedy_returns(
+    policy: "Policy", envs: "EnvBatch", num_episodes: int, seed: int
+) -> list[float]:
+    """Each environment plays the same number of episodes, so short ones are not favoured."""
+    import numpy as np
+
+    per_env = -(-num_episodes // envs.num_envs)
+    returns: list[list[float]] = [[] for _ in range(envs.num_envs)]
+    totals = np.zeros(envs.num_envs)
+    is_reset_row = np.zeros(envs.num_envs, np.bool_)
+    obs = envs.reset(seed)
+    while min(map(len, returns)) < per_env:
+        step = envs.step(policy.act_greedy(obs))
+        obs = step.obs
+        totals += np.where(is_reset_row, 0.0, step.rewards)
+        is_over = (step.terminated | step.truncated) & ~is_reset_row
+        for env in np.flatnonzero(is_over).tolist():
+            returns[env].append(float(totals[env]))
+            totals[env] = 0.0
+        is_reset_row = is_over if step.final_obs is None else np.zeros_like(is_over)
+    return [total for one in returns for total in one[:per_env]][:num_episodes]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""One learner and its actors as processes of this machine, watched until the learner ends.
+
+Every child holds a lifeline: whatever ends this process, SIGKILL included, ends them too. An
+actor that dies is started again; one that says it does not fit ends the run.
+"""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_MISMATCH, EXIT_NOT_ALLOWED
+from impala_async.lifeline import Lifeline
+
+logger = logging.getLogger(__name__)
+
+HOPELESS = (EXIT_CONFIG, EXIT_NOT_ALLOWED, EXIT_MISMATCH)
+POLL_S = 0.05
+RESTART_AFTER_S = 1.0
+MAX_QUICK_DEATHS = 5
+QUICK_DEATH_S = 10.0
+LEARNER_END_S = 12.0
+ACTOR_END_S = 3.0
+# Small tensors gain nothing from more threads, and the processes share the cores.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def free_url() -> str:
+    """A loopback url whose port is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+class _Actor:
+    """One actor process and its log."""
+
+    def __init__(self, number: int, log_path: Path) -> None:
+        self.number = number
+        self.log_path = log_path
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start_at = time.monotonic()
+        self.started_at = 0.0
+        self.num_quick_deaths = 0
+
+    def last_error(self) -> str:
+        """What it said at its end."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        return errors[-1] if errors else (lines[-1] if lines else "it said nothing")
+
+
+class LocalRun:
+    """Owns the processes of one run on this machine."""
+
+    def __init__(self, learner_flags: Sequence[str], data_url: str, log_dir: Path) -> None:
+        self._data_url = data_url
+        self._lifeline = Lifeline()
+        self._log_dir = log_dir
+        self._actors: list[_Actor] = []
+        self._exit_code: int | None = None
+        self._learner = self._spawn("learner", learner_flags, None)
+
+    def run(self, num_actors: int) -> int:
+        """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._actors = [_Actor(n, self._log_dir / f"actor-{n}.log") for n in range(num_actors)]
+        previous = {
+            number: signal.signal(number, self._pass_on)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            while self._learner.poll() is None:
+                for actor in self._actors:
+                    self._look_after(actor)
+                time.sleep(POLL_S)
+        finally:
+            self._end()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return self._learner.returncode if self._exit_code is None else self._exit_code
+
+    def _look_after(self, actor: _Actor) -> None:
+        if actor.process is None:
+            if time.monotonic() >= actor.start_at and self._exit_code is None:
+                self._start(actor)
+            return
+        code = actor.process.poll()
+        if code is None or code == EXIT_DONE:
+            return
+        actor.process = None
+        if self._exit_code is not None:
+            return
+        is_quick = time.monotonic() - actor.started_at < QUICK_DEATH_S
+        actor.num_quick_deaths = actor.num_quick_deaths + 1 if is_quick else 0
+        if code in HOPELESS or actor.num_quick_deaths > MAX_QUICK_DEATHS:
+            self._give_up(actor, code)
+        else:
+            logger.warning("actor %d ended with code %d: starting it again", actor.number, code)
+            actor.start_at = time.monotonic() + RESTART_AFTER_S
+
+    def _start(self, actor: _Actor) -> None:
+        with actor.log_path.open("ab") as log:
+            actor.process = self._spawn("actor", ["--learner", self._data_url], log)
+        actor.started_at = time.monotonic()
+
+    def _give_up(self, actor: _Actor, code: int) -> None:
+        logger.error("actor %d cannot run: %s (%s)", actor.number, actor.last_error(), code)
+        self._exit_code = code if code > 0 else 128 - code
+        self._learner.terminate()
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        """Only the learner decides what a signal means; the actors end with it."""
+        if self._learner.poll() is None:
+            self._learner.send_signal(number)
+
+    def _spawn(
+        self, door: str, flags: Sequence[str], output: IO[bytes] | None
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", f"impala_async.{door}", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**ONE_THREAD, **os.environ, **self._lifeline.environment},
+            pass_fds=self._lifeline.fds,
+            # Ctrl-C reaches this process alone, which passes it on once.
+            process_group=0,
+        )
+
+    def _end(self) -> None:
+        """The learner has ended, or this process is about to: nobody stays behind."""
+        _end_in_time([self._learner], LEARNER_END_S if self._learner.poll() is None else 0)
+        running = [actor.process for actor in self._actors if actor.process]
+        _end_in_time(running, ACTOR_END_S)
+        self._lifeline.close()
+
+
+def _end_in_time(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
+    """Let processes end by themselves, then ask, then insist."""
+    for action in (None, "terminate", "kill"):
+        for process in processes:
+            if action and process.poll() is None:
+                getattr(process, action)()
+        until = time.monotonic() + grace_s
+        while any(process.poll() is None for process in processes) and time.monotonic() < until:
+            time.sleep(POLL_S)
+    for process in processes:
+        process.wait()

@@ -1,0 +1,49 @@
+"""Pictures of a run, drawn from its metrics file. Imports matplotlib only when it draws."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_reports(path: Path) -> list[dict[str, Any]]:
+    """The reports of a metrics file; a torn last line is passed over."""
+    reports = []
+    if not path.exists():
+        return []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            reports.append(json.loads(line))
+        except ValueError:
+            continue
+    return reports
+
+
+def draw_learning_curve(metrics: Path, picture: Path) -> Path | None:
+    """Return over env steps, with the lag beneath it; None if no episode was reported."""
+    reports = [r for r in read_reports(metrics) if r.get("episodes/return_mean") is not None]
+    if not reports:
+        return None
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = [r["env_steps_trained"] for r in reports]
+    figure, (top, bottom) = plt.subplots(
+        2, 1, sharex=True, figsize=(8, 6), height_ratios=[3, 1], layout="constrained"
+    )
+    top.plot(steps, [r["episodes/return_mean"] for r in reports], alpha=0.4, label="interval")
+    rolling = [(r["env_steps_trained"], r["mean_return_100"]) for r in reports]
+    known = [(x, y) for x, y in rolling if y is not None]
+    if known:
+        top.plot(*zip(*known, strict=True), label="last 100 episodes", linewidth=2)
+    top.set_ylabel("episode return")
+    top.legend(loc="lower right")
+    top.grid(alpha=0.3)
+    bottom.plot(steps, [r.get("lag/mean") for r in reports], color="tab:red")
+    bottom.set_ylabel("lag (updates)")
+    bottom.set_xlabel("env steps trained")
+    bottom.grid(alpha=0.3)
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+    return picture
