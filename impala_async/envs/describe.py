@@ -54,7 +54,6 @@ def main() -> int:
     answers = os.dup(1)
     os.dup2(2, 1)
     answer, exit_code = _answer(sys.stdin.buffer.read(), sys.argv[1:])
-    sys.stdout.flush()
     os.write(answers, f"{answer}\n".encode())
     os.close(answers)
     return exit_code

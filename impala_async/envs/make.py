@@ -1,8 +1,9 @@
 """Environments by name: one, a vector of them, or the batch that a sampler steps.
 
 A name is a gymnasium id ("CartPole-v1"), an id that a module registers when it is imported
-("package.module:Env-v0"), or a class or factory in a module ("package.module:Name"). A class of
-gymnasium's VectorEnv, or a factory with a `num_envs` argument, makes a whole vector at once.
+("package.module:Env-v0"), or a class or factory in a module ("package.module:Name"), which gets
+no time limit but its own. A class of gymnasium's VectorEnv, or a factory with a `num_envs`
+argument, makes a whole vector at once.
 """
 
 import difflib

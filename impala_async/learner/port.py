@@ -104,8 +104,6 @@ class Port:
         try:
             message = self._read_header(header, size)
             self._handle(route, message)
-            if self.router.has_more_frames():
-                raise ProtocolError("wrong_frame_count", "more frames than this message has")
         except ProtocolError as error:
             self._counters.bad.add(error.reason)
             logger.debug("bad message: %s: %s", error.reason, error)

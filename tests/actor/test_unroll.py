@@ -43,6 +43,7 @@ class Driver:
                 self.unroll.begin(buffer, version)
             flags = np.array([self.ends.get((n, c), NO) for c in range(self.num_columns)])
             is_after = np.array([(n - 1, c) in self.ends for c in range(self.num_columns)])
+            flags |= is_after[:, None]
             actions = np.where(is_after, 1, n % 2).astype(np.int32)
             log_probs = np.where(is_after, np.nan, -0.5).astype(np.float32)
             rewards = np.where(is_after, np.nan, n + 1).astype(np.float32)
@@ -116,6 +117,20 @@ def test_the_bootstrap_row_is_row_0_of_the_next_trajectory() -> None:
     for before, after in pairwise(driver.messages):
         last = before.buffer.columns.obs[""][:, -1]
         np.testing.assert_array_equal(last, after.buffer.columns.obs[""][:, 0])
+
+
+def test_the_bootstrap_row_survives_its_source() -> None:
+    unroll = Unroll(schema_of(rows=1), 1)
+    obs, no = {"": np.ones((1, 2), np.float32)}, np.array([False])
+    number, action = np.zeros(1, np.float32), {"": np.zeros(1, np.int32)}
+    unroll.start(obs)
+    buffers = [MessageBuffer(schema_of(rows=1), 1) for _ in range(2)]
+    unroll.begin(buffers[0], V1)
+    unroll.append(action, number, number, no, no, obs)
+    obs[""].fill(7)
+    buffers[0].obs.fill(0)
+    unroll.begin(buffers[1], V1)
+    assert buffers[1].columns.obs[""][0, 0].tolist() == [1, 1]
 
 
 def test_an_end_at_the_last_row_masks_row_0_of_the_next_trajectory() -> None:
@@ -196,11 +211,11 @@ def test_a_start_forgets_what_was_before() -> None:
     driver.feed(2)
     driver.unroll.start(driver.obs(2))
     assert driver.unroll.needs_buffer
-    driver.ends = {(4, 0): (False, True)}
+    driver.ends = {(4, 0): (False, True), (4, 1): (True, False)}
     driver.feed(3)
     (message,) = driver.messages
     assert message.buffer.columns.mask_CT.all()
-    assert message.episodes == [(3.0 + 4.0 + 5.0, 3)]
+    assert message.episodes == [(3.0 + 4.0 + 5.0, 3)] * 2
 
 
 def test_a_finished_buffer_is_not_touched_any_more() -> None:

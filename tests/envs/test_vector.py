@@ -230,6 +230,13 @@ def test_an_environment_that_breaks_its_space_is_refused_at_reset(obs: Any, text
     with pytest.raises(EnvError, match=text):
         SerialEnvs([Wrong(obs)]).reset(0)
 
+    class WrongVector(CountingVector):
+        def reset(self, **kwargs: Any) -> Any:
+            return obs, {}
+
+    with pytest.raises(EnvError, match="promises"):
+        VectorEnvs(WrongVector(1)).reset(0)
+
 
 def test_all_environments_are_closed_and_a_failure_is_told() -> None:
     closed = []
