@@ -12,8 +12,6 @@ from impala_async import lifeline
 from impala_async.doors import new_parser, run_door, start_logging
 from impala_async.errors import ConfigError
 
-FIRST_CONNECT_S = 60.0
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Everything but the address comes from the learner."""
@@ -30,6 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="environments here, if not as many as the learner's actor.num_envs says",
     )
+    parser.add_argument(
+        "--connect-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long to look for the learner at the start (default: 60)",
+    )
     args = parser.parse_args(argv)
     return run_door(lambda: _serve(args))
 
@@ -39,11 +44,13 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {args.learner!r}")
     if args.num_envs is not None and args.num_envs < 1:
         raise ConfigError(f"--num-envs: wants a whole number from 1 up, got {args.num_envs}")
+    if not args.connect_s > 0:
+        raise ConfigError(f"--connect-s: wants a number of seconds over 0, got {args.connect_s}")
     lifeline.hold()
     start_logging()
     from impala_async.actor.service import ActorService
 
-    service = ActorService(args.learner, num_envs=args.num_envs, reconnect_s=FIRST_CONNECT_S)
+    service = ActorService(args.learner, num_envs=args.num_envs, connect_s=args.connect_s)
     return service.run()
 
 

@@ -78,13 +78,13 @@ class Client:
     """One actor's side of the protocol."""
 
     def __init__(
-        self, context: Context, url: str, *, should_stop: Callable[[], bool], reconnect_s: float
+        self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
     ) -> None:
         self.actor_id = os.urandom(16)
         self._context = context
         self._url = url
         self._should_stop = should_stop
-        self._reconnect_s = reconnect_s
+        self._connect_s = connect_s
         self._data = Dealer(context, url)
         self._welcome: Welcome | None = None
         self._settings: ActorSettings | None = None
@@ -128,11 +128,11 @@ class Client:
         """Say hello until a learner answers; what it wants to be run.
 
         Raises:
-            UnreachableError: nobody answered within `reconnect_s`.
+            UnreachableError: nobody answered within `connect_s` (later: `actor.reconnect_s`).
             MismatchError, NotAllowedError: this learner refuses this actor for good.
             NewRun: another run is at this address now.
         """
-        give_up_at = time.monotonic() + self._reconnect_s
+        give_up_at = time.monotonic() + self._connect_s
         while True:
             self._check_stop()
             until = time.monotonic() + HELLO_EVERY_S * random.uniform(0.5, 1.0)
@@ -141,7 +141,7 @@ class Client:
                 return self._accept(*answer)
             if time.monotonic() > give_up_at:
                 raise UnreachableError(
-                    f"no learner answered at {self._url} within {self._reconnect_s:.0f} s: is it "
+                    f"no learner answered at {self._url} within {self._connect_s:.0f} s: is it "
                     "running, and is this the address that it printed?"
                 )
 
@@ -244,7 +244,7 @@ class Client:
 
     def _accept(self, welcome: Welcome, settings: ActorSettings) -> ActorSettings:
         former, self._welcome, self._settings = self._welcome, welcome, settings
-        self._reconnect_s = settings.actor.reconnect_s
+        self._connect_s = settings.actor.reconnect_s
         self._last_heard = time.monotonic()
         if former is not None and former.run_id != welcome.run_id:
             raise NewRun

@@ -89,6 +89,9 @@ class Link:
         return [self._grants.popleft() for _ in range(len(self._grants))]
 
     def close(self) -> None:
+        """End the thread; once is enough, twice does no harm."""
+        if self._is_closed:
+            return
         self._is_closed = True
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join()

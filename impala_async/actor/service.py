@@ -30,14 +30,14 @@ PUMP_EVERY_STEPS = 16
 class ActorService:
     """One actor process."""
 
-    def __init__(self, url: str, *, num_envs: int | None, reconnect_s: float) -> None:
+    def __init__(self, url: str, *, num_envs: int | None, connect_s: float) -> None:
         self._num_envs = num_envs
         self._signal: int | None = None
         self._client = Client(
             new_context(),
             url,
             should_stop=lambda: self._signal is not None,
-            reconnect_s=reconnect_s,
+            connect_s=connect_s,
         )
 
     def run(self) -> int:

@@ -15,11 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_MISMATCH, EXIT_NOT_ALLOWED
+from impala_async.errors import (
+    EXIT_CONFIG,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_MISMATCH,
+    EXIT_NOT_ALLOWED,
+)
 from impala_async.lifeline import Lifeline
 
 logger = logging.getLogger(__name__)
 
+ORDERLY = (EXIT_DONE, EXIT_INTERRUPTED)
 HOPELESS = (EXIT_CONFIG, EXIT_NOT_ALLOWED, EXIT_MISMATCH)
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
@@ -27,6 +34,7 @@ MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
 LEARNER_END_S = 12.0
 ACTOR_END_S = 3.0
+ASKED_END_S = 3.0
 # Small tensors gain nothing from more threads, and the processes share the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -136,19 +144,22 @@ class LocalRun:
 
     def _end(self) -> None:
         """The learner has ended, or this process is about to: nobody stays behind."""
-        _end_in_time([self._learner], LEARNER_END_S if self._learner.poll() is None else 0)
+        _end_in_time([self._learner], LEARNER_END_S)
         running = [actor.process for actor in self._actors if actor.process]
-        _end_in_time(running, ACTOR_END_S)
+        # A learner that ended in good order has said goodbye to them.
+        grace_s = ACTOR_END_S if self._learner.returncode in ORDERLY else 0.0
+        _end_in_time(running, grace_s)
         self._lifeline.close()
 
 
 def _end_in_time(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
     """Let processes end by themselves, then ask, then insist."""
-    for action in (None, "terminate", "kill"):
+    steps = (("wait", grace_s), ("terminate", ASKED_END_S), ("kill", ASKED_END_S))
+    for step, patience_s in steps:
         for process in processes:
-            if action and process.poll() is None:
-                getattr(process, action)()
-        until = time.monotonic() + grace_s
+            if process.poll() is None and step != "wait":
+                getattr(process, step)()
+        until = time.monotonic() + patience_s
         while any(process.poll() is None for process in processes) and time.monotonic() < until:
             time.sleep(POLL_S)
     for process in processes:

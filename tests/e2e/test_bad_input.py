@@ -1,0 +1,249 @@
+"""Wrong settings, wrong environments, wrong peers: one clear line, the right exit code."""
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.wire.messages import (
+    PROTOCOL,
+    REJECT_CODES,
+    Data,
+    Get,
+    Heartbeat,
+    Hello,
+    Message,
+    Reject,
+    Spec,
+    Welcome,
+    pack,
+    unpack,
+)
+from impala_async.wire.session import reject
+from impala_async.wire.sockets import Dealer, Router, new_context
+from tests.e2e.harness import Site, identities_hold
+
+pytestmark = pytest.mark.e2e
+
+CARTPOLE = "configs/cartpole.toml"
+ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
+SHAPED_ENV = """
+import os
+import gymnasium
+import numpy as np
+
+class Shaped(gymnasium.Env):
+    def __init__(self):
+        size = int(os.environ["SHAPED_SIZE"])
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (size,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+"""
+
+
+@pytest.mark.parametrize("door", ["learner", "train"])
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (["--set", "env.id=X", "--set", "learner.num_pases=2"], 2, "did you mean learner.num_pass"),
+        (["--set", "env.id=CartPole-v1", "--set", "learner.num_passes=0"], 2, "greater than or"),
+        (["--config", "/nowhere.toml"], 2, "/nowhere.toml: cannot read"),
+        (["--set", "nonsense"], 2, "section.key=value"),
+        (["--resume"], 2, "--resume needs --run-dir"),
+        (["--set", "env.id=CartPole-v9"], 2, "`v1`"),
+        (["--set", "env.id=Pendulum-v1"], 2, "Box"),
+        (["--set", "env.id=CartPole-v1", "--set", "learner.device=gpu"], 2, "learner.device"),
+    ],
+)
+def test_wrong_settings(site: Site, door: str, flags: list[str], code: int, says: str) -> None:
+    opened = site.open(
+        door, *flags, *(() if "--resume" in flags else ("--run-dir", str(site.run_dir)))
+    )
+    assert opened.wait_exit(40) == code, opened.log
+    errors = [line for line in opened.log.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, opened.log
+    assert says in errors[0]
+    assert "Traceback" not in opened.log
+
+
+def test_a_second_learner_on_the_same_port(site: Site) -> None:
+    site.learner(*ENDLESS, config=CARTPOLE)
+    other = str(site.folder / "other")
+    taken = f"bind.data={site.service['data_url']}"
+    second = site.open("learner", "--config", CARTPOLE, "--run-dir", other, "--set", taken)
+    assert second.wait_exit(30) == 2
+    assert "bind.data" in second.log
+    assert "Traceback" not in second.log
+
+
+def test_a_run_folder_in_use_is_not_overwritten(site: Site) -> None:
+    site.learner(*ENDLESS, config=CARTPOLE)
+    second = site.open("learner", "--config", CARTPOLE, "--run-dir", str(site.run_dir))
+    assert second.wait_exit(30) == 2
+    assert "already holds a run" in second.log
+
+
+def test_an_actor_with_another_space_exits_78(site: Site) -> None:
+    (site.folder / "shaped.py").write_text(SHAPED_ENV)
+    path = {"PYTHONPATH": f"{site.folder}:{Path.cwd()}"}
+    site.learner("env.id=shaped:Shaped", **path, SHAPED_SIZE="3")
+    actor = site.actor(**path, SHAPED_SIZE="5")
+    assert actor.wait_exit(30) == 78
+    (error,) = [line for line in actor.log.splitlines() if line.startswith("error: ")]
+    assert "shape" in error
+    assert "(3,)" in error
+    assert "(5,)" in error
+    fits = site.actor(**path, SHAPED_SIZE="3")
+    site.wait_report("the right actor works", lambda r: r["num_actors"] == 1 and r["updates"] > 0)
+    assert fits.process.poll() is None
+
+
+def test_an_environment_missing_at_the_actor_exits_78(site: Site) -> None:
+    (site.folder / "shaped.py").write_text(SHAPED_ENV)
+    path = {"PYTHONPATH": f"{site.folder}:{Path.cwd()}", "SHAPED_SIZE": "3"}
+    site.learner("env.id=shaped:Shaped", **path)
+    actor = site.actor(SHAPED_SIZE="3")
+    assert actor.wait_exit(30) == 78
+    assert "shaped" in actor.log
+    assert "Traceback" not in actor.log
+
+
+def test_no_learner_there_exits_75(site: Site) -> None:
+    actor = site.open("actor", "--learner", "tcp://127.0.0.1:9", "--connect-s", "1")
+    assert actor.wait_exit(20) == 75
+    assert "no learner answered at tcp://127.0.0.1:9" in actor.log
+
+
+def test_an_actor_refused_for_its_protocol_exits_78(site: Site) -> None:
+    context = new_context()
+    router = Router(context, "tcp://127.0.0.1:*", None, 1 << 20)
+    answered = threading.Event()
+
+    def refuse() -> None:
+        give_up_at = time.monotonic() + 30
+        while time.monotonic() < give_up_at and not answered.is_set():
+            arrived = router.receive()
+            if arrived is None:
+                time.sleep(0.01)
+                continue
+            assert isinstance(unpack(arrived[1]), Hello)
+            router.send(arrived[0], [pack(reject("protocol", "protocol: version 2 here"))])
+            answered.set()
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    actor = site.open("actor", "--learner", router.url)
+    assert actor.wait_exit(30) == 78
+    assert "error: protocol: version 2 here" in actor.log
+    thread.join()
+    router.close()
+    context.term()
+
+
+class Stranger:
+    """A peer at the learner's ports that says whatever it likes."""
+
+    def __init__(self, site: Site) -> None:
+        self._context = new_context()
+        self.data = Dealer(self._context, site.service["data_url"])
+        self.weights = Dealer(self._context, site.service["weights_url"])
+
+    def say(self, message: Message, *frames: bytes) -> Message:
+        """Send on the data port; the answer."""
+        give_up_at = time.monotonic() + 10
+        while not self.data.send([pack(message), *frames]):
+            assert time.monotonic() < give_up_at
+        answer = self.data.receive(10)
+        assert answer is not None
+        return unpack(answer[0])
+
+    def hello(self, protocol: int = PROTOCOL) -> Message:
+        return self.say(Hello(protocol, random.randbytes(16), "0", bytes(16), 0, 0))
+
+    def close(self) -> None:
+        self.data.close()
+        self.weights.close()
+        self._context.term()
+
+
+def test_old_protocol_and_wrong_rows_are_told_what_differs(site: Site) -> None:
+    site.learner(*ENDLESS, config=CARTPOLE)
+    stranger = Stranger(site)
+    answer = stranger.hello(protocol=PROTOCOL + 7)
+    assert isinstance(answer, Reject)
+    assert REJECT_CODES[answer.code] == "protocol"
+    assert f"version {PROTOCOL}, the actor {PROTOCOL + 7}" in answer.text
+    welcome = stranger.hello()
+    assert isinstance(welcome, Welcome)
+    schema = Schema(
+        ObsSpec((ArraySpec("", (4,), "float32"),)), ActionSpec((ActionPart("", "discrete", 2),)), 20
+    )
+    answer = stranger.say(Spec(welcome.session, schema.digest, bytes(16), 8, 1), schema.to_json())
+    assert isinstance(answer, Reject)
+    assert REJECT_CODES[answer.code] == "mismatch"
+    assert "rows: 50 here, 20 there" in answer.text
+    stranger.close()
+
+
+def mutated(rng: random.Random, session: bytes) -> list[bytes]:
+    """A message that is random, or a good one with something wrong."""
+    good: list[Message] = [
+        Hello(PROTOCOL, rng.randbytes(16), "0", bytes(16), 0, 0),
+        Data(session, rng.randrange(4), 1, 0, 50, 8, 0, 0, None),
+        Data(session, rng.randrange(4), 1, 0, 50, 8, 0, 0, rng.randbytes(100)),
+        Data(rng.randbytes(16), 0, 1, 0, 50, 8, 0, 0, None),
+        Get(session, 0, 0),
+        Heartbeat(rng.randbytes(16), {"env_time_ms": 1.0}),
+    ]
+    frame = bytearray(pack(rng.choice(good)))
+    kind = rng.randrange(5)
+    if kind == 0:
+        frame = bytearray(rng.randbytes(rng.randrange(200)))
+    elif kind == 1:
+        frame[rng.randrange(len(frame))] = rng.randrange(256)
+    elif kind == 2:
+        del frame[rng.randrange(len(frame)) :]
+    elif kind == 3:
+        frame += rng.randbytes(rng.choice((1, 100, 20_000)))
+    extra = [rng.randbytes(rng.randrange(300)) for _ in range(rng.choice((0, 0, 1, 2, 5)))]
+    return [bytes(frame), *extra]
+
+
+def test_ten_thousand_bad_messages_leave_the_learner_training(site: Site) -> None:
+    learner = site.learner(*ENDLESS, config=CARTPOLE)
+    actor = site.actor()
+    before = site.wait_report("training", lambda r: r["updates"] > 10)
+    stranger = Stranger(site)
+    welcome = stranger.hello()
+    assert isinstance(welcome, Welcome)
+    rng = random.Random(0)
+    num_sent = 0
+    give_up_at = time.monotonic() + 60
+    while num_sent < 10_000:
+        assert time.monotonic() < give_up_at
+        socket = stranger.data if rng.random() < 0.7 else stranger.weights
+        num_sent += socket.send(mutated(rng, welcome.session))
+        while stranger.data.receive(0) or stranger.weights.receive(0):
+            pass
+    after = site.wait_report(
+        "all of it came", lambda r: r["wire/messages"] >= before["wire/messages"] + 9_000
+    )
+    site.wait_report("training goes on", lambda r: r["updates"] > after["updates"] + 50)
+    last = site.reports()[-1]
+    assert last["wire/bad"] > 5_000
+    reasons = {name: count for name, count in last.items() if name.startswith("bad/")}
+    assert last["wire/bad"] == sum(reasons.values())
+    for reason in ("unknown_type", "malformed_header", "oversized_header", "wrong_frame_count"):
+        assert reasons[f"bad/{reason}"] > 0, reasons
+    assert all(identities_hold(report) for report in site.reports())
+    assert learner.process.poll() is None
+    assert actor.process.poll() is None
+    assert "Traceback" not in learner.log
+    stranger.close()

@@ -1,0 +1,107 @@
+"""The train door: CartPole solved by real processes, and what it leaves behind."""
+
+import os
+import re
+import signal
+
+import psutil
+import pytest
+
+from tests.e2e.harness import Door, Site, identities_hold, wait_until
+
+pytestmark = pytest.mark.e2e
+
+SUMMARY_KEYS = {
+    *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
+    *("lag_quantiles", "dropped", "bottleneck", "exit_reason", "num_actors"),
+}
+
+
+def train(site: Site, *settings: str) -> Door:
+    flags = [part for setting in settings for part in ("--set", setting)]
+    return site.open("train", "--run-dir", str(site.run_dir), *flags)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whoever inherits an ended orphan may be slow to collect it: a zombie is not alive."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_is_solved(site: Site, seed: int) -> None:
+    door = train(site, f"seed={seed}")
+    assert door.wait_exit(100) == 0, door.log
+    summary = site.read("summary.json")
+    assert summary is not None
+    assert summary.keys() >= SUMMARY_KEYS
+    assert summary["exit_reason"] == "mean_return"
+    assert summary["mean_return_100"] >= 475
+    assert summary["env_steps_trained"] <= 300_000
+    assert summary["lag_quantiles"][2] <= 4
+    assert summary["num_actors"] == 2
+    assert all(identities_hold(report) for report in site.reports())
+    picture = (site.run_dir / "learning_curve.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert "mean return of 100 episodes" in door.log
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_every_batch_has_three_passes_and_counts_once(site: Site) -> None:
+    settings = ("stop.mean_return=none", "stop.env_steps=40000", "learner.num_passes=3")
+    door = train(site, *settings)
+    assert door.wait_exit(60) == 0, door.log
+    last = site.reports()[-1]
+    assert last["passes/done"] == 3 * last["trajectories/trained"] + last["passes/partial"]
+    rows = 50 * last["trajectories/trained"]
+    # Masked rows are no steps; what was dropped at the end was counted at its first pass.
+    dropped = 50 * last["trajectories/dropped"]
+    assert 0.9 * rows < last["env_steps_trained"] <= rows + dropped
+    assert last["updates"] >= 3 * (last["trajectories/trained"] // 16)
+
+
+def test_no_child_outlives_a_killed_parent(site: Site) -> None:
+    door = train(site, "stop.mean_return=none", "stop.env_steps=none")
+    site.wait_report("training", lambda r: r["updates"] > 5, 40)
+    family = psutil.Process(door.process.pid).children(recursive=True)
+    assert len(family) == 3
+    door.signal(signal.SIGKILL)
+    door.wait_exit()
+    wait_until("all have ended", lambda: not any(map(is_alive, family)), within_s=2.0)
+
+
+def test_ctrl_c_ends_everybody_in_good_order(site: Site) -> None:
+    door = train(site, "stop.mean_return=none", "stop.env_steps=none")
+    site.wait_report("training", lambda r: r["updates"] > 5, 40)
+    door.signal(signal.SIGINT)
+    assert door.wait_exit(15) == 130, door.log
+    assert "ended by interrupted" in door.log
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_killed_actor_is_started_again(site: Site) -> None:
+    door = train(site, "stop.mean_return=none", "stop.env_steps=none")
+    site.wait_report("two actors", lambda r: r["num_actors"] == 2, 40)
+    pids = wait_until("three children", lambda: psutil.Process(door.process.pid).children())
+    actor = next(p for p in pids if "impala_async.actor" in p.cmdline())
+    os.kill(actor.pid, signal.SIGKILL)
+    wait_until("a new actor", lambda: "starting it again" in door.log)
+    site.wait_report("a third session", lambda r: r["sessions/opened"] >= 3, 30)
+    site.wait_report("two at work", lambda r: r["num_actors"] == 2)
+    door.signal(signal.SIGTERM)
+    assert door.wait_exit(15) == 0
+
+
+def test_evaluate_plays_the_trained_policy(site: Site) -> None:
+    door = train(site, "stop.env_steps=60000")
+    assert door.wait_exit(60) == 0, door.log
+    evaluated = site.open("evaluate", str(site.run_dir), "--episodes", "5")
+    assert evaluated.wait_exit(30) == 0, evaluated.log
+    found = re.search(r"mean return of 5 greedy episodes: ([\d.]+)", evaluated.log)
+    assert found, evaluated.log
+    assert float(found[1]) > 30
+    (newest, *_) = sorted((site.run_dir / "checkpoints").glob("ckpt-*"), reverse=True)
+    one = site.open("evaluate", str(newest), "--episodes", "2")
+    assert one.wait_exit(30) == 0, one.log
