@@ -112,10 +112,12 @@ class Link:
             socket.close()
 
     def _serve(self, socket: Dealer) -> None:
-        next_beat = time.monotonic()
+        next_beat, were_timed = time.monotonic(), False
         while not self._is_closed:
             now = time.monotonic()
-            if now >= next_beat:
+            # The first timers go at once: a short run wants to know its bottleneck too.
+            if now >= next_beat or (self.timers and not were_timed):
+                were_timed = bool(self.timers)
                 socket.send([pack(Heartbeat(self._session, dict(self.timers)))])
                 next_beat = now + self._heartbeat_s
             wait_s = self._ask(socket, now)

@@ -5,6 +5,7 @@ Runs on: sampler thread (the main thread of an actor)
 
 import logging
 import signal
+import time
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 # Grants are looked at this often within a trajectory, so that newer weights are under way
 # before its end.
 PUMP_EVERY_STEPS = 16
+TIMERS_EVERY_S = 0.5
 
 
 class ActorService:
@@ -96,24 +98,30 @@ class ActorService:
             raise MismatchError(str(error)) from error
 
     def _sample(self, sampler: Sampler, rows: int) -> None:
-        client, timers = self._client, sampler.timers
         num_steps = 0
+        report_at = time.monotonic() + TIMERS_EVERY_S
         while True:
             for finished in sampler.step():
-                client.send(finished)
-                spent, (send_wait_s, weights_wait_s) = timers.take(), client.take_waits()
-                ms_per_trajectory = 1000 * rows / max(1, spent.num_steps)
-                client.set_timers(
-                    {
-                        "env_time_ms": spent.env_time_s * ms_per_trajectory,
-                        "act_time_ms": spent.act_time_s * ms_per_trajectory,
-                        "send_wait_ms": send_wait_s * ms_per_trajectory,
-                        "weights_wait_ms": weights_wait_s * ms_per_trajectory,
-                    }
-                )
+                self._client.send(finished)
+                now = time.monotonic()
+                if now >= report_at:
+                    self._client.set_timers(self._stage_times(sampler, rows))
+                    report_at = now + TIMERS_EVERY_S
             num_steps += 1
             if num_steps % PUMP_EVERY_STEPS == 0:
-                client.pump(0)
+                self._client.pump(0)
+
+    def _stage_times(self, sampler: Sampler, rows: int) -> dict[str, float]:
+        """Milliseconds per trajectory and stage, since the last call."""
+        spent = sampler.timers.take()
+        send_wait_s, weights_wait_s = self._client.take_waits()
+        ms_per_trajectory = 1000 * rows / max(1, spent.num_steps)
+        return {
+            "env_time_ms": spent.env_time_s * ms_per_trajectory,
+            "act_time_ms": spent.act_time_s * ms_per_trajectory,
+            "send_wait_ms": send_wait_s * ms_per_trajectory,
+            "weights_wait_ms": weights_wait_s * ms_per_trajectory,
+        }
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self._signal is not None:

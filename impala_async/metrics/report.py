@@ -96,7 +96,9 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
     if not known or whole_ms <= 0.0:
         return f"actors: {finding}"
     longest_ms, what, where = max(known)
-    return f"{what}: {finding}, an actor spends {_percent(longest_ms / whole_ms)} of its {where}"
+    return (
+        f"{what}: {finding}, an actor spends {_percent(longest_ms / whole_ms)} of its time {where}"
+    )
 
 
 def _for_how_long(report: Mapping[str, Value]) -> str:

@@ -102,10 +102,10 @@ def test_actors_without_timers_are_blamed_together() -> None:
 @pytest.mark.parametrize(
     ("env_ms", "act_ms", "send_ms", "verdict"),
     [
-        (70.0, 20.0, 10.0, "environment: {}, an actor spends 70 % of its in environment steps"),
-        (20.0, 70.0, 10.0, "inference: {}, an actor spends 70 % of its in the policy"),
-        (10.0, 20.0, 70.0, "network/ingest: {}, an actor spends 70 % of its waiting to send"),
-        (30.0, None, None, "environment: {}, an actor spends 100 % of its in environment steps"),
+        (70.0, 20.0, 10.0, "environment: {}, an actor spends 70 % of its time in environment steps"),
+        (20.0, 70.0, 10.0, "inference: {}, an actor spends 70 % of its time in the policy"),
+        (10.0, 20.0, 70.0, "network/ingest: {}, an actor spends 70 % of its time waiting to send"),
+        (30.0, None, None, "environment: {}, an actor spends 100 % of its time in environment steps"),
     ],
 )
 def test_longest_stage_of_the_actors_is_named(
@@ -121,7 +121,7 @@ def test_waiting_for_weights_is_part_of_the_whole_but_no_verdict() -> None:
     assert "actors: " in bottleneck(report)
     report["actor/env_time_ms"] = 10.0
     assert bottleneck(report).startswith("environment:")
-    assert "10 % of its in environment steps" in bottleneck(report)
+    assert "10 % of its time in environment steps" in bottleneck(report)
 
 
 def test_waiting_for_copies() -> None:
