@@ -25,7 +25,7 @@ from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.spec import Schema
-from impala_async.weights import NO_VERSION, Version, Weights
+from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 HELLO_EVERY_S = 1.0
 POLL_S = 0.1
 BYE_OK_S = 0.5
+SLOWEST_BYTES_PER_S = 200_000
 NO_RUN = bytes(16)
 
 
@@ -69,7 +70,7 @@ class Offer:
     """What this actor runs, as Spec tells it."""
 
     schema: Schema
-    layout_digest: bytes
+    layout: WeightsLayout
     columns: int
     streams: int
 
@@ -210,7 +211,7 @@ class Client:
         for grant in self.link.take_grants():
             self._take_grant(grant)
         silent_s = time.monotonic() - max(self._last_heard, self.link.last_heard)
-        if self.link.is_session_over or silent_s > self.welcome.lease_s:
+        if self.link.is_session_over or silent_s > self._patience_s:
             self._come_back()
         self._send_all()
 
@@ -226,6 +227,11 @@ class Client:
         if self._link is not None:
             self._link.close()
         self._data.close()
+
+    @property
+    def _patience_s(self) -> float:
+        """How long the learner may be silent: weights on a thin line hold up everything else."""
+        return self.welcome.lease_s + self.offer.layout.num_bytes / SLOWEST_BYTES_PER_S
 
     def _check_stop(self) -> None:
         if self._should_stop():
@@ -261,15 +267,15 @@ class Client:
             self._context,
             weights_url,
             session=welcome.session,
-            layout_digest=offer.layout_digest,
+            layout_digest=offer.layout.digest,
             have=self._version,
             heartbeat_s=welcome.heartbeat_s,
-            reply_timeout_s=welcome.lease_s,
+            reply_timeout_s=self._patience_s,
         )
         self._link.timers = self._timers
         self._named = NO_VERSION
         spec = Spec(
-            welcome.session, offer.schema.digest, offer.layout_digest, offer.columns, offer.streams
+            welcome.session, offer.schema.digest, offer.layout.digest, offer.columns, offer.streams
         )
         give_up_at = time.monotonic() + welcome.lease_s
         while not self._data.send([pack(spec), offer.schema.to_json()]):

@@ -75,7 +75,7 @@ class ActorService:
         policy = Policy(schema, settings.model, seed=settings.seed)
         columns = columns_per_message(envs)
         streams = envs.num_envs // columns
-        self._client.join(Offer(schema, policy.layout.digest, columns, streams))
+        self._client.join(Offer(schema, policy.layout, columns, streams))
         seed = seed_of(settings.seed, self._client.rank)
         rank = self._client.rank
         logger.info("actor %d: %d environments of %s", rank, envs.num_envs, settings.env.id)
