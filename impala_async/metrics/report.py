@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Final
 
-from impala_async.metrics.names import Value, undeclared
+from impala_async.metrics.names import REGISTRY, Value, undeclared
 
 WAIT_SHARE_THAT_LIMITS: Final = 0.2
 
@@ -35,9 +35,13 @@ def merge(*snapshots: Mapping[str, object]) -> dict[str, Value]:
 
 
 def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:
-    """The whole report line: the merged snapshots and the verdict that follows from them."""
+    """The whole report line: the merged snapshots and the verdict that follows from them.
+
+    A line holds every declared name: what nobody has measured yet is null.
+    """
     report = merge(*snapshots)
-    return merge(report, {"bottleneck": bottleneck(report)})
+    report["bottleneck"] = bottleneck(report)
+    return dict.fromkeys(REGISTRY) | report
 
 
 def clean(value: object) -> Value:

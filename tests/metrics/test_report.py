@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from impala_async.metrics.names import Value
+from impala_async.metrics.names import REGISTRY, Value
 from impala_async.metrics.report import assemble, bottleneck, clean, merge
 from impala_async.metrics.window import WindowStat
 
@@ -74,6 +74,12 @@ def test_assemble_adds_the_verdict() -> None:
     report = assemble({"updates": 3}, {GRAD: 97.0, DEQUEUE: 3.0})
     assert report["bottleneck"] == "learner: updates take 97 % of its time"
     assert report["updates"] == 3
+
+
+def test_a_report_holds_every_declared_name() -> None:
+    report = assemble({"updates": 3})
+    assert report.keys() == REGISTRY.keys()
+    assert report["lag/mean"] is None
 
 
 @pytest.mark.parametrize("timers", [{}, {GRAD: None, DEQUEUE: None}, {GRAD: 5.0}, {DEQUEUE: 5.0}])
