@@ -108,10 +108,20 @@ def test_actors_without_timers_are_blamed_together() -> None:
 @pytest.mark.parametrize(
     ("env_ms", "act_ms", "send_ms", "verdict"),
     [
-        (70.0, 20.0, 10.0, "environment: {}, an actor spends 70 % of its time in environment steps"),
+        (
+            70.0,
+            20.0,
+            10.0,
+            "environment: {}, an actor spends 70 % of its time in environment steps",
+        ),
         (20.0, 70.0, 10.0, "inference: {}, an actor spends 70 % of its time in the policy"),
         (10.0, 20.0, 70.0, "network/ingest: {}, an actor spends 70 % of its time waiting to send"),
-        (30.0, None, None, "environment: {}, an actor spends 100 % of its time in environment steps"),
+        (
+            30.0,
+            None,
+            None,
+            "environment: {}, an actor spends 100 % of its time in environment steps",
+        ),
     ],
 )
 def test_longest_stage_of_the_actors_is_named(
