@@ -15,7 +15,7 @@ SAFE_LAG_UPDATES = 8
 class Section(BaseModel):
     """A frozen group of settings that refuses keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class EnvSection(Section):
@@ -63,11 +63,14 @@ class AlgorithmSection(Section):
     @model_validator(mode="after")
     def _schedules_have_a_horizon(self) -> Self:
         ends = {"lr_end": self.lr_end, "entropy_cost_end": self.entropy_cost_end}
-        named = [key for key, value in ends.items() if value is not None]
+        named = [f"{key} ({value})" for key, value in ends.items() if value is not None]
         if named and self.schedule_env_steps is None:
             raise ValueError(f"{named[0]} needs schedule_env_steps: the steps to get there")
         if self.schedule_env_steps is not None and not named:
-            raise ValueError("schedule_env_steps does nothing without lr_end or entropy_cost_end")
+            raise ValueError(
+                f"schedule_env_steps ({self.schedule_env_steps}) does nothing without lr_end or "
+                "entropy_cost_end"
+            )
         return self
 
 
@@ -84,7 +87,7 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _widths_are_positive(self) -> Self:
         if min(self.hidden_sizes) < 1:
-            raise ValueError("hidden_sizes must all be at least 1")
+            raise ValueError(f"hidden_sizes must all be at least 1, got {list(self.hidden_sizes)}")
         return self
 
 
@@ -156,7 +159,7 @@ class LearnerSection(Section):
 
 
 def _is_port(text: str) -> bool:
-    return text == "*" or (text.isdigit() and 0 < int(text) < 65536)
+    return text == "*" or (text.isascii() and text.isdigit() and 0 < int(text) < 65536)
 
 
 class BindSection(Section):

@@ -18,6 +18,7 @@ from impala_async.config import RunConfig
 from impala_async.errors import ConfigError
 
 COMMAND_LINE = "--set"
+MAX_SHOWN = 200
 
 
 def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
@@ -26,11 +27,9 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     Raises:
         ConfigError: with one line per mistake.
     """
-    settings = {} if path is None else _read_toml(path)
-    settings, sources = merge_overrides(settings, overrides)
-    if path is not None:
-        sources = dict.fromkeys(_dotted_keys(settings), str(path)) | sources
-    return validate_config(settings, sources)
+    from_file = {} if path is None else _read_toml(path)
+    settings, sources = merge_overrides(from_file, overrides)
+    return validate_config(settings, dict.fromkeys(_dotted_keys(from_file), str(path)) | sources)
 
 
 def merge_overrides(
@@ -92,15 +91,16 @@ def _parse_value(text: str) -> Any:
     if text.lower() in {"none", "null"}:
         return None
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return parsed["value"] if len(parsed) == 1 else text
 
 
 def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     """One line for one mistake: source, dotted key, what it got, what it wants."""
     key = ".".join(str(part) for part in detail["loc"])
-    source = next((sources[k] for k in (key, key.rpartition(".")[0]) if k in sources), "config")
+    source = _source(key, sources)
     if detail["type"] == "extra_forbidden":
         return f"{source}: {key}: unknown key{_suggest(key)}"
     if detail["type"] == "missing":
@@ -109,12 +109,27 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "value_error":
         return f"{source}: {key + ': ' if key else ''}{message}"
-    return f"{source}: {key}: {message}, got {json.dumps(detail['input'], default=str)}"
+    return f"{source}: {key}: {message}, got {_shown(detail['input'])}"
+
+
+def _source(key: str, sources: Mapping[str, str]) -> str:
+    """Where a key was set; where anything below it was, if a whole section is at fault."""
+    if key in sources and not any(k.startswith(f"{key}.") for k in sources):
+        return sources[key]
+    below = {source for k, source in sources.items() if not key or k.startswith(f"{key}.")}
+    return " and ".join(sorted(below)) or sources.get(key.rpartition(".")[0], "config")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _suggest(key: str) -> str:
+    """The key that was meant: one of the same name elsewhere, or the one spelled most like it."""
     known = list(_schema_keys(RunConfig))
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    named_so = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
+    near = difflib.get_close_matches(key, named_so or known, n=1, cutoff=0.0 if named_so else 0.6)
     if not near:
         leaves = {k.rpartition(".")[2]: k for k in known}
         close = difflib.get_close_matches(key.rpartition(".")[2], list(leaves), n=1, cutoff=0.6)

@@ -7,7 +7,9 @@ it. (The kernel's parent-death signal would follow the thread that started the c
 
 import os
 import signal
+import stat
 import threading
+import time
 
 from impala_async.errors import EXIT_TRY_AGAIN
 
@@ -39,7 +41,7 @@ class Lifeline:
 def inherited_fds() -> tuple[int, ...]:
     """What a child passes on to its own children, whose environment names it already."""
     value = os.environ.get(VARIABLE, "")
-    return (int(value),) if value.isdigit() else ()
+    return (int(value),) if value.isdecimal() else ()
 
 
 def hold() -> None:
@@ -50,11 +52,12 @@ def hold() -> None:
 
 def _watch(fd: int) -> None:
     try:
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return  # not a descriptor of ours: the variable came from somewhere else
         while os.read(fd, 1):
             pass
     except OSError:
-        return  # not a descriptor of ours: the variable came from somewhere else
+        return
     os.kill(os.getpid(), signal.SIGTERM)
-    timer = threading.Timer(GRACE_S, os._exit, (EXIT_TRY_AGAIN,))
-    timer.daemon = True
-    timer.start()
+    time.sleep(GRACE_S)
+    os._exit(EXIT_TRY_AGAIN)

@@ -26,6 +26,8 @@ ACTION_DTYPE = "int32"
 LEAF_ALIGNMENT = 8
 COLUMN_ALIGNMENT = 64
 MAX_COLUMN_BYTES = 1 << 30
+# numpy has 32, and columns and rows come before an array's own.
+MAX_DIMENSIONS = 30
 
 Bytes2D = NDArray[np.uint8]
 
@@ -101,12 +103,18 @@ class Schema:
         """Rebuild a schema; raises ValueError for anything that is not one."""
         try:
             raw = json.loads(data)
-            return Schema(
+            schema = Schema(
                 obs=ObsSpec(tuple(_array_spec(leaf) for leaf in raw["obs"]["leaves"])),
                 action=ActionSpec(tuple(_action_part(part) for part in raw["action"]["parts"])),
                 rows=_positive(raw["rows"]),
                 state=tuple(_array_spec(leaf) for leaf in raw["state"]),
             )
+            _check_names("observation", [leaf.name for leaf in schema.obs.leaves], smallest=1)
+            _check_names("action", [part.name for part in schema.action.parts], smallest=1)
+            _check_names("state", [leaf.name for leaf in schema.state], smallest=0)
+            # A column that nobody could hold is refused here.
+            ColumnLayout(schema)
+            return schema
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a schema: {error!r}") from None
 
@@ -211,6 +219,8 @@ def _aligned(size: int, alignment: int) -> int:
 def _array_spec(raw: dict[str, Any]) -> ArraySpec:
     if not isinstance(raw["name"], str) or not isinstance(raw["dtype"], str):
         raise TypeError("name and dtype must be text")
+    if len(raw["shape"]) > MAX_DIMENSIONS:
+        raise ValueError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
     return ArraySpec(raw["name"], tuple(_positive(size) for size in raw["shape"]), raw["dtype"])
 
 
@@ -218,6 +228,16 @@ def _action_part(raw: dict[str, Any]) -> ActionPart:
     if raw["kind"] != "discrete" or not isinstance(raw["name"], str):
         raise ValueError(f"unsupported action part {raw['name']!r} of kind {raw['kind']!r}")
     return ActionPart(raw["name"], "discrete", _positive(raw["num_choices"]))
+
+
+def _check_names(what: str, names: list[str], smallest: int) -> None:
+    """Leaves are found by name, and names come into logs and replies."""
+    if len(names) < smallest:
+        raise ValueError(f"the {what} has no parts")
+    if len(set(names)) < len(names):
+        raise ValueError(f"the {what} has two parts of one name")
+    if not all(name.isprintable() for name in names):
+        raise ValueError(f"the {what} has a part with an unprintable name")
 
 
 def _positive(value: Any) -> int:

@@ -56,16 +56,17 @@ def find_fault(schema: Schema, columns: Columns) -> str | None:
 
     Rewards and log-probabilities of masked rows are never looked at, here or later.
     """
-    for flags in (columns.mask_CT, columns.terminated_CT, columns.truncated_CT):
-        if flags.view(np.uint8).max() > 1:
-            return "invalid"
+    leaves = [columns.obs[leaf.name] for leaf in schema.obs.leaves]
+    leaves += [columns.state[leaf.name] for leaf in schema.state]
+    flags = [columns.mask_CT, columns.terminated_CT, columns.truncated_CT]
+    flags += [leaf for leaf in leaves if leaf.dtype == np.bool_]
+    if any(array.view(np.uint8).max() > 1 for array in flags):
+        return "invalid"
     for part in schema.action.parts:
         # Viewed as unsigned, a negative index is a huge one.
         if columns.actions[part.name].view(np.uint32).max() >= part.num_choices:
             return "invalid"
-    floats = [columns.obs[leaf.name] for leaf in schema.obs.leaves if leaf.is_float]
-    floats += [columns.state[leaf.name] for leaf in schema.state if leaf.is_float]
-    if not all(np.isfinite(array).all() for array in floats):
+    if not all(np.isfinite(leaf).all() for leaf in leaves if leaf.dtype.kind == "f"):
         return "nonfinite"
     mask = columns.mask_CT
     if not np.isfinite(columns.rewards_CT).all(where=mask):

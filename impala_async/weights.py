@@ -65,7 +65,8 @@ class Lineage:
     """Which versions are ancestors of the weights now in training.
 
     A start from a checkpoint begins a new epoch at that checkpoint's update. What earlier epochs
-    did beyond it was lost: data acted with such weights belongs to a dead branch.
+    did beyond it was lost: data acted with such weights belongs to a dead branch. `forks` holds
+    the epochs of this branch and the update at which each one began.
     """
 
     def __init__(self, epoch: int, forks: dict[int, int] | None = None) -> None:
@@ -76,9 +77,11 @@ class Lineage:
         """Whether the present weights grew out of a version of this or an earlier epoch."""
         if version.epoch == self.epoch:
             return True
+        if version.epoch not in self.forks:
+            return False
         later = (at for epoch, at in self.forks.items() if epoch > version.epoch)
-        return version.epoch < self.epoch and version.update <= min(later, default=-1)
+        return version.update <= min(later, default=-1)
 
     def resumed(self, epoch: int, update: int) -> "Lineage":
         """The lineage of a new epoch that starts from one of our checkpoints."""
-        return Lineage(epoch, {**self.forks, epoch: update})
+        return Lineage(epoch, {self.epoch: 0, **self.forks, epoch: update})

@@ -28,18 +28,18 @@ GROUND, ROOMS, LANDING, WORKSHOP, PROCESSES, ROOF = range(6)
 FLOORS = {
     # The package's own __init__ stands on the ground too.
     **dict.fromkeys(["__init__", "errors", "config", "config_load"], GROUND),
-    **dict.fromkeys(["spec", "trajectory", "weights"], GROUND),
+    **dict.fromkeys(["spec", "trajectory", "weights", "lifeline"], GROUND),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
     "policy": LANDING,
     "training": WORKSHOP,
     **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
 }
 GROUND_LIBRARIES = {"numpy", "pydantic"}
-LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "__init__", "launch"}
+LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "__init__", "launch"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
-    *("__init__", "errors", "config", "config_load", "spec", "trajectory", "weights"),
+    *("__init__", "errors", "config", "config_load", "spec", "trajectory", "weights", "lifeline"),
     *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
 )
@@ -61,8 +61,11 @@ MAX_FUNCTION_LINES = 60
 # Exceptions, each with its reason. An entry that is no longer needed is a violation itself.
 WITHOUT_MIRROR: dict[str, str] = {}  # "room/module.py": reason
 LONG_FILES: dict[str, str] = {}  # "room/module.py": reason
-LONG_FUNCTIONS: dict[str, str] = {}  # "room/module.py:function": reason
+LONG_FUNCTIONS: dict[str, str] = {  # "room/module.py:function": reason
+    "algo/losses.py:appo_loss": "a third of it is the signature, which the contract fixes",
+}
 BROAD_EXCEPT_FILES: dict[str, str] = {  # "room/module.py": reason. The doors need no entry.
+    "actor/link.py": "a thread body: what ends the link is raised on the sampler thread",
     "learner/handoff.py": "the thread-body helper: a thread has no caller to raise to",
 }
 

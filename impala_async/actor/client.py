@@ -12,21 +12,17 @@ Runs on: sampler thread
 
 import logging
 import os
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from impala_async import __version__
-from impala_async.actor.greeting import best_urls, greet, raise_if_final
+from impala_async.actor.greeting import best_urls, find_learner, raise_if_final, read, say_goodbye
 from impala_async.actor.link import Link
+from impala_async.actor.offer import Offer
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config import ActorSettings
-from impala_async.errors import UnreachableError
-from impala_async.spec import Schema
-from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.codec import Frame, encode_data
+from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.messages import (
     BYE_REASONS,
     PROTOCOL,
@@ -34,26 +30,20 @@ from impala_async.wire.messages import (
     VERDICTS,
     Bye,
     ByeOk,
-    Data,
     Grant,
     Hello,
     Message,
     Reject,
-    Spec,
     Welcome,
     pack,
-    unpack,
 )
 from impala_async.wire.outbox import Outbox
-from impala_async.wire.session import WINDOW
 from impala_async.wire.sockets import Context, Dealer
 
 logger = logging.getLogger(__name__)
 
-HELLO_EVERY_S = 1.0
 POLL_S = 0.1
-BYE_OK_S = 0.5
-SLOWEST_BYTES_PER_S = 200_000
+SPEC_POLL_S = 0.005
 NO_RUN = bytes(16)
 
 
@@ -63,16 +53,6 @@ class RunFinished(Exception):
 
 class NewRun(Exception):
     """The learner at this address runs something else now: build everything anew."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What this actor runs, as Spec tells it."""
-
-    schema: Schema
-    layout: WeightsLayout
-    columns: int
-    streams: int
 
 
 class Client:
@@ -99,11 +79,7 @@ class Client:
         self._timers: Mapping[str, float] = {}
         self._send_wait_s = 0.0
         self._weights_wait_s = 0.0
-
-    @property
-    def rank(self) -> int:
-        """This actor's number in the run."""
-        return self.welcome.rank
+        self._has_left = False
 
     @property
     def welcome(self) -> Welcome:
@@ -133,18 +109,14 @@ class Client:
             MismatchError, NotAllowedError: this learner refuses this actor for good.
             NewRun: another run is at this address now.
         """
-        give_up_at = time.monotonic() + self._connect_s
-        while True:
-            self._check_stop()
-            until = time.monotonic() + HELLO_EVERY_S * random.uniform(0.5, 1.0)
-            answer = greet(self._data, self._hello(), until=until, should_stop=self._should_stop)
-            if answer is not None:
-                return self._accept(*answer)
-            if time.monotonic() > give_up_at:
-                raise UnreachableError(
-                    f"no learner answered at {self._url} within {self._connect_s:.0f} s: is it "
-                    "running, and is this the address that it printed?"
-                )
+        found = find_learner(
+            self._data,
+            self._hello(),
+            url=self._url,
+            within_s=self._connect_s,
+            check_stop=self._check_stop,
+        )
+        return self._accept(*found)
 
     def begin_new_run(self) -> ActorSettings:
         """After NewRun: forget the old run; what the new one wants to be run."""
@@ -155,9 +127,9 @@ class Client:
     def join(self, offer: Offer) -> None:
         """Tell the learner what this actor runs; from then on credit comes."""
         self._offer = offer
-        num_buffers = offer.streams * (WINDOW + 1)
-        self._free = deque(MessageBuffer(offer.schema, offer.columns) for _ in range(num_buffers))
-        self._open_session()
+        self._free = deque(offer.make_buffers())
+        if not self._open_session():
+            self._come_back()
 
     def take(self, num_columns: int) -> MessageBuffer:
         """A buffer to write to, once everything finished is under way.
@@ -206,32 +178,27 @@ class Client:
         frames = self._data.receive(timeout_s)
         while frames is not None:
             self._last_heard = time.monotonic()
-            self._take_message(unpack(frames[0]))
+            self._take_message(read(frames[0]))
             frames = self._data.receive(0)
         for grant in self.link.take_grants():
             self._take_grant(grant)
         silent_s = time.monotonic() - max(self._last_heard, self.link.last_heard)
-        if self.link.is_session_over or silent_s > self._patience_s:
+        # Weights on a thin line hold up everything else.
+        patience_s = self.welcome.lease_s + (self.offer.weights_s if self.link.is_asking else 0)
+        if self.link.is_session_over or silent_s > patience_s:
             self._come_back()
         self._send_all()
 
     def leave(self) -> None:
-        """Say goodbye, wait a moment for the answer, close everything."""
+        """Say goodbye and close everything; twice does no harm."""
+        if self._has_left:
+            return
+        self._has_left = True
         if self._welcome is not None:
-            bye = Bye(self._welcome.session, BYE_REASONS.index("leaving"))
-            give_up_at = time.monotonic() + BYE_OK_S if self._data.send([pack(bye)]) else 0.0
-            while (left_s := give_up_at - time.monotonic()) > 0:
-                frames = self._data.receive(left_s)
-                if frames is not None and isinstance(unpack(frames[0]), ByeOk | Reject):
-                    break
+            say_goodbye(self._data, self._welcome.session)
         if self._link is not None:
             self._link.close()
         self._data.close()
-
-    @property
-    def _patience_s(self) -> float:
-        """How long the learner may be silent: weights on a thin line hold up everything else."""
-        return self.welcome.lease_s + self.offer.layout.num_bytes / SLOWEST_BYTES_PER_S
 
     def _check_stop(self) -> None:
         if self._should_stop():
@@ -256,8 +223,8 @@ class Client:
             raise NewRun
         return settings
 
-    def _open_session(self) -> None:
-        """Move to the fastest way to this learner, send Spec, start the link."""
+    def _open_session(self) -> bool:
+        """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
         welcome, offer = self.welcome, self.offer
         data_url, weights_url = best_urls(welcome, self._url)
         if data_url != self._url:
@@ -270,22 +237,20 @@ class Client:
             layout_digest=offer.layout.digest,
             have=self._version,
             heartbeat_s=welcome.heartbeat_s,
-            reply_timeout_s=self._patience_s,
+            reply_timeout_s=welcome.lease_s + offer.weights_s,
         )
         self._link.timers = self._timers
         self._named = NO_VERSION
-        spec = Spec(
-            welcome.session, offer.schema.digest, offer.layout.digest, offer.columns, offer.streams
-        )
         give_up_at = time.monotonic() + welcome.lease_s
-        while not self._data.send([pack(spec), offer.schema.to_json()]):
+        while not self._data.send(offer.spec_frames(welcome.session)):
             if time.monotonic() > give_up_at:
-                raise UnreachableError(f"lost the learner at {data_url} right after its welcome")
+                return False
             self._check_stop()
-            time.sleep(0.005)
+            time.sleep(SPEC_POLL_S)
         self._last_heard = time.monotonic()
+        return True
 
-    def _take_message(self, message: Message) -> None:
+    def _take_message(self, message: Message | None) -> None:
         if isinstance(message, Grant):
             self._take_grant(message)
         elif isinstance(message, Reject):
@@ -311,28 +276,13 @@ class Client:
         self.link.want(self._named)
 
     def _send_all(self) -> None:
-        now = time.monotonic()
+        session, now = self.welcome.session, time.monotonic()
         self._outbox.resend_overdue(now, self.welcome.lease_s)
         while (next_one := self._outbox.sendable()) is not None:
             seq, finished = next_one
-            if not self._data.send(self._encode(seq, finished)):
+            if not self._data.send(self.offer.data_frames(session, seq, finished)):
                 return
             self._outbox.mark_sent(seq, now)
-
-    def _encode(self, seq: int, finished: Finished) -> list[Frame]:
-        buffer = finished.buffer
-        data = Data(
-            session=self.welcome.session,
-            seq=seq,
-            epoch=finished.version.epoch,
-            update=finished.version.update,
-            rows=self.offer.schema.rows,
-            columns=buffer.num_columns,
-            codec=0,
-            num_episodes=0,
-            body=None,
-        )
-        return encode_data(data, buffer.obs, buffer.small, finished.episodes)
 
     def _must_wait_for_weights(self) -> bool:
         if self._version == NO_VERSION:
@@ -342,10 +292,12 @@ class Client:
     def _come_back(self) -> None:
         """A new session with whoever is at the address now; what is not settled goes again."""
         logger.info("looking for the learner at %s again", self._url)
-        self.link.close()
-        self._data.close()
-        self._data = Dealer(self._context, self._url)
-        self.connect()
-        self._outbox.on_new_session()
-        self._open_session()
+        is_open = False
+        while not is_open:
+            self.link.close()
+            self._data.close()
+            self._data = Dealer(self._context, self._url)
+            self.connect()
+            self._outbox.on_new_session()
+            is_open = self._open_session()
         logger.info("back at work")

@@ -1,41 +1,100 @@
-"""The first words between an actor and a learner: hello, welcome or refusal, and the way to it.
+"""The first and the last words between an actor and a learner: hello, welcome or refusal, goodbye.
 
-Runs on: sampler thread
+Runs on: sampler thread; `read` on the link thread too
 """
 
 import logging
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from impala_async.config import ActorSettings
-from impala_async.errors import ImpalaAsyncError, MismatchError, NotAllowedError
+from impala_async.errors import (
+    ImpalaAsyncError,
+    MismatchError,
+    NotAllowedError,
+    ProtocolError,
+    UnreachableError,
+)
 from impala_async.wire.codec import decode_settings
-from impala_async.wire.messages import REJECT_CODES, Hello, Reject, Welcome, pack, unpack
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    REJECT_CODES,
+    Bye,
+    ByeOk,
+    Hello,
+    Message,
+    Reject,
+    Welcome,
+    pack,
+    unpack,
+)
 from impala_async.wire.sockets import Dealer
 
 logger = logging.getLogger(__name__)
 
+HELLO_EVERY_S = 1.0
 CONNECT_POLL_S = 0.02
 ANSWER_POLL_S = 0.1
+BYE_OK_S = 0.5
 
 
-def greet(
-    socket: Dealer, hello: Hello, *, until: float, should_stop: Callable[[], bool]
-) -> tuple[Welcome, ActorSettings] | None:
-    """Say hello once there is a connection, and wait for the answer; None if none came in time."""
-    is_sent = False
-    while (left_s := until - time.monotonic()) > 0 and not should_stop():
-        is_sent = is_sent or socket.send([pack(hello)])
-        frames = socket.receive(min(left_s, ANSWER_POLL_S if is_sent else CONNECT_POLL_S))
-        if frames is None:
-            continue
-        message = unpack(frames[0])
+def find_learner(
+    socket: Dealer,
+    hello: Hello,
+    *,
+    url: str,
+    within_s: float,
+    check_stop: Callable[[], None],
+) -> tuple[Welcome, ActorSettings]:
+    """Say hello now and then, until a learner of this run or of another one welcomes us.
+
+    Raises:
+        UnreachableError: none did within the time.
+        MismatchError, NotAllowedError: this learner refuses this actor for good.
+    """
+    say_at = now = time.monotonic()
+    give_up_at = now + within_s
+    while now < give_up_at:
+        check_stop()
+        if now >= say_at and socket.send([pack(hello)]):
+            # Not all at once, when many actors lost the same learner.
+            say_at = now + HELLO_EVERY_S * random.uniform(0.5, 1.0)
+        poll_s = min(ANSWER_POLL_S, max(say_at - now, CONNECT_POLL_S), give_up_at - now)
+        frames = socket.receive(poll_s)
+        message = read(frames[0]) if frames else None
         if isinstance(message, Reject):
             raise_if_final(message)
-        elif isinstance(message, Welcome) and len(frames) == 2:
-            return (message, _read_settings(frames[1])) if _is_current(message, hello) else None
-    return None
+            logger.warning("the learner refuses us for now: %s", message.text)
+            say_at = max(say_at, now + message.retry_after_s)
+        elif frames and isinstance(message, Welcome) and _is_current(message, hello):
+            return message, _read_settings(frames)
+        now = time.monotonic()
+    raise UnreachableError(
+        f"no learner answered at {url} within {within_s:g} s: is it running, and is this the "
+        "address that it printed?"
+    )
+
+
+def say_goodbye(socket: Dealer, session: bytes) -> None:
+    """End a session, and wait a moment until the learner has understood."""
+    if not socket.send([pack(Bye(session, BYE_REASONS.index("leaving")))]):
+        return
+    give_up_at = time.monotonic() + BYE_OK_S
+    while (left_s := give_up_at - time.monotonic()) > 0:
+        frames = socket.receive(left_s)
+        if frames and isinstance(read(frames[0]), ByeOk | Reject):
+            return
+
+
+def read(frame: bytes) -> Message | None:
+    """What the learner says; None, and a line in the log, if that is no message of ours."""
+    try:
+        return unpack(frame)
+    except ProtocolError as error:
+        logger.warning("a message of the learner is not understood: %s", error)
+        return None
 
 
 def raise_if_final(refusal: Reject) -> None:
@@ -45,15 +104,13 @@ def raise_if_final(refusal: Reject) -> None:
         raise MismatchError(refusal.text)
     if code == "not_allowed":
         raise NotAllowedError(refusal.text)
-    if code == "full":
-        logger.warning("%s; trying again", refusal.text)
 
 
 def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
     """Data and weights: ipc if we can read the learner's nonce, else the host that was dialled."""
     try:
         is_same_host = Path(welcome.nonce_path).read_bytes() == welcome.nonce
-    except OSError:
+    except (OSError, ValueError):
         is_same_host = False
     if is_same_host:
         return f"ipc://{welcome.ipc_data}", f"ipc://{welcome.ipc_weights}"
@@ -74,9 +131,11 @@ def _is_current(welcome: Welcome, hello: Hello) -> bool:
     return False
 
 
-def _read_settings(frame: bytes) -> ActorSettings:
+def _read_settings(frames: list[bytes]) -> ActorSettings:
     try:
-        return ActorSettings.model_validate(decode_settings(frame))
+        if len(frames) != 2:
+            raise ProtocolError("wrong_frame_count", "a welcome comes with one frame")
+        return ActorSettings.model_validate(decode_settings(frames[1]))
     except (ImpalaAsyncError, ValueError) as error:
         raise MismatchError(
             "the learner's settings are not understood here; install the same release of "

@@ -6,12 +6,14 @@ present trajectory is being unrolled.
 Runs on: link thread (`_run`); the other methods on the sampler thread
 """
 
+import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 
+from impala_async.actor.greeting import read
 from impala_async.errors import MismatchError, ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import decode_weights
@@ -24,9 +26,10 @@ from impala_async.wire.messages import (
     Reject,
     WeightsReply,
     pack,
-    unpack,
 )
 from impala_async.wire.sockets import Context, Dealer
+
+logger = logging.getLogger(__name__)
 
 # Until the learner has published anything, ask again this often.
 FIRST_WEIGHTS_EVERY_S = 0.05
@@ -66,6 +69,11 @@ class Link:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether weights may be on their way."""
+        return self._asked_at is not None
 
     def want(self, version: Version) -> None:
         """The learner named a version: fetch it if it is newer."""
@@ -118,7 +126,8 @@ class Link:
             # The first timers go at once: a short run wants to know its bottleneck too.
             if now >= next_beat or (self.timers and not were_timed):
                 were_timed = bool(self.timers)
-                socket.send([pack(Heartbeat(self._session, dict(self.timers)))])
+                if not socket.send([pack(Heartbeat(self._session, dict(self.timers)))]):
+                    self._asked_at = None  # the connection is gone, and the reply with it
                 next_beat = now + self._heartbeat_s
             wait_s = self._ask(socket, now)
             if socket.wait(min(wait_s, next_beat - now), self._wake_fd):
@@ -140,7 +149,7 @@ class Link:
 
     def _take(self, frames: list[bytes]) -> None:
         self.last_heard = time.monotonic()
-        message = unpack(frames[0])
+        message = read(frames[0])
         if isinstance(message, Grant):
             self._grants.append(message)
             self._wanted = max(self._wanted, Version(message.epoch, message.update))
@@ -148,7 +157,7 @@ class Link:
             self._take_weights(message, frames)
         elif isinstance(message, NotModified):
             # Nothing is published yet: the first pull is repeated after its short time-out.
-            if self._have != NO_VERSION:
+            if self._have != NO_VERSION and self._wanted <= self._have:
                 self._asked_at = None
         elif isinstance(message, Reject):
             self.is_session_over |= message.code == REJECT_CODES.index("hello_again")
@@ -163,8 +172,9 @@ class Link:
             )
         try:
             weights = decode_weights(reply, frames)
-        except ProtocolError:
-            return  # damaged on its way: the version stays wanted and is pulled again
+        except ProtocolError as error:
+            logger.warning("%s: asking again", error)
+            return
         # Within a run an older epoch is a learner that should be dead.
         if weights.version > self._have:
             self._have = weights.version

@@ -6,11 +6,13 @@ Runs on: sampler thread (the main thread of an actor)
 import logging
 import signal
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import torch
 
-from impala_async.actor.client import Client, NewRun, Offer, RunFinished
+from impala_async.actor.client import Client, NewRun, RunFinished
+from impala_async.actor.offer import Offer
 from impala_async.actor.samplers.build import build_sampler, columns_per_message
 from impala_async.actor.samplers.protocols import Sampler
 from impala_async.config import ActorSettings
@@ -63,21 +65,23 @@ class ActorService:
     def _work(self, settings: ActorSettings) -> None:
         """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
-        sampler = self._join(settings)
-        try:
+        with ExitStack() as stack:
+            envs = self._build_envs(settings)
+            stack.callback(envs.close)
+            sampler = self._join(settings, envs)
+            # From here on they are the sampler's to close.
+            stack.pop_all()
+            stack.callback(sampler.close)
             self._sample(sampler, settings.trajectory.rows)
-        finally:
-            sampler.close()
 
-    def _join(self, settings: ActorSettings) -> Sampler:
-        envs = self._build_envs(settings)
+    def _join(self, settings: ActorSettings, envs: EnvBatch) -> Sampler:
         schema = Schema(envs.obs_spec, envs.action_spec, settings.trajectory.rows)
         policy = Policy(schema, settings.model, seed=settings.seed)
         columns = columns_per_message(envs)
         streams = envs.num_envs // columns
         self._client.join(Offer(schema, policy.layout, columns, streams))
-        seed = seed_of(settings.seed, self._client.rank)
-        rank = self._client.rank
+        rank = self._client.welcome.rank
+        seed = seed_of(settings.seed, rank)
         logger.info("actor %d: %d environments of %s", rank, envs.num_envs, settings.env.id)
         return build_sampler(
             schema,
@@ -108,6 +112,8 @@ class ActorService:
                     self._client.set_timers(self._stage_times(sampler, rows))
                     report_at = now + TIMERS_EVERY_S
             num_steps += 1
+            if self._signal is not None:
+                raise RunFinished
             if num_steps % PUMP_EVERY_STEPS == 0:
                 self._client.pump(0)
 

@@ -51,6 +51,7 @@ class Terms:
     lease_s: float
     heartbeat_s: float
     max_columns: int
+    rows: int
     settings_frame: bytes
 
 
@@ -82,7 +83,7 @@ class Desk:
         if isinstance(message, Hello):
             self._welcome(port, route, message)
             return
-        peer = self._find(port, route, message)
+        peer = self._find(message)
         if peer is None:
             return
         peer.data_route = route
@@ -100,7 +101,7 @@ class Desk:
         """A message on the weights port."""
         if not isinstance(message, Get | Heartbeat):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the weights port")
-        peer = self._find(port, route, message)
+        peer = self._find(message)
         if peer is None:
             return
         peer.weights_route = route
@@ -114,7 +115,7 @@ class Desk:
     def expire(self) -> None:
         """End the sessions whose lease is over."""
         for peer in self._table.expire(self._clock()):
-            self.lose(peer, "its lease is over")
+            self._note_loss(peer, "its lease is over")
 
     def remind(self, port: Port, peer: Peer) -> bool:
         """Say again what a silent actor may do; False if its connection is closed."""
@@ -122,8 +123,8 @@ class Desk:
 
     def lose(self, peer: Peer, why: str) -> None:
         """The actor is gone without a word."""
-        self._sessions.add("expired")
-        self._end(peer, why, logging.WARNING)
+        self._table.end(peer)
+        self._note_loss(peer, why)
 
     def say_bye(self, port: Port, reason: str) -> None:
         """Tell every actor that this learner ends."""
@@ -136,18 +137,22 @@ class Desk:
             "num_actors": sum(peer.columns > 0 for peer in self._table),
             **self._sessions.snapshot(),
         }
+        # A session may end without a word to this desk: by a second hello of the same actor.
+        live = {peer.session for peer in self._table}
+        self._timers = {key: timers for key, timers in self._timers.items() if key in live}
         for name in TIMER_NAMES:
             values = [timers[name] for timers in self._timers.values() if name in timers]
             report[f"actor/{name}"] = sum(values) / len(values) if values else None
         return report
 
-    def _find(self, port: Port, route: bytes, message: Message) -> Peer | None:
+    def _find(self, message: Message) -> Peer | None:
+        """The peer that speaks; None if it says goodbye to a session that is over already."""
         session = getattr(message, "session", None)
         if session is None:
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} from an actor")
         peer = self._table.find(session, self._clock())
         if peer is None and not isinstance(message, Bye | ByeOk):
-            port.send(route, [pack(reject("hello_again", "this session is over", 0.0))])
+            raise ProtocolError("unknown_session")
         return peer
 
     def _welcome(self, port: Port, route: bytes, hello: Hello) -> None:
@@ -183,10 +188,17 @@ class Desk:
     def _agree(self, port: Port, peer: Peer, spec: Spec) -> None:
         """Compare the actor's schema with ours; without one yet, the first actor's is ours."""
         schema = self._receive_schema(port)
-        if self.schema is None:
+        if self.is_closing:
+            return
+        if peer.columns and (spec.columns, spec.streams) != (peer.columns, peer.streams):
+            # The credit it holds was counted by the first one.
+            raise ProtocolError("not_allowed_now", "a second Spec that differs from the first")
+        fault = self._misfit(schema, spec)
+        if fault is None and self.schema is None:
             self.schema = schema
             self._on_schema(schema)
-        fault = self._misfit(schema, spec)
+            # The layout of the model is known only now.
+            fault = self._misfit(schema, spec)
         if fault is not None:
             self._refuse(port, peer.data_route, reject("mismatch", fault))
             self._table.end(peer)
@@ -209,9 +221,12 @@ class Desk:
             raise ProtocolError("malformed_header", str(error)) from None
 
     def _misfit(self, schema: Schema, spec: Spec) -> str | None:
-        assert self.schema is not None
-        if schema != self.schema or spec.schema_digest != schema.digest:
+        if self.schema is None and schema.rows != self._terms.rows:
+            return f"trajectory.rows: {self._terms.rows} here, {schema.rows} there"
+        if self.schema is not None and schema != self.schema:
             return f"the environment differs: {self.schema.difference(schema)}"
+        if spec.schema_digest != schema.digest:
+            return "the schema is not the one of its digest"
         if spec.columns > self._terms.max_columns:
             return (
                 f"actor.num_envs: {spec.columns} at the actor, but a batch of this learner has "
@@ -231,10 +246,10 @@ class Desk:
         port.send(route, [pack(refusal)])
 
     def _close(self, peer: Peer, why: str) -> None:
-        self._sessions.add("closed")
-        self._end(peer, why, logging.INFO)
-
-    def _end(self, peer: Peer, why: str, level: int) -> None:
         self._table.end(peer)
-        self._timers.pop(peer.session, None)
-        logger.log(level, "actor %d is gone: %s", peer.rank, why)
+        self._sessions.add("closed")
+        logger.info("actor %d is gone: %s", peer.rank, why)
+
+    def _note_loss(self, peer: Peer, why: str) -> None:
+        self._sessions.add("expired")
+        logger.warning("actor %d is gone: %s", peer.rank, why)

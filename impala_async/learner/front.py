@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from impala_async.config import ActorSettings, RunConfig
-from impala_async.errors import ConfigError
+from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.desk import Desk, Terms
 from impala_async.learner.ingest import Episodes, Ingest
 from impala_async.learner.ledger import Ledger, Settlement
@@ -54,6 +54,7 @@ class Front:
         events: Events,
     ) -> None:
         self._config = config
+        self._settings_frame = _settings_frame(config)
         self._heartbeat_s = config.learner.heartbeat_s
         self.ledger = Ledger()
         self.table = SessionTable(
@@ -183,7 +184,6 @@ class Front:
 
     def _terms(self, epoch: int, weights_port: int) -> Terms:
         learner = self._config.learner
-        settings = ActorSettings.of(self._config).model_dump(mode="json")
         return Terms(
             epoch=epoch,
             weights_port=weights_port,
@@ -194,8 +194,16 @@ class Front:
             lease_s=learner.lease_s,
             heartbeat_s=learner.heartbeat_s,
             max_columns=learner.batch_columns,
-            settings_frame=encode_settings(settings),
+            rows=self._config.trajectory.rows,
+            settings_frame=self._settings_frame,
         )
+
+
+def _settings_frame(config: RunConfig) -> bytes:
+    try:
+        return encode_settings(ActorSettings.of(config).model_dump(mode="json"))
+    except ProtocolError as error:
+        raise ConfigError(f"env.kwargs: {error}") from None
 
 
 def _largest_message(config: RunConfig, schema: Schema | None) -> int:

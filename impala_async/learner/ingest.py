@@ -22,7 +22,7 @@ from impala_async.trajectory import columns_over, find_fault
 from impala_async.weights import Version
 from impala_async.wire.codec import body_sizes, decode_episodes, split_inline
 from impala_async.wire.messages import Data, pack
-from impala_async.wire.session import Peer, SessionTable, reject
+from impala_async.wire.session import Peer, SessionTable
 from impala_async.wire.sockets import NO_FRAME
 
 logger = logging.getLogger(__name__)
@@ -74,8 +74,7 @@ class Ingest:
         peer = self._table.find(data.session, self._clock())
         if peer is None:
             self._refuse(data, "unknown_session")
-            port.send(route, [pack(reject("hello_again", "this session is over", 0.0))])
-            return
+            raise ProtocolError("unknown_session")
         peer.data_route = route
         self._to_answer[peer.session] = peer
         if self._is_closed:
@@ -132,15 +131,16 @@ class Ingest:
         num_small = data.columns * schema.layout.small_bytes
         small_columns = small[:num_small].reshape(data.columns, -1)
         columns = columns_over(schema, obs, small_columns)
-        fault = find_fault(schema, columns)
+        episodes = decode_episodes(small[num_small:].data) if data.num_episodes else None
+        fault = find_fault(schema, columns) or _find_episode_fault(episodes)
         if fault is not None:
             return fault
         valid_rows = columns.mask_CT.sum(axis=1)
         filler.commit(obs, small_columns, valid_rows, Version(data.epoch, data.update))
         self._ledger.receive(data.columns)
         self._ledger.admit(data.columns)
-        if data.num_episodes:
-            self._on_episodes(decode_episodes(small[num_small:].data))
+        if episodes is not None:
+            self._on_episodes(episodes)
         return None
 
     def _receive(self, port: Port, data: Data, schema: Schema, obs: Bytes2D) -> NDArray[np.uint8]:
@@ -166,3 +166,12 @@ class Ingest:
     def _refuse(self, data: Data, reason: str) -> None:
         self._ledger.receive(data.columns)
         self._ledger.reject(data.columns, reason)
+
+
+def _find_episode_fault(episodes: Episodes | None) -> str | None:
+    """A return that is no number would stay in every mean and in every checkpoint."""
+    if episodes is None:
+        return None
+    if not np.isfinite(episodes["total"]).all():
+        return "nonfinite"
+    return "invalid" if episodes["length"].min() < 1 else None

@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from impala_async.errors import ProtocolError
 from impala_async.metrics.counter import Counters
 from impala_async.wire.codec import Frame
-from impala_async.wire.messages import MAX_HEADER_BYTES, Data, Message, Spec, pack, unpack
+from impala_async.wire.messages import (
+    MAX_HEADER_BYTES,
+    Data,
+    Message,
+    Reject,
+    Spec,
+    pack,
+    unpack,
+)
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
 
@@ -107,8 +115,7 @@ class Port:
         except ProtocolError as error:
             self._counters.bad.add(error.reason)
             logger.debug("bad message: %s: %s", error.reason, error)
-            # Whoever sent it is told; it may be an actor of another version.
-            self.send(route, [pack(reject("bad_message", f"{error.reason}: {error}"))])
+            self.send(route, [pack(_refusal(error))])
         finally:
             self.router.discard_rest()
 
@@ -122,3 +129,10 @@ class Port:
         if self.router.has_more_frames() and (is_inline or not isinstance(message, Data | Spec)):
             raise ProtocolError("wrong_frame_count", "more frames than this message has")
         return message
+
+
+def _refusal(error: ProtocolError) -> Reject:
+    """Whoever sent it is told; it may be an actor of another version."""
+    if error.reason == "unknown_session":
+        return reject("hello_again", "this session is over", 0.0)
+    return reject("bad_message", f"{error.reason}: {error}")

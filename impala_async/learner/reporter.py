@@ -121,8 +121,11 @@ class Reporter:
 
     async def report_regularly(self) -> None:
         """The task: it ends with the service."""
+        due = time.monotonic()
         while True:
-            await asyncio.sleep(self._every_s)
+            # From due time to due time: waiting for an answer must not stretch the interval.
+            due = max(due + self._every_s, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
             self._answered.clear()
             self._ask.raise_()
             with contextlib.suppress(TimeoutError):

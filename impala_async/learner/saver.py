@@ -28,6 +28,8 @@ from impala_async.wire.session import SessionTable
 
 logger = logging.getLogger(__name__)
 
+Best = tuple[float, Version]
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -75,7 +77,7 @@ class Saver:
         self._lineage = lineage
         self._episodes = episodes
         self._run_s = run_s
-        self._best: tuple[float, Version] | None = None
+        self._best: Best | None = None
         self._lock = asyncio.Lock()
 
     def restore(self, state: dict[str, Any], now: float) -> None:
@@ -89,19 +91,22 @@ class Saver:
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""
-        state = self._state(captured)
+        state, score = self._state(captured), self._episodes.mean_return
         async with self._lock:
+            best = self._best
+            if score is not None and (best is None or score > best[0]):
+                best = (score, captured.progress.version)
+            state["best"] = [best[0], *best[1]] if best else None
             try:
-                await asyncio.to_thread(self._write, captured, state)
+                await asyncio.to_thread(self._write, captured, state, best)
             except CheckpointError as error:
                 logger.error("%s; training goes on and the last good one stays", error)
                 return False
+            # Only now: until it is on the disk, the former best must stay there.
+            self._best = best
         return True
 
     def _state(self, captured: Captured) -> dict[str, Any]:
-        score, version = self._episodes.mean_return, captured.progress.version
-        if score is not None and (self._best is None or score > self._best[0]):
-            self._best = (score, version)
         return {
             **captured.training.state(),
             **asdict(captured.progress),
@@ -110,10 +115,9 @@ class Saver:
             "watermarks": self._table.watermarks(),
             "forks": self._lineage.forks,
             "episodes": self._episodes.save(),
-            "best": [self._best[0], *self._best[1]] if self._best else None,
         }
 
-    def _write(self, captured: Captured, state: dict[str, Any]) -> None:
+    def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
         directory = self._folder.checkpoints
         save_checkpoint(directory, captured.progress.version, captured.training.tensors(), state)
-        prune(directory, self._keep, self._best[1] if self._best else None)
+        prune(directory, self._keep, best[1] if best else None)

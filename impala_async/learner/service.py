@@ -67,8 +67,8 @@ class LearnerService:
         self._threads_left: set[str] = set()
         self._threads_ended = asyncio.Event()
         self._learner: Learner | None = None
-        self._reading: LearnerReport | None = None
-        self._captured: Captured | None = None
+        self._last_words: Captured | None = None
+        self._late_death: ServiceError | None = None
         self._savings: set[asyncio.Task[bool]] = set()
         self._goal_return: float | None = None
         self._begin(restored)
@@ -78,32 +78,40 @@ class LearnerService:
         )
         self._make_reporter(sinks)
         self._make_saver(restored)
-        if schema is not None:
-            try:
-                self._open(schema)
-            except BaseException:
-                self._front.close()
-                raise
+        self._schema = schema
 
     async def run(self) -> int:
         """Until something ends the run; its exit code. A death is raised as ServiceError."""
-        self._announce()
         try:
-            async with asyncio.TaskGroup() as group:
-                bodies = {
-                    "reporter": self._reporter.report_regularly(),
-                    "loop lag": self._loop_lag.watch(),
-                    "reaper": self._reap(),
-                    "checkpoints": self._checkpoint_regularly(),
-                }
-                tasks = [group.create_task(body, name=name) for name, body in bodies.items()]
-                reason = await self._ended
-                for task in tasks:
-                    task.cancel()
+            if self._schema is not None:
+                self._open(self._schema)
+            self._announce()
+            await self._serve()
+            reason = self._ended.result()
             await self._wind_down(reason)
         finally:
             self._close()
         return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_DONE
+
+    async def _serve(self) -> None:
+        """The tasks, until `_ended`; the death of one of them is such an end."""
+        bodies = {
+            "reporter": self._reporter.report_regularly(),
+            "loop lag": self._loop_lag.watch(),
+            "reaper": self._reap(),
+            "checkpoints": self._checkpoint_regularly(),
+        }
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(body, name=name) for name, body in bodies.items()]
+                # Unlike `await`, this does not raise: a group would wrap what it raised.
+                await asyncio.wait([self._ended])
+                for task in tasks:
+                    task.cancel()
+        except ExceptionGroup as deaths:
+            dead = [task.get_name() for task in tasks if not task.cancelled() and task.exception()]
+            self._fail(f"the {dead[0]} task", deaths.exceptions[0])
 
     def stop(self, reason: str) -> None:
         """End the run in good order."""
@@ -120,6 +128,7 @@ class LearnerService:
             steps = restored.progress.env_steps_trained
             forks = {int(past): at for past, at in restored.state["forks"].items()}
         self._start = Progress(epoch, update, steps)
+        self._reading = LearnerReport.before_any(self._start)
         self._lineage = Lineage(epoch - 1, forks).resumed(epoch, update)
 
     def _make_reporter(self, sinks: Sequence[Sink]) -> None:
@@ -216,8 +225,9 @@ class LearnerService:
         self._reporter.answered()
 
     def _on_captured(self, captured: Captured) -> None:
-        self._captured = captured
-        if not self._ended.done():
+        if self._ended.done():
+            self._last_words = captured
+        else:
             self._save(captured)
 
     def _on_thread_end(self, name: str, error: BaseException | None) -> None:
@@ -233,14 +243,13 @@ class LearnerService:
 
     def _fail(self, what: str, cause: BaseException) -> None:
         """Something died: the run ends with its cause."""
+        death = ServiceError(f"{what} died: {cause!r}")
+        death.__cause__ = cause
         if self._ended.done():
             logger.error("%s died while the run was ending", what, exc_info=cause)
-        elif isinstance(cause, ConfigError):
-            self._ended.set_exception(cause)
+            self._late_death = self._late_death or death
         else:
-            death = ServiceError(f"{what} died: {cause!r}")
-            death.__cause__ = cause
-            self._ended.set_exception(death)
+            self._ended.set_exception(cause if isinstance(cause, ConfigError) else death)
 
     def _save(self, captured: Captured) -> asyncio.Task[bool]:
         task = self._loop.create_task(self._saver.save(captured), name="save")
@@ -266,22 +275,31 @@ class LearnerService:
         num_actors = sum(peer.columns > 0 for peer in self._front.table)
         self._front.close_admission()
         if self._learner is not None:
-            self._captured = None
-            self._learner.loader.close()
-            await asyncio.wait_for(self._threads_ended.wait(), THREAD_END_S)
-            for batch in self._learner.loader.leftovers():
-                columns = {"shutdown": self._config.learner.batch_columns}
-                self._front.settle(Settlement(batch, dropped=columns))
+            await self._end_threads(self._learner)
         report = self._reporter.report()
-        if self._captured is not None:
-            await self._save(self._captured)
+        if self._last_words is not None:
+            await self._save(self._last_words)
         await self._front.say_bye("finished" if reason in GOALS else "restarting", GOODBYE_S)
         self._summarise(reason, {**report, "num_actors": num_actors})
         await asyncio.gather(*self._savings)
 
+    async def _end_threads(self, learner: Learner) -> None:
+        """Wake them, wait for their last words, settle what never reached the ring."""
+        learner.loader.close()
+        try:
+            await asyncio.wait_for(self._threads_ended.wait(), THREAD_END_S)
+        except TimeoutError:
+            left = " and ".join(sorted(self._threads_left))
+            raise ServiceError(f"still running after {THREAD_END_S:.0f} s: {left}") from None
+        if self._late_death is not None:
+            raise self._late_death
+        for batch in learner.loader.leftovers():
+            columns = {"shutdown": self._config.learner.batch_columns}
+            self._front.settle(Settlement(batch, dropped=columns))
+
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading = self._reading
-        first = reading.first_update_at if reading else None
+        first = reading.first_update_at
         mean_return = self._goal_return if reason == "mean_return" else self._episodes.mean_return
         summary = summarise(
             self._config,
@@ -289,22 +307,22 @@ class LearnerService:
             exit_reason=reason,
             wall_s=time.monotonic() - first if first else 0.0,
             env_steps_this_start=self._progress.env_steps_trained - self._start.env_steps_trained,
-            lag_histogram=reading.lag_histogram if reading else [],
+            lag_histogram=reading.lag_histogram,
             mean_return=mean_return,
         )
         self._folder.write_json("summary.json", summary)
 
     @property
     def _progress(self) -> Progress:
-        return self._reading.progress if self._reading else self._start
+        return self._reading.progress
 
     def _report_learner(self) -> dict[str, object]:
         reading = self._reading
-        starved_at = reading.starved_at if reading else None
+        starved_at = reading.starved_at
         return {
             "updates": self._progress.update,
             "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
-            **(reading.metrics if reading else {}),
+            **reading.metrics,
             **(self._learner.loader.report() if self._learner else {}),
         }
 

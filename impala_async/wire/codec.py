@@ -71,8 +71,12 @@ def decode_episodes(tail: memoryview) -> NDArray[np.void]:
 
 
 def encode_settings(settings: dict[str, object]) -> bytes:
-    """The second frame of `Welcome`."""
-    frame: bytes = msgpack.packb(settings)
+    """The second frame of `Welcome`; raises ProtocolError for what cannot travel."""
+    try:
+        frame: bytes = msgpack.packb(settings)
+    except (ValueError, TypeError, OverflowError) as error:
+        text = f"the actor's settings cannot be sent: {error}"
+        raise ProtocolError("malformed_settings", text) from None
     if len(frame) > MAX_SETTINGS_BYTES:
         raise ProtocolError(
             "oversized_settings",

@@ -9,6 +9,7 @@ message, who sends it to whom:
 """
 
 import math
+import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ PROTOCOL = 1
 MAX_HEADER_BYTES = 4096
 MAX_INLINE_BYTES = 8192
 MAX_SETTINGS_BYTES = 65536
+MAX_TEXT_BYTES = 2000
 MAX_COLUMNS = 4096
 MAX_TIMERS = 16
 MAX_VERDICTS = 64
@@ -224,7 +226,7 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
     ),
     (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1), _uint(MAX_COLUMNS, 1))),
     (Grant, (_ID, _SEQ, _SEQ, _EPOCH, _COUNT, _verdicts)),
-    (Reject, (_uint(len(REJECT_CODES) - 1), _text(2000), _number)),
+    (Reject, (_uint(len(REJECT_CODES) - 1), _text(MAX_TEXT_BYTES), _number)),
     (
         Data,
         (
@@ -257,7 +259,7 @@ def unpack(frame: bytes | memoryview) -> Message:
     try:
         fields = msgpack.unpackb(
             frame,
-            max_str_len=2000,
+            max_str_len=MAX_TEXT_BYTES,
             max_bin_len=MAX_INLINE_BYTES,
             max_array_len=MAX_VERDICTS,
             max_map_len=MAX_TIMERS,
@@ -269,7 +271,7 @@ def unpack(frame: bytes | memoryview) -> Message:
         raise ProtocolError("malformed_header", "the header is not a msgpack array")
     kind = fields.pop(0)
     if type(kind) is not int or not 0 <= kind < len(_FORMS):
-        raise ProtocolError("unknown_type", f"no message has the kind {kind!r:.20}")
+        raise ProtocolError("unknown_type", f"no message has the kind {reprlib.repr(kind)}")
     form, checks = _FORMS[kind]
     if len(fields) != len(checks):
         raise ProtocolError(
@@ -277,6 +279,8 @@ def unpack(frame: bytes | memoryview) -> Message:
         )
     for name, check, value in zip(form._fields, checks, fields, strict=True):
         if not check(value):
-            raise ProtocolError("malformed_header", f"{form.__name__}.{name} = {value!r:.60}")
+            # Not repr: what is nested deep enough would end the recursion, and us with it.
+            text = f"{form.__name__}.{name} = {reprlib.repr(value)}"
+            raise ProtocolError("malformed_header", text)
     message: Message = form._make(fields)
     return message

@@ -59,11 +59,12 @@ class Outbox(Generic[Item]):
     def on_grant(self, grant: Grant) -> list[Item]:
         """Take in a grant of this session; returns what the learner is done with.
 
-        Grants are cumulative and may be late: an older one changes nothing.
+        Grants are cumulative and may be late: an older one changes nothing. What was refused
+        above a gap stays until the gap is closed: what is held has none, so `lowest_unsettled`
+        says all that a restarted learner must know.
         """
         self._granted = max(self._granted, grant.granted)
-        refused = {seq for seq, _ in grant.verdicts}
-        done = [seq for seq in self._held if seq < grant.settled or seq in refused]
+        done = [seq for seq in self._held if seq < grant.settled]
         self.next_seq = max(self.next_seq, grant.settled)
         return [self._held.pop(seq).item for seq in done]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from impala_async.errors import ProtocolError
 from impala_async.weights import Lineage, Version
 from impala_async.wire.messages import (
+    MAX_TEXT_BYTES,
     MAX_VERDICTS,
     PROTOCOL,
     REJECT_CODES,
@@ -32,8 +33,9 @@ WATERMARK_LIFE_S = 3600.0
 
 
 def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
-    """A refusal; without a retry it is for ever."""
-    return Reject(REJECT_CODES.index(code), text, retry_after_s)
+    """A refusal; without a retry it is for ever. The text is made to fit: it may quote a peer."""
+    fitting = text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")
+    return Reject(REJECT_CODES.index(code), fitting, retry_after_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +52,7 @@ class Peer:
     columns: int = 0
     streams: int = 1
     granted: int = 0
+    dealt_at: int = 0
     verdicts: list[list[int]] = field(default_factory=list)
 
     @property
@@ -64,6 +67,13 @@ class Peer:
     @property
     def outstanding_columns(self) -> int:
         return self.outstanding_messages * self.columns
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether its window has room. A seq that never comes must not let the others run away:
+        what is settled above a gap is memory."""
+        reach = self.granted - self.watermark.below
+        return self.outstanding_messages < self.window and reach < 2 * self.window
 
     def extend(self) -> None:
         """Allow one more message; seqs that are settled already do not count."""
@@ -84,6 +94,7 @@ class _KnownActor:
     rank: int
     watermark: Watermark
     last_heard: float
+    has_joined: bool = False
 
 
 class SessionTable:
@@ -107,7 +118,7 @@ class SessionTable:
         self._by_actor: dict[bytes, Peer] = {}
         self._known: dict[bytes, _KnownActor] = {}
         self._next_rank = 0
-        self._turn = 0
+        self._num_dealt = 0
         self._last_expiry: float | None = None
 
     def __len__(self) -> int:
@@ -183,24 +194,25 @@ class SessionTable:
     def deal(self, free_columns: int) -> list[Peer]:
         """Give out credit for free columns; those who got some.
 
-        Whoever has the least under way comes first, in turns: nobody starves however few columns
-        there are.
+        Whoever has the least under way comes first, and of those whoever got none for longest.
+        One with nothing under way is waited for until what it needs is left: nobody starves,
+        however few columns there are and however many of them its messages have.
         """
-        ready = [peer for peer in self._peers.values() if peer.columns]
-        if not ready:
-            return []
-        self._turn = (self._turn + 1) % len(ready)
-        queue = ready[self._turn :] + ready[: self._turn]
-        queue.sort(key=lambda peer: peer.outstanding_messages)
-        left = free_columns - sum(peer.outstanding_columns for peer in ready)
+        left = free_columns - self.outstanding_columns
+        ready = [peer for peer in self._peers.values() if peer.columns and left > 0]
         dealt: dict[bytes, Peer] = {}
-        for round_ in range(max(peer.window for peer in ready)):
-            for peer in queue:
+        for round_ in range(max((peer.window for peer in ready), default=0)):
+            ready.sort(key=lambda peer: peer.dealt_at)
+            for peer in ready:
                 under_way = peer.outstanding_messages
-                if under_way <= round_ and under_way < peer.window and peer.columns <= left:
-                    peer.extend()
+                if under_way > round_ or not peer.may_have_more:
+                    continue
+                if peer.columns <= left:
                     left -= peer.columns
+                    self._extend(peer)
                     dealt[peer.session] = peer
+                elif under_way == 0:
+                    return list(dealt.values())
         return list(dealt.values())
 
     def silent(self, now: float, longer_than_s: float) -> list[Peer]:
@@ -231,13 +243,14 @@ class SessionTable:
         return expired
 
     def end(self, peer: Peer) -> None:
-        """End a session: its credit is free again; its watermark stays."""
-        self._peers.pop(peer.session, None)
-        if self._by_actor.get(peer.actor) is peer:
-            del self._by_actor[peer.actor]
+        """End a session: its credit is free again; its watermark stays. Idempotent."""
+        if self._peers.pop(peer.session, None) is None:
+            return
+        del self._by_actor[peer.actor]
         known = self._known[peer.actor]
         known.last_heard = peer.last_heard
-        if peer.columns == 0 and known.watermark.below == 0:
+        known.has_joined |= peer.columns > 0
+        if not known.has_joined:
             # It never sent anything: a stream of strangers must not fill the memory.
             del self._known[peer.actor]
 
@@ -252,9 +265,14 @@ class SessionTable:
         """Continue from a checkpoint: what it had settled is never taken in again."""
         for actor, (rank, below, *above) in saved.items():
             self._known[bytes.fromhex(actor)] = _KnownActor(
-                rank, Watermark(below, tuple(above)), now
+                rank, Watermark(below, tuple(above)), now, has_joined=True
             )
             self._next_rank = max(self._next_rank, rank + 1)
+
+    def _extend(self, peer: Peer) -> None:
+        peer.extend()
+        self._num_dealt += 1
+        peer.dealt_at = self._num_dealt
 
     def _open(self, actor: bytes, known: _KnownActor, route: bytes, now: float) -> Peer:
         peer = Peer(

@@ -49,13 +49,9 @@ class Router:
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._socket.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
-        try:
-            if ipc_path is not None:
-                self._socket.bind(f"ipc://{ipc_path}")
-            self._socket.bind(tcp_url)
-        except zmq.ZMQError as error:
-            self._socket.close()
-            raise AddressInUseError(f"cannot listen on {tcp_url}: {error.strerror}") from None
+        if ipc_path is not None:
+            self._bind(f"ipc://{ipc_path}")
+        self._bind(tcp_url)
         self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     @property
@@ -123,6 +119,13 @@ class Router:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _bind(self, url: str) -> None:
+        try:
+            self._socket.bind(url)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise AddressInUseError(f"cannot listen on {url}: {error.strerror}") from None
 
 
 class Dealer:

@@ -1,0 +1,57 @@
+"""What this actor runs, as it tells its learner, and the messages that follow from it.
+
+Runs on: sampler thread
+"""
+
+from dataclasses import dataclass
+
+from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.spec import Schema
+from impala_async.weights import WeightsLayout
+from impala_async.wire.codec import Frame, encode_data
+from impala_async.wire.messages import Data, Spec, pack
+from impala_async.wire.session import WINDOW
+
+SLOWEST_BYTES_PER_S = 200_000
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Agreed once per session; sizes and dtypes never travel with the data."""
+
+    schema: Schema
+    layout: WeightsLayout
+    columns: int
+    """Of each message."""
+    streams: int
+    """Messages that are written side by side."""
+
+    @property
+    def weights_s(self) -> float:
+        """How long weights may take to come down."""
+        return self.layout.num_bytes / SLOWEST_BYTES_PER_S
+
+    def make_buffers(self) -> list[MessageBuffer]:
+        """For each stream a window under way, and one that is being written."""
+        num_buffers = self.streams * (WINDOW + 1)
+        return [MessageBuffer(self.schema, self.columns) for _ in range(num_buffers)]
+
+    def spec_frames(self, session: bytes) -> list[Frame]:
+        spec = Spec(session, self.schema.digest, self.layout.digest, self.columns, self.streams)
+        return [pack(spec), self.schema.to_json()]
+
+    def data_frames(self, session: bytes, seq: int, finished: Finished) -> list[Frame]:
+        """Big frames are views of the buffer, which must stay as it is until seq is settled."""
+        buffer = finished.buffer
+        data = Data(
+            session=session,
+            seq=seq,
+            epoch=finished.version.epoch,
+            update=finished.version.update,
+            rows=self.schema.rows,
+            columns=buffer.num_columns,
+            codec=0,
+            num_episodes=0,
+            body=None,
+        )
+        return encode_data(data, buffer.obs, buffer.small, finished.episodes)

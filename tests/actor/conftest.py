@@ -1,0 +1,17 @@
+"""The scene of tests that talk to an actor over real sockets."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from impala_async.actor import greeting
+from tests.actor.scripted import Scene, open_scene
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    # A scripted learner answers no goodbye.
+    monkeypatch.setattr(greeting, "BYE_OK_S", 0.01)
+    with open_scene(tmp_path) as opened:
+        yield opened

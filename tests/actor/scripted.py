@@ -1,0 +1,278 @@
+"""A learner whose every word the test decides, at real sockets, and the actor that it talks to.
+
+The test's own thread is the learner; the actor's calls run on a thread of their own, one after
+the other, as on a sampler thread. Nothing here waits without a limit.
+"""
+
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from impala_async.actor.client import Client
+from impala_async.actor.offer import Offer
+from impala_async.config import ActorSection, ActorSettings, EnvSection, RunConfig
+from impala_async.spec import ArraySpec, Schema
+from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
+from impala_async.wire.codec import encode_settings
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    Bye,
+    Data,
+    Grant,
+    Hello,
+    Message,
+    NotModified,
+    Spec,
+    WeightsReply,
+    Welcome,
+    pack,
+    unpack,
+)
+from impala_async.wire.session import reject
+from impala_async.wire.sockets import Context, Router, new_context
+
+WITHIN_S = 10.0
+LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
+Kind = TypeVar("Kind", bound=Message)
+Result = TypeVar("Result")
+
+
+class Heard(NamedTuple):
+    """A message, and how to answer whoever sent it."""
+
+    router: Router
+    route: bytes
+    message: Any
+    frames: list[bytes]
+
+    def answer(self, message: Message, *frames: bytes) -> None:
+        assert self.router.send(self.route, [pack(message), *frames])
+
+    def answer_raw(self, *frames: bytes) -> None:
+        assert self.router.send(self.route, frames)
+
+
+class Ear:
+    """One of the learner's ports, and what came there."""
+
+    def __init__(self, context: Context, ipc_path: str | None) -> None:
+        self.router = Router(context, "tcp://127.0.0.1:*", ipc_path, 1 << 26)
+        self._scratch = memoryview(bytearray(1 << 22))
+        self._heard: deque[Heard] = deque()
+
+    def next(self, within_s: float = WITHIN_S) -> Heard:
+        """The next message, whatever it is."""
+        give_up_at = time.monotonic() + within_s
+        while not self._heard:
+            self._listen()
+            if not self._heard:
+                assert time.monotonic() < give_up_at, "nothing came"
+                select.select([self.router.fd], [], [], 0.005)
+        return self._heard.popleft()
+
+    def hear(self, kind: type[Kind]) -> Heard:
+        """The next message, which must be of this kind."""
+        heard = self.next()
+        assert isinstance(heard.message, kind), heard.message
+        return heard
+
+    def find(self, kind: type[Kind]) -> Heard:
+        """The next message of this kind; others before it are passed over."""
+        give_up_at = time.monotonic() + WITHIN_S
+        while not isinstance((heard := self.next()).message, kind):
+            assert time.monotonic() < give_up_at, f"no {kind.__name__} came"
+        return heard
+
+    def drain(self) -> list[Heard]:
+        """What is here now."""
+        self._listen()
+        heard, self._heard = list(self._heard), deque()
+        return heard
+
+    def _listen(self) -> None:
+        while (arrived := self.router.receive()) is not None:
+            route, header, _ = arrived
+            message, frames = unpack(header), []
+            while self.router.has_more_frames():
+                size = self.router.receive_into(self._scratch)
+                frames.append(bytes(self._scratch[:size]))
+            self._heard.append(Heard(self.router, route, message, frames))
+
+
+class ScriptedLearner:
+    """Both ports, a nonce, and the words that a learner has."""
+
+    def __init__(self, context: Context, folder: Path) -> None:
+        self._folder = folder
+        self.nonce = b"n" * 16
+        (folder / "nonce").write_bytes(self.nonce)
+        self.data = Ear(context, str(folder / "d"))
+        self.weights = Ear(context, str(folder / "w"))
+        self.run_id = b"r" * 16
+        self._num_sessions = 0
+
+    @property
+    def url(self) -> str:
+        return self.data.router.url
+
+    def welcome(self, hello: Heard, settings: ActorSettings, **changes: Any) -> Welcome:
+        """Open a session; over tcp, unless `nonce_path` is changed to one that can be read."""
+        self._num_sessions += 1
+        welcome = Welcome(
+            run_id=self.run_id,
+            epoch=1,
+            session=self._num_sessions.to_bytes(16, "big"),
+            rank=3,
+            weights_port=self.weights.router.port,
+            ipc_data=str(self._folder / "d"),
+            ipc_weights=str(self._folder / "w"),
+            nonce_path=str(self._folder / "no-nonce"),
+            nonce=self.nonce,
+            lease_s=10.0,
+            heartbeat_s=5.0,
+            max_columns=64,
+        )._replace(**changes)
+        hello.answer(welcome, encode_settings(settings.model_dump(mode="json")))
+        return welcome
+
+    def close(self) -> None:
+        self.data.router.close()
+        self.weights.router.close()
+
+
+class Actor:
+    """A client, and the thread on which all of its calls run."""
+
+    def __init__(self, context: Context, url: str, connect_s: float) -> None:
+        self.stop = threading.Event()
+        self.client = Client(context, url, should_stop=self.stop.is_set, connect_s=connect_s)
+        self._thread = ThreadPoolExecutor(1, "sampler")
+
+    def begin(self, call: Callable[..., Result], *args: Any) -> Future[Result]:
+        return self._thread.submit(call, *args)
+
+    def do(self, call: Callable[..., Result], *args: Any) -> Result:
+        return self.begin(call, *args).result(WITHIN_S)
+
+    def pump_until(self, is_enough: Callable[[], bool]) -> None:
+        give_up_at = time.monotonic() + WITHIN_S
+        while not is_enough():
+            assert time.monotonic() < give_up_at
+            self.client.pump(0.01)
+
+    def end(self) -> None:
+        self.stop.set()
+        self._thread.submit(self.client.leave).result(WITHIN_S)
+        self._thread.shutdown()
+
+
+class Session:
+    """What the learner knows of an actor that has joined."""
+
+    def __init__(self, spec: Heard, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.id = welcome.session
+        self.spec: Spec = spec.message
+        self.schema = Schema.from_json(spec.frames[0])
+        self._spec = spec
+
+    def grant(
+        self,
+        granted: int,
+        settled: int = 0,
+        version: Version = NO_VERSION,
+        verdicts: list[list[int]] | None = None,
+        session: bytes | None = None,
+    ) -> None:
+        self.say(Grant(session or self.id, granted, settled, *version, verdicts or []))
+
+    def reject(self, code: str, text: str = "no") -> None:
+        self.say(reject(code, text, 0.0))
+
+    def bye(self, reason: str) -> None:
+        self.say(Bye(self.id, BYE_REASONS.index(reason)))
+
+    def say(self, message: Message) -> None:
+        self._spec.answer(message)
+
+
+class Scene:
+    """A learner and an actor that look at each other."""
+
+    def __init__(self, context: Context, folder: Path) -> None:
+        self._context = context
+        self.learner = ScriptedLearner(context, folder)
+        self._actors: list[Actor] = []
+
+    def actor(self, connect_s: float = WITHIN_S) -> Actor:
+        actor = Actor(self._context, self.learner.url, connect_s)
+        self._actors.append(actor)
+        return actor
+
+    def join(
+        self, actor: Actor, offer: Offer, settings: ActorSettings | None = None, **welcome: Any
+    ) -> Session:
+        connected = actor.begin(actor.client.connect)
+        self.learner.welcome(self.learner.data.hear(Hello), settings or settings_of(), **welcome)
+        connected.result(WITHIN_S)
+        joined = actor.begin(actor.client.join, offer)
+        spec = self.learner.data.hear(Spec)
+        joined.result(WITHIN_S)
+        return Session(spec, actor.client.welcome)
+
+    def welcome_back(self, settings: ActorSettings | None = None, **welcome: Any) -> Session:
+        """The actor says hello again, on a thread that is in the middle of a call."""
+        hello = self.learner.data.hear(Hello)
+        answered = self.learner.welcome(hello, settings or settings_of(), **welcome)
+        return Session(self.learner.data.hear(Spec), answered)
+
+    def close(self) -> None:
+        for actor in self._actors:
+            actor.end()
+        self.learner.close()
+
+
+@contextmanager
+def open_scene(folder: Path) -> Iterator[Scene]:
+    context = new_context()
+    scene = Scene(context, folder)
+    try:
+        yield scene
+    finally:
+        scene.close()
+        context.term()
+
+
+def settings_of(
+    env_id: str = "some:Env", *, reconnect_s: float = WITHIN_S, max_lag: int = 100, **sections: Any
+) -> ActorSettings:
+    config = RunConfig(
+        env=EnvSection(id=env_id), actor=ActorSection(reconnect_s=reconnect_s), **sections
+    )
+    return ActorSettings.of(config).model_copy(update={"max_lag": max_lag})
+
+
+def weights_of(value: float, version: Version) -> Weights:
+    return Weights(version, np.full(4, value, np.float32).view(np.uint8))
+
+
+def reply_of(weights: Weights, layout: WeightsLayout = LAYOUT) -> tuple[WeightsReply, bytes]:
+    reply = WeightsReply(*weights.version, layout.digest, weights.digest())
+    return reply, weights.buffer.tobytes()
+
+
+def nothing_published() -> NotModified:
+    return NotModified(*NO_VERSION)
+
+
+def seq_of(heard: Heard) -> int:
+    data: Data = heard.message
+    return data.seq

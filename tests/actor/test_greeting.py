@@ -1,0 +1,228 @@
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async.actor import greeting
+from impala_async.actor.greeting import best_urls, find_learner, raise_if_final, say_goodbye
+from impala_async.config import ActorSettings
+from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
+from impala_async.wire.codec import encode_settings
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    PROTOCOL,
+    Bye,
+    ByeOk,
+    Grant,
+    Hello,
+    Welcome,
+    pack,
+)
+from impala_async.wire.session import reject
+from impala_async.wire.sockets import Dealer, new_context
+from tests.actor.scripted import WITHIN_S, Scene, settings_of
+
+HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
+WELCOME = Welcome(
+    *(b"r" * 16, 2, b"s" * 16, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 10.0, 2.0, 64)
+)
+Answer = tuple[Welcome, ActorSettings]
+Find = Callable[..., Future[Answer]]
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def socket(scene: Scene) -> Iterator[Dealer]:
+    context = new_context()
+    dealer = Dealer(context, scene.learner.url)
+    yield dealer
+    dealer.close()
+    context.term()
+
+
+@pytest.fixture
+def find(socket: Dealer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Find]:
+    """Looks for the learner on a thread of its own; hellos come ten times as fast."""
+    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 0.1)
+    with ThreadPoolExecutor(1) as thread:
+
+        def begin(
+            within_s: float = WITHIN_S, check_stop: Callable[[], None] = lambda: None
+        ) -> Future[Answer]:
+            return thread.submit(
+                *(find_learner, socket, HELLO),
+                **{"url": "tcp://there:1", "within_s": within_s, "check_stop": check_stop},
+            )
+
+        yield begin
+
+
+def test_hello_is_said_until_it_is_answered(scene: Scene, find: Find) -> None:
+    found = find()
+    assert [scene.learner.data.hear(Hello).message for _ in range(3)] == [HELLO] * 3
+    hello = scene.learner.data.hear(Hello)
+    welcome = scene.learner.welcome(hello, settings_of("my:Env", max_lag=7), epoch=2)
+    answer, settings = found.result(WITHIN_S)
+    assert answer == welcome
+    assert settings == settings_of("my:Env", max_lag=7)
+
+
+def test_hello_is_not_said_more_often_than_that(
+    scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 60.0)
+    found = find()
+    hello = scene.learner.data.hear(Hello)
+    for _ in range(5):
+        # A learner that should be dead, and words that make no sense here.
+        scene.learner.welcome(hello, settings_of(), epoch=1)
+        hello.answer(Grant(bytes(16), 0, 0, 0, 0, []))
+        hello.answer_raw(b"\xc1 no header")
+    scene.learner.welcome(hello, settings_of(), epoch=2)
+    assert found.result(WITHIN_S)[0].epoch == 2
+    assert scene.learner.data.drain() == []
+
+
+def test_a_lower_epoch_of_this_run_is_told_and_not_taken(
+    scene: Scene, find: Find, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = find(within_s=0.5)
+    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=1)
+    with pytest.raises(UnreachableError):
+        found.result(WITHIN_S)
+    assert "a learner of epoch 1 answered, but this run is in epoch 2" in caplog.text
+
+
+def test_another_run_may_have_any_epoch(scene: Scene, find: Find) -> None:
+    found = find()
+    hello = scene.learner.data.hear(Hello)
+    scene.learner.welcome(hello, settings_of(), epoch=1, run_id=b"another run here")
+    assert found.result(WITHIN_S)[0].run_id == b"another run here"
+
+
+def test_nobody_there_is_told_with_the_address(find: Find) -> None:
+    started = time.monotonic()
+    with pytest.raises(
+        UnreachableError, match=r"no learner answered at tcp://there:1 within 0.3 s"
+    ):
+        find(within_s=0.3).result(WITHIN_S)
+    assert 0.3 <= time.monotonic() - started < 2.0
+
+
+def test_a_stop_ends_the_search(find: Find) -> None:
+    def check_stop() -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        find(check_stop=check_stop).result(WITHIN_S)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("mismatch", MismatchError), ("protocol", MismatchError), ("not_allowed", NotAllowedError)],
+)
+def test_final_refusals_end_the_search(
+    scene: Scene, find: Find, code: str, error: type[Exception]
+) -> None:
+    found = find()
+    scene.learner.data.hear(Hello).answer(reject(code, "field: mine here, yours there"))
+    with pytest.raises(error, match="field: mine here, yours there"):
+        found.result(WITHIN_S)
+
+
+@pytest.mark.parametrize("code", ["full", "hello_again", "bad_message"])
+def test_other_refusals_are_logged_and_not_final(
+    scene: Scene, find: Find, caplog: pytest.LogCaptureFixture, code: str
+) -> None:
+    raise_if_final(reject(code, "later"))
+    found = find()
+    scene.learner.data.hear(Hello).answer(reject(code, "come later", 0.0))
+    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=2)
+    found.result(WITHIN_S)
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [
+        "the learner refuses us for now: come later"
+    ]
+
+
+def test_a_full_learner_is_asked_again_when_it_says(scene: Scene, find: Find) -> None:
+    find()
+    hello = scene.learner.data.hear(Hello)
+    hello.answer(reject("full", "full", 0.5))
+    refused_at = time.monotonic()
+    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=2)
+    assert time.monotonic() - refused_at >= 0.5
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b"\xc1"],
+        [b"x" * 70_000],
+        [encode_settings({"env": {"id": "x"}, "from_the_future": 1})],
+        [encode_settings(settings_of().model_dump(mode="json")), b"more"],
+    ],
+    ids=["none", "no msgpack", "too long", "unknown key", "two"],
+)
+def test_settings_that_are_not_understood_do_not_fit(
+    scene: Scene, find: Find, frames: list[bytes]
+) -> None:
+    found = find()
+    scene.learner.data.hear(Hello).answer(WELCOME, *frames)
+    with pytest.raises(MismatchError, match="install the same release"):
+        found.result(WITHIN_S)
+
+
+def urls(nonce_path: Path | str, **changes: Any) -> tuple[str, str]:
+    welcome = WELCOME._replace(nonce_path=str(nonce_path), **changes)
+    return best_urls(welcome, "tcp://learner.example:5555")
+
+
+def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path: Path) -> None:
+    nonce, other = tmp_path / "nonce", tmp_path / "other"
+    nonce.write_bytes(WELCOME.nonce)
+    other.write_bytes(b"o" * 16)
+    tcp = "tcp://learner.example:5555", "tcp://learner.example:5556"
+    assert urls(nonce) == ("ipc:///ipc/d", "ipc:///ipc/w")
+    assert urls(other) == tcp
+    for unreadable in (tmp_path / "none", tmp_path, "", "null\0byte"):
+        assert urls(unreadable) == tcp
+
+
+def test_ports_are_joined_to_the_host_that_was_dialled() -> None:
+    welcome = WELCOME._replace(nonce_path="/none")
+    assert best_urls(welcome, "tcp://[::1]:5555")[1] == "tcp://[::1]:5556"
+
+
+@pytest.mark.parametrize("last_word", [ByeOk(b"s" * 16), reject("hello_again", "gone", 0.0)])
+def test_goodbye_is_answered(
+    scene: Scene, socket: Dealer, monkeypatch: pytest.MonkeyPatch, last_word: Any
+) -> None:
+    monkeypatch.setattr(greeting, "BYE_OK_S", WITHIN_S)
+    with ThreadPoolExecutor(1) as thread:
+        # Sent at once, or not at all: there must be a connection.
+        while not socket.send([pack(HELLO)]):
+            pass
+        hello = scene.learner.data.hear(Hello)
+        said = thread.submit(say_goodbye, socket, b"s" * 16)
+        bye = scene.learner.data.hear(Bye)
+        assert bye.message == Bye(b"s" * 16, BYE_REASONS.index("leaving"))
+        hello.answer(Grant(b"s" * 16, 0, 0, 0, 0, []))
+        bye.answer_raw(b"nonsense")
+        bye.answer(last_word)
+        said.result(WITHIN_S / 2)
+
+
+def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, socket: Dealer) -> None:
+    while not socket.send([pack(HELLO)]):
+        pass
+    started = time.monotonic()
+    say_goodbye(socket, b"s" * 16)
+    assert time.monotonic() - started < 1.0

@@ -1,0 +1,68 @@
+"""The example environment keeps gymnasium's contract, and is trained by real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from examples.custom_env import MOVES, Courier
+from impala_async.config import EnvSection
+from impala_async.envs.make import build_envs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_it_is_an_environment() -> None:
+    # The checker steps it with the random actions of its own spaces.
+    check_env(Courier(), skip_render_check=True)
+
+
+def test_the_package_finds_it_by_its_name() -> None:
+    section = EnvSection(id="examples.custom_env:Courier", kwargs={"size": 4})
+    envs = build_envs("auto", section, num_envs=2)
+    assert [leaf.name for leaf in envs.obs_spec.leaves] == ["courier", "door"]
+    assert [part.num_choices for part in envs.action_spec.parts] == [len(MOVES)]
+    envs.close()
+
+
+def test_the_best_return_is_what_the_text_says() -> None:
+    """The shortest way has |dx| + |dy| steps."""
+    env = Courier()
+    returns = []
+    for seed in range(2000):
+        obs, _ = env.reset(seed=seed)
+        num_steps = np.abs(obs["courier"] - obs["door"]).sum() * 4
+        returns.append(1 - 0.1 * num_steps)
+    assert np.mean(returns) == pytest.approx(0.67, abs=0.015)
+
+
+def test_who_is_late_is_truncated() -> None:
+    env: gym.Env[object, np.int64] = Courier(max_steps=3)
+    env.reset(seed=0)
+    ends = [env.step(np.int64(0))[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
+
+
+@pytest.mark.e2e
+def test_it_is_trained_to_its_return(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    script = str(ROOT / "examples" / "custom_env.py")
+    ended = subprocess.run(
+        [sys.executable, script, "--run-dir", str(run_dir)],
+        # Not in the checkout: nothing may depend on the folder that it is started from.
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["exit_reason"] == "mean_return"
+    assert summary["mean_return_100"] >= 0.6

@@ -1,0 +1,269 @@
+"""The one-file IMPALA does the mathematics of the package, and learns."""
+
+import ast
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from examples.minimal_impala import (
+    Actor,
+    ActorCritic,
+    Learner,
+    Rows,
+    Settings,
+    impala_losses,
+    make_model,
+    train,
+    vtrace,
+)
+from impala_async.algo import losses as package_losses
+from impala_async.algo import vtrace as package_vtrace
+from impala_async.config import AlgorithmSection, ModelSection
+from impala_async.config_load import load_config
+from impala_async.policy import Policy
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.step import Batch, UpdateStep
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 3, 4
+SETTINGS = Settings(lr=1e-2, lr_env_steps=1000, reward_scale=0.7, grad_clip=0.05)
+DTYPES = pytest.mark.parametrize(
+    ("dtype", "close"),
+    [(torch.float64, 1e-12), (torch.float32, 1e-5)],
+    ids=["float64", "float32"],
+)
+SEEDS = pytest.mark.parametrize("seed", range(4))
+
+
+def random_rows(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Rows, Tensor]:
+    """A batch with cuts of both kinds, as actors write it; and its truncation flags."""
+    rng = np.random.default_rng(seed)
+    shape = (NUM_ROWS, NUM_COLUMNS)
+    mask = np.ones(shape, np.bool_)
+    terminated, truncated = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    # Some trajectories begin with the final observation of an episode.
+    mask[0] = rng.random(NUM_COLUMNS) > 0.3
+    for t in range(NUM_ROWS):
+        kind = rng.choice(3, NUM_COLUMNS, p=[0.6, 0.2, 0.2])
+        terminated[t] = mask[t] & (kind == 1)
+        truncated[t] = mask[t] & (kind == 2)
+        if t + 1 < NUM_ROWS:
+            mask[t + 1] = ~(terminated[t] | truncated[t])
+    assert terminated.any()
+    assert truncated.any()
+    assert not mask.all()
+
+    def valid(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.where(mask, array, 0)).to(dtype)
+
+    rows = Rows(
+        obs_SB=torch.from_numpy(rng.normal(size=(NUM_ROWS + 1, NUM_COLUMNS, NUM_FEATURES))).to(
+            dtype
+        ),
+        actions_TB=valid(rng.integers(0, NUM_ACTIONS, shape)).long(),
+        log_probs_TB=valid(-rng.uniform(0.5, 2.5, shape)),
+        rewards_TB=valid(rng.normal(size=shape)),
+        terminated_TB=torch.from_numpy(terminated),
+        mask_TB=torch.from_numpy(mask),
+    )
+    return rows, torch.from_numpy(truncated)
+
+
+def model_of(seed: int, dtype: torch.dtype = torch.float32) -> ActorCritic:
+    torch.manual_seed(seed)
+    model = ActorCritic(NUM_FEATURES, NUM_ACTIONS)
+    # Heads that are as small as at the start would hide what the losses make of them.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    return model.to(dtype)
+
+
+@SEEDS
+@DTYPES
+def test_targets_and_advantages_are_the_package_s(
+    seed: int, dtype: torch.dtype, close: float
+) -> None:
+    rows, _ = random_rows(seed, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    shape = rows.mask_TB.shape
+    tensors = {
+        "log_rhos_TB": torch.randn(shape, generator=generator, dtype=dtype),
+        "rewards_TB": rows.rewards_TB,
+        "discounts_TB": 0.9 * (~rows.terminated_TB).to(dtype),
+        "values_SB": torch.randn(shape[0] + 1, shape[1], generator=generator, dtype=dtype),
+        "mask_TB": rows.mask_TB,
+    }
+    targets_TB, advantages_TB = vtrace(**tensors)
+    wanted = package_vtrace.vtrace(**tensors)
+    torch.testing.assert_close(targets_TB, wanted.targets_TB, rtol=close, atol=close)
+    torch.testing.assert_close(advantages_TB, wanted.advantages_TB, rtol=close, atol=close)
+    assert (advantages_TB[~rows.mask_TB] == 0).all()
+
+
+@SEEDS
+@DTYPES
+def test_losses_and_gradients_are_the_package_s(
+    seed: int, dtype: torch.dtype, close: float
+) -> None:
+    rows, _ = random_rows(seed, dtype)
+    model = model_of(seed, dtype)
+    log_probs_TBA = model.log_probs(rows.obs_SB[:-1])
+    wanted = package_losses.impala_loss(
+        log_probs_TB=log_probs_TBA.gather(-1, rows.actions_TB.unsqueeze(-1)).squeeze(-1),
+        behaviour_log_probs_TB=rows.log_probs_TB,
+        entropies_TB=-(log_probs_TBA.exp() * log_probs_TBA).sum(-1),
+        values_SB=model.value(rows.obs_SB).squeeze(-1),
+        rewards_TB=rows.rewards_TB * SETTINGS.reward_scale,
+        discounts_TB=SETTINGS.gamma * (~rows.terminated_TB).to(dtype),
+        mask_TB=rows.mask_TB,
+        value_cost=SETTINGS.value_cost,
+        entropy_cost=SETTINGS.entropy_cost,
+    )
+    losses = impala_losses(model, rows, SETTINGS)
+    for loss, term in zip(losses, (wanted.policy, wanted.value, wanted.entropy), strict=True):
+        torch.testing.assert_close(loss, term, rtol=close, atol=close)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(sum(losses, torch.zeros(())), parameters)
+    for gradient, term in zip(
+        gradients, torch.autograd.grad(wanted.total, parameters), strict=True
+    ):
+        torch.testing.assert_close(gradient, term, rtol=close, atol=close)
+
+
+@SEEDS
+def test_updates_are_the_package_s(seed: int) -> None:
+    """The same batches through both learners: clipping, Adam and the schedule included."""
+    model = model_of(seed)
+    step = package_step(model)
+    learner = Learner(SETTINGS, model)
+    for number in range(5):
+        rows, truncated_TB = random_rows(10 * seed + number)
+        learner.learn(rows)
+        result = step.run(
+            batch_of(rows, truncated_TB), torch.ones(NUM_COLUMNS) > 0, learner.env_steps
+        )
+        assert result.applied
+        assert result.floats()["grad/norm"] > SETTINGS.grad_clip
+    theirs = step.policy.model.state_dict()
+    for name, mine in package_names(model).items():
+        torch.testing.assert_close(mine, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+def package_names(model: ActorCritic) -> dict[str, Tensor]:
+    """The weights under the names that the package's model has for them."""
+    names = {}
+    for part, sequence in (("policy", model.policy), ("value", model.value)):
+        for kind in ("weight", "bias"):
+            for number in (0, 1):
+                names[f"{part}_torso.layers.{number}.{kind}"] = getattr(sequence[2 * number], kind)
+            names[f"{part}_head.{kind}"] = getattr(sequence[4], kind)
+    return {name: tensor.detach() for name, tensor in names.items()}
+
+
+def package_step(model: ActorCritic) -> UpdateStep:
+    schema = Schema(
+        ObsSpec((ArraySpec("", (NUM_FEATURES,), "float32"),)),
+        ActionSpec((ActionPart("", "discrete", NUM_ACTIONS),)),
+        NUM_ROWS,
+    )
+    algorithm = AlgorithmSection(
+        gamma=SETTINGS.gamma,
+        lr=SETTINGS.lr,
+        lr_end=0.0,
+        schedule_env_steps=SETTINGS.lr_env_steps,
+        entropy_cost=SETTINGS.entropy_cost,
+        value_cost=SETTINGS.value_cost,
+        grad_clip=SETTINGS.grad_clip,
+        reward_scale=SETTINGS.reward_scale,
+    )
+    policy = Policy(schema, ModelSection(), seed=0)
+    policy.model.load_state_dict(package_names(model))
+    return UpdateStep(policy, algorithm, "cpu")
+
+
+def batch_of(rows: Rows, truncated_TB: Tensor) -> Batch:
+    return Batch(
+        obs={"": rows.obs_SB.transpose(0, 1).contiguous()},
+        actions={"": rows.actions_TB.t().int()},
+        rewards_BT=rows.rewards_TB.t(),
+        log_probs_BT=rows.log_probs_TB.t(),
+        terminated_BT=rows.terminated_TB.t(),
+        truncated_BT=truncated_TB.t(),
+        mask_BT=rows.mask_TB.t(),
+    )
+
+
+def test_an_actor_masks_the_rows_after_an_end() -> None:
+    settings = Settings(num_envs=3, rows=200)
+    actor = Actor(settings, 0)
+    actor.model.load_state_dict(make_model(settings).state_dict())
+    first, second = actor.unroll(0), actor.unroll(0)
+    rows = first.rows
+    is_over_TB = rows.terminated_TB
+    assert is_over_TB.any(), "a new policy does not hold the pole for 200 steps"
+    torch.testing.assert_close(rows.mask_TB[1:], ~is_over_TB[:-1])
+    for leaf in (rows.actions_TB, rows.log_probs_TB, rows.rewards_TB):
+        assert (leaf[~rows.mask_TB] == 0).all()
+    assert not (rows.terminated_TB & ~rows.mask_TB).any()
+    torch.testing.assert_close(second.rows.obs_SB[0], rows.obs_SB[-1])
+    # CartPole gives 1 for each step: what is not in a return is in an episode that goes on.
+    assert len(first.returns) == int(is_over_TB.sum())
+    num_open = sum(count_open(rows, column) for column in range(settings.num_envs))
+    assert sum(first.returns) == rows.rewards_TB.sum() - num_open
+
+
+def count_open(rows: Rows, column: int) -> int:
+    """Valid rows of the episode that goes on at the trajectory's end."""
+    ends = rows.terminated_TB[:, column].nonzero().flatten().tolist()
+    return int(rows.mask_TB[ends[-1] + 1 if ends else 0 :, column].sum())
+
+
+def test_it_learns_in_a_short_run() -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        returns = train(Settings(max_env_steps=60_000))
+    first, last = np.mean(returns[:100]), np.mean(returns[-100:])
+    assert first < 60
+    assert last > 2 * first
+
+
+def test_the_death_of_an_actor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = gym.envs.registration.EnvSpec(
+        "Failing-v0", entry_point="impala_async.envs.probes:Failing", disable_env_checker=True
+    )
+    monkeypatch.setitem(gym.registry, "Failing-v0", spec)
+    with pytest.raises(RuntimeError, match="fails as it was told to"):
+        train(Settings(env_id="Failing-v0"))
+
+
+def test_its_settings_are_those_of_the_cartpole_config() -> None:
+    config, settings = load_config(ROOT / "configs/cartpole.toml"), Settings()
+    ours = (settings.env_id, settings.num_actors, settings.num_envs, settings.rows)
+    assert ours == (
+        config.env.id, config.train.num_actors, config.actor.num_envs, config.trajectory.rows
+    )  # fmt: skip
+    assert settings.messages_per_batch * settings.num_envs == config.learner.batch_columns
+    for name in ("gamma", "lr", "entropy_cost", "value_cost", "grad_clip", "reward_scale"):
+        assert getattr(settings, name) == getattr(config.algorithm, name), name
+    assert settings.lr_env_steps == config.algorithm.schedule_env_steps
+    assert config.algorithm.lr_end == 0
+    assert settings.goal_return == config.stop.mean_return
+    assert settings.max_env_steps == config.stop.env_steps
+
+
+def test_it_stays_one_short_file_without_the_package() -> None:
+    text = (ROOT / "examples/minimal_impala.py").read_text()
+    assert len(text.splitlines()) < 300
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)]
+    froms = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imports for alias in node.names}
+    names |= {str(node.module) for node in froms}
+    libraries = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+    assert libraries == {"torch", "numpy", "gymnasium"}

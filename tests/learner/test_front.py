@@ -1,0 +1,303 @@
+"""Credit from end to end, sessions that end, and the sockets themselves."""
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from impala_async.errors import ConfigError
+from impala_async.learner.front import Events, Front
+from impala_async.metrics.report import merge
+from impala_async.weights import Lineage
+from impala_async.wire.codec import decode_settings
+from impala_async.wire.messages import BYE_REASONS, ByeOk, Heartbeat, pack
+from impala_async.wire.sockets import Dealer, new_context
+from tests.learner.world import (
+    RUN_ID,
+    Actor,
+    Harbour,
+    config_of,
+    planes_of,
+    same,
+    small_schema,
+    until,
+)
+
+Make = Callable[..., Harbour]
+
+
+async def send_while_granted(actor: Actor) -> int:
+    """Everything that may go, without waiting for more credit; how many messages."""
+    num_sent = 0
+    while actor.granted > actor.seq:
+        await actor.send()
+        num_sent += 1
+    return num_sent
+
+
+async def is_idle(harbour: Harbour) -> None:
+    """Until everybody knows of every column that could be granted."""
+
+    def all_told() -> bool:
+        for actor in harbour.actors:
+            actor.listen()
+        peers = {peer.session: peer for peer in harbour.front.table}
+        return all(actor.granted == peers[actor.session].granted for actor in harbour.actors)
+
+    await until(all_told, "all grants heard")
+
+
+async def test_what_is_granted_fits_into_what_is_free(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=3)
+    actors = [await harbour.join(columns) for columns in (1, 2, 3, 1)]
+    sent = 0
+    while True:
+        await is_idle(harbour)
+        assert harbour.count("credit/granted_columns") <= harbour.count("credit/free_columns")
+        assert harbour.count("credit/free_columns") == 3 * 4 - sent
+        num_before = sent
+        for actor in actors:
+            sent += actor.columns * await send_while_granted(actor)
+        if sent == num_before:
+            break
+    # Nothing more fits: what is left is narrower than whoever has waited longest.
+    assert sum(actor.rejects != [] for actor in actors) == 0
+    assert harbour.count("trajectories/in_slots") == sent >= 10
+    assert len(harbour.full) == sent // 4
+
+
+async def test_no_more_than_one_batch_ahead(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=3)
+    for _ in range(6):
+        await harbour.join()
+    await is_idle(harbour)
+    assert harbour.count("credit/free_columns") == 12
+    assert harbour.count("credit/granted_columns") == 4
+
+
+async def test_credit_comes_back_with_a_released_slot(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=2)
+    actor = await harbour.join(4)
+    await actor.send()
+    await actor.send()
+    await is_idle(harbour)
+    assert harbour.count("credit/free_columns") == 0
+    assert actor.granted == actor.seq == 2
+    harbour.train()
+    await actor.credit()
+    await actor.send()
+    assert harbour.count("trajectories/trained") == 4
+
+
+async def test_slots_go_round_and_hold_what_was_sent_last(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=2)
+    actor = await harbour.join(4)
+    for batch in range(1, 8):
+        sent = await actor.send()
+        assert harbour.slots[harbour.full[0]].batch == batch
+        taken = harbour.train()
+        assert all(same(taken, i, sent.columns, i) for i in range(4))
+    assert harbour.count("trajectories/trained") == 28
+
+
+async def test_columns_are_dealt_in_turn_to_more_actors_than_there_are(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=2, learner={"batch_columns": 2})
+    actors = [await harbour.join() for _ in range(5)]
+    for _ in range(50):
+        await is_idle(harbour)
+        for actor in actors:
+            await send_while_granted(actor)
+        while harbour.full:
+            harbour.train()
+    per_actor = [actor.seq for actor in actors]
+    assert sum(per_actor) >= 90
+    assert max(per_actor) - min(per_actor) <= 2
+
+
+async def test_a_wide_actor_gets_its_turn_among_narrow_ones(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=2)
+    actors = [await harbour.join(columns) for columns in (2, 2, 4)]
+    for _ in range(20):
+        await is_idle(harbour)
+        for actor in actors:
+            await send_while_granted(actor)
+        while harbour.full:
+            harbour.train()
+    assert all(actor.seq >= 5 for actor in actors)
+
+
+async def test_credit_of_a_lost_actor_goes_to_the_others(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=1, learner={"heartbeat_s": 0.02})
+    lost = await harbour.join(4)
+    await lost.credit()
+    other = await harbour.join(4)
+    assert other.granted == 0
+    lost.data.close()
+    lost.weights.close()
+
+    def has_credit() -> bool:
+        harbour.front.reap()
+        other.listen()
+        return other.granted > 0
+
+    # One that speaks is never reaped; one whose connection is closed is, before its lease ends.
+    await other.beat(Heartbeat(other.session, {}))
+    await until(has_credit, "the credit of the lost one")
+    assert harbour.count("sessions/expired") == 1
+    assert harbour.count("num_actors") == 1
+
+
+async def test_a_silent_actor_that_is_there_is_reminded_of_its_credit(make_harbour: Make) -> None:
+    harbour = make_harbour(learner={"heartbeat_s": 0.001})
+    actor = await harbour.join()
+    await actor.credit()
+    actor.grants.clear()
+
+    def is_reminded() -> bool:
+        harbour.front.reap()
+        actor.listen()
+        return bool(actor.grants)
+
+    await until(is_reminded)
+    assert harbour.count("num_actors") == 1
+
+
+async def test_before_the_slots_are_there_nothing_is_granted(make_harbour: Make) -> None:
+    harbour = make_harbour(is_open=False, num_slots=2)
+    actor = harbour.actor(2)
+    await actor.join()
+    assert harbour.schemas == [harbour.schema]
+    await actor.beat(Heartbeat(actor.session, {}))
+    await actor.hear(lambda: len(actor.grants) == 2)
+    assert actor.granted == 0
+    harbour.publish(0)
+    harbour.open()
+    await actor.send()
+    assert harbour.count("trajectories/admitted") == 2
+
+
+async def test_everybody_is_told_goodbye(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    polite, rude = await harbour.join(), await harbour.join()
+    harbour.front.close_admission()
+    await harbour.front.say_bye("finished", timeout_s=0.0)
+    await rude.hear(lambda: bool(rude.byes))
+    await polite.hear(lambda: bool(polite.byes))
+    assert [bye.reason for bye in polite.byes] == [BYE_REASONS.index("finished")]
+    await polite.say(ByeOk(polite.session))
+    await until(lambda: len(harbour.front.table) == 1, "the answer")
+    assert harbour.count("sessions/closed") == 1
+
+
+async def test_goodbye_waits_only_until_all_have_answered(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    actor = await harbour.join()
+    await actor.say(ByeOk(actor.session))
+    await harbour.front.say_bye("restarting", timeout_s=1e6)
+    assert len(harbour.front.table) == 0
+
+
+async def test_a_new_hello_of_the_same_actor_replaces_its_session(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=1)
+    actor = await harbour.join(2)
+    await actor.send()
+    former = actor.session
+    await actor.join()
+    assert actor.session != former
+    assert harbour.count("num_actors") == 1
+    # The seqs go on, and what is sent again is known.
+    actor.seq = 0
+    await actor.send(planes_of(harbour.schema, 2), is_waiting=False)
+    await actor.hear(lambda: actor.settled == 1)
+    await actor.send()
+    assert harbour.count("rejected/duplicate") == 2
+    assert harbour.count("trajectories/admitted") == 4
+
+
+async def test_answers_follow_an_actor_to_its_new_connection(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    actor = await harbour.join()
+    context = new_context()
+    again = Dealer(context, harbour.front.data_url)
+    try:
+        former, actor.data = actor.data, again
+        former.close()
+        await actor.send()
+        assert actor.settled == 1
+    finally:
+        actor.data.close()
+        context.term()
+
+
+async def test_over_ipc_too(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    actor = harbour.actor()
+    await actor.hello()
+    welcome = actor.welcome
+    assert welcome is not None
+    assert Path(welcome.nonce_path).read_bytes() == welcome.nonce
+    local = Actor(
+        f"ipc://{welcome.ipc_data}", f"ipc://{welcome.ipc_weights}", harbour.schema, columns=4
+    )
+    harbour.actors.append(local)
+    await local.join()
+    await local.send()
+    assert len(harbour.full) == 1
+
+
+async def test_urls_can_be_dialled_and_settings_be_read(make_harbour: Make) -> None:
+    harbour = make_harbour(actor={"num_envs": 3})
+    for url in (harbour.front.data_url, harbour.front.weights_url):
+        assert re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d*", url)
+    actor = harbour.actor()
+    await actor.hello()
+    settings = decode_settings(actor.settings)
+    assert settings["trajectory"] == {"rows": harbour.schema.rows}
+    assert settings["actor"]["num_envs"] == 3  # type: ignore[index]
+    assert actor.welcome is not None
+    assert actor.welcome.weights_port == int(harbour.front.weights_url.rpartition(":")[2])
+
+
+async def test_every_number_it_reports_is_declared(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    merge(harbour.front.report())
+
+
+@pytest.mark.parametrize("key", ["data", "weights"])
+async def test_a_taken_port_is_named_and_nothing_stays_bound(key: str) -> None:
+    schema = small_schema()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"bind\.{key}: .*another learner"):
+            new_front(schema, bind={key: url})
+
+
+async def test_settings_that_are_too_long_for_a_welcome_are_a_config_error() -> None:
+    schema = small_schema()
+    with pytest.raises(ConfigError, match=r"env\.kwargs"):
+        new_front(schema, env={"kwargs": {"text": "x" * 70_000}})
+
+
+def new_front(schema, **sections) -> Front:  # type: ignore[no-untyped-def]
+    return Front(
+        config_of(schema, **sections),
+        run_id=RUN_ID,
+        lineage=Lineage(0).resumed(1, 0),
+        schema=schema,
+        events=Events(print, print),
+    )
+
+
+async def test_a_message_larger_than_any_batch_ends_only_its_own_connection(
+    make_harbour: Make,
+) -> None:
+    harbour = make_harbour(small_schema(num_obs=2))
+    good, greedy = await harbour.join(), harbour.actor()
+    await greedy.say(pack(greedy.header()), bytes(1 << 20), b"")
+    await good.send()
+    await good.send()
+    assert harbour.count("trajectories/admitted") == 2

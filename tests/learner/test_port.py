@@ -1,0 +1,240 @@
+"""A port over a real router: bursts, edges that sends eat, and bad input at the header."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import msgpack
+import pytest
+
+from impala_async.errors import ProtocolError
+from impala_async.learner.port import BAD_REASONS, BURST, Port, WireCounters
+from impala_async.metrics.report import merge
+from impala_async.wire.messages import (
+    MAX_HEADER_BYTES,
+    MAX_INLINE_BYTES,
+    REJECT_CODES,
+    ByeOk,
+    Data,
+    Get,
+    Heartbeat,
+    Message,
+    NotModified,
+    Reject,
+    Spec,
+    pack,
+    unpack,
+)
+from impala_async.wire.sockets import Dealer, Router, new_context
+from tests.learner.world import until
+
+ID = b"i" * 16
+DATA = Data(ID, 1, 1, 1, 3, 1, 0, 0, None)
+
+
+class Quay:
+    """A port whose messages a test takes, and a dealer at its other end."""
+
+    def __init__(self) -> None:
+        self.context = new_context()
+        self.counters = WireCounters()
+        self.router = Router(self.context, "tcp://127.0.0.1:*", None, 1 << 20)
+        self.heard: list[tuple[bytes, Message]] = []
+        self.bursts: list[int] = []
+        self.is_open = True
+        self.on_message: Callable[[bytes, Message], None] = lambda route, message: None
+        self.port = Port(
+            asyncio.get_running_loop(), self.router, self.counters, self._handle, self._after
+        )
+        self.dealer = Dealer(self.context, self.router.connectable_url())
+
+    def _handle(self, route: bytes, message: Message) -> None:
+        self.heard.append((route, message))
+        self.on_message(route, message)
+
+    def _after(self) -> None:
+        self.bursts.append(len(self.heard))
+
+    async def say(self, *frames: bytes) -> None:
+        await until(lambda: self.dealer.send(frames), "a connection")
+
+    async def answer(self) -> Message:
+        answers: list[list[bytes]] = []
+
+        def has_come() -> bool:
+            frames = self.dealer.receive(0)
+            answers.extend([frames] if frames else [])
+            return bool(answers)
+
+        await until(has_come, "an answer")
+        return unpack(answers[0][0])
+
+
+@pytest.fixture
+async def quay() -> AsyncIterator[Quay]:
+    made = Quay()
+    yield made
+    made.dealer.close()
+    if made.is_open:
+        made.port.close()
+    made.context.term()
+
+
+async def test_messages_arrive_in_order_and_in_bursts(quay: Quay) -> None:
+    for number in range(200):
+        await quay.say(pack(Get(ID, 1, number)))
+    await until(lambda: len(quay.heard) == 200)
+    assert [message.update for _, message in quay.heard] == list(range(200))  # type: ignore[union-attr]
+    assert quay.counters.messages == 200
+    assert max(b - a for a, b in zip([0, *quay.bursts], quay.bursts, strict=False)) <= BURST
+
+
+async def test_a_flood_does_not_keep_the_loop_from_others(quay: Quay) -> None:
+    loop = asyncio.get_running_loop()
+    others: list[int] = []
+    for number in range(10 * BURST):
+        await quay.say(pack(Get(ID, 1, number)))
+
+    def tick() -> None:
+        others.append(len(quay.heard))
+        if len(quay.heard) < 10 * BURST:
+            loop.call_soon(tick)
+
+    tick()
+    await until(lambda: len(quay.heard) == 10 * BURST)
+    assert max(b - a for a, b in zip(others, others[1:], strict=False)) <= 2 * BURST
+
+
+async def test_sends_while_messages_wait_lose_none_of_them(quay: Quay) -> None:
+    """A send consumes the edge of the descriptor; the port must look again."""
+
+    def send_back(route: bytes, message: Message) -> None:
+        for _ in range(3):
+            quay.port.send(route, [pack(NotModified(1, 1))])
+
+    quay.on_message = send_back
+    for number in range(500):
+        await quay.say(pack(Get(ID, 1, number)))
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: len(quay.heard) == 500, "all messages")
+
+
+async def test_a_send_from_outside_a_burst_loses_nothing_either(quay: Quay) -> None:
+    await quay.say(pack(ByeOk(ID)))
+    await until(lambda: len(quay.heard) == 1)
+    route = quay.heard[0][0]
+    for number in range(300):
+        await quay.say(pack(Get(ID, 1, number)))
+        quay.port.send(route, [pack(NotModified(1, 1))])
+        await asyncio.sleep(0)
+    await until(lambda: len(quay.heard) == 301, "all messages")
+
+
+BIG = msgpack.packb([9, ID, {"x" * 32: 1.0}]) + b"\0" * MAX_HEADER_BYTES
+BAD_HEADERS: dict[str, list[tuple[bytes, ...]]] = {
+    "malformed_header": [
+        (b"",),
+        (b"\xff\xff\xff",),
+        (b"{}",),
+        (msgpack.packb({"a": 1}),),
+        (msgpack.packb([]),),
+        (msgpack.packb([6, ID]),),
+        (msgpack.packb([6, ID, 1, -1]),),
+        (msgpack.packb([9, ID, {"a": float("nan")}]),),
+        (b"\x91" * 4000,),
+    ],
+    "unknown_type": [(msgpack.packb([99]),), (msgpack.packb(["Get", ID, 1, 1]),)],
+    "oversized_header": [
+        (BIG,),
+        (b"\0" * (MAX_HEADER_BYTES + MAX_INLINE_BYTES + 1),),
+        (b"\0" * 500_000,),
+    ],
+    "wrong_frame_count": [
+        (pack(Get(ID, 1, 1)), b""),
+        (pack(Heartbeat(ID, {})), b"", b""),
+        (pack(DATA._replace(body=b"x")), b""),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "frames"), [(reason, frames) for reason in BAD_HEADERS for frames in BAD_HEADERS[reason]]
+)  # fmt: skip
+async def test_a_bad_header_is_counted_and_answered(
+    quay: Quay, reason: str, frames: tuple[bytes, ...]
+) -> None:
+    await quay.say(*frames)
+    await quay.say(pack(Get(ID, 1, 7)))
+    answer = await quay.answer()
+    assert isinstance(answer, Reject)
+    assert answer.code == REJECT_CODES.index("bad_message")
+    assert answer.text.startswith(f"{reason}: ")
+    await until(lambda: bool(quay.heard))
+    assert [message for _, message in quay.heard] == [Get(ID, 1, 7)]
+    assert quay.counters.bad[reason] == 1 == quay.counters.bad.total
+    assert quay.counters.messages == 2
+
+
+async def test_an_inline_body_may_be_longer_than_a_header(quay: Quay) -> None:
+    data = DATA._replace(body=b"x" * MAX_INLINE_BYTES)
+    await quay.say(pack(data))
+    await until(lambda: bool(quay.heard))
+    assert quay.heard[0][1] == data
+
+
+@pytest.mark.parametrize("header", [DATA, Spec(ID, ID, ID, 1, 1)])
+async def test_frames_nobody_took_are_gone_before_the_next_message(
+    quay: Quay, header: Message
+) -> None:
+    await quay.say(pack(header), b"one", b"two", b"three" * 1000)
+    await quay.say(pack(Get(ID, 1, 7)))
+    await until(lambda: len(quay.heard) == 2)
+    assert [message for _, message in quay.heard] == [header, Get(ID, 1, 7)]
+    assert quay.counters.messages == 2
+
+
+@pytest.mark.parametrize("reason", BAD_REASONS)
+async def test_what_the_handler_refuses_is_counted_under_its_reason(
+    quay: Quay, reason: str
+) -> None:
+    def refuse(route: bytes, message: Message) -> None:
+        raise ProtocolError(reason, "because")
+
+    quay.on_message = refuse
+    await quay.say(pack(DATA), b"left", b"over")
+    answer = await quay.answer()
+    assert isinstance(answer, Reject)
+    code = "hello_again" if reason == "unknown_session" else "bad_message"
+    assert answer.code == REJECT_CODES.index(code)
+    assert quay.counters.bad.snapshot()[f"bad/{reason}"] == 1
+
+
+async def test_a_peer_that_is_gone_costs_a_counter(quay: Quay) -> None:
+    assert not quay.port.send(b"nobody", [pack(ByeOk(ID))])
+    assert quay.counters.unroutable == 1
+    await quay.say(pack(Get(ID, 1, 7)))
+    await until(lambda: len(quay.heard) == 1)
+    assert quay.port.send(quay.heard[0][0], [pack(ByeOk(ID))])
+    assert quay.counters.unroutable == 1
+
+
+async def test_after_the_close_nothing_is_read(quay: Quay) -> None:
+    for _ in range(BURST + 1):
+        await quay.say(pack(Get(ID, 1, 7)))
+    await until(lambda: len(quay.heard) >= 1)
+    # The rest of the burst is scheduled already.
+    quay.port.close()
+    quay.is_open = False
+    num_heard = len(quay.heard)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(quay.heard) == num_heard
+
+
+def test_the_counters_are_declared() -> None:
+    counters = WireCounters()
+    counters.bad.add("wrong_size", 2)
+    counters.bad.add("unknown_type")
+    report = merge(counters.report())
+    assert report["wire/bad"] == 3
+    assert report["bad/wrong_size"] == 2

@@ -1,0 +1,264 @@
+"""The documentation says what the code says: tables, keys, names, messages, links.
+
+`python tests/test_docs.py` writes the generated tables anew.
+"""
+
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any
+
+import annotated_types
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from impala_async import errors
+from impala_async.config import RunConfig
+from impala_async.metrics.names import REGISTRY, markdown_table
+from impala_async.wire import messages
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*.md")],
+)
+BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
+REWRITE = "run `python tests/test_docs.py`"
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+# -------------------- the tables that are generated
+
+
+def configuration_tables() -> str:
+    """A table per section of the config, the keys outside sections first."""
+    fields = RunConfig.model_fields
+    loose = {key: field for key, field in fields.items() if not _is_section(field)}
+    parts = [_table("Outside of the sections", "", loose, prefix="")]
+    for key, field in fields.items():
+        if _is_section(field):
+            section: type[BaseModel] = field.annotation  # type: ignore[assignment]
+            text = (section.__doc__ or "").strip()
+            parts.append(_table(f"`[{key}]`", text, section.model_fields, prefix=f"{key}."))
+    return "\n".join(parts)
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def _table(title: str, text: str, fields: dict[str, FieldInfo], prefix: str) -> str:
+    rows = [
+        f"| `{prefix}{field.alias or key}` | {_type(field.annotation)} | {_default(field)} "
+        f"| {_range(field)} | {field.description} |"
+        for key, field in fields.items()
+    ]
+    head = ["| key | type | default | range | what it is |", "|---|---|---|---|---|"]
+    return "\n".join([f"### {title}", "", *([text, ""] if text else []), *head, *rows, ""])
+
+
+def _type(annotation: Any) -> str:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (UnionType, typing.Union):
+        return " or ".join("none" if arg is NoneType else _type(arg) for arg in args)
+    if origin is typing.Literal:
+        return "text"
+    if origin is tuple:
+        return f"list of {_type(args[0])}s"
+    if origin is dict:
+        return "table"
+    return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _range(field: FieldInfo) -> str:
+    if typing.get_origin(field.annotation) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(field.annotation))
+    found = []
+    for bound in field.metadata:
+        match bound:
+            case annotated_types.Ge(ge):
+                found.append(f">= {ge}")
+            case annotated_types.Gt(gt):
+                found.append(f"> {gt}")
+            case annotated_types.Le(le):
+                found.append(f"<= {le}")
+            case annotated_types.Lt(lt):
+                found.append(f"< {lt}")
+            case annotated_types.MinLen(_):
+                found.append("not empty")
+            case _:
+                raise AssertionError(f"nobody knows how to write {bound!r}")
+    return ", ".join(found)
+
+
+GENERATED = {
+    "docs/configuration.md": configuration_tables,
+    "docs/metrics.md": markdown_table,
+}
+
+
+def _with_generated(text: str, table: str) -> str:
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"no line {BEGIN!r}"
+    assert end, f"no line {END!r}"
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_tables_are_up_to_date(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert text == _with_generated(text, GENERATED[name]()), REWRITE
+
+
+def test_a_table_that_is_out_of_date_is_seen() -> None:
+    text = f"# A page\n{BEGIN}old\n{END}more\n"
+    assert _with_generated(text, "new") == f"# A page\n{BEGIN}\nnew\n{END}more\n"
+
+
+# -------------------- what the pages name exists
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    lost = []
+    for target in _links(page):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if not file.exists() or (anchor and anchor not in _anchors(file)):
+            lost.append(target)
+    assert not lost
+
+
+def _prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
+
+
+def _links(page: Path) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = re.findall(r"(?m)^#+ (.*)$", _prose(page))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def _config_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        key = prefix + (field.alias or name)
+        yield key
+        if _is_section(field):
+            yield from _config_keys(field.annotation, f"{key}.")  # type: ignore[arg-type]
+
+
+@each_page
+def test_config_keys_exist(page: Path) -> None:
+    keys = set(_config_keys())
+    sections = "|".join(key for key in RunConfig.model_fields if key != "seed")
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", text))
+    named |= set(re.findall(rf"--set ((?:{sections})\.[a-z_]+)", text))
+    # `train.py` is a file, and `env.step` is what an environment does.
+    named = {name for name in named if not name.endswith(".py")}
+    assert named - keys - {"env.step", "env.reset"} == set()
+
+
+@each_page
+def test_metrics_exist(page: Path) -> None:
+    groups = "|".join({name.partition("/")[0] for name in REGISTRY if "/" in name} - {"actor"})
+    named = set(re.findall(rf"`((?:{groups})/[a-z_]+)`", page.read_text(encoding="utf-8")))
+    files = {name for name in named if (ROOT / "impala_async" / name).exists()}
+    assert named - REGISTRY.keys() - files == set()
+
+
+@each_page
+def test_files_and_doors_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    rooms = "|".join(path.name for path in (ROOT / "impala_async").iterdir() if path.is_dir())
+    named = re.findall(rf"`((?:impala_async|{rooms}|tests|configs|examples|docs)/[\w/.-]+)`", text)
+    lost = [
+        name
+        for name in named
+        if "." in name and not any((base / name).exists() for base in (ROOT, ROOT / "impala_async"))
+    ]
+    assert not lost
+    for door in re.findall(r"python -m impala_async\.([\w.]+)", text):
+        base = ROOT / "impala_async" / door.replace(".", "/")
+        assert base.with_suffix(".py").exists() or (base / "__main__.py").exists(), door
+
+
+@pytest.mark.parametrize("config", sorted(ROOT.glob("configs/*.toml")), ids=lambda path: path.name)
+def test_every_config_is_described(config: Path) -> None:
+    assert f"`{config.name}`" in (ROOT / "configs/README.md").read_text(encoding="utf-8")
+
+
+# -------------------- the protocol page
+
+
+MESSAGES: tuple[type[Any], ...] = typing.get_args(messages.Message)
+
+
+@pytest.mark.parametrize("form", MESSAGES, ids=lambda form: form.__name__)
+def test_the_protocol_page_has_every_field(form: type[Any]) -> None:
+    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+    kind = MESSAGES.index(form)
+    assert messages._KINDS[form] == kind
+    _, found, part = text.partition(f"\n### {kind} {form.__name__}\n")
+    assert found, f"no heading '### {kind} {form.__name__}'"
+    rows = re.findall(r"(?m)^\| `(\w+)` \|", part.partition("\n##")[0])
+    assert tuple(rows) == form._fields
+
+
+@pytest.mark.parametrize("words", [messages.VERDICTS, messages.REJECT_CODES, messages.BYE_REASONS])
+def test_the_protocol_page_has_every_code(words: tuple[str, ...]) -> None:
+    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+    for number, word in enumerate(words):
+        assert f"| {number} | `{word}` |" in text
+
+
+# -------------------- the first page, and decisions
+
+
+def test_exit_codes_are_those_of_the_code() -> None:
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(map(int, re.findall(r"(?m)^\| (\d+) \|", text))) == codes
+
+
+def test_the_first_command_comes_early() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith("make ") for line in lines[:30])
+    assert len(lines) <= 220
+
+
+def test_decisions_are_numbered_and_whole() -> None:
+    decisions = sorted(ROOT.glob("docs/adr/[0-9]*.md"))
+    assert [int(path.name[:4]) for path in decisions] == list(range(1, len(decisions) + 1))
+    for path in decisions:
+        titles = re.findall(r"(?m)^#+ (.*)$", path.read_text(encoding="utf-8"))
+        assert titles[0].startswith(f"{int(path.name[:4])}. "), path
+        assert titles[1:] == ["Context", "Decision", "Consequences"], path
+        assert path.name in (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), path
+
+
+if __name__ == "__main__":
+    for name, make in GENERATED.items():
+        page = ROOT / name
+        page.write_text(_with_generated(page.read_text(encoding="utf-8"), make()), encoding="utf-8")

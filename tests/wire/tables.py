@@ -1,0 +1,62 @@
+"""Session tables and peers for the tests of the protocol, with as few words as possible."""
+
+import itertools
+from typing import Any
+
+from impala_async.weights import Lineage, Version
+from impala_async.wire.messages import PROTOCOL, Data, Hello
+from impala_async.wire.session import Peer, SessionTable
+
+RUN = b"R" * 16
+NOW = Version(3, 1000)
+LEASE_S = 10.0
+MAX_LAG = 20
+
+
+def actor_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def new_table(lineage: Lineage | None = None, run_id: bytes = RUN) -> SessionTable:
+    sessions = itertools.count(1)
+    return SessionTable(
+        run_id=run_id,
+        lineage=lineage or Lineage(1).resumed(3, 900),
+        lease_s=LEASE_S,
+        max_lag=MAX_LAG,
+        new_id=lambda: b"session" + next(sessions).to_bytes(9, "big"),
+    )
+
+
+def hello_of(actor: int, **changes: Any) -> Hello:
+    hello = Hello(PROTOCOL, actor_id(actor), "0.1.0", RUN, 0, 0)
+    return hello._replace(**changes)
+
+
+def greet(table: SessionTable, actor: int, now: float = 0.0, **changes: Any) -> Peer:
+    """A session without a schema yet."""
+    peer = table.hello(hello_of(actor, **changes), b"route-%d" % actor, now)
+    assert isinstance(peer, Peer)
+    return peer
+
+
+def join(
+    table: SessionTable, actor: int, columns: int = 1, streams: int = 1, now: float = 0.0
+) -> Peer:
+    """A session that may have credit."""
+    peer = greet(table, actor, now)
+    peer.columns, peer.streams = columns, streams
+    return peer
+
+
+def data_of(peer: Peer, seq: int, version: Version = NOW, columns: int | None = None) -> Data:
+    columns = peer.columns if columns is None else columns
+    return Data(peer.session, seq, *version, 50, columns, 0, 0, None)
+
+
+def send(table: SessionTable, peer: Peer, seq: int, version: Version = NOW) -> str | None:
+    """A trajectory arrives whole; its verdict."""
+    verdict = table.reserve(peer, data_of(peer, seq, version), NOW)
+    if verdict != "duplicate":
+        table.settle(peer, seq, verdict)
+    return verdict

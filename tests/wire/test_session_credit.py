@@ -1,0 +1,186 @@
+"""Credit: counts that never exceed what is free, dealt so that everybody gets a turn."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from impala_async.weights import Version
+from impala_async.wire.session import WINDOW, Peer, SessionTable
+from tests.wire.tables import NOW, greet, join, new_table, send
+
+PLENTY = 1000
+
+
+@pytest.fixture
+def table() -> SessionTable:
+    return new_table()
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_with_plenty_everybody_gets_a_window(table: SessionTable, streams: int) -> None:
+    peers = [join(table, actor, columns=8, streams=streams) for actor in range(3)]
+    assert table.deal(PLENTY) == peers
+    assert [peer.granted for peer in peers] == [WINDOW * streams] * 3
+    assert table.outstanding_columns == 3 * 8 * WINDOW * streams
+    assert table.deal(PLENTY) == []
+
+
+def test_nobody_gets_credit_before_its_schema_is_agreed(table: SessionTable) -> None:
+    peer = greet(table, 1)
+    assert table.deal(PLENTY) == []
+    assert peer.granted == 0
+    peer.columns = 2
+    assert table.deal(PLENTY) == [peer]
+
+
+@pytest.mark.parametrize("free", [0, 7, -5])
+def test_too_few_columns_for_anybody(table: SessionTable, free: int) -> None:
+    join(table, 1, columns=8)
+    assert table.deal(free) == []
+    assert table.outstanding_columns == 0
+
+
+def test_few_columns_reach_as_many_actors_as_they_can(table: SessionTable) -> None:
+    peers = [join(table, actor, columns=4) for actor in range(3)]
+    assert table.deal(8) == peers[:2]
+    # Nobody has a second one before everybody has a first.
+    assert table.deal(16) == [peers[2], peers[0]]
+    assert [peer.granted for peer in peers] == [2, 1, 1]
+
+
+def test_what_is_under_way_counts_against_what_is_free(table: SessionTable) -> None:
+    peer = join(table, 1, columns=4)
+    assert table.deal(4) == [peer]
+    assert table.deal(7) == []
+    assert table.deal(8) == [peer]
+    assert peer.granted == 2
+
+
+@pytest.mark.parametrize(
+    "version", [NOW, Version(3, 1), Version(9, 9)], ids=["admitted", "stale", "invalid"]
+)
+def test_every_verdict_gives_credit_back(table: SessionTable, version: Version) -> None:
+    peer = join(table, 1, columns=4)
+    table.deal(4)
+    send(table, peer, 0, version)
+    assert table.outstanding_columns == 0
+    assert table.deal(4) == [peer]
+    assert peer.granted == 2
+
+
+def test_a_duplicate_gives_no_credit(table: SessionTable) -> None:
+    peer = join(table, 1)
+    table.deal(2)
+    send(table, peer, 0)
+    assert send(table, peer, 0) == "duplicate"
+    assert table.outstanding_columns == 1
+
+
+def test_new_credit_is_for_seqs_that_are_still_to_come(table: SessionTable) -> None:
+    former = join(table, 1)
+    table.deal(PLENTY)
+    assert send(table, former, 1) is None
+    peer = join(table, 1)
+    assert table.deal(1) == [peer]
+    assert peer.granted == 1
+    # Seq 1 is settled already: the second credit is for seq 2.
+    table.deal(2)
+    assert (peer.granted, peer.outstanding_messages) == (3, 2)
+
+
+def test_a_seq_that_never_comes_does_not_let_memory_grow(table: SessionTable) -> None:
+    peer = join(table, 1, streams=2)
+    for _ in range(100):
+        table.deal(PLENTY)
+        for seq in range(1, peer.granted):
+            send(table, peer, seq)
+    assert len(peer.watermark.above) < 2 * peer.window
+    assert send(table, peer, 0) is None
+    assert peer.watermark.above == ()
+    assert table.deal(PLENTY) == [peer]
+
+
+# -------------------- turns
+
+
+def use_all(table: SessionTable, peers: list[Peer], turns: Counter[int]) -> None:
+    """Whoever has credit sends what it may."""
+    for number, peer in enumerate(peers):
+        for seq in range(peer.watermark.below, peer.granted):
+            if send(table, peer, seq) is None:
+                turns[number] += 1
+
+
+@pytest.mark.parametrize("num_actors", [2, 3, 4, 5])
+@pytest.mark.parametrize("num_deals", [1, 2, 3, 4, 5, 6])
+def test_turns_do_not_depend_on_how_often_credit_is_dealt(
+    table: SessionTable, num_actors: int, num_deals: int
+) -> None:
+    peers = [join(table, actor) for actor in range(num_actors)]
+    turns: Counter[int] = Counter()
+    for _ in range(20 * num_actors):
+        for _ in range(num_deals):
+            table.deal(1)
+        use_all(table, peers, turns)
+    assert [turns[number] for number in range(num_actors)] == [20] * num_actors
+
+
+def test_a_wide_actor_has_its_turn_among_narrow_ones(table: SessionTable) -> None:
+    wide = join(table, 0, columns=16)
+    narrow = [join(table, actor, columns=1) for actor in range(1, 4)]
+    turns: Counter[int] = Counter()
+    for i in range(400):
+        table.deal(16)
+        # The narrow ones never send all at once, so there is always something under way.
+        for number, peer in ((0, wide), (1 + i % 3, narrow[i % 3])):
+            if peer.outstanding_messages:
+                assert send(table, peer, peer.watermark.below) is None
+                turns[number] += 1
+    assert min(turns[number] for number in range(4)) >= 20
+
+
+def test_one_that_came_late_is_not_last_for_ever(table: SessionTable) -> None:
+    peers = [join(table, actor) for actor in range(3)]
+    turns: Counter[int] = Counter()
+    for _ in range(30):
+        table.deal(1)
+        use_all(table, peers, turns)
+    peers.append(join(table, 9))
+    for _ in range(8):
+        table.deal(1)
+        use_all(table, peers, turns)
+    assert turns[3] >= 2
+
+
+widths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 3)), min_size=1, max_size=5)
+
+
+@settings(deadline=None)
+@given(widths, st.lists(st.integers(0, 60), max_size=60), st.randoms(use_true_random=False))
+def test_no_mix_of_widths_gets_more_than_is_free(
+    shapes: list[tuple[int, int]], frees: list[int], rng: random.Random
+) -> None:
+    table = new_table()
+    peers = [join(table, i, columns, streams) for i, (columns, streams) in enumerate(shapes)]
+    for free in frees:
+        before = [peer.granted for peer in peers]
+        under_way = table.outstanding_columns
+        dealt = table.deal(free)
+        assert table.outstanding_columns <= max(free, under_way)
+        assert all(peer.outstanding_messages <= peer.window for peer in peers)
+        grew = [peer for peer, was in zip(peers, before, strict=True) if peer.granted > was]
+        assert sorted(map(id, dealt)) == sorted(map(id, grew))
+        for peer in rng.sample(peers, rng.randint(0, len(peers))):
+            if peer.outstanding_messages:
+                send(table, peer, rng.randrange(peer.watermark.below, peer.granted))
+
+
+@given(widths)
+def test_once_everything_is_free_everybody_has_something(shapes: list[tuple[int, int]]) -> None:
+    table = new_table()
+    peers = [join(table, i, columns, streams) for i, (columns, streams) in enumerate(shapes)]
+    table.deal(sum(columns for columns, _ in shapes))
+    assert [peer.granted for peer in peers] == [1] * len(peers)
