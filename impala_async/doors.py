@@ -49,7 +49,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def names_an_env(args: argparse.Namespace) -> bool:
     """Whether the flags say what to run, by a file or by env.id."""
-    return args.config is not None or any(o.startswith("env.id=") for o in args.overrides)
+    env = merge_overrides({}, args.overrides)[0].get("env")
+    return args.config is not None or (isinstance(env, dict) and "id" in env)
 
 
 def default_config_path() -> Path:

@@ -18,6 +18,7 @@ from impala_async.learner.run_folder import RunFolder
 if TYPE_CHECKING:
     from impala_async.envs.vector import EnvBatch
     from impala_async.policy import Policy
+    from impala_async.training.checkpoint import Checkpoint
 
 NUM_ENVS = 8
 
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _evaluate(args: argparse.Namespace) -> int:
     if args.episodes < 1:
         raise ConfigError(f"--episodes: wants a whole number from 1 up, got {args.episodes}")
+    if args.seed < 0:
+        raise ConfigError(f"--seed: wants a whole number from 0 up, got {args.seed}")
     folder, checkpoints = _locate(args.path)
     config = folder.load_config()
     returns = _play(config, checkpoints, args.episodes, args.seed)
@@ -69,13 +72,25 @@ def _play(config: RunConfig, path: Path, num_episodes: int, seed: int) -> list[f
     envs = build_envs(config.actor.sampler, config.env, min(NUM_ENVS, num_episodes))
     schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows)
     policy = Policy(schema, config.model, seed=config.seed)
-    tensors, _ = checkpoint.load()
-    policy.model.load_state_dict(tensors["model"])
-    print(f"{config.env.id} with {checkpoint.path.name}")
     try:
+        _load(policy, checkpoint)
+        print(f"{config.env.id} with {checkpoint.path.name}")
         return _greedy_returns(policy, envs, num_episodes, seed)
     finally:
         envs.close()
+
+
+def _load(policy: "Policy", checkpoint: "Checkpoint") -> None:
+    from impala_async.envs.faults import one_line
+
+    tensors, _ = checkpoint.load()
+    try:
+        policy.model.load_state_dict(tensors["model"])
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit this model and environment; did the environment "
+            f"change since? {one_line(error)}"
+        ) from None
 
 
 def _greedy_returns(

@@ -38,20 +38,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     config, folder = check_run(args, default=default_config_path())
     start_logging()
-    bind = config.bind
-    if bind == BindSection():
-        bind = BindSection(data=free_url(), weights=free_url())
+    bind = _chosen(config.bind)
+    before = folder.read_json("summary.json")
     started = time.monotonic()
     run = LocalRun(_learner_flags(args, folder, bind), bind.data, folder.path / "actors")
     code = run.run(config.train.num_actors)
     summary = folder.read_json("summary.json")
-    if summary is not None:
+    if summary is not None and summary != before:
         _show(summary, folder, launched_s=time.monotonic() - started)
     return code
 
 
+def _chosen(bind: BindSection) -> BindSection:
+    """Ports that are free, unless the settings name some: the actors must know them as well."""
+    if bind == BindSection():
+        return BindSection(data=free_url(), weights=free_url())
+    return BindSection(data=_without_star(bind.data), weights=_without_star(bind.weights))
+
+
+def _without_star(url: str) -> str:
+    host, _, port = url.rpartition(":")
+    return f"{host}:{free_url().rpartition(':')[2]}" if port == "*" else url
+
+
 def _learner_flags(args: argparse.Namespace, folder: RunFolder, bind: BindSection) -> list[str]:
-    """The same flags for the learner, at ports that are free unless the settings name some."""
+    """The same flags for the learner, and the ports that were chosen."""
     flags = ["--run-dir", str(folder.path)]
     config = args.config if names_an_env(args) else default_config_path()
     if args.resume:

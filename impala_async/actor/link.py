@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 # Until the learner has published anything, ask again this often.
 FIRST_WEIGHTS_EVERY_S = 0.05
+CONNECT_POLL_S = 0.02
 
 
 class Link:
@@ -125,10 +126,14 @@ class Link:
             now = time.monotonic()
             # The first timers go at once: a short run wants to know its bottleneck too.
             if now >= next_beat or (self.timers and not were_timed):
-                were_timed = bool(self.timers)
-                if not socket.send([pack(Heartbeat(self._session, dict(self.timers)))]):
-                    self._asked_at = None  # the connection is gone, and the reply with it
-                next_beat = now + self._heartbeat_s
+                timers = dict(self.timers)
+                if socket.send([pack(Heartbeat(self._session, timers))]):
+                    were_timed = bool(timers)
+                    next_beat = now + self._heartbeat_s
+                else:
+                    # There is no connection, and a reply that was awaited is lost with it.
+                    self._asked_at = None
+                    next_beat = now + CONNECT_POLL_S
             wait_s = self._ask(socket, now)
             if socket.wait(min(wait_s, next_beat - now), self._wake_fd):
                 os.eventfd_read(self._wake_fd)
@@ -144,7 +149,7 @@ class Link:
         if self._asked_at is None and (is_first or self._wanted > self._have):
             was_sent = socket.send([pack(Get(self._session, *self._have))])
             self._asked_at = now if was_sent else None
-            return timeout_s if was_sent else FIRST_WEIGHTS_EVERY_S
+            return timeout_s if was_sent else CONNECT_POLL_S
         return timeout_s
 
     def _take(self, frames: list[bytes]) -> None:

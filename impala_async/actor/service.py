@@ -37,8 +37,9 @@ class ActorService:
     def __init__(self, url: str, *, num_envs: int | None, connect_s: float) -> None:
         self._num_envs = num_envs
         self._signal: int | None = None
+        self._context = new_context()
         self._client = Client(
-            new_context(),
+            self._context,
             url,
             should_stop=lambda: self._signal is not None,
             connect_s=connect_s,
@@ -60,6 +61,7 @@ class ActorService:
             pass
         finally:
             self._client.leave()
+            self._context.term()
         return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_DONE
 
     def _work(self, settings: ActorSettings) -> None:
@@ -67,11 +69,11 @@ class ActorService:
         torch.set_num_threads(settings.actor.threads)
         with ExitStack() as stack:
             envs = self._build_envs(settings)
-            stack.callback(envs.close)
+            stack.callback(_close, envs)
             sampler = self._join(settings, envs)
             # From here on they are the sampler's to close.
             stack.pop_all()
-            stack.callback(sampler.close)
+            stack.callback(_close, sampler)
             self._sample(sampler, settings.trajectory.rows)
 
     def _join(self, settings: ActorSettings, envs: EnvBatch) -> Sampler:
@@ -133,6 +135,14 @@ class ActorService:
         if self._signal is not None:
             raise KeyboardInterrupt
         self._signal = number
+
+
+def _close(owner: EnvBatch | Sampler) -> None:
+    """A fault in close must not hide why it is closed."""
+    try:
+        owner.close()
+    except EnvError as error:
+        logger.warning("%s", error)
 
 
 def seed_of(run_seed: int, rank: int) -> int:

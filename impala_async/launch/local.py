@@ -18,15 +18,14 @@ from typing import IO
 from impala_async.errors import (
     EXIT_CONFIG,
     EXIT_DONE,
-    EXIT_INTERRUPTED,
     EXIT_MISMATCH,
     EXIT_NOT_ALLOWED,
+    ConfigError,
 )
 from impala_async.lifeline import Lifeline
 
 logger = logging.getLogger(__name__)
 
-ORDERLY = (EXIT_DONE, EXIT_INTERRUPTED)
 HOPELESS = (EXIT_CONFIG, EXIT_NOT_ALLOWED, EXIT_MISMATCH)
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
@@ -68,23 +67,27 @@ class LocalRun:
     """Owns the processes of one run on this machine."""
 
     def __init__(self, learner_flags: Sequence[str], data_url: str, log_dir: Path) -> None:
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--run-dir: cannot write to {log_dir}: {error.strerror}") from None
         self._data_url = data_url
         self._lifeline = Lifeline()
         self._log_dir = log_dir
         self._actors: list[_Actor] = []
-        self._exit_code: int | None = None
+        self._verdict: int | None = None
+        self._is_told_to_end = False
         self._learner = self._spawn("learner", learner_flags, None)
 
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
-        self._log_dir.mkdir(parents=True, exist_ok=True)
         self._actors = [_Actor(n, self._log_dir / f"actor-{n}.log") for n in range(num_actors)]
         previous = {
             number: signal.signal(number, self._pass_on)
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
-            while self._learner.poll() is None:
+            while self._learner.poll() is None and self._verdict is None:
                 for actor in self._actors:
                     self._look_after(actor)
                 time.sleep(POLL_S)
@@ -92,19 +95,17 @@ class LocalRun:
             self._end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return self._learner.returncode if self._exit_code is None else self._exit_code
+        return _exit_code(self._learner.returncode) if self._verdict is None else self._verdict
 
     def _look_after(self, actor: _Actor) -> None:
         if actor.process is None:
-            if time.monotonic() >= actor.start_at and self._exit_code is None:
+            if time.monotonic() >= actor.start_at:
                 self._start(actor)
             return
         code = actor.process.poll()
         if code is None or code == EXIT_DONE:
             return
         actor.process = None
-        if self._exit_code is not None:
-            return
         is_quick = time.monotonic() - actor.started_at < QUICK_DEATH_S
         actor.num_quick_deaths = actor.num_quick_deaths + 1 if is_quick else 0
         if code in HOPELESS or actor.num_quick_deaths > MAX_QUICK_DEATHS:
@@ -120,11 +121,11 @@ class LocalRun:
 
     def _give_up(self, actor: _Actor, code: int) -> None:
         logger.error("actor %d cannot run: %s (%s)", actor.number, actor.last_error(), code)
-        self._exit_code = code if code > 0 else 128 - code
-        self._learner.terminate()
+        self._verdict = _exit_code(code)
 
     def _pass_on(self, number: int, frame: object) -> None:
         """Only the learner decides what a signal means; the actors end with it."""
+        self._is_told_to_end = True
         if self._learner.poll() is None:
             self._learner.send_signal(number)
 
@@ -143,13 +144,23 @@ class LocalRun:
         )
 
     def _end(self) -> None:
-        """The learner has ended, or this process is about to: nobody stays behind."""
+        """The learner has ended, or the run is given up: nobody stays behind."""
+        if self._learner.poll() is None:
+            self._is_told_to_end = True
+            self._learner.terminate()
         _end_in_time([self._learner], LEARNER_END_S)
         running = [actor.process for actor in self._actors if actor.process]
-        # A learner that ended in good order has said goodbye to them.
-        grace_s = ACTOR_END_S if self._learner.returncode in ORDERLY else 0.0
+        # A learner that reached its goal has told them so; one that was told to end may be started
+        # again, as far as they know, and they would look for it.
+        is_finished = self._learner.returncode == EXIT_DONE and not self._is_told_to_end
+        grace_s = ACTOR_END_S if is_finished else 0.0
         _end_in_time(running, grace_s)
         self._lifeline.close()
+
+
+def _exit_code(code: int) -> int:
+    """As a shell says it: a process that signal n ended has 128 + n."""
+    return code if code >= 0 else 128 - code
 
 
 def _end_in_time(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:

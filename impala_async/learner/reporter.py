@@ -98,8 +98,10 @@ class Reporter:
         env_steps: Callable[[], int],
         ask: Flag,
         earlier_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        now = time.monotonic()
+        now = clock()
+        self._clock = clock
         self._started_at = now - earlier_s
         self.last: dict[str, Value] = {}
         self._every_s = every_s
@@ -134,7 +136,7 @@ class Reporter:
 
     def report(self) -> dict[str, Value]:
         """Assemble one report now and write it everywhere."""
-        now, env_steps = time.monotonic(), self._env_steps()
+        now, env_steps = self._clock(), self._env_steps()
         since, steps_then = self._rate_from
         self._rate_from = (now, env_steps)
         own: dict[str, object] = {

@@ -49,7 +49,8 @@ def load_newest(folder: RunFolder) -> Restored | None:
     tensors, state = checkpoint.load()
     try:
         progress = Progress(*checkpoint.version, int(state["env_steps_trained"]))
-        state["ledger"], state["watermarks"], state["forks"], state["episodes"]
+        for key in ("ledger", "watermarks", "forks", "episodes", "run_s"):
+            state[key]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{checkpoint.path}: state.json lacks {error}") from None
     logger.info("resuming from %s", checkpoint.path.name)

@@ -33,8 +33,6 @@ from impala_async.weights import Version, Weights
 
 logger = logging.getLogger(__name__)
 
-TIMINGS = ("grad", "load", "load_wait", "dequeue")
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -61,17 +59,8 @@ class LearnerReport:
 
     @staticmethod
     def before_any(progress: Progress) -> "LearnerReport":
-        """What stands in for the first reading: every key of a report line, without a value."""
-        metrics: dict[str, object] = {
-            "learner/starved_total_s": 0.0,
-            "learner/skipped_updates": 0,
-            **dict.fromkeys(("learner_queue/capacity", "batch/valid_rows_mean")),
-            **dict.fromkeys(("lag/mean", "lag/max")),
-            "lag/quantiles": [],
-            **WindowStat("learner_queue/size").stats(),
-            **dict.fromkeys(f"timing_breakdown/learner_{name}_time_ms" for name in TIMINGS),
-        }
-        return LearnerReport(progress, None, None, metrics, [])
+        """What stands in for the first reading."""
+        return LearnerReport(progress, None, None, {}, [])
 
 
 @dataclass(frozen=True)
@@ -280,9 +269,13 @@ class LearnerThread:
         )
 
     def _timings(self) -> dict[str, object]:
-        loader = self._loader
-        timers = (self._grad.stat, loader.load_timer, loader.load_wait_timer, self._dequeue)
+        timers = {
+            "grad": self._grad.stat,
+            "load": self._loader.load_timer,
+            "load_wait": self._loader.load_wait_timer,
+            "dequeue": self._dequeue,
+        }
         return {
             f"timing_breakdown/learner_{name}_time_ms": timer.mean_ms
-            for name, timer in zip(TIMINGS, timers, strict=True)
+            for name, timer in timers.items()
         }

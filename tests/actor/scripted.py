@@ -111,7 +111,7 @@ class ScriptedLearner:
     """Both ports, a nonce, and the words that a learner has."""
 
     def __init__(self, context: Context, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.nonce = b"n" * 16
         (folder / "nonce").write_bytes(self.nonce)
         self.data = Ear(context, str(folder / "d"))
@@ -132,9 +132,9 @@ class ScriptedLearner:
             session=self._num_sessions.to_bytes(16, "big"),
             rank=3,
             weights_port=self.weights.router.port,
-            ipc_data=str(self._folder / "d"),
-            ipc_weights=str(self._folder / "w"),
-            nonce_path=str(self._folder / "no-nonce"),
+            ipc_data=str(self.folder / "d"),
+            ipc_weights=str(self.folder / "w"),
+            nonce_path=str(self.folder / "no-nonce"),
             nonce=self.nonce,
             lease_s=10.0,
             heartbeat_s=5.0,
@@ -142,6 +142,9 @@ class ScriptedLearner:
         )._replace(**changes)
         hello.answer(welcome, encode_settings(settings.model_dump(mode="json")))
         return welcome
+
+    def refuse(self, hello: Heard, code: str, text: str = "no") -> None:
+        hello.answer(reject(code, text))
 
     def close(self) -> None:
         self.data.router.close()
@@ -167,6 +170,15 @@ class Actor:
         while not is_enough():
             assert time.monotonic() < give_up_at
             self.client.pump(0.01)
+
+    @contextmanager
+    def pumping(self) -> Iterator[None]:
+        """While the learner does something, the actor looks out for it."""
+        is_enough = threading.Event()
+        pumped = self.begin(self.pump_until, is_enough.is_set)
+        yield
+        is_enough.set()
+        pumped.result(WITHIN_S)
 
     def end(self) -> None:
         self.stop.set()
@@ -203,6 +215,9 @@ class Session:
     def say(self, message: Message) -> None:
         self._spec.answer(message)
 
+    def say_raw(self, *frames: bytes) -> None:
+        self._spec.answer_raw(*frames)
+
 
 class Scene:
     """A learner and an actor that look at each other."""
@@ -233,6 +248,11 @@ class Scene:
         hello = self.learner.data.hear(Hello)
         answered = self.learner.welcome(hello, settings or settings_of(), **welcome)
         return Session(self.learner.data.hear(Spec), answered)
+
+    def data_of(self, actor: Actor) -> Heard:
+        """What the actor sends, once it has seen its credit."""
+        with actor.pumping():
+            return self.learner.data.hear(Data)
 
     def close(self) -> None:
         for actor in self._actors:

@@ -53,6 +53,12 @@ def await_weights(link: Link) -> Weights:
     return weights
 
 
+def until(holds: Callable[[], Any]) -> None:
+    give_up_at = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < give_up_at
+
+
 def grant(version: Version) -> Grant:
     return Grant(SESSION, 1, 0, *version, [])
 
@@ -86,8 +92,8 @@ def test_a_version_is_pulled_when_it_is_wanted_and_once(scene: Scene, open_link:
     link.want(V6)
     get = scene.learner.weights.hear(Get)
     assert get.message == Get(SESSION, *V5)
+    until(lambda: link.is_asking)
     link.want(V7)
-    assert link.is_asking
     get.answer(*reply_of(weights_of(6, V6)))
     second = scene.learner.weights.hear(Get)
     assert second.message == Get(SESSION, *V6)
@@ -105,8 +111,7 @@ def test_only_the_newest_is_kept(scene: Scene, open_link: Open) -> None:
         get.answer(*reply_of(weights_of(version.update, version)))
     # The link reads in order: when it has this grant, it has seen all of them.
     get.answer(grant(V7))
-    while not link.take_grants():
-        pass
+    until(link.take_grants)
     weights = link.take_newest()
     assert weights is not None
     assert weights.version == V7
@@ -145,8 +150,7 @@ def test_not_modified_does_not_make_it_ask_at_once(scene: Scene, open_link: Open
     get = scene.learner.weights.find(Get)
     get.answer(NotModified(*V5))
     get.answer(grant(V7))
-    while not link.take_grants():
-        pass
+    until(link.take_grants)
     # Nothing but what the test itself makes it say.
     link.timers = {"env_time_ms": 1.0}
     get.answer(*reply_of(weights_of(6, V6)))
@@ -196,10 +200,7 @@ def test_grants_are_handed_over_in_order(scene: Scene, open_link: Open) -> None:
     for one in grants:
         beat.answer(one)
     taken: list[Grant] = []
-    give_up_at = time.monotonic() + WITHIN_S
-    while len(taken) < 3:
-        assert time.monotonic() < give_up_at
-        taken += link.take_grants()
+    until(lambda: taken.extend(link.take_grants()) or len(taken) == 3)
     assert taken == grants
     assert link.last_heard > heard_before
 
@@ -210,7 +211,7 @@ def test_a_version_that_a_grant_names_is_pulled(scene: Scene, open_link: Open) -
     assert scene.learner.weights.hear(Get).message == Get(SESSION, *V5)
 
 
-def test_a_session_that_is_over_wakes_who_waits(scene: Scene, open_link: Open) -> None:
+def test_a_refusal_wakes_who_waits_and_may_end_the_session(scene: Scene, open_link: Open) -> None:
     link = open_link()
     beat = scene.learner.weights.find(Heartbeat)
     assert not link.is_session_over
@@ -218,11 +219,7 @@ def test_a_session_that_is_over_wakes_who_waits(scene: Scene, open_link: Open) -
     link.wait_for_weights(WITHIN_S)
     assert not link.is_session_over
     beat.answer(reject("hello_again", "over", 0.0))
-    give_up_at = time.monotonic() + WITHIN_S
-    while not link.is_session_over:
-        assert time.monotonic() < give_up_at
-        link.take_newest()
-        link.wait_for_weights(0.1)
+    until(lambda: link.is_session_over)
 
 
 def test_nonsense_is_passed_over(scene: Scene, open_link: Open) -> None:
@@ -237,11 +234,9 @@ def test_what_was_asked_is_lost_with_the_connection(scene: Scene, open_link: Ope
     link = open_link(have=V5, heartbeat_s=0.05)
     link.want(V6)
     scene.learner.weights.find(Get)
-    assert link.is_asking
+    until(lambda: link.is_asking)
     scene.learner.weights.router.close()
-    give_up_at = time.monotonic() + WITHIN_S
-    while link.is_asking:
-        assert time.monotonic() < give_up_at
+    until(lambda: not link.is_asking)
 
 
 def test_close_ends_the_thread_and_twice_does_no_harm(open_link: Open) -> None:

@@ -14,16 +14,9 @@ from impala_async.weights import Lineage
 from impala_async.wire.codec import decode_settings
 from impala_async.wire.messages import BYE_REASONS, ByeOk, Heartbeat, pack
 from impala_async.wire.sockets import Dealer, new_context
-from tests.learner.world import (
-    RUN_ID,
-    Actor,
-    Harbour,
-    config_of,
-    planes_of,
-    same,
-    small_schema,
-    until,
-)
+from tests.learner.columns import planes_of, same, small_schema
+from tests.learner.hand_actor import Actor, until
+from tests.learner.world import RUN_ID, Harbour, config_of
 
 Make = Callable[..., Harbour]
 
@@ -255,7 +248,7 @@ async def test_urls_can_be_dialled_and_settings_be_read(make_harbour: Make) -> N
     await actor.hello()
     settings = decode_settings(actor.settings)
     assert settings["trajectory"] == {"rows": harbour.schema.rows}
-    assert settings["actor"]["num_envs"] == 3  # type: ignore[index]
+    assert settings["actor"]["num_envs"] == 3
     assert actor.welcome is not None
     assert actor.welcome.weights_port == int(harbour.front.weights_url.rpartition(":")[2])
 
@@ -282,7 +275,7 @@ async def test_settings_that_are_too_long_for_a_welcome_are_a_config_error() -> 
         new_front(schema, env={"kwargs": {"text": "x" * 70_000}})
 
 
-def new_front(schema, **sections) -> Front:  # type: ignore[no-untyped-def]
+def new_front(schema, **sections) -> Front:
     return Front(
         config_of(schema, **sections),
         run_id=RUN_ID,

@@ -24,7 +24,9 @@ from impala_async.wire.messages import (
     Spec,
     pack,
 )
-from tests.learner.world import LAYOUT, Actor, Harbour, Planes, big_schema, planes_of, same, until
+from tests.learner.columns import Planes, big_schema, planes_of, same
+from tests.learner.hand_actor import LAYOUT, Actor, until
+from tests.learner.world import Harbour
 
 NUM_MESSAGES = 10_000
 ROUND = 50
@@ -131,7 +133,7 @@ async def vandalise(harbour: Harbour, vandal: Vandal, is_heard: Callable[[int], 
         num_said += 1
         if number % ROUND == ROUND - 1:
             # Not faster than it is heard: what zmq drops could not be counted.
-            await until(lambda said=num_said: is_heard(said))  # type: ignore[misc]
+            await until(lambda said=num_said: is_heard(said))
             actor.listen()
             if harbour.front.table.find(vandal.session, 0.0) is None:
                 await actor.hello()
@@ -195,16 +197,17 @@ async def test_ten_thousand_bad_messages(make_harbour: Callable[..., Harbour]) -
         assert counts[f"bad/{reason}"] > 0
 
     # The good one never noticed.
-    assert good.rejects == [] and good.verdicts == []
+    assert good.rejects == []
+    assert good.verdicts == []
     assert len(harbour.episodes) >= len(sent)
     rewards = {columns.rewards_CT[i].tobytes(): (columns, i) for columns, i in taken}
     wanted = [(planes.columns, i) for planes in sent for i in range(2)]
     found = [rewards.get(columns.rewards_CT[i].tobytes()) for columns, i in wanted]
     missing = [place for place, column in enumerate(found) if column is None]
     # Only the filling slot may still hold some of the newest.
-    assert len(wanted) > 40 and missing == list(range(len(wanted) - len(missing), len(wanted)))
+    assert len(wanted) > 40
+    assert missing == list(range(len(wanted) - len(missing), len(wanted)))
     assert len(missing) <= 3
     pairs = [(a, b) for a, b in zip(found, wanted, strict=True) if a is not None]
     assert all(same(a[0], a[1], b[0], b[1]) for a, b in pairs)
     assert np.isfinite([total for total, _ in harbour.episodes]).all()
-

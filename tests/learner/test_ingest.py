@@ -10,7 +10,9 @@ from impala_async.spec import Schema
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import REJECT_CODES, VERDICTS, pack
-from tests.learner.world import Actor, Harbour, Planes, big_schema, planes_of, same, small_schema
+from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
+from tests.learner.hand_actor import Actor
+from tests.learner.world import Harbour
 
 Make = Callable[..., Harbour]
 
@@ -28,7 +30,8 @@ async def test_columns_arrive_as_they_were_sent(
     for i in range(4):
         assert same(taken, i, sent[i // columns].columns, i % columns)
     assert harbour.count("trajectories/trained") == 4
-    assert actor.verdicts == [] and actor.rejects == []
+    assert actor.verdicts == []
+    assert actor.rejects == []
 
 
 @pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["inline", "three frames"])
@@ -123,7 +126,8 @@ async def test_a_bad_value_refuses_the_message_and_leaves_the_others(
     sent += [await good.send() for _ in range(3)]
     taken = harbour.train()
     assert all(same(taken, i, sent[i // 2].columns, i % 2) for i in range(8))
-    assert good.verdicts == [] and good.rejects == []
+    assert good.verdicts == []
+    assert good.rejects == []
 
 
 async def test_what_a_masked_row_holds_is_never_looked_at(make_harbour: Make) -> None:
@@ -217,7 +221,8 @@ async def test_a_body_of_the_wrong_form_is_refused_and_told(
     taken = harbour.train()
     columns = [(planes.columns, i) for planes in sent for i in range(len(planes.obs))]
     assert all(same(taken, i, *column) for i, column in enumerate(columns))
-    assert good.verdicts == [] and good.rejects == []
+    assert good.verdicts == []
+    assert good.rejects == []
 
 
 async def test_a_duplicate_is_counted_and_taken_once(make_harbour: Make) -> None:
@@ -292,7 +297,8 @@ async def test_versions_are_judged_by_lag_and_lineage(
     actor = await harbour.join()
     await actor.send(epoch=version.epoch, update=version.update)
     if verdict is None:
-        assert harbour.count("trajectories/admitted") == 1 and actor.verdicts == []
+        assert harbour.count("trajectories/admitted") == 1
+        assert actor.verdicts == []
     else:
         assert harbour.count(f"rejected/{verdict}") == 1
         assert actor.verdicts == [[0, VERDICTS.index(verdict)]]

@@ -1,6 +1,7 @@
 """A port over a real router: bursts, edges that sends eat, and bad input at the header."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 
 import msgpack
@@ -25,7 +26,7 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.sockets import Dealer, Router, new_context
-from tests.learner.world import until
+from tests.learner.hand_actor import until
 
 ID = b"i" * 16
 DATA = Data(ID, 1, 1, 1, 3, 1, 0, 0, None)
@@ -83,7 +84,7 @@ async def test_messages_arrive_in_order_and_in_bursts(quay: Quay) -> None:
     for number in range(200):
         await quay.say(pack(Get(ID, 1, number)))
     await until(lambda: len(quay.heard) == 200)
-    assert [message.update for _, message in quay.heard] == list(range(200))  # type: ignore[union-attr]
+    assert [message.update for _, message in quay.heard] == list(range(200))
     assert quay.counters.messages == 200
     assert max(b - a for a, b in zip([0, *quay.bursts], quay.bursts, strict=False)) <= BURST
 
@@ -101,7 +102,7 @@ async def test_a_flood_does_not_keep_the_loop_from_others(quay: Quay) -> None:
 
     tick()
     await until(lambda: len(quay.heard) == 10 * BURST)
-    assert max(b - a for a, b in zip(others, others[1:], strict=False)) <= 2 * BURST
+    assert max(b - a for a, b in itertools.pairwise(others)) <= 2 * BURST
 
 
 async def test_sends_while_messages_wait_lose_none_of_them(quay: Quay) -> None:
@@ -130,7 +131,6 @@ async def test_a_send_from_outside_a_burst_loses_nothing_either(quay: Quay) -> N
     await until(lambda: len(quay.heard) == 301, "all messages")
 
 
-BIG = msgpack.packb([9, ID, {"x" * 32: 1.0}]) + b"\0" * MAX_HEADER_BYTES
 BAD_HEADERS: dict[str, list[tuple[bytes, ...]]] = {
     "malformed_header": [
         (b"",),
@@ -145,7 +145,6 @@ BAD_HEADERS: dict[str, list[tuple[bytes, ...]]] = {
     ],
     "unknown_type": [(msgpack.packb([99]),), (msgpack.packb(["Get", ID, 1, 1]),)],
     "oversized_header": [
-        (BIG,),
         (b"\0" * (MAX_HEADER_BYTES + MAX_INLINE_BYTES + 1),),
         (b"\0" * 500_000,),
     ],
@@ -158,8 +157,8 @@ BAD_HEADERS: dict[str, list[tuple[bytes, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    ("reason", "frames"), [(reason, frames) for reason in BAD_HEADERS for frames in BAD_HEADERS[reason]]
-)  # fmt: skip
+    ("reason", "frames"), [(reason, one) for reason, each in BAD_HEADERS.items() for one in each]
+)
 async def test_a_bad_header_is_counted_and_answered(
     quay: Quay, reason: str, frames: tuple[bytes, ...]
 ) -> None:

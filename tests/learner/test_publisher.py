@@ -61,7 +61,8 @@ def test_all_pulls_of_a_version_share_its_memory() -> None:
     assert all(np.shares_memory(np.asarray(reply[1]), weights.buffer) for reply in (first, second))
     publisher.publish(weights_of(5))
     third = publisher.reply(Get(SESSION, 0, 0))
-    assert third[0] != first[0] and bytes(third[1]) != bytes(first[1])
+    assert third[0] != first[0]
+    assert bytes(third[1]) != bytes(first[1])
 
 
 def test_it_counts_replies_and_bytes() -> None:

@@ -16,10 +16,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.wire.network import ALL_COLUMNS, BATCH_COLUMNS, FakeActor, Network
+from impala_async.wire.messages import Data, Grant, Hello, Spec, Welcome, unpack
+from tests.wire.fakes import ALL_COLUMNS, BATCH_COLUMNS, FakeActor
+from tests.wire.network import Network
 
 MAX_ACTORS = 4
-MAX_WIRE = 200
+MAX_MESSAGES = 200
 
 any_index = st.integers(0, 10_000)
 shapes = st.tuples(st.integers(1, BATCH_COLUMNS), st.integers(1, 2))
@@ -40,7 +42,7 @@ class NetworkMachine(RuleBasedStateMachine):
         return bool(self.network.actors)
 
     def has_messages(self) -> bool:
-        return bool(self.network.wire)
+        return bool(self.network.messages)
 
     @initialize(shapes=st.lists(shapes, min_size=1, max_size=3))
     def actors_come(self, shapes: list[tuple[int, int]]) -> None:
@@ -65,24 +67,24 @@ class NetworkMachine(RuleBasedStateMachine):
     @precondition(has_messages)
     @rule(times=st.integers(1, 20))
     def deliver_in_order(self, times: int) -> None:
-        for _ in range(min(times, len(self.network.wire))):
+        for _ in range(min(times, len(self.network.messages))):
             self.network.deliver()
 
     @precondition(has_messages)
     @rule(index=any_index)
     def deliver_out_of_order(self, index: int) -> None:
-        self.network.deliver(index % len(self.network.wire))
+        self.network.deliver(index % len(self.network.messages))
 
     @precondition(has_messages)
     @rule(index=any_index)
     def lose(self, index: int) -> None:
-        self.network.wire.pop(index % len(self.network.wire))
+        self.network.messages.pop(index % len(self.network.messages))
 
-    @precondition(lambda self: 0 < len(self.network.wire) < MAX_WIRE)
+    @precondition(lambda self: 0 < len(self.network.messages) < MAX_MESSAGES)
     @rule(index=any_index)
     def repeat(self, index: int) -> None:
-        wire = self.network.wire
-        wire.append(wire[index % len(wire)])
+        messages = self.network.messages
+        messages.append(messages[index % len(messages)])
 
     @rule(columns=st.integers(1, ALL_COLUMNS))
     def release(self, columns: int) -> None:
@@ -114,8 +116,7 @@ class NetworkMachine(RuleBasedStateMachine):
         actor = self.actor(index)
         if is_orderly:
             actor.leave()
-        else:
-            del self.network.actors[actor.name]
+        del self.network.actors[actor.name]
 
     @precondition(lambda self: len(self.network.actors) < MAX_ACTORS)
     @rule(shape=shapes)
@@ -141,6 +142,7 @@ def test_any_network() -> None:
             max_examples=150,
             stateful_step_count=60,
             deadline=None,
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         ),
     )
@@ -150,16 +152,16 @@ def random_step(network: Network, rng: random.Random) -> None:
     """One of the machine's rules, by its weight in a network that is bad but works."""
     machine = NetworkMachine.__new__(NetworkMachine)
     machine.network = network
-    actors, wire = network.actors, network.wire
+    actors, messages = network.actors, network.messages
     index = rng.randrange(10_000)
     steps: list[tuple[int, bool, Callable[[], None]]] = [
         (30, bool(actors), lambda: machine.produce(index, rng.choice([0, 0, 0, 1, 2]), 1)),
         (20, True, lambda: machine.time_passes(rng.choice([0.2, 0.5, 1.0]), True)),
         (1, True, lambda: machine.time_passes(rng.choice([5.0, 20.0]), rng.random() < 0.5)),
-        (30, bool(wire), lambda: machine.deliver_in_order(5)),
-        (60, bool(wire), lambda: machine.deliver_out_of_order(index)),
-        (6, bool(wire), lambda: machine.lose(index)),
-        (6, 0 < len(wire) < MAX_WIRE, lambda: machine.repeat(index)),
+        (30, bool(messages), lambda: machine.deliver_in_order(5)),
+        (60, bool(messages), lambda: machine.deliver_out_of_order(index)),
+        (6, bool(messages), lambda: machine.lose(index)),
+        (6, 0 < len(messages) < MAX_MESSAGES, lambda: machine.repeat(index)),
         (10, True, lambda: machine.release(rng.randint(1, ALL_COLUMNS))),
         (4, True, lambda: machine.train(1)),
         (2, True, machine.save),
@@ -176,14 +178,43 @@ def random_step(network: Network, rng: random.Random) -> None:
 def test_a_long_life_on_a_bad_wire(seed: int) -> None:
     rng, network = random.Random(seed), Network()
     num_admitted = num_rejected = 0
-    for _ in range(5000):
+    for step in range(5000):
         learner = network.learner
         random_step(network, rng)
         network.check()
+        if step % 150 == 149:
+            network.settle_everything()
         if network.learner is not learner:
             num_admitted += learner.num_admitted
             num_rejected += learner.rejected.total()
-    network.settle_everything()
     # It was bad, but not so bad that nothing was tested.
     assert num_admitted > 200
     assert num_rejected > 200
+
+
+@pytest.mark.parametrize("lost", [Data, Grant])
+def test_what_is_lost_is_made_good_within_the_session(lost: type) -> None:
+    network = Network()
+    actor = network.add_actor(columns=2, streams=1)
+    for _ in range(20):
+        network.work()
+    assert actor.is_at_work
+    session = actor.welcome
+    assert network.work(lost) > 0
+    assert len(actor.outbox) > 0
+    network.settle_everything()
+    assert actor.welcome is session
+
+
+@pytest.mark.parametrize("lost", [Hello, Welcome, Spec])
+def test_a_greeting_that_is_lost_is_said_again(lost: type) -> None:
+    network = Network()
+    network.add_actor(columns=2, streams=1)
+    num_lost = 0
+    while num_lost < 2:
+        num_lost += network.work(lost)
+        assert network.now < 20.0
+    assert network.learner.num_admitted == 0
+    while network.learner.num_admitted == 0:
+        network.work()
+        assert network.now < 20.0

@@ -1,0 +1,318 @@
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+
+from impala_async.actor.client import RunFinished
+from impala_async.actor.offer import Offer
+from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.messages import Bye, Data, Get, Grant, Heartbeat, Hello, Spec
+from tests.actor.fakes import schema_of
+from tests.actor.scripted import (
+    LAYOUT,
+    WITHIN_S,
+    Actor,
+    Heard,
+    Scene,
+    Session,
+    reply_of,
+    seq_of,
+    settings_of,
+    weights_of,
+)
+
+V1 = Version(1, 1)
+# Inline; as frames of their own that are copied; and that are not.
+SIZES = {"inline": 3, "small frames": 500, "big frames": 8000}
+MANY = 1000
+
+
+def offer_of(rows: int = 3, streams: int = 1) -> Offer:
+    return Offer(schema_of(rows), LAYOUT, 2, streams)
+
+
+def fill(buffer: MessageBuffer, seq: int) -> None:
+    buffer.obs.fill(seq % 251)
+    buffer.small.fill(seq % 251)
+
+
+def unroll(actor: Actor, seq: int) -> MessageBuffer:
+    """Write a trajectory that shows its seq, and hand it over; on the sampler's thread."""
+    buffer = actor.client.take(2)
+    fill(buffer, seq)
+    actor.client.send(Finished(buffer, V1, []))
+    return buffer
+
+
+def body_of(heard: Heard) -> bytes:
+    return heard.message.body if heard.message.body is not None else b"".join(heard.frames)
+
+
+def is_intact(heard: Heard) -> bool:
+    return set(body_of(heard)) == {seq_of(heard) % 251}
+
+
+def stays_blocked(scene: Scene, call: Future[object]) -> bool:
+    """Whether a call is still waiting after the actor has shown twice that it lives."""
+    scene.learner.weights.drain()
+    for _ in range(2):
+        scene.learner.weights.find(Heartbeat)
+    return not call.done()
+
+
+def test_an_address_is_enough_and_spec_says_what_runs(scene: Scene) -> None:
+    actor = scene.actor()
+    connected = actor.begin(actor.client.connect)
+    hello = scene.learner.data.hear(Hello)
+    assert hello.message.run_id == bytes(16)
+    assert hello.message.epoch == hello.message.lowest_unsettled == 0
+    welcome = scene.learner.welcome(hello, settings_of("my:Env"))
+    assert connected.result(WITHIN_S).env.id == "my:Env"
+    assert actor.client.welcome.rank == 3
+    joined = actor.begin(actor.client.join, offer_of())
+    spec = scene.learner.data.hear(Spec)
+    joined.result(WITHIN_S)
+    assert spec.message.session == welcome.session
+    assert (spec.message.columns, spec.message.streams) == (2, 1)
+    assert spec.route == hello.route
+    assert scene.learner.weights.find(Heartbeat).message.session == welcome.session
+
+
+def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene: Scene) -> None:
+    learner, actor = scene.learner, scene.actor()
+    connected = actor.begin(actor.client.connect)
+    hello = learner.data.hear(Hello)
+    learner.welcome(hello, settings_of(), nonce_path=str(learner.folder / "nonce"))
+    connected.result(WITHIN_S)
+    joined = actor.begin(actor.client.join, offer_of())
+    spec = learner.data.hear(Spec)
+    joined.result(WITHIN_S)
+    # Another route: the connection over which it said hello is not the one that it uses now.
+    assert spec.route != hello.route
+    Session(spec, actor.client.welcome).grant(1, version=V1)
+    actor.do(actor.pump_until, lambda: actor.client.link.is_asking)
+    learner.weights.find(Get)
+
+
+def test_no_data_without_a_grant_and_no_more_than_granted(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, offer_of())
+    actor.do(unroll, actor, 0)
+    for _ in range(5):
+        actor.do(actor.client.pump, 0)
+    session.grant(2)
+    assert seq_of(scene.data_of(actor)) == 0
+    actor.do(unroll, actor, 1)
+    assert seq_of(scene.learner.data.hear(Data)) == 1
+    actor.do(unroll, actor, 2)
+    for _ in range(5):
+        actor.do(actor.client.pump, 0)
+    # What it says next is this, so it has sent nothing else.
+    actor.do(actor.client.leave)
+    assert scene.learner.data.hear(Bye).message.session == session.id
+
+
+def test_data_says_session_seq_version_and_holds_the_buffer(scene: Scene) -> None:
+    for rows in SIZES.values():
+        actor = scene.actor()
+        session = scene.join(actor, offer_of(rows))
+        session.grant(5)
+        for seq in range(2):
+            actor.do(unroll, actor, seq)
+            heard = scene.data_of(actor)
+            data = heard.message._replace(body=None)
+            assert data == Data(session.id, seq, *V1, rows, 2, 0, 0, None)
+            assert is_intact(heard)
+        actor.do(actor.client.leave)
+        scene.learner.data.hear(Bye)
+
+
+def test_take_waits_for_credit(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, offer_of(), heartbeat_s=0.1)
+    actor.do(unroll, actor, 0)
+    taken = actor.begin(actor.client.take, 2)
+    assert stays_blocked(scene, taken)
+    session.grant(1)
+    assert isinstance(taken.result(WITHIN_S), MessageBuffer)
+    assert seq_of(scene.learner.data.hear(Data)) == 0
+    send_wait_s, _ = actor.do(actor.client.take_waits)
+    assert send_wait_s > 0.1
+    assert actor.do(actor.client.take_waits) == (0.0, 0.0)
+
+
+def test_take_waits_until_a_buffer_is_settled(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, offer_of(streams=2), heartbeat_s=0.1)
+    session.grant(MANY)
+    buffers = [actor.do(unroll, actor, seq) for seq in range(6)]
+    assert len({id(buffer) for buffer in buffers}) == 6
+    taken = actor.begin(actor.client.take, 2)
+    assert stays_blocked(scene, taken)
+    session.grant(MANY, settled=1)
+    assert taken.result(WITHIN_S) is buffers[0]
+
+
+@pytest.mark.parametrize("rows", SIZES.values(), ids=SIZES.keys())
+def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int) -> None:
+    """The learner reads late and settles as it likes; what it reads is what was sent."""
+    rng = random.Random(rows)
+    actor = scene.actor()
+    session = scene.join(actor, offer_of(rows, streams=2))
+    num_messages, settled, num_read = 60, 0, 0
+    session.grant(MANY)
+    in_use: dict[int, int] = {}
+
+    def unroll_all() -> None:
+        for seq in range(num_messages):
+            buffer = actor.client.take(2)
+            # Only what the learner has settled may come back.
+            assert all(owner < settled for owner, b in in_use.items() if b == id(buffer)), in_use
+            in_use[seq] = id(buffer)
+            fill(buffer, seq)
+            actor.client.send(Finished(buffer, V1, []))
+
+    done = actor.begin(unroll_all)
+    while num_read < num_messages:
+        for heard in scene.learner.data.drain():
+            assert seq_of(heard) == num_read
+            assert is_intact(heard), heard.message
+            num_read += 1
+        if num_read > settled:
+            settled = rng.randint(settled, num_read)
+            session.grant(MANY, settled)
+    done.result(WITHIN_S)
+
+
+def test_old_repeated_and_foreign_grants_change_nothing(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, offer_of())
+    session.grant(MANY, session=b"another session!")
+    actor.do(unroll, actor, 0)
+    actor.do(actor.client.pump, 0.01)
+    assert scene.learner.data.drain() == []
+    with actor.pumping():
+        session.grant(2)
+        session.grant(2)
+        session.grant(1)
+        assert seq_of(scene.learner.data.hear(Data)) == 0
+    actor.do(unroll, actor, 1)
+    assert seq_of(scene.learner.data.hear(Data)) == 1
+    for settled in (2, 0, 2):
+        session.grant(2, settled)
+    # There are three buffers, and each comes back once.
+    taken = [actor.do(actor.client.take, 2) for _ in range(3)]
+    assert len({id(buffer) for buffer in taken}) == 3
+    blocked = actor.begin(actor.client.take, 2)
+    actor.stop.set()
+    with pytest.raises(RunFinished):
+        blocked.result(WITHIN_S)
+
+
+def test_a_refused_trajectory_is_done_with(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, offer_of())
+    session.grant(3)
+    first = [actor.do(unroll, actor, seq) for seq in range(3)]
+    session.grant(4, settled=1, verdicts=[[0, 1]])
+    assert actor.do(unroll, actor, 3) is first[0]
+    assert [seq_of(scene.learner.data.hear(Data)) for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_credit_comes_over_the_weights_port_too(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, offer_of())
+    beat = scene.learner.weights.find(Heartbeat)
+    actor.do(unroll, actor, 0)
+    with actor.pumping():
+        beat.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
+        assert seq_of(scene.learner.data.hear(Data)) == 0
+
+
+def test_what_is_not_settled_for_a_lease_is_sent_again(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, offer_of(), lease_s=0.4, heartbeat_s=0.1)
+    session.grant(1)
+    actor.do(unroll, actor, 0)
+    first = scene.data_of(actor)
+    sent_at = time.monotonic()
+    with actor.pumping():
+        while not (heard := scene.learner.data.drain()):
+            beat = scene.learner.weights.find(Heartbeat)
+            beat.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
+    assert time.monotonic() - sent_at > 0.3
+    assert seq_of(heard[0]) == 0
+    assert body_of(heard[0]) == body_of(first)
+
+
+def test_it_waits_for_its_first_weights(scene: Scene) -> None:
+    actor = scene.actor()
+    scene.join(actor, offer_of(), heartbeat_s=0.1)
+    newest = actor.begin(actor.client.newest)
+    assert stays_blocked(scene, newest)
+    scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V1)))
+    weights = newest.result(WITHIN_S)
+    assert weights is not None
+    assert weights.version == V1
+    _, weights_wait_s = actor.do(actor.client.take_waits)
+    assert weights_wait_s > 0.1
+
+
+@pytest.fixture
+def joined(scene: Scene) -> Callable[..., tuple[Actor, Session]]:
+    """An actor that has weights of V1, and its session."""
+
+    def make(max_lag: int = 100) -> tuple[Actor, Session]:
+        actor = scene.actor()
+        settings = settings_of(max_lag=max_lag)
+        session = scene.join(actor, offer_of(), settings, heartbeat_s=0.1)
+        newest = actor.begin(actor.client.newest)
+        scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V1)))
+        newest.result(WITHIN_S)
+        return actor, session
+
+    return make
+
+
+def test_later_weights_are_not_waited_for(
+    scene: Scene, joined: Callable[..., tuple[Actor, Session]]
+) -> None:
+    actor, session = joined(max_lag=3)
+    assert actor.do(actor.client.newest) is None
+    session.grant(1, version=Version(1, 3))
+    actor.do(actor.pump_until, lambda: actor.client.link.is_asking)
+    assert actor.do(actor.client.newest) is None
+    scene.learner.weights.find(Get).answer(*reply_of(weights_of(3, Version(1, 3))))
+    actor.do(actor.client.link.wait_for_weights, WITHIN_S)
+    weights = actor.do(actor.client.newest)
+    assert weights is not None
+    assert weights.version == Version(1, 3)
+
+
+def test_at_max_lag_it_waits_for_newer_weights(
+    scene: Scene, joined: Callable[..., tuple[Actor, Session]]
+) -> None:
+    actor, session = joined(max_lag=3)
+    session.grant(1, version=Version(1, 4))
+    actor.do(actor.pump_until, lambda: actor.client.link.is_asking)
+    get = scene.learner.weights.find(Get)
+    assert get.message == Get(session.id, *V1)
+    newest = actor.begin(actor.client.newest)
+    assert stays_blocked(scene, newest)
+    get.answer(*reply_of(weights_of(4, Version(1, 4))))
+    weights = newest.result(WITHIN_S)
+    assert weights is not None
+    assert weights.version == Version(1, 4)
+
+
+def test_timers_go_up_with_the_heartbeat(
+    scene: Scene, joined: Callable[..., tuple[Actor, Session]]
+) -> None:
+    actor, _ = joined()
+    actor.do(actor.client.set_timers, {"env_time_ms": 1.25})
+    give_up_at = time.monotonic() + WITHIN_S
+    while scene.learner.weights.find(Heartbeat).message.timers != {"env_time_ms": 1.25}:
+        assert time.monotonic() < give_up_at

@@ -1,0 +1,261 @@
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala_async.actor import service as service_module
+from impala_async.actor.service import ActorService, seed_of
+from impala_async.config import ActorSettings, TrajectorySection
+from impala_async.envs.probes import Probe
+from impala_async.errors import EnvError, MismatchError
+from impala_async.policy import Policy
+from impala_async.trajectory import columns_over
+from impala_async.weights import Version, Weights
+from impala_async.wire.codec import body_sizes
+from impala_async.wire.messages import Bye, ByeOk, Data, Get, Heartbeat, Hello, Spec, WeightsReply
+from tests.actor.scripted import WITHIN_S, Heard, Scene, Session, settings_of
+
+MANY = 1000
+Serve = Callable[[Scene], Any]
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A service takes over the signals of its process, which here is pytest's."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
+    """The environments that were closed; their own close fails, as that of a broken one may."""
+    environments: list[Probe] = []
+
+    def close(env: Probe) -> None:
+        environments.append(env)
+        raise RuntimeError("not even that")
+
+    monkeypatch.setattr(Probe, "close", close)
+    return environments
+
+
+def settings_for(name: str, rows: int = 4, seed: int = 0, **kwargs: Any) -> ActorSettings:
+    settings = settings_of(
+        f"impala_async.envs.probes:{name}", trajectory=TrajectorySection(rows=rows), seed=seed
+    )
+    env = settings.env.model_copy(update={"kwargs": kwargs})
+    return settings.model_copy(update={"env": env})
+
+
+def welcomed(scene: Scene, settings: ActorSettings, **welcome: Any) -> Session:
+    """The learner's side, up to Spec."""
+    hello = scene.learner.data.hear(Hello)
+    answered = scene.learner.welcome(hello, settings, **welcome)
+    return Session(scene.learner.data.hear(Spec), answered)
+
+
+def give_weights(scene: Scene, session: Session, settings: ActorSettings) -> None:
+    """All zero: then every action is as likely as any other."""
+    layout = Policy(session.schema, settings.model, seed=0).layout
+    assert layout.digest == session.spec.layout_digest
+    weights = Weights(Version(1, 1), np.zeros(layout.num_bytes, np.uint8))
+    reply = WeightsReply(1, 1, layout.digest, weights.digest())
+    scene.learner.weights.find(Get).answer(reply, weights.buffer.tobytes())
+
+
+def run(scene: Scene, serve: Serve, num_envs: int | None = 2) -> tuple[int, Any]:
+    """The service on this thread, the learner on another; exit code and what the learner saw."""
+    service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S)
+    with ThreadPoolExecutor(1) as thread:
+        served = thread.submit(serve, scene)
+        try:
+            return service.run(), served.result(WITHIN_S)
+        finally:
+            served.result(WITHIN_S)
+
+
+def body_of(heard: Heard) -> bytes:
+    return heard.message.body if heard.message.body is not None else b"".join(heard.frames)
+
+
+def finish(scene: Scene, session: Session) -> None:
+    session.bye("finished")
+    scene.learner.data.find(ByeOk)
+    scene.learner.data.hear(Bye)
+
+
+def play(settings: ActorSettings, num_messages: int = 3, **welcome: Any) -> Serve:
+    """Welcome an actor, take a few messages, finish; Spec and what was sent."""
+
+    def serve(scene: Scene) -> tuple[Session, list[Heard]]:
+        session = welcomed(scene, settings, **welcome)
+        session.grant(MANY)
+        give_weights(scene, session, settings)
+        messages = []
+        for seq in range(num_messages):
+            messages.append(scene.learner.data.hear(Data))
+            session.grant(MANY, settled=seq + 1)
+        finish(scene, session)
+        return session, messages
+
+    return serve
+
+
+def test_an_actor_works_until_the_learner_is_finished(scene: Scene) -> None:
+    code, (session, messages) = run(scene, play(settings_for("Counting"), rank=5))
+    assert code == 0
+    assert (session.spec.columns, session.spec.streams) == (2, 1)
+    assert [heard.message.seq for heard in messages] == [0, 1, 2]
+    assert {heard.message.update for heard in messages} == {1}
+    # Counting shows (column, episode, step): rows 0-3 of both columns, from the beginning.
+    sizes = body_sizes(session.schema.layout, 2, 0)
+    planes = np.frombuffer(body_of(messages[0])[: sizes.obs + sizes.small], np.uint8)
+    columns = columns_over(
+        session.schema,
+        planes[: sizes.obs].reshape(2, -1).copy(),
+        planes[sizes.obs :].reshape(2, -1).copy(),
+    )
+    assert columns.obs[""][:, :, 2].tolist() == [[0, 1, 2, 3, 0]] * 2
+
+
+def test_columns_that_do_not_complete_together_are_streams(scene: Scene) -> None:
+    settings = settings_for("CountingVector", autoreset="SameStep")
+    _, (session, messages) = run(scene, play(settings, num_messages=6), num_envs=3)
+    assert (session.spec.columns, session.spec.streams) == (1, 3)
+    assert {heard.message.columns for heard in messages} == {1}
+
+
+def test_without_a_flag_the_learner_says_how_many_environments(scene: Scene) -> None:
+    settings = settings_for("Counting")
+    _, (session, _) = run(scene, play(settings, num_messages=1), num_envs=None)
+    assert session.spec.columns == settings.actor.num_envs
+
+
+@pytest.mark.parametrize(
+    ("env_id", "says"),
+    [
+        ("no_such_package:Env", "no_such_package"),
+        ("NoSuchEnv-v0", "NoSuchEnv"),
+        ("impala_async.envs.probes:Missing", "Missing"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_here_does_not_fit(
+    scene: Scene, env_id: str, says: str
+) -> None:
+    def serve(scene: Scene) -> None:
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(env_id))
+        scene.learner.data.hear(Bye)
+
+    with pytest.raises(MismatchError, match=says) as caught:
+        run(scene, serve)
+    assert caught.value.exit_code == 78
+
+
+def test_an_environment_that_raises_ends_the_actor_with_its_name(
+    scene: Scene, closed: list[Probe]
+) -> None:
+    settings = settings_for("Failing", after=6)
+
+    def serve(scene: Scene) -> None:
+        session = welcomed(scene, settings)
+        session.grant(MANY)
+        give_weights(scene, session, settings)
+        assert scene.learner.data.find(Bye).message.session == session.id
+
+    with pytest.raises(EnvError, match=r"Failing failed in step: RuntimeError") as caught:
+        run(scene, serve)
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(closed) == 2
+
+
+def test_a_new_run_is_built_anew(scene: Scene, closed: list[Probe]) -> None:
+    first, second = settings_for("Slow", step_s=0.001), settings_for("Endless", rows=6)
+
+    def serve(scene: Scene) -> list[Data]:
+        session = welcomed(scene, first)
+        session.grant(MANY)
+        give_weights(scene, session, first)
+        sent = [scene.learner.data.hear(Data).message for _ in range(2)]
+        scene.learner.run_id = b"another run here"
+        session.reject("hello_again")
+        hello = scene.learner.data.find(Hello)
+        answered = scene.learner.welcome(hello, second)
+        again = Session(scene.learner.data.hear(Spec), answered)
+        again.grant(MANY)
+        give_weights(scene, again, second)
+        sent.append(scene.learner.data.hear(Data).message)
+        assert len(closed) == 2
+        finish(scene, again)
+        return sent
+
+    code, sent = run(scene, serve)
+    assert code == 0
+    assert [(data.seq, data.rows) for data in sent] == [(0, 4), (1, 4), (0, 6)]
+    assert len(closed) == 4
+
+
+def test_environments_are_closed_when_the_learner_refuses_them(
+    scene: Scene, closed: list[Probe]
+) -> None:
+    settings = settings_for("Counting")
+
+    def serve(scene: Scene) -> None:
+        # It is lost before Spec can be said, and refuses at the second hello.
+        nonce = {"nonce_path": str(scene.learner.folder / "nonce"), "ipc_data": "/nowhere/d"}
+        hello = scene.learner.data.hear(Hello)
+        scene.learner.welcome(hello, settings, **nonce, lease_s=0.1)
+        scene.learner.refuse(scene.learner.data.hear(Hello), "mismatch")
+
+    with pytest.raises(MismatchError):
+        run(scene, serve)
+    assert len(closed) == 2
+
+
+def test_where_the_time_goes_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "TIMERS_EVERY_S", 0.05)
+    settings = settings_for("Slow", rows=10, step_s=0.002)
+
+    def serve(scene: Scene) -> dict[str, float]:
+        session = welcomed(scene, settings, heartbeat_s=0.05)
+        session.grant(MANY)
+        give_weights(scene, session, settings)
+        for seq in range(5):
+            scene.learner.data.hear(Data)
+            session.grant(MANY, settled=seq + 1)
+        while not (timers := scene.learner.weights.find(Heartbeat).message.timers):
+            pass
+        finish(scene, session)
+        return dict(timers)
+
+    _, timers = run(scene, serve)
+    assert timers.keys() == {"env_time_ms", "act_time_ms", "send_wait_ms", "weights_wait_ms"}
+    # Ten steps of two environments, two milliseconds each, make a trajectory.
+    assert 36 < timers["env_time_ms"] < 400
+    assert timers["act_time_ms"] > 0
+
+
+def test_seeds_are_stable_and_no_two_actors_share_one() -> None:
+    assert [seed_of(0, 0), seed_of(0, 1), seed_of(1, 0)] == [1484405855, 1982462498, 917752063]
+    seeds = {seed_of(run_seed, rank) for run_seed in range(5) for rank in range(200)}
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_rank_and_seed_decide_what_an_actor_does(scene: Scene) -> None:
+    def sent(seed: int, rank: int) -> list[bytes]:
+        settings = settings_for("MatchObservation", rows=20, seed=seed)
+        _, (_, messages) = run(scene, play(settings, 2, rank=rank))
+        return [body_of(heard) for heard in messages]
+
+    reference = sent(0, 0)
+    assert sent(0, 0) == reference
+    others = [sent(0, 1), sent(1, 0)]
+    assert reference not in others
+    assert others[0] != others[1]

@@ -1,0 +1,97 @@
+"""How an actor process ends: told to, whatever it is doing, or by its environment."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from impala_async.config import ActorSettings, TrajectorySection
+from impala_async.policy import Policy
+from impala_async.weights import Version, Weights
+from impala_async.wire.messages import Bye, Get, Heartbeat, Hello, Spec, WeightsReply
+from tests.actor.scripted import Scene, Session, open_scene, settings_of
+from tests.e2e.harness import Door, Site, wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with open_scene(tmp_path) as opened:
+        yield opened
+
+
+def settings_for(name: str, rows: int, **kwargs: float) -> ActorSettings:
+    settings = settings_of(
+        f"impala_async.envs.probes:{name}", trajectory=TrajectorySection(rows=rows)
+    )
+    return settings.model_copy(update={"env": settings.env.model_copy(update={"kwargs": kwargs})})
+
+
+def start(site: Site, scene: Scene) -> Door:
+    return site.open("actor", "--learner", scene.learner.url)
+
+
+def is_importing(actor: Door) -> bool:
+    return "libtorch" in Path(f"/proc/{actor.process.pid}/maps").read_text()
+
+
+def unroll(scene: Scene, settings: ActorSettings) -> Session:
+    """Welcome an actor and give it weights; it has no credit."""
+    hello = scene.learner.data.find(Hello)
+    welcome = scene.learner.welcome(hello, settings, heartbeat_s=0.05)
+    session = Session(scene.learner.data.hear(Spec), welcome)
+    layout = Policy(session.schema, settings.model, seed=0).layout
+    weights = Weights(Version(1, 1), np.zeros(layout.num_bytes, np.uint8))
+    reply = WeightsReply(1, 1, layout.digest, weights.digest())
+    scene.learner.weights.find(Get).answer(reply, weights.buffer.tobytes())
+    for _ in range(5):
+        scene.learner.weights.find(Heartbeat)
+    return session
+
+
+def ends_within_2_s(actor: Door, code: int) -> None:
+    told_at = time.monotonic()
+    actor.signal(signal.SIGTERM)
+    assert actor.wait_exit() == code, actor.log
+    assert time.monotonic() - told_at < 2.0
+    assert "Traceback" not in actor.log
+
+
+def test_sigterm_ends_it_within_2_s_whatever_it_does(site: Site, scene: Scene) -> None:
+    importing = start(site, scene)
+    wait_until("it imports torch", lambda: is_importing(importing))
+    ends_within_2_s(importing, -signal.SIGTERM)
+
+    connecting = start(site, scene)
+    scene.learner.data.hear(Hello)
+    ends_within_2_s(connecting, 0)
+    scene.learner.data.drain()
+
+    waiting = start(site, scene)
+    session = unroll(scene, settings_for("Counting", rows=1))
+    ends_within_2_s(waiting, 0)
+    assert scene.learner.data.find(Bye).message.session == session.id
+
+    # Eight environments of 0.1 s make a step of 0.8 s: it must look after each.
+    unrolling = start(site, scene)
+    session = unroll(scene, settings_for("Slow", rows=1000, step_s=0.1))
+    ends_within_2_s(unrolling, 0)
+    assert scene.learner.data.find(Bye).message.session == session.id
+
+
+def test_an_environment_that_raises_ends_its_actor_and_nobody_else(site: Site) -> None:
+    learner = site.learner("env.id=impala_async.envs.probes:Failing", "env.kwargs={after=3000}")
+    first = site.actor()
+    assert first.wait_exit() == 2
+    (error,) = [line for line in first.log.splitlines() if line.startswith("error: ")]
+    assert "Failing failed in step: RuntimeError: this probe fails as it was told to" in error
+    assert "Traceback" not in first.log
+    assert learner.process.poll() is None
+    updates = site.wait_report("it left", lambda r: r["num_actors"] == 0)["updates"]
+    assert updates > 0
+    site.actor()
+    site.wait_report("training goes on", lambda r: r["updates"] > updates)

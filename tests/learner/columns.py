@@ -1,0 +1,64 @@
+"""Schemas, and columns of them that can be told apart."""
+
+import numpy as np
+
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, Bytes2D, ObsSpec, Schema
+from impala_async.trajectory import Columns, columns_over
+
+NUM_CHOICES = 3
+
+
+def small_schema(rows: int = 3, num_obs: int = 2) -> Schema:
+    """A column of it goes inline."""
+    obs = ObsSpec((ArraySpec("", (num_obs,), "float32"),))
+    return Schema(obs, ActionSpec((ActionPart("", "discrete", NUM_CHOICES),)), rows)
+
+
+def big_schema(rows: int = 3) -> Schema:
+    """A column of it fills a frame; it has several leaves of several dtypes, and two actions."""
+    leaves = (
+        ArraySpec("depth", (5,), "float64"),
+        ArraySpec("pixels", (32, 32, 3), "uint8"),
+        ArraySpec("speed", (), "float32"),
+    )
+    parts = (ActionPart("arm", "discrete", NUM_CHOICES), ActionPart("leg", "discrete", 4))
+    return Schema(ObsSpec(leaves), ActionSpec(parts), rows)
+
+
+class Planes:
+    """Some columns in memory of their own, as an actor holds them."""
+
+    def __init__(self, schema: Schema, num_columns: int) -> None:
+        self.obs: Bytes2D = np.zeros((num_columns, schema.layout.obs_bytes), np.uint8)
+        self.small: Bytes2D = np.zeros((num_columns, schema.layout.small_bytes), np.uint8)
+        self.columns: Columns = columns_over(schema, self.obs, self.small)
+
+
+def planes_of(schema: Schema, num_columns: int, seed: int = 0) -> Planes:
+    """Valid random columns; every row counts and the rewards of a seed are its own."""
+    rng = np.random.default_rng(seed)
+    planes = Planes(schema, num_columns)
+    columns = planes.columns
+    for leaf in columns.obs.values():
+        leaf[...] = rng.integers(0, 200, leaf.shape)
+    for part in schema.action.parts:
+        array = columns.actions[part.name]
+        array[...] = rng.integers(0, part.num_choices, array.shape)
+    columns.rewards_CT[...] = rng.normal(size=columns.rewards_CT.shape)
+    columns.log_probs_CT[...] = -rng.uniform(0.1, 2.0, columns.log_probs_CT.shape)
+    columns.mask_CT[...] = True
+    return planes
+
+
+def same(taken: Columns, column: int, sent: Columns, sent_column: int = 0) -> bool:
+    """Whether a column of a slot is a column that was sent, leaf by leaf."""
+    pairs = [
+        *((taken.obs[name], sent.obs[name]) for name in sent.obs),
+        *((taken.actions[name], sent.actions[name]) for name in sent.actions),
+        (taken.rewards_CT, sent.rewards_CT),
+        (taken.log_probs_CT, sent.log_probs_CT),
+        (taken.terminated_CT, sent.terminated_CT),
+        (taken.truncated_CT, sent.truncated_CT),
+        (taken.mask_CT, sent.mask_CT),
+    ]
+    return all(np.array_equal(a[column], b[sent_column], equal_nan=False) for a, b in pairs)

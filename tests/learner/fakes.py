@@ -1,0 +1,151 @@
+"""Stand-ins for what surrounds the learner thread, all of them synchronous.
+
+`Listener` is the loop's side of its ports, `FakeLoader` hands out batches by a script,
+`FakeStep` is an update that does nothing but remember.
+"""
+
+import queue
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from impala_async.learner.account import BatchAccount
+from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
+from impala_async.learner.ledger import Settlement
+from impala_async.learner.loader import LoadedBatch
+from impala_async.learner.thread import Captured, LearnerReport, Ports
+from impala_async.metrics.timer import TimerStat
+from impala_async.training.step import StepResult
+from impala_async.weights import Version, Weights
+
+
+class InlineLoop:
+    """A loop that runs every callback at once, on the thread that posts it."""
+
+    def call_soon_threadsafe(self, callback: Callable[..., None], *arguments: Any) -> None:
+        callback(*arguments)
+
+    def is_closed(self) -> bool:
+        return False
+
+
+class Listener:
+    """Hears everything that a learner thread says, in one order of `events` and by kind."""
+
+    def __init__(self) -> None:
+        loop: Any = InlineLoop()
+        self.settlements: list[Settlement] = []
+        self.weights: list[Weights] = []
+        self.reports: list[LearnerReport] = []
+        self.captures: list[Captured] = []
+        self.stops: list[str] = []
+        self.ports = Ports(
+            settlements=Inbox(loop, self.settlements.append),
+            weights=Mailbox(loop, self.weights.append),
+            reports=Mailbox(loop, self.reports.append),
+            captures=Mailbox(loop, self.captures.append),
+            stops=Inbox(loop, self.stops.append),
+        )
+
+    @property
+    def versions(self) -> list[Version]:
+        return [weights.version for weights in self.weights]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self.reports[-1].metrics
+
+
+class FakeBatch:
+    """What a step gets to see: it only remembers which batch it was."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def batch_of(
+    number: int,
+    updates: Iterable[int] = (0, 0, 0, 0),
+    valid_rows: Iterable[int] = (3, 3, 3, 3),
+) -> LoadedBatch:
+    """A loaded batch, told by versions and valid rows of its columns."""
+    updates_B = np.array(tuple(updates), np.int64)
+    return LoadedBatch(
+        place=number,
+        tensors=FakeBatch(number),
+        account=BatchAccount(number, len(updates_B)),
+        updates_B=updates_B,
+        valid_rows_B=np.array(tuple(valid_rows), np.int64),
+    )
+
+
+class FakeLoader:
+    """Hands out a script: batches, None for an empty wait, a callable to be called first.
+
+    At the end of the script it is closed.
+    """
+
+    def __init__(self, script: Iterable[LoadedBatch | Callable[[], None] | None]) -> None:
+        self._script = list(script)
+        self.released: list[int] = []
+        self.timeouts: list[float | None] = []
+        self.load_timer = TimerStat()
+        self.load_wait_timer = TimerStat()
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        self.timeouts.append(timeout)
+        while self._script:
+            step = self._script.pop(0)
+            if step is None:
+                raise queue.Empty
+            if isinstance(step, LoadedBatch):
+                return step
+            step()
+        raise ClosedError("full")
+
+    def release(self, loaded: LoadedBatch) -> None:
+        self.released.append(loaded.place)
+
+    def num_waiting(self) -> int:
+        return sum(isinstance(step, LoadedBatch) for step in self._script)
+
+    def leftovers(self) -> list[int]:
+        return []
+
+    def report(self) -> dict[str, object]:
+        return {}
+
+    def close(self) -> None:
+        self._script.clear()
+
+
+class FakeStep:
+    """An update of one number; not applied where `nonfinite` names the use, from 0."""
+
+    def __init__(self, nonfinite: Iterable[int] = ()) -> None:
+        self.policy = self
+        self.tensors = (torch.zeros(3),)
+        self.uses: list[tuple[int, list[bool], int]] = []
+        self._nonfinite = set(nonfinite)
+
+    def run(self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int) -> StepResult:
+        is_applied = len(self.uses) not in self._nonfinite
+        self.uses.append((batch.number, alive_B.tolist(), env_steps_trained))
+        if is_applied:
+            self.tensors[0].add_(1)
+        return StepResult(is_applied, int(alive_B.sum()), {"loss/total": torch.tensor(0.5)})
+
+    @property
+    def batches(self) -> list[int]:
+        return [number for number, _, _ in self.uses]
+
+
+class FakeSnapshot:
+    """The number of updates, as weights."""
+
+    def take(self, tensors: Any, version: Version) -> Weights:
+        flat: NDArray[np.uint8] = tensors[0].numpy().astype(np.uint8)
+        return Weights(version, flat.copy())

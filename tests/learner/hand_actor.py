@@ -1,0 +1,190 @@
+"""An actor made by hand: it speaks the protocol over real sockets and may say anything."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from impala_async import __version__
+from impala_async.spec import Schema
+from impala_async.weights import Version
+from impala_async.wire.codec import Frame, encode_data
+from impala_async.wire.messages import (
+    PROTOCOL,
+    Bye,
+    Data,
+    Grant,
+    Hello,
+    Message,
+    Reject,
+    Spec,
+    Welcome,
+    pack,
+    unpack,
+)
+from impala_async.wire.sockets import Dealer, new_context
+from tests.learner.columns import Planes, planes_of
+
+LAYOUT = b"layout".ljust(16, b"-")
+DEADLINE_S = 10.0
+_numbers = itertools.count()
+
+
+async def until(is_so: Callable[[], bool], what: str = "") -> None:
+    """Poll until it is so; fail at the deadline."""
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < give_up_at, f"never came true: {what or is_so}"
+        await asyncio.sleep(0.001)
+
+
+class Actor:
+    """An actor made by hand, over the learner's two ports."""
+
+    def __init__(self, data_url: str, weights_url: str, schema: Schema, columns: int = 1) -> None:
+        self.schema = schema
+        self.columns = columns
+        self.layout = LAYOUT
+        self.uuid = next(_numbers).to_bytes(16, "big")
+        self.session = bytes(16)
+        self.seq = 0
+        self.welcome: Welcome | None = None
+        self.settings: bytes = b""
+        self.grants: list[Grant] = []
+        self.rejects: list[Reject] = []
+        self.byes: list[Bye] = []
+        self.others: list[list[bytes]] = []
+        self._context = new_context()
+        self.data = Dealer(self._context, data_url)
+        self.weights = Dealer(self._context, weights_url)
+
+    @property
+    def granted(self) -> int:
+        return max((grant.granted for grant in self.grants), default=0)
+
+    @property
+    def settled(self) -> int:
+        return max((grant.settled for grant in self.grants), default=0)
+
+    @property
+    def verdicts(self) -> list[list[int]]:
+        return [verdict for grant in self.grants for verdict in grant.verdicts]
+
+    @property
+    def version(self) -> Version:
+        """The newest that a grant named."""
+        return max((Version(g.epoch, g.update) for g in self.grants), default=Version(0, 0))
+
+    async def hello(self, **fields: Any) -> None:
+        """Ask for a session and wait for an answer, good or bad."""
+        said: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "actor": self.uuid,
+            "build": __version__,
+            "run_id": bytes(16),
+            "epoch": 0,
+            "lowest_unsettled": self.seq,
+        }
+        num_rejects = len(self.rejects)
+        self.welcome = None
+        await self.say(Hello(**{**said, **fields}))
+        await self.hear(lambda: self.welcome is not None or len(self.rejects) > num_rejects)
+
+    async def join(self, *, streams: int = 1) -> "Actor":
+        """Hello, Spec, and the first grant, if there is anything to grant."""
+        await self.hello()
+        await self.spec(streams=streams)
+        num_grants = len(self.grants)
+        await self.hear(lambda: len(self.grants) > num_grants or bool(self.rejects))
+        return self
+
+    async def spec(self, *, streams: int = 1) -> None:
+        spec = Spec(self.session, self.schema.digest, self.layout, self.columns, streams)
+        await self.say(spec, self.schema.to_json())
+
+    async def say(self, message: Message | bytes, *frames: Frame, to: Dealer | None = None) -> None:
+        """Any frames at all; a message or the bytes of a first frame."""
+        first = message if isinstance(message, bytes) else pack(message)
+        socket = to or self.data
+        await until(lambda: socket.send([first, *frames]), "a connection")
+
+    async def beat(self, message: Message | bytes, *frames: Frame) -> None:
+        """The same over the weights socket."""
+        await self.say(message, *frames, to=self.weights)
+
+    async def hear(self, is_so: Callable[[], bool]) -> None:
+        """Take in what comes until it is so."""
+
+        def listen() -> bool:
+            self.listen()
+            return is_so()
+
+        await until(listen)
+
+    def listen(self) -> None:
+        """Take in all that has come."""
+        for socket in (self.data, self.weights):
+            while (frames := socket.receive(0)) is not None:
+                self._take(frames)
+
+    def header(self, **fields: Any) -> Data:
+        """A Data header that would do, with some fields changed."""
+        data = Data(
+            session=self.session,
+            seq=self.seq,
+            epoch=self.version.epoch,
+            update=self.version.update,
+            rows=self.schema.rows,
+            columns=self.columns,
+            codec=0,
+            num_episodes=0,
+            body=None,
+        )
+        return data._replace(**fields)
+
+    async def send(
+        self,
+        planes: Planes | None = None,
+        *,
+        episodes: Sequence[tuple[float, int]] = (),
+        is_waiting: bool = True,
+        **fields: Any,
+    ) -> Planes:
+        """One message with a good body, its header perhaps changed.
+
+        Waits for credit and until it is settled, or for neither.
+        """
+        if is_waiting and "seq" not in fields:
+            await self.credit()
+        planes = planes or planes_of(self.schema, self.columns, seed=self.seq)
+        header = self.header(columns=len(planes.obs), **fields)
+        await self.say(*encode_data(header, planes.obs, planes.small, episodes))
+        if header.seq == self.seq:
+            self.seq += 1
+        if is_waiting:
+            await self.hear(lambda: self.settled > header.seq)
+        return planes
+
+    async def credit(self) -> None:
+        """Wait until the next message may go."""
+        await self.hear(lambda: self.granted > self.seq)
+
+    def close(self) -> None:
+        self.data.close()
+        self.weights.close()
+        self._context.term()
+
+    def _take(self, frames: list[bytes]) -> None:
+        message = unpack(frames[0])
+        if isinstance(message, Welcome):
+            self.welcome, self.settings = message, frames[1]
+            self.session = message.session
+        elif isinstance(message, Grant):
+            self.grants.append(message)
+        elif isinstance(message, Reject):
+            self.rejects.append(message)
+        elif isinstance(message, Bye):
+            self.byes.append(message)
+        else:
+            self.others.append(frames)

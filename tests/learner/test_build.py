@@ -1,0 +1,108 @@
+"""From settings to a learner: how many slots, which device, and what is put together."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from impala_async.config import LearnerSection
+from impala_async.errors import CheckpointError, ConfigError
+from impala_async.learner.build import Learner, build_learner, num_host_slots, pick_device
+from impala_async.learner.loader import HostLoader
+from impala_async.learner.thread import Progress
+from impala_async.policy import Policy
+from impala_async.training.checkpoint import TrainingState, capture
+from impala_async.training.step import UpdateStep
+from tests.learner.columns import small_schema
+from tests.learner.fakes import Listener
+from tests.learner.world import config_of
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("ring", "queue_size", "on_cpu", "on_gpu"),
+    [(1, 1, 3, 3), (1, 2, 4, 4), (4, 2, 7, 4), (2, 5, 8, 7)],
+)
+def test_the_number_of_host_slots(ring: int, queue_size: int, on_cpu: int, on_gpu: int) -> None:
+    section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
+    assert num_host_slots(section, CPU) == on_cpu == max(ring + queue_size + 1, ring + 2)
+    assert num_host_slots(section, CUDA) == on_gpu
+
+
+def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_there, device in ((True, CUDA), (False, CPU)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        assert pick_device("auto") == device
+    assert pick_device("cpu") == CPU
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gpu", "no device"),
+        ("cuda:x", "no device"),
+        ("meta", "not supported"),
+        ("cuda:1", "1 GPUs"),
+    ],
+)
+def test_a_wrong_device_is_named(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=says) as error:
+        pick_device(name)
+    assert str(error.value).startswith("learner.device: ")
+    assert repr(name) in str(error.value)
+
+
+def build(training: TrainingState | None = None, **sections: dict[str, Any]) -> Learner:
+    schema = small_schema()
+    return build_learner(
+        config_of(schema, **sections),
+        schema,
+        start=Progress(1),
+        training=training,
+        ports=Listener().ports,
+        release=lambda index: None,
+    )
+
+
+def test_a_learner_on_a_cpu() -> None:
+    learner = build(learner={"minibatch_buffer_size": 2, "queue_size": 3, "batch_columns": 5})
+    assert len(learner.slots) == 6 == learner.full.capacity
+    assert {len(slot.obs) for slot in learner.slots} == {5}
+    assert isinstance(learner.loader, HostLoader)
+    assert learner.bodies.keys() == {"learner"}
+    config = config_of(small_schema())
+    policy = Policy(small_schema(), config.model, seed=config.seed)
+    assert learner.layout_digest == policy.layout.digest
+
+
+def step_of(**model: Any) -> UpdateStep:
+    config = config_of(small_schema(), model=model)
+    policy = Policy(small_schema(), config.model, seed=77)
+    return UpdateStep(policy, config.algorithm, "cpu")
+
+
+def test_a_checkpoint_is_put_into_the_model() -> None:
+    step, listener = step_of(), Listener()
+    schema = small_schema()
+    learner = build_learner(
+        config_of(schema, stop={"env_steps": 1}),
+        schema,
+        start=Progress(2, update=5, env_steps_trained=10),
+        training=capture(step),
+        ports=listener.ports,
+        release=lambda index: None,
+    )
+    # Its stop is reached already, so the body ends at once.
+    learner.bodies["learner"]()
+    assert listener.stops == ["env_steps"]
+    (first,) = listener.weights
+    assert first.version == (2, 5)
+    flat = torch.cat([tensor.reshape(-1) for tensor in step.policy.tensors])
+    assert first.buffer.tobytes() == flat.numpy().tobytes()
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    with pytest.raises(CheckpointError):
+        build(training=capture(step_of(hidden_sizes=[5])))

@@ -1,0 +1,185 @@
+"""What an actor offers to run: agreed, or refused with the field and both values."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from impala_async.learner.desk import MAX_SCHEMA_BYTES
+from impala_async.spec import ArraySpec, ObsSpec, Schema
+from impala_async.wire.messages import (
+    REJECT_CODES,
+    Spec,
+)
+from tests.learner.columns import small_schema
+from tests.learner.hand_actor import LAYOUT, Actor
+from tests.learner.world import Harbour
+
+Make = Callable[..., Harbour]
+MISMATCH = REJECT_CODES.index("mismatch")
+
+
+async def refused(actor: Actor, code: str) -> str:
+    """The text of the refusal that comes."""
+    await actor.hear(lambda: bool(actor.rejects))
+    assert actor.rejects[0].code == REJECT_CODES.index(code)
+    return actor.rejects[0].text
+
+
+async def test_a_spec_that_fits_joins(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    actor = await harbour.join(2)
+    assert actor.grants[0].session == actor.session
+    assert harbour.count("num_actors") == 1
+
+
+def changed(schema: Schema, what: str) -> Schema:
+    leaf = ArraySpec("", (3,), "float32")
+    return {
+        "shape": replace(schema, obs=ObsSpec((leaf,))),
+        "dtype": replace(schema, obs=ObsSpec((ArraySpec("", (2,), "float64"),))),
+        "rows": replace(schema, rows=4),
+        "choices": replace(
+            schema, action=type(schema.action)((replace(schema.action.parts[0], num_choices=9),))
+        ),
+    }[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("shape", ["obs", "(2,) here", "(3,) there"]),
+        ("dtype", ["dtype", "float32 here", "float64 there"]),
+        ("rows", ["rows: 3 here, 4 there"]),
+        ("choices", ["num_choices: 3 here, 9 there"]),
+    ],
+)
+async def test_a_schema_that_differs_is_refused_with_the_field_and_both_values(
+    make_harbour: Make, what: str, says: list[str]
+) -> None:
+    harbour = make_harbour()
+    actor = harbour.actor(schema=changed(harbour.schema, what))
+    await actor.hello()
+    await actor.spec()
+    text = await refused(actor, "mismatch")
+    assert all(part in text for part in says), text
+    assert harbour.count("sessions/refused") == 1
+    assert len(harbour.front.table) == 0
+
+
+async def test_too_many_columns_are_refused_with_both_numbers(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    actor = harbour.actor(5)
+    await actor.hello()
+    await actor.spec()
+    text = await refused(actor, "mismatch")
+    assert "actor.num_envs: 5" in text
+    assert "learner.batch_columns = 4" in text
+
+
+async def test_another_model_is_refused(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    actor = harbour.actor()
+    actor.layout = b"?" * 16
+    await actor.hello()
+    await actor.spec()
+    assert "model differs" in await refused(actor, "mismatch")
+
+
+async def test_a_digest_of_something_else_is_refused(make_harbour: Make) -> None:
+    actor = make_harbour().actor()
+    await actor.hello()
+    spec = Spec(actor.session, b"?" * 16, LAYOUT, 1, 1)
+    await actor.say(spec, actor.schema.to_json())
+    assert "digest" in await refused(actor, "mismatch")
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "wrong_frame_count"),
+        ([small_schema().to_json(), b""], "wrong_frame_count"),
+        ([b" " * (MAX_SCHEMA_BYTES + 1)], "wrong_size"),
+        ([b""], "malformed_header"),
+        ([b"{}"], "malformed_header"),
+        ([b"[" * 60_000], "malformed_header"),
+        ([b"\xff"], "malformed_header"),
+        ([small_schema().to_json().replace(b"float32", b"object_")], "malformed_header"),
+    ],
+)
+async def test_a_broken_spec_is_told_and_may_be_repeated(
+    make_harbour: Make, frames: list[bytes], reason: str
+) -> None:
+    harbour = make_harbour()
+    actor = harbour.actor()
+    await actor.hello()
+    await actor.say(Spec(actor.session, actor.schema.digest, LAYOUT, 1, 1), *frames)
+    assert (await refused(actor, "bad_message")).startswith(reason)
+    assert harbour.count(f"bad/{reason}") == 1
+    await actor.spec()
+    await actor.send()
+    assert harbour.count("trajectories/admitted") == 1
+
+
+async def test_a_second_spec_cannot_widen_the_credit_of_the_first(make_harbour: Make) -> None:
+    harbour = make_harbour(num_slots=1)
+    actor = await harbour.join(1)
+    await actor.credit()
+    actor.columns = 4
+    await actor.spec()
+    assert (await refused(actor, "bad_message")).startswith("not_allowed_now")
+    actor.columns = 1
+    await actor.spec()
+    await actor.send()
+    assert harbour.counts()["trajectories/admitted"] == 1
+
+
+async def test_without_a_schema_the_first_actor_brings_it(make_harbour: Make) -> None:
+    harbour = make_harbour(is_open=False)
+    await harbour.join()
+    assert harbour.schemas == [harbour.schema]
+    other = harbour.actor(schema=changed(harbour.schema, "shape"))
+    await other.hello()
+    await other.spec()
+    assert "(2,) here, (3,) there" in await refused(other, "mismatch")
+    assert len(harbour.schemas) == 1
+
+
+def edited(schema: Schema, **fields: object) -> bytes:
+    return json.dumps({**json.loads(schema.to_json()), **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"obs": {"leaves": []}},
+        {"action": {"parts": []}},
+        {"obs": {"leaves": [{"name": "", "shape": [2**30, 2**30], "dtype": "float64"}]}},
+    ],
+)
+async def test_a_schema_that_nobody_can_hold_is_refused_before_anything_is_built(
+    make_harbour: Make, fields: dict[str, object]
+) -> None:
+    harbour = make_harbour(is_open=False)
+    actor = harbour.actor()
+    await actor.hello()
+    text = edited(harbour.schema, **fields)
+    await actor.say(Spec(actor.session, bytes(16), LAYOUT, 1, 1), text)
+    await refused(actor, "bad_message")
+    assert harbour.schemas == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "says"),
+    [(4, 1, "trajectory.rows: 3 here, 4 there"), (3, 5, "learner.batch_columns = 4")],
+)
+async def test_a_first_actor_that_does_not_fit_decides_nothing(
+    make_harbour: Make, rows: int, columns: int, says: str
+) -> None:
+    harbour = make_harbour(is_open=False)
+    actor = harbour.actor(columns, schema=replace(harbour.schema, rows=rows))
+    await actor.hello()
+    await actor.spec()
+    assert says in await refused(actor, "mismatch")
+    assert harbour.schemas == []

@@ -1,0 +1,241 @@
+"""Crossings between loop and threads: order, completeness, and an end for everybody who waits."""
+
+import asyncio
+import queue
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from impala_async.learner.handoff import (
+    ClosedError,
+    Flag,
+    Inbox,
+    IndexQueue,
+    Mailbox,
+    start_thread,
+)
+from impala_async.metrics.report import merge
+from tests.learner.hand_actor import DEADLINE_S, until
+
+
+def test_a_queue_keeps_the_order() -> None:
+    indices = IndexQueue("full", 3)
+    for index in (2, 0, 1):
+        indices.put(index)
+    assert len(indices) == 3
+    assert [indices.get(), indices.get(0.0), indices.get(1.0)] == [2, 0, 1]
+
+
+def test_a_queue_wakes_whoever_waits() -> None:
+    indices, got = IndexQueue("full", 3), list[int]()
+    thread = threading.Thread(target=lambda: got.append(indices.get(DEADLINE_S)))
+    thread.start()
+    indices.put(5)
+    thread.join(DEADLINE_S)
+    assert got == [5]
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.02])
+def test_an_empty_queue_raises_after_the_timeout(timeout: float) -> None:
+    started = time.monotonic()
+    with pytest.raises(queue.Empty):
+        IndexQueue("full", 3).get(timeout)
+    assert time.monotonic() - started >= timeout
+
+
+def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts() -> None:
+    indices, ends = IndexQueue("full", 3), list[type[BaseException]]()
+
+    def wait(timeout: float | None) -> None:
+        try:
+            indices.get(timeout)
+        except (ClosedError, queue.Empty) as error:
+            ends.append(type(error))
+
+    threads = [threading.Thread(target=wait, args=(t,)) for t in (None, DEADLINE_S, None)]
+    for thread in threads:
+        thread.start()
+    indices.close()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert ends == [ClosedError] * 3
+    indices.put(1)
+    indices.put(2)
+    with pytest.raises(ClosedError):
+        indices.get()
+    assert indices.take_all() == [1, 2]
+    assert len(indices) == 0
+
+
+def test_more_indices_than_slots_are_a_bug() -> None:
+    indices = IndexQueue("full", 1)
+    indices.put(0)
+    with pytest.raises(AssertionError, match="full: more indices than slots"):
+        indices.put(1)
+
+
+def test_a_queue_passes_everything_between_two_threads() -> None:
+    indices, got = IndexQueue("full", 10_000), list[int]()
+
+    def take() -> None:
+        while True:
+            got.append(indices.get())
+
+    ended: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            take()
+        except ClosedError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    for index in range(5000):
+        indices.put(index)
+    give_up_at = time.monotonic() + DEADLINE_S
+    while len(got) < 5000 and time.monotonic() < give_up_at:
+        time.sleep(0.001)
+    indices.close()
+    thread.join(DEADLINE_S)
+    assert got == list(range(5000))
+    assert len(ended) == 1
+
+
+def test_a_queue_reports_its_four_numbers() -> None:
+    indices = IndexQueue("ready", 4)
+    for index in range(3):
+        indices.put(index)
+    indices.get()
+    report = merge(indices.report())
+    assert report["queue/ready_capacity"] == 4
+    assert report["queue/ready_put_wait_ms"] == 0.0
+    assert report["queue/ready_depth_quantiles"] == [1.0, 1.2, 2.0, 2.8, 3.0]
+    wait_ms = report["queue/ready_get_wait_ms"]
+    assert isinstance(wait_ms, float)
+    assert 0 <= wait_ms < 1000
+
+
+async def test_an_inbox_delivers_everything_in_order_on_the_loop() -> None:
+    got: list[tuple[int, int]] = []
+    threads_seen: set[str] = set()
+
+    def take(value: tuple[int, int]) -> None:
+        threads_seen.add(threading.current_thread().name)
+        got.append(value)
+
+    inbox = Inbox(asyncio.get_running_loop(), take)
+
+    def post(sender: int) -> None:
+        for number in range(500):
+            inbox.post((sender, number))
+
+    threads = [threading.Thread(target=post, args=(sender,)) for sender in range(3)]
+    for thread in threads:
+        thread.start()
+    await until(lambda: len(got) == 1500)
+    for sender in range(3):
+        assert [n for s, n in got if s == sender] == list(range(500))
+    assert threads_seen == {threading.main_thread().name}
+    for thread in threads:
+        thread.join()
+
+
+async def test_a_mailbox_keeps_only_the_newest() -> None:
+    got: list[int] = []
+    mailbox = Mailbox(asyncio.get_running_loop(), got.append)
+    for value in range(100):
+        mailbox.post(value)
+    assert got == []
+    await until(lambda: bool(got))
+    mailbox.post(100)
+    await until(lambda: len(got) == 2)
+    assert got == [99, 100]
+
+
+async def test_a_mailbox_never_loses_the_last() -> None:
+    for last in range(0, 3000, 300):
+        got: list[int] = []
+        mailbox = Mailbox(asyncio.get_running_loop(), got.append)
+
+        def post(mailbox: Mailbox[int] = mailbox, last: int = last) -> None:
+            for value in range(last + 1):
+                mailbox.post(value)
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        await until(lambda got=got, last=last: bool(got) and got[-1] == last)
+        thread.join()
+        assert got == sorted(set(got))
+
+
+async def test_a_mailbox_may_be_filled_again_while_it_delivers() -> None:
+    got: list[int] = []
+
+    def take(value: int) -> None:
+        got.append(value)
+        if value < 3:
+            mailbox.post(value + 1)
+
+    mailbox = Mailbox(asyncio.get_running_loop(), take)
+    mailbox.post(0)
+    await until(lambda: len(got) == 4)
+    assert got == [0, 1, 2, 3]
+
+
+class EndedLoop:
+    """A loop that takes no more callbacks, closed or for a reason of its own."""
+
+    def __init__(self, *, is_closed: bool) -> None:
+        self._is_closed = is_closed
+
+    def call_soon_threadsafe(self, *_: Any) -> None:
+        raise RuntimeError("no")
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+
+def test_after_the_loop_nobody_listens() -> None:
+    Inbox(EndedLoop(is_closed=True), print).post(1)
+    with pytest.raises(RuntimeError):
+        Inbox(EndedLoop(is_closed=False), print).post(1)
+
+
+def test_a_flag_is_taken_once() -> None:
+    flag = Flag()
+    assert not flag.take()
+    flag.raise_()
+    flag.raise_()
+    assert flag.take()
+    assert not flag.take()
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "reported"), [(None, None), (ClosedError("full"), None), (Boom("x"), Boom),
+                            (SystemExit(3), SystemExit)]
+)  # fmt: skip
+async def test_the_end_of_a_thread_reaches_the_loop(
+    error: BaseException | None, reported: type[BaseException] | None
+) -> None:
+    ends: list[BaseException | None] = []
+    names: list[str] = []
+
+    def body() -> None:
+        names.append(threading.current_thread().name)
+        if error is not None:
+            raise error
+
+    done: Inbox[BaseException | None] = Inbox(asyncio.get_running_loop(), ends.append)
+    thread = start_thread("worker", body, done)
+    await until(lambda: len(ends) == 1)
+    assert names == ["worker"]
+    assert thread.daemon
+    assert ends[0] is (error if reported else None)
+    thread.join()

@@ -1,0 +1,76 @@
+"""A real child describes a tiny environment, or says in one line why it cannot."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from impala_async.config import ActorSection, EnvSection
+from impala_async.errors import EnvError
+from impala_async.learner import probe
+from impala_async.learner.probe import SpaceProbe
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+
+PROBES = "impala_async.envs.probes"
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The children that are started, real ones."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *args: object, **settings: object) -> None:
+            super().__init__(*args, **settings)
+            started.append(self)
+
+    monkeypatch.setattr(probe.subprocess, "Popen", Noted)
+    return started
+
+
+def test_the_child_describes_the_spaces_and_ends(
+    children: list[subprocess.Popen[bytes]],
+) -> None:
+    env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_actions": 5})
+    schema = SpaceProbe(env, ActorSection()).schema(rows=7)
+    assert schema == Schema(
+        ObsSpec((ArraySpec("", (1,), "float32"),)),
+        ActionSpec((ActionPart("", "discrete", 5),)),
+        rows=7,
+    )
+    assert [child.poll() for child in children] == [0]
+    assert "gymnasium" not in children[0].args
+
+
+def test_the_environment_is_never_imported_here() -> None:
+    """In a process of its own, where no other test has imported anything."""
+    code = (
+        "import sys\n"
+        "from impala_async.config import ActorSection, EnvSection\n"
+        "from impala_async.learner.probe import SpaceProbe\n"
+        f"env = EnvSection(id='{PROBES}:Counting')\n"
+        "SpaceProbe(env, ActorSection(sampler='serial')).schema(3)\n"
+        "assert not {'gymnasium', 'torch', 'zmq'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(probe.__file__).parents[2])
+
+
+def test_an_environment_that_cannot_be_made_is_one_line() -> None:
+    env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_acts": 5})
+    with pytest.raises(EnvError, match="num_acts") as error:
+        SpaceProbe(env, ActorSection()).schema(rows=7)
+    assert "\n" not in str(error.value)
+
+
+def test_one_that_takes_for_ever_is_killed(
+    children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.01)
+    env = EnvSection(id=f"{PROBES}:ActionReward")
+    with pytest.raises(EnvError, match=r"env\.id: .*ActionReward was not made within 0 s"):
+        SpaceProbe(env, ActorSection()).schema(rows=7)
+    (child,) = children
+    assert child.poll() is not None
+    assert child.stdout is not None
+    child.stdout.close()

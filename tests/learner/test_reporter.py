@@ -1,0 +1,174 @@
+"""Reports: rates of an interval, means of episodes, and never late because learning is."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala_async.learner import reporter
+from impala_async.learner.handoff import Flag
+from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
+from impala_async.metrics.names import Value
+from impala_async.wire.codec import EPISODE
+from tests.learner.hand_actor import until
+
+
+def episodes(*pairs: tuple[float, int]) -> Any:
+    return np.array(list(pairs), EPISODE)
+
+
+def test_the_mean_return_needs_a_hundred_episodes() -> None:
+    stats = EpisodeStats()
+    stats.take(episodes(*[(1.0, 5)] * 99))
+    assert stats.mean_return is None
+    stats.take(episodes((101.0, 5)))
+    assert stats.mean_return == 2.0
+    stats.take(episodes(*[(3.0, 5)] * 100))
+    assert stats.mean_return == 3.0
+    assert stats.count == 200
+
+
+def test_an_interval_has_its_own_means() -> None:
+    stats = EpisodeStats()
+    nothing = {"episodes/return_mean": None, "episodes/length_mean": None}
+    assert stats.report() == {"mean_return_100": None, "episodes/count": 0, **nothing}
+    stats.take(episodes((1.0, 10), (4.0, 20)))
+    stats.take(episodes((-2.0, 60)))
+    report = stats.report()
+    assert (report["episodes/return_mean"], report["episodes/length_mean"]) == (1.0, 30.0)
+    assert stats.report() == {"mean_return_100": None, "episodes/count": 3, **nothing}
+
+
+def test_saved_episodes_go_on() -> None:
+    stats = EpisodeStats()
+    stats.take(episodes(*[(float(n), 1) for n in range(150)]))
+    resumed = EpisodeStats()
+    resumed.restore(**stats.save())  # the form in which a checkpoint has it
+    assert resumed.mean_return == stats.mean_return == 99.5
+    resumed.take(episodes((0.0, 1)))
+    assert resumed.count == 151
+    assert resumed.mean_return == 99.0
+
+
+async def test_the_loop_tells_how_late_it_is() -> None:
+    lag = LoopLag()
+    watching = asyncio.create_task(lag.watch())
+
+    def largest() -> float:
+        ms = lag.report()["loop/lag_ms_max"]
+        return ms if isinstance(ms, float) else -1.0
+
+    await until(lambda: largest() >= 0.0, "a first probe")
+    time.sleep(reporter.LOOP_PROBE_S + 0.05)
+    await until(lambda: largest() >= 50.0, "a stall in the window")
+    watching.cancel()
+    assert lag.report().keys() == {"loop/lag_ms_mean", "loop/lag_ms_max"}
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Value]] = []
+        self.times: list[float] = []
+        self.is_closed = False
+
+    def write(self, report: dict[str, Value]) -> None:
+        self.lines.append(report)
+        self.times.append(time.monotonic())
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Desk:
+    """A reporter on a clock of its own."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now, self.env_steps = 50.0, 1000
+        self.sinks = [Sink(), Sink()]
+        self.ask = Flag()
+        self.reporter = Reporter(
+            **{
+                "every_s": 2.0,
+                "sinks": self.sinks,
+                "parts": [lambda: {"updates": 7}, lambda: {"num_actors": 0}],
+                "env_steps": lambda: self.env_steps,
+                "ask": self.ask,
+                "clock": lambda: self.now,
+                **settings,
+            }
+        )
+
+    def after(self, seconds: float, env_steps: int) -> dict[str, Value]:
+        self.now += seconds
+        self.env_steps += env_steps
+        return self.reporter.report()
+
+
+def test_a_rate_is_that_of_the_interval() -> None:
+    desk = Desk(earlier_s=10.0)
+    first = desk.after(2.0, 500)
+    assert (first["time_s"], first["env_steps_trained"]) == (12.0, 1500)
+    assert first["env_steps_per_s"] == 250.0
+    second = desk.after(4.0, 400)
+    assert (second["time_s"], second["env_steps_per_s"]) == (16.0, 100.0)
+    assert desk.after(4.0, 0)["env_steps_per_s"] == 0.0
+    assert desk.reporter.run_s(desk.now) == 20.0
+
+
+def test_two_reports_at_one_moment_divide_by_nothing() -> None:
+    desk = Desk()
+    desk.after(0.0, 0)
+    assert desk.after(0.0, 0)["env_steps_per_s"] == 0.0
+
+
+def test_a_report_is_merged_and_reaches_every_sink() -> None:
+    desk = Desk()
+    report = desk.after(2.0, 10)
+    assert report["updates"] == 7
+    assert str(report["bottleneck"]).startswith("unknown")
+    assert isinstance(report["host/rss_bytes"], int)
+    assert [sink.lines for sink in desk.sinks] == [[report], [report]]
+    desk.reporter.close()
+    assert all(sink.is_closed for sink in desk.sinks)
+
+
+@pytest.mark.parametrize("name", ["updates", "no/such/name"])
+def test_a_name_twice_or_undeclared_is_a_bug(name: str) -> None:
+    parts: list[Callable[[], dict[str, object]]] = [lambda: {"updates": 1}, lambda: {name: 1}]
+    with pytest.raises(AssertionError):
+        Desk(parts=parts).reporter.report()
+
+
+async def report_for(desk: Desk, num_reports: int, answers: Callable[[], bool]) -> list[float]:
+    """Run the task until so many reports are there; the times between them."""
+    task = asyncio.create_task(desk.reporter.report_regularly())
+
+    def is_done() -> bool:
+        if answers() and desk.ask.take():
+            desk.reporter.answered()
+        return len(desk.sinks[0].lines) >= num_reports
+
+    await until(is_done, "the reports")
+    task.cancel()
+    times = desk.sinks[0].times
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+async def test_it_asks_for_a_reading_and_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "REPLY_WAIT_S", 1e6)
+    desk = Desk(every_s=0.02)
+    await report_for(desk, 3, lambda: True)
+    assert len(desk.sinks[1].lines) == 3
+
+
+async def test_a_busy_thread_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an answer a report comes a little later, and the next one no later still."""
+    monkeypatch.setattr(reporter, "REPLY_WAIT_S", 0.05)
+    desk = Desk(every_s=0.1)
+    intervals = await report_for(desk, 5, lambda: False)
+    # The mean, for a busy machine delays one and shortens the next.
+    assert sum(intervals) / len(intervals) < 0.14

@@ -1,0 +1,237 @@
+"""Checkpoints of a run: what is in them, which stay, and what happens when the disk is full."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from impala_async.errors import CheckpointError
+from impala_async.learner.ledger import Ledger, Settlement
+from impala_async.learner.reporter import EpisodeStats
+from impala_async.learner.run_folder import RunFolder
+from impala_async.learner.saver import Saver, load_newest
+from impala_async.learner.thread import Captured, Progress
+from impala_async.policy import Policy
+from impala_async.training.checkpoint import capture
+from impala_async.training.step import UpdateStep
+from impala_async.weights import Lineage
+from impala_async.wire.codec import EPISODE
+from impala_async.wire.messages import PROTOCOL, Hello
+from impala_async.wire.session import SessionTable
+from tests.learner.columns import small_schema
+from tests.learner.world import RUN_ID, config_of
+
+ACTOR = b"a" * 16
+
+
+class Ship:
+    """A saver and all that it saves."""
+
+    def __init__(self, folder: RunFolder, *, keep: int = 2, lineage: Lineage | None = None) -> None:
+        self.folder = folder
+        self.ledger = Ledger()
+        self.episodes = EpisodeStats()
+        self.lineage = lineage or Lineage(0).resumed(1, 0)
+        self.table = SessionTable(
+            run_id=RUN_ID, lineage=self.lineage, lease_s=10, max_lag=100, new_id=lambda: b"s" * 16
+        )
+        self.saver = Saver(
+            folder,
+            keep=keep,
+            ledger=self.ledger,
+            table=self.table,
+            lineage=self.lineage,
+            episodes=self.episodes,
+            run_s=lambda: 12.5,
+        )
+        config = config_of(small_schema())
+        policy = Policy(small_schema(), config.model, seed=3)
+        self.step = UpdateStep(policy, config.algorithm, "cpu")
+
+    async def save(self, update: int, mean_return: float | None = None) -> bool:
+        if mean_return is not None:
+            self.episodes.take(np.array([(mean_return, 1)] * 100, EPISODE))
+        progress = Progress(1, update, env_steps_trained=update * 10)
+        return await self.saver.save(Captured(progress, capture(self.step)))
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.folder.checkpoints.iterdir()}
+
+
+@pytest.fixture
+def make_ship(tmp_path: Path) -> Callable[..., Ship]:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config_of(small_schema()))
+    return lambda **settings: Ship(folder, **settings)
+
+
+async def test_everything_that_is_saved_comes_back(make_ship: Callable[..., Ship]) -> None:
+    ship = make_ship(lineage=Lineage(1, {1: 0}).resumed(2, 30))
+    ship.ledger.receive(9)
+    ship.ledger.admit(7)
+    ship.ledger.reject(2, "duplicate")
+    ship.ledger.submit(1, 4)
+    ship.ledger.settle(Settlement(1, trained=4, passes_done=4))
+    peer = ship.table.hello(Hello(PROTOCOL, ACTOR, "b", RUN_ID, 1, 0), b"r", 0.0)
+    peer.columns = 1
+    for _ in range(4):
+        peer.extend()
+    for seq in (0, 1, 3):
+        ship.table.settle(peer, seq, None)
+    assert await ship.save(40, mean_return=7.0)
+
+    restored = load_newest(ship.folder)
+    assert restored is not None
+    assert restored.progress == Progress(1, 40, 400)
+    assert restored.state["run_s"] == 12.5
+    assert {int(k): v for k, v in restored.state["forks"].items()} == {1: 0, 2: 30}
+    model = dict(ship.step.policy.model.state_dict())
+    assert all(torch.equal(restored.training.model[name], model[name]) for name in model)
+
+    again = make_ship()
+    again.saver.restore(restored.state, now=0.0)
+    assert again.ledger.report() == {
+        **ship.ledger.report(),
+        "trajectories/in_slots": 0,
+        "trajectories/dropped": 3,
+        "dropped/shutdown": 3,
+    }
+    assert again.episodes.mean_return == 7.0
+    assert again.table.watermarks() == ship.table.watermarks() == {ACTOR.hex(): [0, 2, 3]}
+
+
+async def test_the_newest_and_the_best_stay(make_ship: Callable[..., Ship]) -> None:
+    ship = make_ship(keep=2)
+    for update, score in enumerate((5.0, 9.0, 7.0, 8.0, 3.0), start=1):
+        assert await ship.save(update, score)
+    assert ship.names() == {"ckpt-1-2", "ckpt-1-4", "ckpt-1-5"}
+
+
+async def test_without_a_score_only_the_newest_stay(make_ship: Callable[..., Ship]) -> None:
+    ship = make_ship(keep=1)
+    for update in (1, 2, 3):
+        assert await ship.save(update)
+    assert ship.names() == {"ckpt-1-3"}
+
+
+async def test_the_best_is_known_after_a_resume(make_ship: Callable[..., Ship]) -> None:
+    ship = make_ship(keep=1)
+    for update, score in ((1, 9.0), (2, 4.0)):
+        await ship.save(update, score)
+    restored = load_newest(ship.folder)
+    assert restored is not None
+    again = make_ship(keep=1)
+    again.saver.restore(restored.state, now=0.0)
+    await again.save(3, 8.0)
+    assert again.names() == {"ckpt-1-1", "ckpt-1-3"}
+    await again.save(4, 9.5)
+    assert again.names() == {"ckpt-1-4"}
+
+
+def block(folder: RunFolder) -> None:
+    """A file where the checkpoints are to be: nothing can be written there, even by root."""
+    folder.checkpoints.rename(folder.path / "aside")
+    folder.checkpoints.write_text("in the way")
+
+
+def unblock(folder: RunFolder) -> None:
+    folder.checkpoints.unlink()
+    (folder.path / "aside").rename(folder.checkpoints)
+
+
+async def test_a_full_disk_costs_a_log_line_and_is_tried_again(
+    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
+) -> None:
+    ship = make_ship()
+    assert await ship.save(1)
+    block(ship.folder)
+    assert not await ship.save(2)
+    assert "training goes on" in caplog.text
+    unblock(ship.folder)
+    assert ship.names() == {"ckpt-1-1"}
+    assert await ship.save(3)
+    assert ship.names() == {"ckpt-1-1", "ckpt-1-3"}
+
+
+async def test_a_best_that_was_never_written_does_not_replace_the_one_that_was(
+    make_ship: Callable[..., Ship],
+) -> None:
+    ship = make_ship(keep=1)
+    await ship.save(1, 9.0)
+    block(ship.folder)
+    await ship.save(2, 20.0)
+    unblock(ship.folder)
+    await ship.save(3, 5.0)
+    await ship.save(4, 6.0)
+    assert ship.names() == {"ckpt-1-1", "ckpt-1-4"}
+
+
+async def test_saves_at_the_same_time_are_written_one_after_the_other(
+    make_ship: Callable[..., Ship],
+) -> None:
+    ship = make_ship(keep=5)
+    results = await asyncio.gather(*(ship.save(update) for update in range(1, 6)))
+    assert results == [True] * 5
+    assert ship.names() == {f"ckpt-1-{update}" for update in range(1, 6)}
+    restored = load_newest(ship.folder)
+    assert restored is not None
+    assert restored.progress.update == 5
+
+
+async def test_a_torn_checkpoint_is_passed_over(
+    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
+) -> None:
+    ship = make_ship(keep=9)
+    for update in (1, 2, 3):
+        await ship.save(update)
+    torn = ship.folder.checkpoints / "ckpt-1-3" / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    (ship.folder.checkpoints / "ckpt-1-2" / "manifest.json").unlink()
+    restored = load_newest(ship.folder)
+    assert restored is not None
+    assert restored.progress.update == 1
+    assert caplog.text.count("skipping a damaged checkpoint") == 2
+
+
+def test_without_a_checkpoint_training_starts_anew(
+    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load_newest(make_ship().folder) is None
+    assert "holds no whole checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "key", ["env_steps_trained", "ledger", "watermarks", "forks", "episodes", "run_s"]
+)
+async def test_a_checkpoint_of_something_else_is_refused(
+    make_ship: Callable[..., Ship], key: str
+) -> None:
+    ship = make_ship()
+    await ship.save(1)
+    path = ship.folder.checkpoints / "ckpt-1-1"
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    del state[key]
+    rewrite(path, state)
+    with pytest.raises(CheckpointError, match=key):
+        load_newest(ship.folder)
+    shutil.rmtree(path)
+
+
+def rewrite(path: Path, state: dict[str, Any]) -> None:
+    """Change the state of a checkpoint so that its manifest still fits."""
+    import hashlib
+
+    data = json.dumps(state).encode()
+    (path / "state.json").write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = {
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))

@@ -1,0 +1,231 @@
+"""Whole runs in this process: from the bind to the summary, whatever ends them in good order."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED
+from impala_async.learner.service import LearnerService
+from impala_async.metrics.names import undeclared
+from impala_async.training.checkpoint import newest_checkpoint
+from impala_async.wire.messages import BYE_REASONS
+from tests.learner.crew import SCHEMA, Voyage, voyage
+from tests.learner.hand_actor import until
+from tests.learner.world import check_identities
+
+SUMMARY = {
+    *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
+    *("lag_quantiles", "dropped", "bottleneck", "exit_reason", "num_actors"),
+}
+REPORT = {
+    *("time_s", "env_steps_trained", "updates", "env_steps_per_s", "mean_return_100"),
+    *(f"trajectories/{n}" for n in ("received", "admitted", "rejected", "trained", "dropped")),
+    *("num_actors", "trajectories/in_slots", "passes/done", "passes/partial"),
+    *(f"rejected/{n}" for n in ("duplicate", "invalid", "nonfinite", "unknown_session", "stale")),
+    *("rejected/dead_branch", "dropped/stale", "dropped/nonfinite_update", "dropped/shutdown"),
+    *("lag/mean", "lag/max", "lag/quantiles", "loop/lag_ms_mean", "loop/lag_ms_max"),
+    *(f"learner_queue/size_{n}" for n in ("count", "mean", "std", "quantiles")),
+    *(f"timing_breakdown/learner_{n}_time_ms" for n in ("grad", "load", "load_wait", "dequeue")),
+}
+FINISHED, RESTARTING = BYE_REASONS.index("finished"), BYE_REASONS.index("restarting")
+
+
+def check_end(run: Voyage, reason: str) -> dict[str, Any]:
+    """What every orderly end leaves behind; the last report."""
+    last = run.reports[-1]
+    summary = run.summary
+    assert summary["exit_reason"] == reason
+    assert summary.keys() >= SUMMARY
+    check_identities(last)
+    assert last["trajectories/in_slots"] == 0
+    passes = run.config.learner.num_passes * last["trajectories/trained"] + last["passes/partial"]
+    assert last["passes/done"] + last["passes/init_short"] == passes
+    for name in ("updates", "env_steps_trained", "bottleneck"):
+        assert summary[name] == last[name]
+    checkpoint = newest_checkpoint(run.folder.checkpoints)
+    assert checkpoint is not None
+    assert checkpoint.version.update == last["updates"]
+    assert not (run.folder.path / "service.json").exists()
+    return last
+
+
+@pytest.mark.parametrize(
+    "learner", [{}, {"num_passes": 3, "minibatch_buffer_size": 2, "init_num_passes": 1}]
+)
+async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> None:
+    async with voyage(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
+        place = await run.place()
+        assert (place["pid"], place["epoch"]) == (os.getpid(), 1)
+        assert place.keys() == {"data_url", "weights_url", "http_url", "pid", "epoch"}
+        await run.sail(2)
+        assert await run.end() == EXIT_DONE
+        assert [[bye.reason for bye in s.byes] for s in run.sailors] == [[FINISHED], [FINISHED]]
+    last = check_end(run, "env_steps")
+    assert last["env_steps_trained"] >= 2400
+    assert last["trajectories/trained"] > 100
+    assert last["trajectories/rejected"] == 0
+    assert run.summary["num_actors"] == 2
+    assert run.summary["wall_s"] > 0
+    assert run.summary["lag_quantiles"] == sorted(run.summary["lag_quantiles"])
+
+
+async def test_every_line_of_the_metrics_has_every_name(tmp_path: Path) -> None:
+    async with voyage(tmp_path, learner={"report_every_s": 0.05}) as run:
+        await run.sail(1)
+        await run.trained(5)
+        run.service.stop("terminated")
+        await run.end()
+    assert len(run.reports) >= 2
+    for report in run.reports:
+        assert report.keys() >= REPORT
+        assert undeclared(report) == set()
+        check_identities(report)
+    times = [report["time_s"] for report in run.reports]
+    assert times == sorted(times)
+    last = run.reports[-1]
+    assert last["loss/total"] is not None
+    assert last["learner_queue/size_count"] == last["updates"]
+
+
+async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path: Path) -> None:
+    settings = {"report_every_s": 0.05, "starved_after_s": 0.1}
+    async with voyage(tmp_path, learner=settings) as run:
+        await run.place()
+        await until(
+            lambda: bool(run.sink.lines) and run.number("learner/starved_since_s") is not None,
+            "starvation in a report",
+        )
+        assert run.number("bottleneck").startswith("actors: the learner has had no batch")
+        run.service.stop("terminated")
+        assert await run.end() == EXIT_DONE
+    last = check_end(run, "terminated")
+    assert last.keys() >= REPORT
+    assert last["learner/starved_total_s"] >= 0.1
+    assert run.summary["lag_quantiles"] == []
+
+
+async def test_without_ever_knowing_the_spaces(tmp_path: Path) -> None:
+    async with voyage(tmp_path, schema=None, learner={"report_every_s": 0.05}) as run:
+        await run.place()
+        await until(lambda: bool(run.sink.lines))
+        run.service.stop("terminated")
+        assert await run.end() == EXIT_DONE
+    assert run.summary["exit_reason"] == "terminated"
+    assert run.summary.keys() >= SUMMARY
+    assert all(report.keys() >= REPORT for report in run.reports)
+
+
+async def test_the_first_actor_may_bring_the_spaces(tmp_path: Path) -> None:
+    async with voyage(tmp_path, schema=None, stop={"env_steps": 300}) as run:
+        await run.sail(2)
+        assert await run.end() == EXIT_DONE
+    check_end(run, "env_steps")
+
+
+async def test_the_mean_return_that_ends_a_run_is_in_its_summary(tmp_path: Path) -> None:
+    async with voyage(tmp_path, stop={"mean_return": 7.5}) as run:
+        await run.sail(1, mean_return=7.5)
+        assert await run.end() == EXIT_DONE
+        assert [bye.reason for bye in run.sailors[0].byes] == [FINISHED]
+    assert run.summary["mean_return_100"] == 7.5
+    assert check_end(run, "mean_return")["episodes/count"] >= 100
+
+
+async def test_wall_time_ends_a_run(tmp_path: Path) -> None:
+    async with voyage(tmp_path, stop={"wall_s": 0.2}) as run:
+        await run.sail(1)
+        assert await run.end() == EXIT_DONE
+    check_end(run, "wall_s")
+    assert run.summary["wall_s"] >= 0.2
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "code"),
+    [(signal.SIGTERM, "terminated", EXIT_DONE), (signal.SIGINT, "interrupted", EXIT_INTERRUPTED)],
+)
+async def test_a_signal_ends_a_run_in_good_order(
+    tmp_path: Path, number: signal.Signals, reason: str, code: int
+) -> None:
+    async with voyage(tmp_path) as run:
+        await run.sail(2)
+        await run.trained(3)
+        os.kill(os.getpid(), number)
+        assert await run.end() == code
+        assert all([bye.reason for bye in s.byes] == [RESTARTING] for s in run.sailors)
+    check_end(run, reason)
+
+
+class SlowToStop(LearnerService):
+    """Its loop stands still, once a stop is known, until the learner thread has ended."""
+
+    def stop(self, reason: str) -> None:
+        super().stop(reason)
+        for thread in threading.enumerate():
+            if thread.name == "learner":
+                thread.join()
+
+
+async def test_the_last_state_is_saved_however_slow_the_loop_is(tmp_path: Path) -> None:
+    async with voyage(tmp_path, stop={"env_steps": 300}, make=SlowToStop) as run:
+        await run.sail(1)
+        assert await run.end() == EXIT_DONE
+    check_end(run, "env_steps")
+
+
+async def test_checkpoints_are_written_on_the_way(tmp_path: Path) -> None:
+    async with voyage(tmp_path, checkpoint={"every_s": 0.05, "keep": 2}) as run:
+        await run.sail(1)
+        seen: set[str] = set()
+
+        def has_seen_three() -> bool:
+            seen.update(path.name for path in run.folder.checkpoints.glob("ckpt-*"))
+            return len(seen) >= 3
+
+        await until(has_seen_three, "three checkpoints")
+        run.service.stop("terminated")
+        await run.end()
+    check_end(run, "terminated")
+    # The newest two, and the best.
+    assert len(list(run.folder.checkpoints.glob("ckpt-*"))) <= 3
+
+
+async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with voyage(tmp_path, checkpoint={"every_s": 0.05}) as run:
+        run.folder.checkpoints.rmdir()
+        run.folder.checkpoints.write_text("in the way")
+        await run.sail(1)
+        await until(lambda: caplog.text.count("training goes on") >= 2, "two tries")
+        before = run.number("updates")
+        await run.trained(before + 20)
+        run.folder.checkpoints.unlink()
+        run.service.stop("terminated")
+        assert await run.end() == EXIT_DONE
+    # The disk has room again: the last one is there.
+    check_end(run, "terminated")
+
+
+async def test_the_folder_tells_what_was_run(tmp_path: Path) -> None:
+    async with voyage(tmp_path, stop={"env_steps": 100}) as run:
+        await run.sail(1)
+        await run.end()
+    assert run.folder.load_config() == run.config
+    assert (tmp_path / "epoch").read_text() == "1"
+    assert json.loads((tmp_path / "summary.json").read_text())["env_id"] == run.config.env.id
+
+
+async def test_a_stop_before_the_first_turn_of_the_loop(tmp_path: Path) -> None:
+    async with voyage(tmp_path) as run:
+        run.service.stop("terminated")
+        run.service.stop("later")
+        assert await run.end() == EXIT_DONE
+        await asyncio.sleep(0)
+    check_end(run, "terminated")
+    assert SCHEMA.rows == run.config.trajectory.rows

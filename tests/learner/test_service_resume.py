@@ -1,0 +1,135 @@
+"""A run that goes on: counters, watermarks, lineage, and a new epoch at every start."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async.errors import EXIT_DONE
+from impala_async.learner.handoff import Mailbox
+from impala_async.wire.messages import VERDICTS
+from tests.learner.crew import Voyage, voyage
+from tests.learner.hand_actor import Actor
+from tests.learner.world import check_identities
+
+
+async def first_start(path: Path, **sections: dict[str, Any]) -> tuple[Voyage, Actor]:
+    """A start with one hand-made actor that sent five messages; ended in good order."""
+    async with voyage(path, **sections) as run:
+        await run.sail(2)
+        await run.trained(20)
+        actor = await run.actor()
+        await actor.join()
+        for _ in range(5):
+            await actor.send()
+        run.service.stop("terminated")
+        assert await run.end() == EXIT_DONE
+    return run, actor
+
+
+async def come_back(run: Voyage, former: Actor) -> Actor:
+    """The same actor at the next start, which remembers nothing of what it sent."""
+    actor = await run.actor()
+    actor.uuid = former.uuid
+    await actor.hello(run_id=run.folder.run_id, epoch=1, lowest_unsettled=0)
+    await actor.spec()
+    await actor.hear(lambda: bool(actor.grants))
+    return actor
+
+
+async def test_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    before, _ = await first_start(tmp_path)
+    last = before.reports[-1]
+    goal = last["env_steps_trained"] + 600
+    async with voyage(tmp_path, is_resumed=True, stop={"env_steps": goal}) as run:
+        place = await run.place()
+        assert place["epoch"] == 2
+        await run.sail(2)
+        assert await run.end() == EXIT_DONE
+    reports = run.reports[len(before.reports) :]
+    for name in ("updates", "env_steps_trained", "trajectories/received", "trajectories/trained",
+                 "passes/done", "episodes/count", "time_s"):  # fmt: skip
+        values = [last[name], *(report[name] for report in reports)]
+        assert values == sorted(values), name
+    final = reports[-1]
+    assert final["env_steps_trained"] >= goal
+    assert final["weights/version_epoch"] == 2
+    check_identities(final)
+    assert final["trajectories/in_slots"] == 0
+    # What the summary says of this start is of this start.
+    steps = final["env_steps_trained"] - last["env_steps_trained"]
+    assert run.summary["env_steps_per_s"] == pytest.approx(steps / run.summary["wall_s"], rel=0.01)
+
+
+async def test_what_was_settled_before_is_never_taken_again(tmp_path: Path) -> None:
+    _, former = await first_start(tmp_path)
+    async with voyage(tmp_path, is_resumed=True) as run:
+        actor = await come_back(run, former)
+        assert actor.settled == 5
+        before = run.service._front.report()["rejected/duplicate"]
+        for seq in range(5):
+            await actor.send(seq=seq, epoch=1, update=0)
+        report: dict[str, Any] = run.service._front.report()
+        assert report["rejected/duplicate"] == before + 5
+        check_identities(report)
+        # And it may go on from there.
+        actor.seq = 5
+        await actor.send(epoch=1, update=0)
+        assert actor.settled == 6
+        assert actor.verdicts == []
+
+
+async def test_what_an_abandoned_branch_made_is_refused(tmp_path: Path) -> None:
+    before, former = await first_start(tmp_path)
+    fork = before.reports[-1]["updates"]
+    async with voyage(tmp_path, is_resumed=True) as run:
+        actor = await come_back(run, former)
+        actor.seq = 5
+        await actor.send(epoch=1, update=fork)
+        assert actor.verdicts == []
+        await actor.send(epoch=1, update=fork + 1)
+        assert actor.verdicts == [[6, VERDICTS.index("dead_branch")]]
+
+
+async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner that comes back has credit to give before it has published anything."""
+    _, former = await first_start(tmp_path)
+    # Nothing that is posted arrives: the thread has published, and nobody heard of it yet.
+    monkeypatch.setattr(Mailbox, "_deliver", lambda mailbox, _: mailbox._values.clear())
+    async with voyage(tmp_path, is_resumed=True) as run:
+        actor = await come_back(run, former)
+        actor.seq = 5
+        await actor.send(epoch=1, update=1)
+        assert actor.version == (0, 0)
+        assert actor.verdicts == []
+
+
+async def test_every_start_has_an_epoch_of_its_own_whatever_became_of_it(tmp_path: Path) -> None:
+    epochs = []
+    for is_resumed in (False, True, True):
+        async with voyage(tmp_path, is_resumed=is_resumed) as run:
+            epochs.append((await run.place())["epoch"])
+            # It ends by cancellation, as by a crash: without a checkpoint.
+            run.task.cancel()
+    assert epochs == [1, 2, 3]
+    assert (tmp_path / "epoch").read_text() == "3"
+
+
+async def test_a_run_that_died_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+    async with voyage(tmp_path) as run:
+        await run.sail(1)
+        await run.trained(5)
+        run.task.cancel()
+    async with voyage(tmp_path, is_resumed=True) as run:
+        actor = await run.actor()
+        await actor.join()
+        # Its weights at update 0 are the same again, those it trained are not.
+        await actor.send(epoch=1, update=0)
+        assert actor.verdicts == []
+        await actor.send(epoch=1, update=3)
+        assert actor.verdicts == [[1, VERDICTS.index("dead_branch")]]
+        run.service.stop("terminated")
+        await run.end()
+    assert run.reports[-1]["updates"] == 0

@@ -1,0 +1,162 @@
+"""Columns into slots: in place, through the scratch, over two slots, in memory that stays."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
+from impala_async.metrics.report import merge
+from impala_async.spec import Schema
+from impala_async.weights import Version
+from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
+
+B = 4
+V = Version(1, 5)
+
+
+class Shelf:
+    """A filler over three slots, and the order in which they were submitted."""
+
+    def __init__(self, schema: Schema | None = None, num_slots: int = 3) -> None:
+        self.schema = schema or small_schema()
+        self.slots = allocate_slots(self.schema, B, num_slots)
+        self.submitted: list[Slot] = []
+        self.filler = SlotFiller(self.slots, self.submitted.append)
+
+    def put(self, planes: Planes, version: Version = V) -> bool:
+        """Take in columns as ingest does; whether they were received in place."""
+        num_columns = len(planes.obs)
+        target = self.filler.obs_target(num_columns)
+        target[:] = planes.obs
+        valid_rows = planes.columns.mask_CT.sum(axis=1)
+        self.filler.commit(target, planes.small, valid_rows, version)
+        return any(np.shares_memory(target, slot.obs) for slot in self.slots)
+
+
+def test_what_fits_is_received_in_place() -> None:
+    shelf = Shelf()
+    assert [shelf.put(planes_of(shelf.schema, n, seed=n)) for n in (1, 3)] == [True, True]
+    (slot,) = shelf.submitted
+    assert same(slot.columns, 0, planes_of(shelf.schema, 1, seed=1).columns)
+    assert all(same(slot.columns, 1 + i, planes_of(shelf.schema, 3, seed=3).columns, i)
+               for i in range(3))  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["one leaf", "many leaves"])
+def test_what_does_not_fit_is_split_over_two_slots(schema: Schema) -> None:
+    shelf = Shelf(schema)
+    sent = [planes_of(schema, 3, seed=seed) for seed in range(4)]
+    was_in_place = [shelf.put(planes, Version(1, i)) for i, planes in enumerate(sent)]
+    # 3 of 4; 1 + 2; 2 + 1; 3 of 3.
+    assert was_in_place == [True, False, False, True]
+    assert [slot.index for slot in shelf.submitted] == [0, 1, 2]
+    assert [slot.batch for slot in shelf.submitted] == [1, 2, 3]
+    for place in range(12):
+        slot, column = shelf.slots[place // B], place % B
+        assert same(slot.columns, column, sent[place // 3].columns, place % 3)
+        assert slot.updates_B[column] == place // 3
+        assert slot.valid_rows_B[column] == schema.rows
+
+
+def test_what_was_not_committed_is_written_over() -> None:
+    shelf = Shelf()
+    shelf.put(planes_of(shelf.schema, 1, seed=1))
+    shelf.filler.obs_target(2)[:] = 0xFF
+    assert shelf.filler.free_columns == 11
+    shelf.put(planes_of(shelf.schema, 3, seed=2))
+    (slot,) = shelf.submitted
+    assert same(slot.columns, 1, planes_of(shelf.schema, 3, seed=2).columns)
+
+
+def test_free_columns_are_what_could_still_come_in() -> None:
+    shelf = Shelf()
+    assert shelf.filler.free_columns == 12
+    for num_columns, left in ((1, 11), (4, 7), (3, 4), (4, 0)):
+        shelf.put(planes_of(shelf.schema, num_columns))
+        assert shelf.filler.free_columns == left
+    shelf.filler.release(1)
+    assert shelf.filler.free_columns == 4
+    shelf.put(planes_of(shelf.schema, 4))
+    assert [slot.index for slot in shelf.submitted] == [0, 1, 2, 1]
+    assert shelf.slots[1].batch == 4
+
+
+def test_to_ask_where_does_not_take_anything() -> None:
+    shelf = Shelf()
+    for _ in range(5):
+        shelf.filler.obs_target(2)
+        assert shelf.filler.free_columns == 12
+
+
+def test_columns_beyond_what_is_free_are_a_bug() -> None:
+    shelf = Shelf(num_slots=1)
+    shelf.put(planes_of(shelf.schema, 2))
+    with pytest.raises(AssertionError, match="credit"):
+        shelf.put(planes_of(shelf.schema, 3))
+
+
+def test_a_column_without_valid_rows_says_so() -> None:
+    shelf = Shelf()
+    planes = planes_of(shelf.schema, 4)
+    planes.columns.mask_CT[1] = False
+    planes.columns.mask_CT[2, 0] = False
+    shelf.put(planes)
+    assert shelf.slots[0].valid_rows_B.tolist() == [3, 0, 2, 3]
+
+
+def test_planes_are_allocated_once_each_and_never_again() -> None:
+    sizes: list[int] = []
+
+    def allocate(num_bytes: int) -> np.ndarray:
+        sizes.append(num_bytes)
+        return touched_memory(num_bytes)
+
+    schema = big_schema()
+    slots = allocate_slots(schema, B, 3, allocate)
+    layout = schema.layout
+    assert sizes == [B * layout.obs_bytes, B * layout.small_bytes] * 3
+    submitted: list[Slot] = []
+    filler = SlotFiller(slots, submitted.append)
+    places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
+    planes = planes_of(schema, 3)
+    valid_rows = planes.columns.mask_CT.sum(axis=1)
+
+    def fill(num_messages: int) -> None:
+        for _ in range(num_messages):
+            target = filler.obs_target(3)
+            filler.commit(target, planes.small, valid_rows, V)
+            while submitted:
+                filler.release(submitted.pop().index)
+
+    fill(100)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        fill(400)
+        now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Views come and go; nothing the size of a plane does.
+    assert peak - before < layout.column_bytes / 2
+    assert now - before < layout.column_bytes / 4
+    assert places == [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
+    assert len(sizes) == 6
+
+
+def test_memory_is_touched_when_it_is_made() -> None:
+    assert touched_memory(100).tolist() == [0] * 100
+
+
+def test_the_idle_queue_reports_its_four_numbers() -> None:
+    shelf = Shelf()
+    for _ in range(2):
+        shelf.put(planes_of(shelf.schema, 4))
+    report = merge(shelf.filler.report())
+    assert report == {
+        "queue/idle_put_wait_ms": 0.0,
+        "queue/idle_get_wait_ms": 0.0,
+        "queue/idle_depth_quantiles": [2.0, 2.1, 2.5, 2.9, 3.0],
+        "queue/idle_capacity": 3,
+    }

@@ -1,0 +1,82 @@
+"""The summary: every key that others read, and quantiles of a histogram."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impala_async.learner.ledger import DROP_REASONS
+from impala_async.learner.summary import lag_quantiles, summarise
+from tests.learner.columns import small_schema
+from tests.learner.world import config_of
+
+CONTRACT = {
+    *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
+    *("lag_quantiles", "dropped", "bottleneck", "exit_reason", "num_actors"),
+}
+REPORT: dict[str, Any] = {
+    "env_steps_trained": 900,
+    "updates": 9,
+    "time_s": 5.5,
+    "episodes/count": 12,
+    "trajectories/rejected": 3,
+    "learner/starved_total_s": 0.25,
+    "bottleneck": "learner: busy",
+    "num_actors": 2,
+    **{f"dropped/{reason}": number for number, reason in enumerate(DROP_REASONS)},
+}
+
+
+def summary_of(**changes: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "exit_reason": "env_steps",
+        "wall_s": 4.0,
+        "env_steps_this_start": 600,
+        "lag_histogram": [1, 1],
+        "mean_return": 475.5,
+    }
+    return summarise(config_of(small_schema()), REPORT, **{**arguments, **changes})
+
+
+def test_a_summary_has_what_others_read() -> None:
+    summary = summary_of()
+    assert summary.keys() >= CONTRACT
+    assert summary["env_steps_per_s"] == 150.0
+    assert summary["dropped"] == {"stale": 0, "nonfinite_update": 1, "shutdown": 2}
+    assert summary["mean_return_100"] == 475.5
+    assert summary["exit_reason"] == "env_steps"
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_a_run_without_an_update_has_no_rate() -> None:
+    summary = summary_of(wall_s=0.0, env_steps_this_start=0, lag_histogram=[], mean_return=None)
+    assert summary["env_steps_per_s"] == 0.0
+    assert summary["lag_quantiles"] == []
+    assert summary["mean_return_100"] is None
+
+
+@pytest.mark.parametrize(
+    ("histogram", "quantiles"),
+    [
+        ([], []),
+        ([0, 0], []),
+        ([3], [0, 0, 0, 0, 0]),
+        ([0, 0, 5], [2, 2, 2, 2, 2]),
+        ([1, 0, 0, 1], [0, 0, 0, 3, 3]),
+        ([90, 9, 0, 1], [0, 0, 0, 0, 3]),
+        ([10, 80, 11], [0, 1, 1, 2, 2]),
+    ],
+)
+def test_quantiles_of_a_histogram(histogram: list[int], quantiles: list[int]) -> None:
+    assert lag_quantiles(histogram) == quantiles
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60))
+def test_quantiles_are_values_that_occurred(lags: list[int]) -> None:
+    got = lag_quantiles(np.bincount(lags).tolist())
+    ordered = sorted(lags)
+    places = [round(q / 100 * (len(lags) - 1)) for q in (0, 10, 50, 90, 100)]
+    assert got == [ordered[place] for place in places]

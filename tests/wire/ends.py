@@ -1,0 +1,59 @@
+"""Real sockets for the tests of this room, and patience with them."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from impala_async.wire.sockets import Dealer, Router, new_context
+
+DEADLINE_S = 5.0
+ANY_PORT = "tcp://127.0.0.1:*"
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+class Ends:
+    """Opens sockets, and closes them all."""
+
+    def __init__(self) -> None:
+        self.context = new_context()
+        self._open: list[Router | Dealer] = []
+
+    def router(
+        self, url: str = ANY_PORT, ipc: Path | None = None, max_bytes: int = MAX_MESSAGE_BYTES
+    ) -> Router:
+        router = Router(self.context, url, str(ipc) if ipc else None, max_bytes)
+        self._open.append(router)
+        return router
+
+    def dealer(self, url: str) -> Dealer:
+        dealer = Dealer(self.context, url)
+        self._open.append(dealer)
+        return dealer
+
+    def close(self) -> None:
+        for end in self._open:
+            end.close()
+        self.context.term()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what real sockets do in their own time."""
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < give_up_at, "it never happened"
+        time.sleep(0.001)
+
+
+def take(router: Router) -> tuple[bytes, bytes, int]:
+    """The next message's route, header and true size."""
+    until(router.has_input)
+    arrived = router.receive()
+    assert arrived is not None
+    route, header, size = arrived
+    return route, bytes(header), size
+
+
+def greeted(router: Router, dealer: Dealer) -> bytes:
+    """The route to a dealer that has said something."""
+    until(lambda: dealer.send([b"hello"]))
+    return take(router)[0]

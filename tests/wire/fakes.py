@@ -1,0 +1,296 @@
+"""A learner and an actor that do what `learner/` and `actor/` do, without sockets and bodies.
+
+The learner checks as it goes: what is admitted has a place, comes once, and is of its branch.
+"""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from impala_async.errors import ProtocolError
+from impala_async.weights import NO_VERSION, Lineage, Version
+from impala_async.wire.messages import (
+    PROTOCOL,
+    REJECT_CODES,
+    Bye,
+    ByeOk,
+    Data,
+    Grant,
+    Heartbeat,
+    Hello,
+    Message,
+    Reject,
+    Spec,
+    Welcome,
+    pack,
+)
+from impala_async.wire.outbox import Outbox
+from impala_async.wire.session import WINDOW, Peer, SessionTable, reject
+
+LEASE_S = 4.0
+HEARTBEAT_S = 1.0
+MAX_LAG = 4
+BATCH_COLUMNS = 6
+ALL_COLUMNS = 3 * BATCH_COLUMNS
+RUN_ID = b"R" * 16
+LEARNER = b"learner"
+# What a body turns out to be, once it is looked at.
+FAULTS = (None, "nonfinite", "invalid")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a learner continues from, as it lies on the disk."""
+
+    version: Version
+    watermarks: str
+    forks: dict[int, int]
+    admitted: frozenset[tuple[bytes, int]]
+
+
+class Wire:
+    """The clock, and the messages under way: (to whom, from whom, frame)."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.messages: list[tuple[bytes, bytes, bytes]] = []
+        self.numbers = itertools.count(1)
+
+    def send(self, to: bytes, sender: bytes, message: Message) -> None:
+        self.messages.append((to, sender, pack(message)))
+
+
+class FakeLearner:
+    """Desk and ingest around a session table; slots are a number of free columns."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        epoch: int,
+        checkpoint: Checkpoint | None,
+        is_ancestor: Callable[[Version], bool],
+    ) -> None:
+        self.wire = wire
+        self.is_ancestor = is_ancestor
+        self.version = Version(epoch, 0)
+        lineage = Lineage(epoch)
+        if checkpoint is not None:
+            self.version = Version(epoch, checkpoint.version.update)
+            past = Lineage(checkpoint.version.epoch, checkpoint.forks)
+            lineage = past.resumed(*self.version)
+        self.table = SessionTable(
+            run_id=RUN_ID,
+            lineage=lineage,
+            lease_s=LEASE_S,
+            max_lag=MAX_LAG,
+            new_id=lambda: next(wire.numbers).to_bytes(16, "little"),
+        )
+        self.admitted: set[tuple[bytes, int]] = set()
+        if checkpoint is not None:
+            self.table.restore_watermarks(json.loads(checkpoint.watermarks), wire.now)
+            self.admitted = set(checkpoint.admitted)
+        self.free = ALL_COLUMNS
+        # What the last deal was given, less what was admitted since.
+        self.handed = 0
+        self.received = self.num_admitted = 0
+        self.rejected: Counter[str] = Counter()
+
+    def save(self) -> Checkpoint:
+        return Checkpoint(
+            self.version,
+            json.dumps(self.table.watermarks()),
+            dict(self.table.lineage.forks),
+            frozenset(self.admitted),
+        )
+
+    def train(self, updates: int) -> None:
+        self.version = Version(self.version.epoch, self.version.update + updates)
+
+    def release(self, columns: int) -> None:
+        """Batches are done with."""
+        self.free = min(ALL_COLUMNS, self.free + columns)
+        self._answer([])
+
+    def reap(self) -> None:
+        self.table.expire(self.wire.now)
+        self._answer([])
+
+    def say_bye(self) -> None:
+        for peer in self.table:
+            self._send(peer.data_route, Bye(peer.session, 1))
+
+    def receive(self, route: bytes, message: Message) -> None:
+        try:
+            self._take(route, message)
+        except ProtocolError as error:
+            code = "hello_again" if error.reason == "unknown_session" else "bad_message"
+            self._send(route, reject(code, error.reason, 0.0))
+
+    def _take(self, route: bytes, message: Message) -> None:
+        now = self.wire.now
+        if isinstance(message, Hello):
+            opened = self.table.hello(message, route, now)
+            self._send(route, self._welcome(opened) if isinstance(opened, Peer) else opened)
+            return
+        session = getattr(message, "session", b"")
+        peer = self.table.find(session, now)
+        if isinstance(message, Bye | ByeOk):
+            if peer is not None:
+                self.table.end(peer)
+            return
+        if isinstance(message, Data):
+            self.received += message.columns
+            if peer is None:
+                self.rejected["unknown_session"] += message.columns
+        if peer is None:
+            raise ProtocolError("unknown_session")
+        peer.data_route = route
+        if isinstance(message, Spec):
+            peer.columns, peer.streams = message.columns, message.streams
+        elif isinstance(message, Data):
+            self._ingest(peer, message)
+        self._answer([peer])
+
+    def _ingest(self, peer: Peer, data: Data) -> None:
+        try:
+            verdict = self.table.reserve(peer, data, self.version)
+        except ProtocolError:
+            self.received -= data.columns
+            raise
+        version = Version(data.epoch, data.update)
+        assert (verdict == "dead_branch") <= (not self.is_ancestor(version))
+        verdict = verdict or FAULTS[data.num_episodes]
+        if verdict is None:
+            self._admit(peer, data, version)
+        else:
+            self.rejected[verdict] += data.columns
+        if verdict != "duplicate":
+            self.table.settle(peer, data.seq, verdict)
+
+    def _admit(self, peer: Peer, data: Data, version: Version) -> None:
+        key = (peer.actor, data.seq)
+        assert key not in self.admitted, f"{key} came in twice"
+        assert data.columns <= self.free, "there is no place for it"
+        assert self.is_ancestor(version)
+        assert 0 <= self.version.update - version.update <= MAX_LAG
+        self.admitted.add(key)
+        self.num_admitted += data.columns
+        self.free -= data.columns
+        self.handed -= data.columns
+
+    def _answer(self, peers: list[Peer]) -> None:
+        self.handed = min(self.free, BATCH_COLUMNS)
+        dealt = self.table.deal(self.handed)
+        for peer in {id(peer): peer for peer in (*dealt, *peers)}.values():
+            self._send(peer.data_route, peer.grant(self.version))
+
+    def _welcome(self, peer: Peer) -> Welcome:
+        return Welcome(
+            *(RUN_ID, self.version.epoch, peer.session, peer.rank, 1, "", "", "", bytes(16)),
+            *(LEASE_S, HEARTBEAT_S, BATCH_COLUMNS),
+        )
+
+    def _send(self, route: bytes, message: Message) -> None:
+        self.wire.send(route, LEARNER, message)
+
+
+class FakeActor:
+    """The client around an outbox; its trajectories are (version, fault)."""
+
+    def __init__(self, wire: Wire, name: bytes, columns: int, streams: int) -> None:
+        self.wire = wire
+        self.name = name
+        self.columns = columns
+        self.streams = streams
+        self.outbox: Outbox[tuple[Version, int]] = Outbox()
+        self.welcome: Welcome | None = None
+        self.is_at_work = False
+        self.has_credit = False
+        self.version = NO_VERSION
+        self.last_heard = self.last_said = wire.now
+        self.num_produced = 0
+        self._send_hello()
+
+    def produce(self, fault: int) -> None:
+        """Unroll a trajectory, if there is a buffer for it and there are weights."""
+        has_buffer = len(self.outbox) < self.streams * (WINDOW + 1)
+        if self.version != NO_VERSION and has_buffer:
+            self.outbox.put((self.version, fault))
+            self.num_produced += 1
+
+    def tick(self) -> None:
+        """What is due by now: a hello, a heartbeat, a second try, what has credit."""
+        now = self.wire.now
+        is_due = now - self.last_said >= HEARTBEAT_S
+        if not self.is_at_work:
+            if is_due:
+                self._send_hello()
+            return
+        if now - self.last_heard > LEASE_S:
+            self.come_back()
+            return
+        if is_due:
+            self._send(Heartbeat(self._session, {}))
+            if not self.has_credit:
+                self._send_spec()
+        self.outbox.resend_overdue(now, LEASE_S)
+        while (one := self.outbox.sendable()) is not None:
+            seq, (version, fault) = one
+            self._send(
+                Data(self._session, seq, *version, 5, self.columns, 0, fault, None),
+            )
+            self.outbox.mark_sent(seq, now)
+
+    def come_back(self) -> None:
+        self.is_at_work = False
+        self._send_hello()
+
+    def leave(self) -> None:
+        """Say goodbye."""
+        if self.welcome is not None:
+            self._send(Bye(self._session, 2))
+
+    def receive(self, message: Message) -> None:
+        self.last_heard = self.wire.now
+        if isinstance(message, Welcome) and not self.is_at_work:
+            if self.welcome is None or message.epoch >= self.welcome.epoch:
+                self._begin(message)
+        elif isinstance(message, Grant) and self.is_at_work and message.session == self._session:
+            self.outbox.on_grant(message)
+            self.has_credit |= message.granted > message.settled
+            self.version = max(self.version, Version(message.epoch, message.update))
+            self.tick()
+        elif isinstance(message, Reject) and self.is_at_work:
+            assert REJECT_CODES[message.code] in ("hello_again", "bad_message")
+            if message.code == REJECT_CODES.index("hello_again"):
+                self.come_back()
+        elif isinstance(message, Bye) and self.is_at_work:
+            self._send(ByeOk(message.session))
+            self.come_back()
+
+    def _begin(self, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.is_at_work, self.has_credit = True, False
+        self.outbox.on_new_session()
+        self._send_spec()
+
+    @property
+    def _session(self) -> bytes:
+        assert self.welcome is not None
+        return self.welcome.session
+
+    def _send_hello(self) -> None:
+        run_id, epoch = (bytes(16), 0)
+        if self.welcome is not None:
+            run_id, epoch = self.welcome.run_id, self.welcome.epoch
+        lowest = self.outbox.lowest_unsettled
+        self._send(Hello(PROTOCOL, self.name, "0.1.0", run_id, epoch, lowest))
+
+    def _send_spec(self) -> None:
+        self._send(Spec(self._session, bytes(16), bytes(16), self.columns, self.streams))
+
+    def _send(self, message: Message) -> None:
+        self.last_said = self.wire.now
+        self.wire.send(LEARNER, self.name, message)

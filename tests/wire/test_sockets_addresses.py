@@ -1,0 +1,97 @@
+"""Addresses of a learner that exist, that do not, and that somebody else has; and how long an
+actor's end waits."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from impala_async.wire import sockets
+from impala_async.wire.sockets import IPC_PATH_MAX_BYTES, AddressInUseError, Router
+from tests.wire.ends import DEADLINE_S, Ends, greeted
+
+
+@pytest.fixture
+def router(ends: Ends) -> Router:
+    return ends.router()
+
+
+def test_any_port_is_a_real_one(router: Router, ends: Ends) -> None:
+    assert router.url == f"tcp://127.0.0.1:{router.port}"
+    assert router.port > 0
+    assert router.connectable_url() == router.url
+    assert ends.router(max_bytes=1000).port != router.port
+
+
+def test_an_address_in_use_is_named(router: Router, ends: Ends) -> None:
+    with pytest.raises(AddressInUseError, match=f"{router.url}: Address already in use"):
+        ends.router(router.url)
+
+
+def test_an_address_of_another_host_is_named(ends: Ends) -> None:
+    with pytest.raises(AddressInUseError, match=r"tcp://192\.0\.2\.1:5555: "):
+        ends.router("tcp://192.0.2.1:5555")
+
+
+@pytest.mark.parametrize("name", ["x" * IPC_PATH_MAX_BYTES, "missing/folder/ipc"])
+def test_an_ipc_path_that_cannot_be_is_named(ends: Ends, tmp_path: Path, name: str) -> None:
+    with pytest.raises(AddressInUseError, match=rf"cannot listen on ipc://{tmp_path}/{name}: \w"):
+        ends.router(ipc=tmp_path / name)
+
+
+def test_after_a_refused_bind_nothing_is_left_open(router: Router, ends: Ends) -> None:
+    for _ in range(3):
+        with pytest.raises(AddressInUseError):
+            ends.router(router.url)
+    router.close()
+    # A socket that was left open would let this wait for ever.
+    ends.context.term()
+    assert ends.context.closed
+
+
+def test_a_wildcard_is_told_as_something_to_connect_to(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = ends.router("tcp://0.0.0.0:*")
+    monkeypatch.setattr(sockets.socket, "gethostname", lambda: "this-host")
+    monkeypatch.setattr(sockets.socket, "gethostbyname", {"this-host": "127.0.0.2"}.__getitem__)
+    assert router.connectable_url() == f"tcp://127.0.0.2:{router.port}"
+    greeted(router, ends.dealer(router.connectable_url()))
+
+    def unknown(host: str) -> str:
+        raise OSError(host)
+
+    monkeypatch.setattr(sockets.socket, "gethostbyname", unknown)
+    assert router.connectable_url() == f"tcp://127.0.0.1:{router.port}"
+
+
+# -------------------- the actor's end
+
+
+def test_receiving_waits_as_long_as_it_is_told(router: Router, ends: Ends) -> None:
+    dealer = ends.dealer(router.url)
+    started = time.monotonic()
+    assert dealer.receive(0.05) is None
+    assert 0.04 < time.monotonic() - started < DEADLINE_S
+    started = time.monotonic()
+    assert dealer.receive(0) is None
+    assert time.monotonic() - started < 0.04
+
+
+def test_waiting_ends_by_a_message_or_by_the_other_descriptor(router: Router, ends: Ends) -> None:
+    dealer, wake_fd = ends.dealer(router.url), os.eventfd(0, os.EFD_NONBLOCK)
+    route = greeted(router, dealer)
+    try:
+        assert not dealer.wait(0.01, wake_fd)
+        os.eventfd_write(wake_fd, 1)
+        assert dealer.wait(DEADLINE_S, wake_fd)
+        os.eventfd_read(wake_fd)
+        assert router.send(route, [b"news"])
+        started = time.monotonic()
+        assert not dealer.wait(DEADLINE_S, wake_fd)
+        assert time.monotonic() - started < DEADLINE_S / 2
+        assert dealer.receive(0) == [b"news"]
+        assert not dealer.wait(-1.0, wake_fd)
+    finally:
+        os.close(wake_fd)
