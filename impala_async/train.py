@@ -39,7 +39,7 @@ def _train(args: argparse.Namespace) -> int:
     config, folder = check_run(args, default=default_config_path())
     start_logging()
     bind = _chosen(config.bind)
-    before = folder.read_json("summary.json")
+    before = folder.read_json("summary.json") if args.resume else None
     started = time.monotonic()
     run = LocalRun(_learner_flags(args, folder, bind), bind.data, folder.path / "actors")
     code = run.run(config.train.num_actors)

@@ -89,7 +89,8 @@ class LocalRun:
         try:
             while self._learner.poll() is None and self._verdict is None:
                 for actor in self._actors:
-                    self._look_after(actor)
+                    if self._verdict is None:
+                        self._look_after(actor)
                 time.sleep(POLL_S)
         finally:
             self._end()

@@ -22,7 +22,7 @@ from impala_async.learner.port import Port, WireCounters
 from impala_async.learner.publisher import Publisher
 from impala_async.learner.slots import Slot
 from impala_async.spec import Schema
-from impala_async.weights import Lineage, Weights
+from impala_async.weights import NO_VERSION, Lineage, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.messages import Data, Message
 from impala_async.wire.session import SessionTable
@@ -101,7 +101,10 @@ class Front:
         self._answer()
 
     def publish(self, weights: Weights) -> None:
+        is_first = self._publisher.version == NO_VERSION
         self._publisher.publish(weights)
+        if is_first:
+            self._answer()
 
     def release(self, slot: int) -> None:
         """A slot is empty again; its columns are credit now."""

@@ -19,7 +19,7 @@ from impala_async.learner.publisher import Publisher
 from impala_async.learner.slots import Slot, SlotFiller
 from impala_async.spec import Bytes2D, Schema
 from impala_async.trajectory import columns_over, find_fault
-from impala_async.weights import Version
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import body_sizes, decode_episodes, split_inline
 from impala_async.wire.messages import Data, pack
 from impala_async.wire.session import Peer, SessionTable
@@ -100,7 +100,9 @@ class Ingest:
 
     def answer(self, port: Port) -> None:
         """Deal out the free credit; tell whoever got some, or waits for a word on what it sent."""
-        if self._filler is not None and not self._is_closed:
+        # Before the first version nothing can be judged: what an earlier start earned looks wrong.
+        is_ready = self._publisher.version != NO_VERSION and not self._is_closed
+        if self._filler is not None and is_ready:
             # At most one batch ahead: more would only make the data older.
             free = min(self._filler.free_columns, self._filler.batch_columns)
             for peer in self._table.deal(free):

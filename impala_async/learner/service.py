@@ -254,8 +254,14 @@ class LearnerService:
     def _save(self, captured: Captured) -> asyncio.Task[bool]:
         task = self._loop.create_task(self._saver.save(captured), name="save")
         self._savings.add(task)
-        task.add_done_callback(self._savings.discard)
+        task.add_done_callback(self._on_saved)
         return task
+
+    def _on_saved(self, task: asyncio.Task[bool]) -> None:
+        self._savings.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail("a save", error)
 
     async def _reap(self) -> None:
         """Sessions end, and the dump of a loop that is stuck is put off once more."""

@@ -27,6 +27,7 @@ from impala_async.wire.messages import (
     Bye,
     Data,
     Grant,
+    Heartbeat,
     Hello,
     Message,
     NotModified,
@@ -253,6 +254,13 @@ class Scene:
         """What the actor sends, once it has seen its credit."""
         with actor.pumping():
             return self.learner.data.hear(Data)
+
+    def stays_blocked(self, call: Future[Any]) -> bool:
+        """Whether a call is still waiting after the actor has shown twice that it lives."""
+        self.learner.weights.drain()
+        for _ in range(2):
+            self.learner.weights.find(Heartbeat)
+        return not call.done()
 
     def close(self) -> None:
         for actor in self._actors:

@@ -1,7 +1,5 @@
 import random
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 
 import pytest
 
@@ -18,10 +16,8 @@ from tests.actor.scripted import (
     Heard,
     Scene,
     Session,
-    reply_of,
     seq_of,
     settings_of,
-    weights_of,
 )
 
 V1 = Version(1, 1)
@@ -55,14 +51,6 @@ def is_intact(heard: Heard) -> bool:
     return set(body_of(heard)) == {seq_of(heard) % 251}
 
 
-def stays_blocked(scene: Scene, call: Future[object]) -> bool:
-    """Whether a call is still waiting after the actor has shown twice that it lives."""
-    scene.learner.weights.drain()
-    for _ in range(2):
-        scene.learner.weights.find(Heartbeat)
-    return not call.done()
-
-
 def test_an_address_is_enough_and_spec_says_what_runs(scene: Scene) -> None:
     actor = scene.actor()
     connected = actor.begin(actor.client.connect)
@@ -85,7 +73,8 @@ def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene: Scene) -
     learner, actor = scene.learner, scene.actor()
     connected = actor.begin(actor.client.connect)
     hello = learner.data.hear(Hello)
-    learner.welcome(hello, settings_of(), nonce_path=str(learner.folder / "nonce"))
+    nonce_path = str(learner.folder / "nonce")
+    learner.welcome(hello, settings_of(), nonce_path=nonce_path, weights_port=1)
     connected.result(WITHIN_S)
     joined = actor.begin(actor.client.join, offer_of())
     spec = learner.data.hear(Spec)
@@ -135,7 +124,7 @@ def test_take_waits_for_credit(scene: Scene) -> None:
     session = scene.join(actor, offer_of(), heartbeat_s=0.1)
     actor.do(unroll, actor, 0)
     taken = actor.begin(actor.client.take, 2)
-    assert stays_blocked(scene, taken)
+    assert scene.stays_blocked(taken)
     session.grant(1)
     assert isinstance(taken.result(WITHIN_S), MessageBuffer)
     assert seq_of(scene.learner.data.hear(Data)) == 0
@@ -151,7 +140,7 @@ def test_take_waits_until_a_buffer_is_settled(scene: Scene) -> None:
     buffers = [actor.do(unroll, actor, seq) for seq in range(6)]
     assert len({id(buffer) for buffer in buffers}) == 6
     taken = actor.begin(actor.client.take, 2)
-    assert stays_blocked(scene, taken)
+    assert scene.stays_blocked(taken)
     session.grant(MANY, settled=1)
     assert taken.result(WITHIN_S) is buffers[0]
 
@@ -246,73 +235,3 @@ def test_what_is_not_settled_for_a_lease_is_sent_again(scene: Scene) -> None:
     assert time.monotonic() - sent_at > 0.3
     assert seq_of(heard[0]) == 0
     assert body_of(heard[0]) == body_of(first)
-
-
-def test_it_waits_for_its_first_weights(scene: Scene) -> None:
-    actor = scene.actor()
-    scene.join(actor, offer_of(), heartbeat_s=0.1)
-    newest = actor.begin(actor.client.newest)
-    assert stays_blocked(scene, newest)
-    scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V1)))
-    weights = newest.result(WITHIN_S)
-    assert weights is not None
-    assert weights.version == V1
-    _, weights_wait_s = actor.do(actor.client.take_waits)
-    assert weights_wait_s > 0.1
-
-
-@pytest.fixture
-def joined(scene: Scene) -> Callable[..., tuple[Actor, Session]]:
-    """An actor that has weights of V1, and its session."""
-
-    def make(max_lag: int = 100) -> tuple[Actor, Session]:
-        actor = scene.actor()
-        settings = settings_of(max_lag=max_lag)
-        session = scene.join(actor, offer_of(), settings, heartbeat_s=0.1)
-        newest = actor.begin(actor.client.newest)
-        scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V1)))
-        newest.result(WITHIN_S)
-        return actor, session
-
-    return make
-
-
-def test_later_weights_are_not_waited_for(
-    scene: Scene, joined: Callable[..., tuple[Actor, Session]]
-) -> None:
-    actor, session = joined(max_lag=3)
-    assert actor.do(actor.client.newest) is None
-    session.grant(1, version=Version(1, 3))
-    actor.do(actor.pump_until, lambda: actor.client.link.is_asking)
-    assert actor.do(actor.client.newest) is None
-    scene.learner.weights.find(Get).answer(*reply_of(weights_of(3, Version(1, 3))))
-    actor.do(actor.client.link.wait_for_weights, WITHIN_S)
-    weights = actor.do(actor.client.newest)
-    assert weights is not None
-    assert weights.version == Version(1, 3)
-
-
-def test_at_max_lag_it_waits_for_newer_weights(
-    scene: Scene, joined: Callable[..., tuple[Actor, Session]]
-) -> None:
-    actor, session = joined(max_lag=3)
-    session.grant(1, version=Version(1, 4))
-    actor.do(actor.pump_until, lambda: actor.client.link.is_asking)
-    get = scene.learner.weights.find(Get)
-    assert get.message == Get(session.id, *V1)
-    newest = actor.begin(actor.client.newest)
-    assert stays_blocked(scene, newest)
-    get.answer(*reply_of(weights_of(4, Version(1, 4))))
-    weights = newest.result(WITHIN_S)
-    assert weights is not None
-    assert weights.version == Version(1, 4)
-
-
-def test_timers_go_up_with_the_heartbeat(
-    scene: Scene, joined: Callable[..., tuple[Actor, Session]]
-) -> None:
-    actor, _ = joined()
-    actor.do(actor.client.set_timers, {"env_time_ms": 1.25})
-    give_up_at = time.monotonic() + WITHIN_S
-    while scene.learner.weights.find(Heartbeat).message.timers != {"env_time_ms": 1.25}:
-        assert time.monotonic() < give_up_at

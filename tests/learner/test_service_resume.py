@@ -1,16 +1,24 @@
 """A run that goes on: counters, watermarks, lineage, and a new epoch at every start."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from impala_async.errors import EXIT_DONE
+from impala_async.learner import service
 from impala_async.learner.handoff import Mailbox
-from impala_async.wire.messages import VERDICTS
+from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, Heartbeat
 from tests.learner.crew import Voyage, voyage
-from tests.learner.hand_actor import Actor
+from tests.learner.hand_actor import Actor, until
 from tests.learner.world import check_identities
+
+
+@pytest.fixture(autouse=True)
+def short_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hand-made actors here do not answer one."""
+    monkeypatch.setattr(service, "GOODBYE_S", 0.01)
 
 
 async def first_start(path: Path, **sections: dict[str, Any]) -> tuple[Voyage, Actor]:
@@ -22,6 +30,8 @@ async def first_start(path: Path, **sections: dict[str, Any]) -> tuple[Voyage, A
         await actor.join()
         for _ in range(5):
             await actor.send()
+        await actor.say(Bye(actor.session, BYE_REASONS.index("leaving")))
+        await actor.hear(lambda: bool(actor.others))
         run.service.stop("terminated")
         assert await run.end() == EXIT_DONE
     return run, actor
@@ -39,14 +49,14 @@ async def come_back(run: Voyage, former: Actor) -> Actor:
 
 async def test_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     before, _ = await first_start(tmp_path)
-    last = before.reports[-1]
+    num_before, last = len(before.reports), before.reports[-1]
     goal = last["env_steps_trained"] + 600
     async with voyage(tmp_path, is_resumed=True, stop={"env_steps": goal}) as run:
         place = await run.place()
         assert place["epoch"] == 2
         await run.sail(2)
         assert await run.end() == EXIT_DONE
-    reports = run.reports[len(before.reports) :]
+    reports = run.reports[num_before:]
     for name in ("updates", "env_steps_trained", "trajectories/received", "trajectories/trained",
                  "passes/done", "episodes/count", "time_s"):  # fmt: skip
         values = [last[name], *(report[name] for report in reports)]
@@ -68,10 +78,9 @@ async def test_what_was_settled_before_is_never_taken_again(tmp_path: Path) -> N
         assert actor.settled == 5
         before = run.service._front.report()["rejected/duplicate"]
         for seq in range(5):
-            await actor.send(seq=seq, epoch=1, update=0)
-        report: dict[str, Any] = run.service._front.report()
-        assert report["rejected/duplicate"] == before + 5
-        check_identities(report)
+            await actor.send(seq=seq, epoch=1, update=0, is_waiting=False)
+        await until(lambda: run.service._front.report()["rejected/duplicate"] == before + 5)
+        check_identities(run.service._front.report())
         # And it may go on from there.
         actor.seq = 5
         await actor.send(epoch=1, update=0)
@@ -94,16 +103,23 @@ async def test_what_an_abandoned_branch_made_is_refused(tmp_path: Path) -> None:
 async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A learner that comes back has credit to give before it has published anything."""
+    """A learner that has published nothing yet could not judge it: it gives no credit."""
     _, former = await first_start(tmp_path)
-    # Nothing that is posted arrives: the thread has published, and nobody heard of it yet.
-    monkeypatch.setattr(Mailbox, "_deliver", lambda mailbox, _: mailbox._values.clear())
-    async with voyage(tmp_path, is_resumed=True) as run:
-        actor = await come_back(run, former)
-        actor.seq = 5
-        await actor.send(epoch=1, update=1)
-        assert actor.version == (0, 0)
-        assert actor.verdicts == []
+    held: list[Callable[[], None]] = []
+    deliver = Mailbox._deliver
+    with monkeypatch.context() as patch:
+        patch.setattr(Mailbox, "_deliver", lambda box, _: held.append(lambda: deliver(box, None)))
+        async with voyage(tmp_path, is_resumed=True) as run:
+            actor = await come_back(run, former)
+            await actor.beat(Heartbeat(actor.session, {}))
+            await actor.hear(lambda: len(actor.grants) >= 2)
+            assert (actor.granted, actor.version) == (5, (0, 0))
+            patch.undo()
+            for waiting in held:
+                waiting()
+            actor.seq = 5
+            await actor.send(epoch=1, update=1)
+            assert actor.verdicts == []
 
 
 async def test_every_start_has_an_epoch_of_its_own_whatever_became_of_it(tmp_path: Path) -> None:

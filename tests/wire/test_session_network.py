@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from impala_async.wire.messages import Data, Grant, Hello, Spec, Welcome, unpack
+from impala_async.wire.messages import Data, Grant, Hello, Spec, Welcome
 from tests.wire.fakes import ALL_COLUMNS, BATCH_COLUMNS, FakeActor
 from tests.wire.network import Network
 

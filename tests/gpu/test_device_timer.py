@@ -1,0 +1,27 @@
+"""Durations of work on a GPU, without waiting for it."""
+
+import pytest
+import torch
+
+from impala_async.learner.device_timer import DeviceTimer
+from impala_async.metrics.timer import TimerStat
+
+pytestmark = pytest.mark.gpu
+
+
+def test_durations_are_those_of_the_device(device: torch.device) -> None:
+    timer = DeviceTimer(device, TimerStat())
+    a = torch.randn(2048, 2048, device=device)
+    for _ in range(5):
+        with timer:
+            for _ in range(20):
+                a = (a @ a).clamp(-1, 1)
+    torch.cuda.synchronize()
+    with timer:
+        pass
+    torch.cuda.synchronize()
+    with timer:
+        pass
+    assert timer.stat.count >= 6
+    assert timer.stat.mean is not None
+    assert timer.stat.mean > 0

@@ -1,0 +1,73 @@
+"""What a device loader must do on any device; collected where a `device` fixture says on which."""
+
+import queue
+
+import pytest
+import torch
+
+from impala_async.learner.handoff import ClosedError
+from tests.learner.device_bench import DeviceBench, holds
+
+
+def test_batches_come_in_order_and_are_what_was_put_in(device: torch.device) -> None:
+    bench = DeviceBench(device)
+    for seed in range(10):
+        planes = bench.put(seed)
+        loaded = bench.loader.get(timeout=5.0)
+        assert holds(loaded, planes)
+        assert loaded.account.batch == seed + 1
+        assert loaded.updates_B.tolist() == [seed] * 4
+        assert loaded.valid_rows_B.tolist() == [3] * 4
+        bench.loader.release(loaded)
+    assert bench.loader.load_timer.count == 10
+    bench.close()
+
+
+def test_a_host_slot_comes_back_when_it_is_copied(device: torch.device) -> None:
+    bench = DeviceBench(device, num_slots=1, num_device_slots=3)
+    sent = [bench.put(seed) for seed in range(3)]
+    # One host slot carried all three; nothing on the device changed with it.
+    batches = [bench.loader.get(timeout=5.0) for _ in range(3)]
+    assert all(holds(loaded, planes) for loaded, planes in zip(batches, sent, strict=True))
+    bench.close()
+
+
+def test_a_device_slot_is_not_filled_again_before_it_is_released(device: torch.device) -> None:
+    bench = DeviceBench(device, num_slots=3, num_device_slots=2)
+    sent = [bench.put(seed) for seed in range(4)]
+    first, second = bench.loader.get(timeout=5.0), bench.loader.get(timeout=5.0)
+    with pytest.raises(queue.Empty):
+        bench.loader.get(timeout=0.05)
+    assert holds(first, sent[0])
+    assert holds(second, sent[1])
+    # One waits on its way to the device, one in the queue.
+    bench.until(lambda: bench.loader.num_waiting() == 2)
+    bench.loader.release(second)
+    third = bench.loader.get(timeout=5.0)
+    assert third.place == second.place
+    assert holds(third, sent[2])
+    assert holds(first, sent[0])
+    bench.close()
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 2])
+def test_at_the_close_every_batch_is_somewhere(device: torch.device, num_taken: int) -> None:
+    bench = DeviceBench(device, num_slots=3, num_device_slots=2)
+    for seed in range(5):
+        bench.put(seed)
+    taken = [bench.loader.get(timeout=5.0).account.batch for _ in range(num_taken)]
+    bench.close()
+    assert isinstance(bench.ends[0], ClosedError)
+    assert sorted(taken + bench.loader.leftovers()) == [1, 2, 3, 4, 5]
+    with pytest.raises(ClosedError):
+        bench.loader.get(timeout=None)
+
+
+def test_its_report_has_both_queues(device: torch.device) -> None:
+    bench = DeviceBench(device)
+    bench.put(0)
+    bench.loader.get(timeout=5.0)
+    report = bench.loader.report()
+    assert report["queue/full_capacity"] == 3
+    assert report["queue/ready_capacity"] == 2
+    bench.close()

@@ -1,0 +1,33 @@
+"""The device loader's own part, on a stand-in for a GPU: which slot is whose, and when."""
+
+import pytest
+import torch
+
+from impala_async.learner import loader
+from tests.learner.device_bench import DeviceBench, FakeCuda
+from tests.learner.device_cases import *  # noqa: F403
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(loader.torch, "cuda", fake)
+    return fake
+
+
+@pytest.fixture
+def device(cuda: FakeCuda) -> torch.device:
+    return torch.device("cpu")
+
+
+def test_updates_wait_for_copies_and_copies_for_updates(
+    device: torch.device, cuda: FakeCuda
+) -> None:
+    bench = DeviceBench(device)
+    bench.put(0)
+    loaded = bench.loader.get(timeout=5.0)
+    assert cuda.compute.waited_for == [bench.loader._places[loaded.place].copied]
+    assert bench.loader._stream.waited_for == []
+    bench.loader.release(loaded)
+    assert bench.loader._stream.waited_for == [cuda.compute]
+    bench.close()

@@ -1,0 +1,225 @@
+"""Every knob: its name, its default, what must agree, and what is read off. Their ranges are in
+test_config_ranges.py."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from impala_async.config import (
+    ActorSettings,
+    LearnerSection,
+    RunConfig,
+    is_loopback,
+)
+from impala_async.config_load import validate_config
+from impala_async.errors import ConfigError
+
+# Used from outside: a key may be added, but none may vanish or change its default unnoticed.
+DEFAULTS: dict[str, Any] = {
+    "seed": 0,
+    "env.id": ...,
+    "env.kwargs": {},
+    "env.probe": "learner",
+    "algorithm.name": "impala",
+    "algorithm.gamma": 0.99,
+    "algorithm.lr": 5e-4,
+    "algorithm.lr_end": None,
+    "algorithm.entropy_cost": 0.01,
+    "algorithm.entropy_cost_end": None,
+    "algorithm.schedule_env_steps": None,
+    "algorithm.value_cost": 0.5,
+    "algorithm.grad_clip": 40.0,
+    "algorithm.rho_bar": 1.0,
+    "algorithm.c_bar": 1.0,
+    "algorithm.pg_rho_bar": 1.0,
+    "algorithm.lambda": 1.0,
+    "algorithm.adam_eps": 1e-5,
+    "algorithm.reward_scale": 1.0,
+    "algorithm.reduction": "mean",
+    "model.name": "mlp",
+    "model.hidden_sizes": (64, 64),
+    "model.activation": "tanh",
+    "model.shared_torso": False,
+    "trajectory.rows": 50,
+    "actor.num_envs": 8,
+    "actor.sampler": "auto",
+    "actor.threads": 1,
+    "actor.reconnect_s": 60.0,
+    "learner.device": "auto",
+    "learner.threads": 1,
+    "learner.batch_columns": 16,
+    "learner.num_passes": 1,
+    "learner.minibatch_buffer_size": 1,
+    "learner.init_num_passes": None,
+    "learner.queue_size": 2,
+    "learner.max_lag": 100,
+    "learner.publish_every_updates": 1,
+    "learner.report_every_s": 2.0,
+    "learner.starved_after_s": 5.0,
+    "learner.lease_s": 10.0,
+    "learner.heartbeat_s": 2.0,
+    "bind.data": "tcp://127.0.0.1:5555",
+    "bind.weights": "tcp://127.0.0.1:5556",
+    "train.num_actors": 2,
+    "stop.env_steps": None,
+    "stop.mean_return": None,
+    "stop.wall_s": None,
+    "checkpoint.every_s": 60.0,
+    "checkpoint.keep": 3,
+}
+
+
+def nested(settings: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        section, _, leaf = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[leaf] = value
+    return tree
+
+
+def config_of(**settings: Any) -> RunConfig:
+    """Dotted keys, with two underscores for the dot."""
+    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+    return validate_config(nested({"env.id": "X", **dotted}))
+
+
+def keys_of(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        key = prefix + (field.alias or name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= keys_of(field.annotation, f"{key}.")
+        else:
+            required = field.is_required()
+            found[key] = ... if required else field.get_default(call_default_factory=True)
+    return found
+
+
+def test_no_key_vanishes_or_changes_its_default() -> None:
+    assert keys_of(RunConfig) == DEFAULTS
+
+
+# -------------------- fields that must agree
+
+
+def complaint(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_of(**settings)
+    return str(caught.value)
+
+
+def test_schedules_need_a_horizon() -> None:
+    text = complaint(algorithm__entropy_cost_end=0.001)
+    assert "algorithm: entropy_cost_end (0.001) needs schedule_env_steps" in text
+
+
+def test_a_horizon_needs_a_schedule() -> None:
+    text = complaint(algorithm__schedule_env_steps=7)
+    assert "algorithm: schedule_env_steps (7) does nothing without lr_end or" in text
+
+
+def test_the_ring_cannot_begin_with_more_passes_than_it_makes() -> None:
+    text = complaint(learner__num_passes=2, learner__init_num_passes=3)
+    assert "learner: init_num_passes (3) must not exceed num_passes (2)" in text
+
+
+@pytest.mark.parametrize(("size", "passes"), [(1, 5), (2, 3), (4, 2)])
+def test_max_lag_leaves_room_for_all_passes(size: int, passes: int) -> None:
+    needed = size * (passes - 1)
+    settings = {"learner__minibatch_buffer_size": size, "learner__num_passes": passes}
+    config_of(**settings, learner__max_lag=needed)
+    text = complaint(**settings, learner__max_lag=needed - 1)
+    assert f"max_lag ({needed - 1}) must be at least" in text
+    assert f"(num_passes - 1) = {needed}" in text
+
+
+def test_a_late_heartbeat_does_not_end_a_lease() -> None:
+    config_of(learner__lease_s=4, learner__heartbeat_s=2)
+    text = complaint(learner__lease_s=3.9, learner__heartbeat_s=2)
+    assert "heartbeat_s (2.0) must be at most half of lease_s (3.9)" in text
+
+
+def test_a_message_fits_into_a_batch() -> None:
+    config_of(actor__num_envs=16, learner__batch_columns=16)
+    text = complaint(actor__num_envs=17, learner__batch_columns=16)
+    assert "learner.batch_columns (16) must be at least actor.num_envs (17)" in text
+
+
+# -------------------- what is read off a config
+
+
+def test_sections_are_frozen() -> None:
+    config = config_of()
+    with pytest.raises(ValidationError):
+        config.learner.num_passes = 2  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        config.learner = LearnerSection()  # type: ignore[misc]
+
+
+def test_what_an_actor_is_told() -> None:
+    config = config_of(seed=3, actor__num_envs=2, learner__max_lag=7, env__kwargs={"a": 1})
+    settings = ActorSettings.of(config)
+    assert settings.model_dump() == {
+        "seed": 3,
+        "env": config.env.model_dump(),
+        "model": config.model.model_dump(),
+        "trajectory": {"rows": 50},
+        "actor": config.actor.model_dump(),
+        "max_lag": 7,
+    }
+    assert ActorSettings.model_validate(settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize(
+    ("passes", "queue", "ring", "lag"), [(1, 2, 1, 4), (1, 1, 1, 3), (2, 2, 2, 10)]
+)
+def test_expected_lag(passes: int, queue: int, ring: int, lag: int) -> None:
+    section = LearnerSection(num_passes=passes, queue_size=queue, minibatch_buffer_size=ring)
+    assert section.expected_lag_updates == lag
+
+
+def test_defaults_warn_of_nothing() -> None:
+    assert config_of().warnings() == []
+
+
+def test_a_long_way_from_acting_to_learning_is_warned_of() -> None:
+    assert config_of(learner__queue_size=6).warnings() == []
+    (warning,) = config_of(learner__queue_size=7).warnings()
+    assert "9 updates old" in warning
+    assert "about 8" in warning
+    assert "learner.queue_size" in warning
+
+
+def test_open_doors_are_warned_of() -> None:
+    warnings = config_of(
+        bind__data="tcp://0.0.0.0:5555", bind__weights="tcp://10.0.0.1:*"
+    ).warnings()
+    assert [warning.split(" ")[0] for warning in warnings] == ["bind.data", "bind.weights"]
+    assert all("trust" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        *(("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("[::1]", True)),
+        *(("0.0.0.0", False), ("*", False), ("[::]", False), ("10.0.0.1", False)),
+        ("example.org", False),
+    ],
+)
+def test_loopback(host: str, is_ours: bool) -> None:
+    assert is_loopback(f"tcp://{host}:5555") == is_ours
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_a_config_there_and_back(passes: int, queue: int, ring: int) -> None:
+    config = config_of(
+        learner__num_passes=passes,
+        learner__queue_size=queue,
+        learner__minibatch_buffer_size=ring,
+        algorithm__lambda=0.9,
+        model__hidden_sizes=[3, 4],
+    )
+    assert validate_config(config.model_dump(mode="json", by_alias=True)) == config

@@ -1,0 +1,265 @@
+"""From a file and `--set` to a config, and every mistake told with its source."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impala_async.config_load import load_config, merge_overrides, validate_config
+from impala_async.errors import ConfigError
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    """A file with a few settings."""
+    path = tmp_path / "run.toml"
+    path.write_text(
+        "seed = 3\n[env]\nid = 'FromFile'\nkwargs = {size = 5}\n[learner]\nnum_passes = 2\n"
+    )
+    return path
+
+
+def mistakes(path: Path | None, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value).splitlines()
+
+
+def mistake(*overrides: str) -> str:
+    """The only line about these overrides beside a good env.id."""
+    (line,) = mistakes(None, "env.id=X", *overrides)
+    return line
+
+
+# -------------------- files
+
+
+def test_there_are_configs() -> None:
+    assert (CONFIGS / "cartpole.toml").is_file()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.name)
+def test_every_config_loads(path: Path) -> None:
+    config = load_config(path)
+    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    stored = config.model_dump(by_alias=True)
+    for section, settings in written.items():
+        if isinstance(settings, dict):
+            for key, value in settings.items():
+                got = stored[section][key]
+                assert (list(got) if isinstance(got, tuple) else got) == value
+    assert config.warnings() == []
+
+
+def test_file_then_overrides_then_defaults(toml: Path) -> None:
+    config = load_config(toml, ["seed=4", "env.kwargs.speed=1.5", "learner.num_passes=3"])
+    assert config.seed == 4
+    assert config.env.id == "FromFile"
+    assert config.env.kwargs == {"size": 5, "speed": 1.5}
+    assert config.learner.num_passes == 3
+    assert config.learner.queue_size == 2
+    assert load_config(toml).env.kwargs == {"size": 5}
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "missing.toml"
+    (line,) = mistakes(path)
+    assert line == f"{path}: cannot read this config file: No such file or directory"
+    (line,) = mistakes(tmp_path)
+    assert line == f"{tmp_path}: cannot read this config file: Is a directory"
+
+
+@pytest.mark.parametrize("content", [b"[env", b"seed = 1e", b"env = {\n", b"\xff\xfe", b"a=1\na=2"])
+def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    (line,) = mistakes(path)
+    assert line.startswith(f"{path}: not a valid TOML file: ")
+
+
+# -------------------- --set
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("-7", -7),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("1e-3", 1e-3),
+        ("-.5", "-.5"),
+        ("0.5", 0.5),
+        ("true", True),
+        ("false", False),
+        ("True", "True"),
+        ("none", None),
+        ("None", None),
+        ("null", None),
+        ('"none"', "none"),
+        ("'none'", "none"),
+        ("CartPole-v1", "CartPole-v1"),
+        ("my.envs:Maze", "my.envs:Maze"),
+        ('"7"', "7"),
+        ("'true'", "true"),
+        ('"with space"', "with space"),
+        ("with space", "with space"),
+        ("", ""),
+        ("''", ""),
+        ("[]", []),
+        ("[64, 32]", [64, 32]),
+        ("[1, 'a', 2.5]", [1, "a", 2.5]),
+        ("[1,", "[1,"),
+        ("{a = 1, b = [2]}", {"a": 1, "b": [2]}),
+        ("a=b", "a=b"),
+        ("a\nb = 2", "a\nb = 2"),
+        ("1\nb = 2", "1\nb = 2"),
+        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"),
+        ("  7  ", 7),
+        ("[" * 5000, "[" * 5000),
+        ("9" * 5000, "9" * 5000),
+    ],
+)
+def test_values_are_read_as_toml_or_are_text(text: str, value: Any) -> None:
+    settings, _ = merge_overrides({}, [f"env.kwargs.x={text}"])
+    assert settings == {"env": {"kwargs": {"x": value}}}
+    assert type(settings["env"]["kwargs"]["x"]) is type(value)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_some_value(text: str) -> None:
+    settings, sources = merge_overrides({}, [f"a.b={text}"])
+    assert list(settings["a"]) == ["b"]
+    assert sources == {"a.b": "--set"}
+
+
+def test_spaces_around_a_key_do_not_matter() -> None:
+    assert merge_overrides({}, [" seed = 5"]) == ({"seed": 5}, {"seed": "--set"})
+
+
+def test_the_last_override_wins() -> None:
+    assert merge_overrides({}, ["seed=1", "seed=2"])[0] == {"seed": 2}
+
+
+def test_overriding_changes_nothing_that_was_given() -> None:
+    given_settings = {"env": {"id": "X", "kwargs": {"a": [1]}}}
+    merged, _ = merge_overrides(given_settings, ["env.kwargs.b=2", "env.id=Y"])
+    assert given_settings == {"env": {"id": "X", "kwargs": {"a": [1]}}}
+    assert merged == {"env": {"id": "Y", "kwargs": {"a": [1], "b": 2}}}
+
+
+def test_whole_sections_and_typed_values_arrive() -> None:
+    config = load_config(
+        None,
+        [
+            *("env={id='X', kwargs={n=3}}", "model.hidden_sizes=[32, 16]"),
+            *("algorithm.lambda=0.9", "algorithm.rho_bar=none", "stop.env_steps=1e6"),
+            "model.shared_torso=true",
+        ],
+    )
+    assert (config.env.id, config.env.kwargs) == ("X", {"n": 3})
+    assert config.model.hidden_sizes == (32, 16)
+    assert (config.algorithm.lambda_, config.algorithm.rho_bar) == (0.9, None)
+    assert config.stop.env_steps == 1_000_000
+    assert config.model.shared_torso is True
+
+
+@pytest.mark.parametrize("override", ["seed", "", "=5", "a..b=1", ".a=1", "a.=1", "--seed 5"])
+def test_an_override_without_key_or_value(override: str) -> None:
+    assert mistake(override) == (
+        f"--set: {override!r} is not of the form section.key=value, "
+        "for example learner.num_passes=2"
+    )
+
+
+def test_a_value_has_no_keys() -> None:
+    assert mistake("env.id.x=1") == "--set: env.id.x: id is a value, without keys"
+    assert mistake("seed=1", "seed.x=1") == "--set: seed.x: seed is a value, without keys"
+
+
+# -------------------- mistakes
+
+
+def test_an_environment_is_required_and_the_hint_says_how(toml: Path) -> None:
+    hint = "env.id: required (for example --set env.id=CartPole-v1, or --config FILE)"
+    assert mistakes(None) == [f"config: {hint}"]
+    assert mistakes(None, "env.kwargs={}") == [f"config: {hint}"]
+    toml.write_text("[env]\nkwargs = {}\n")
+    assert mistakes(toml) == [f"{toml}: {hint}"]
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("learner.num_pases=2", "learner.num_passes"),
+        ("algorithm.gama=1", "algorithm.gamma"),
+        ("algorithm.lambda_=1", "algorithm.lambda"),
+        ("learner.num_envs=4", "actor.num_envs"),
+        ("actor.batch_columns=4", "learner.batch_columns"),
+        ("num_passes=2", "learner.num_passes"),
+        ("lerner.num_passes=2", "learner"),
+        ("stop.walls=5", "stop.wall_s"),
+    ],
+)
+def test_unknown_keys_are_refused_with_a_suggestion(override: str, meant: str) -> None:
+    key = override.partition("=")[0]
+    unknown = "lerner" if key.startswith("lerner") else key
+    assert mistake(override) == f"--set: {unknown}: unknown key; did you mean {meant}?"
+
+
+def test_a_key_like_no_other_gets_no_suggestion() -> None:
+    assert mistake("xyzzy=1") == "--set: xyzzy: unknown key"
+
+
+def test_all_mistakes_are_told_at_once(toml: Path) -> None:
+    toml.write_text("sede = 1\n[env]\nid = ''\n[learner]\nmax_lag = 0\n")
+    lines = mistakes(toml, "actor.sampler=best", "algorithm.lr=-1")
+    assert sorted(lines) == sorted(
+        [
+            f"{toml}: sede: unknown key; did you mean seed?",
+            f'{toml}: env.id: String should have at least 1 character, got ""',
+            f"{toml}: learner.max_lag: Input should be greater than or equal to 1, got 0",
+            "--set: actor.sampler: Input should be 'auto', 'serial' or 'vector', got \"best\"",
+            "--set: algorithm.lr: Input should be greater than 0, got -1",
+        ]
+    )
+
+
+def test_a_mistake_between_keys_names_all_its_sources(toml: Path) -> None:
+    agree = "init_num_passes (5) must not exceed num_passes (2)"
+    assert mistakes(toml, "learner.init_num_passes=5") == [f"--set and {toml}: learner: {agree}"]
+    toml.write_text("[env]\nid = 'X'\n[learner]\nnum_passes = 2\ninit_num_passes = 5\n")
+    assert mistakes(toml, "seed=1") == [f"{toml}: learner: {agree}"]
+    assert mistake("learner.num_passes=2", "learner.init_num_passes=5") == (
+        f"--set: learner: {agree}"
+    )
+    assert mistake("learner.batch_columns=4").startswith("--set: learner.batch_columns (4) must")
+
+
+def test_an_override_of_a_section_by_a_value() -> None:
+    assert mistake("learner=5") == (
+        "--set: learner: Input should be a valid dictionary or instance of LearnerSection, got 5"
+    )
+
+
+def test_one_item_of_a_list_is_named() -> None:
+    assert mistake("model.hidden_sizes=[64, 'x']").startswith(
+        "--set: model.hidden_sizes.1: Input should be a valid integer"
+    )
+
+
+def test_a_long_value_is_cut_short() -> None:
+    line = mistake(f"env.kwargs='{'x' * 5000}'")
+    assert line.startswith('--set: env.kwargs: Input should be a valid dictionary, got "xxx')
+    assert line.endswith("x...")
+    assert len(line) < 300
+
+
+def test_without_sources_a_mistake_is_the_configs() -> None:
+    with pytest.raises(ConfigError, match=r"^config: seed: Input should be .* got -1$"):
+        validate_config({"env": {"id": "X"}, "seed": -1})

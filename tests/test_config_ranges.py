@@ -1,0 +1,124 @@
+"""The range of every knob, and that a value out of it is named with what it got."""
+
+import math
+from typing import Any
+
+import pytest
+
+from impala_async.config import RunConfig
+from impala_async.config_load import validate_config
+from impala_async.errors import ConfigError
+from tests.test_config import DEFAULTS, nested
+
+# What stands beside a value so that it is only its own range that counts.
+NEEDS = {
+    "algorithm.lr_end": {"algorithm.schedule_env_steps": 10},
+    "algorithm.entropy_cost_end": {"algorithm.schedule_env_steps": 10},
+    "algorithm.schedule_env_steps": {"algorithm.lr_end": 0.0},
+    "actor.num_envs": {"learner.batch_columns": 5000},
+    "learner.batch_columns": {"actor.num_envs": 1},
+    "learner.init_num_passes": {"learner.num_passes": 5},
+    "learner.lease_s": {"learner.heartbeat_s": 0.1},
+    "learner.heartbeat_s": {"learner.lease_s": 100.0},
+}
+NAN, INF = math.nan, math.inf
+POSITIVE = [0, -1, NAN, INF, "x", [], None]
+NOT_NEGATIVE = [-0.1, NAN, INF, "x", [], None]
+COUNT = [0, -1, 1.5, "x", [], None]
+OPTIONAL_POSITIVE = POSITIVE[:-1]
+OPTIONAL_COUNT = COUNT[:-1]
+
+# key: (values that are fine, values that are not)
+RANGES: dict[str, tuple[list[Any], list[Any]]] = {
+    "seed": ([0, 2**31 - 1], [-1, 2**31, 1.5, "x", None]),
+    "env.id": (["CartPole-v1", "my.envs:Maze"], ["", 5, None, ["x"]]),
+    "env.kwargs": ([{}, {"a": [1, None]}], [None, 5, "x", [1]]),
+    "env.probe": (["learner", "actor"], ["nobody", None, 1]),
+    "algorithm.name": (["impala"], ["ppo", "", None]),
+    "algorithm.gamma": ([0, 0.5, 1], [-0.01, 1.01, NAN, "x", None]),
+    "algorithm.lr": ([1e-9, 1], POSITIVE),
+    "algorithm.lr_end": ([0, 1e-5], NOT_NEGATIVE[:-1]),
+    "algorithm.entropy_cost": ([0, 1], NOT_NEGATIVE),
+    "algorithm.entropy_cost_end": ([0, 1], NOT_NEGATIVE[:-1]),
+    "algorithm.schedule_env_steps": ([1, 10**9], OPTIONAL_COUNT),
+    "algorithm.value_cost": ([0, 1], NOT_NEGATIVE),
+    "algorithm.grad_clip": ([0.1, None], OPTIONAL_POSITIVE),
+    "algorithm.rho_bar": ([0.1, None], OPTIONAL_POSITIVE),
+    "algorithm.c_bar": ([0.1, None], OPTIONAL_POSITIVE),
+    "algorithm.pg_rho_bar": ([0.1, None], OPTIONAL_POSITIVE),
+    "algorithm.lambda": ([0, 1], [-0.01, 1.01, NAN, "x", None]),
+    "algorithm.adam_eps": ([1e-12], POSITIVE),
+    "algorithm.reward_scale": ([-1, 0.5], [NAN, INF, "x", None]),
+    "algorithm.reduction": (["mean", "sum"], ["max", None]),
+    "model.name": (["mlp"], ["cnn", None]),
+    "model.hidden_sizes": ([[1], [64, 32, 16]], [[], [0], [64, -1], 64, "64", [1.5], None]),
+    "model.activation": (["tanh", "relu"], ["gelu", None]),
+    "model.shared_torso": ([True, False], ["x", 2, None]),
+    "trajectory.rows": ([1, 65535], [*COUNT, 65536]),
+    "actor.num_envs": ([1, 4096], [*COUNT, 4097]),
+    "actor.sampler": (["auto", "serial", "vector"], ["parallel", None]),
+    "actor.threads": ([1, 8], COUNT),
+    "actor.reconnect_s": ([0.1], POSITIVE),
+    "learner.device": (["cpu", "cuda:1"], [None, 5]),
+    "learner.threads": ([1], COUNT),
+    "learner.batch_columns": ([1, 4096], COUNT),
+    "learner.num_passes": ([1, 4], COUNT),
+    "learner.minibatch_buffer_size": ([1, 4], COUNT),
+    "learner.init_num_passes": ([1, 5, None], OPTIONAL_COUNT),
+    "learner.queue_size": ([1, 9], COUNT),
+    "learner.max_lag": ([1, 10**6], COUNT),
+    "learner.publish_every_updates": ([1, 9], COUNT),
+    "learner.report_every_s": ([0.1], POSITIVE),
+    "learner.starved_after_s": ([0.1], POSITIVE),
+    "learner.lease_s": ([1, 60], [0.9, -1, NAN, INF, "x", None]),
+    "learner.heartbeat_s": ([0.1, 50], POSITIVE),
+    "bind.data": (
+        ["tcp://127.0.0.1:1", "tcp://*:*", "tcp://[::1]:65535", "tcp://host.example:5555"],
+        [
+            *("", "127.0.0.1:5555", "ipc:///tmp/x", "tcp://:5555", "tcp://host", "tcp://host:"),
+            *("tcp://host:0", "tcp://host:65536", "tcp://host:x", "tcp://host:-1", "tcp://h:²"),
+            *("tcp://h:٣", "tcp://h:1.5", "udp://h:5", None, 5),
+        ],
+    ),
+    "bind.weights": (["tcp://0.0.0.0:*"], ["tcp://host", None]),
+    "train.num_actors": ([1, 1024], [*COUNT, 1025]),
+    "stop.env_steps": ([1, 1e6, None], OPTIONAL_COUNT),
+    "stop.mean_return": ([-5, 0, 475.0, None], [NAN, INF, "x"]),
+    "stop.wall_s": ([0.5, None], OPTIONAL_POSITIVE),
+    "checkpoint.every_s": ([0.1], POSITIVE),
+    "checkpoint.keep": ([1], COUNT),
+}
+
+
+def test_every_key_has_a_range_here_and_a_description() -> None:
+    assert list(RANGES) == list(DEFAULTS)
+    for section in RunConfig.model_fields.values():
+        fields = getattr(section.annotation, "model_fields", {"": section})
+        assert all(field.description for field in fields.values())
+
+
+def attempt(key: str, value: Any) -> RunConfig:
+    return validate_config(nested({"env.id": "X", **NEEDS.get(key, {}), key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, (good, _) in RANGES.items() for value in good]
+)
+def test_values_that_are_fine(key: str, value: Any) -> None:
+    config = attempt(key, value).model_dump(by_alias=True)
+    section, _, leaf = key.rpartition(".")
+    stored = (config[section] if section else config)[leaf]
+    assert stored == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, (_, bad) in RANGES.items() for value in bad]
+)
+def test_values_that_are_not(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        attempt(key, value)
+    text = str(caught.value)
+    section, _, leaf = key.rpartition(".")
+    # Which field, and what it got.
+    assert key in text or (f"config: {section}: " in text and leaf in text)
+    assert "got" in text

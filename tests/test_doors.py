@@ -1,0 +1,272 @@
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from impala_async import __version__, errors
+from impala_async.__main__ import DOORS
+from impala_async.config import RunConfig
+from impala_async.config_load import load_config
+from impala_async.doors import (
+    FIXED_SECTIONS,
+    add_run_flags,
+    check_run,
+    default_config_path,
+    names_an_env,
+    run_door,
+)
+from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError
+from impala_async.learner.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume"}
+# Others call these: a flag that goes or comes is a decision, and this line is where it is made.
+FLAGS = {
+    "train": RUN_FLAGS,
+    "learner": RUN_FLAGS,
+    "actor": {"--learner", "--num-envs", "--connect-s"},
+    "evaluate": {"--episodes", "--seed"},
+}
+EXIT_CODES = {
+    "ImpalaAsyncError": 70,
+    "ConfigError": 2,
+    "EnvError": 2,
+    "CheckpointError": 2,
+    "ProtocolError": 70,
+    "MismatchError": 78,
+    "NotAllowedError": 77,
+    "UnreachableError": 75,
+    "ServiceError": 70,
+}
+
+
+def parse(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_run_flags(parser)
+    return parser.parse_args(flags)
+
+
+# -------------------- flags
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_flags_are_frozen(door: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(DOORS[door][0]).main(["--help"])
+    assert end.value.code == 0
+    _, _, options = capsys.readouterr().out.partition("options:")
+    found = re.findall(r"(?<![\w-])-{1,2}[a-z][a-z-]*", options)
+    assert set(found) == FLAGS[door] | {"-h", "--help", "--version"}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_each_door_says_its_version(door: str) -> None:
+    command = [sys.executable, "-m", f"impala_async.{door}", "--version"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0
+    assert answer.stdout == f"impala-async {__version__}\n"
+
+
+_MAIN = """
+import importlib, json, sys
+for module, flags in json.loads(sys.argv[1]):
+    try:
+        code = importlib.import_module(module).main(flags)
+    except SystemExit as end:
+        code = end.code
+    print(code, "torch" in sys.modules)
+"""
+WRONG = [
+    ("train", ["--set", "no.such=1"]),
+    ("train", ["--set", "env.id=X", "--set", "learner.num_passes=0"]),
+    ("train", ["--config", "/nowhere.toml"]),
+    ("train", ["--resume"]),
+    ("train", ["--run-dir", "/proc/nowhere"]),
+    ("learner", ["--set", "nonsense"]),
+    ("learner", []),
+    ("learner", ["--run-dir", "/nowhere", "--resume"]),
+    ("learner", ["--run-dir", "/proc/nowhere", "--set", "env.id=CartPole-v1"]),
+    ("actor", ["--learner", "somewhere"]),
+    ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
+    ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
+    ("actor", []),
+    ("evaluate", ["/nowhere"]),
+    ("evaluate", ["/", "--episodes", "0"]),
+    ("evaluate", ["/", "--seed", "-1"]),
+    ("evaluate", ["/"]),
+]
+
+
+def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    calls = json.dumps([(DOORS[door][0], flags) for door, flags in WRONG])
+    answer = subprocess.run(
+        [sys.executable, "-c", _MAIN, calls],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert answer.stdout.splitlines() == ["2 False"] * len(WRONG), answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert len(re.findall("error: ", answer.stderr)) == len(WRONG)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -------------------- errors
+
+
+def branches(tree: type[ImpalaAsyncError]) -> list[type[ImpalaAsyncError]]:
+    return [tree, *(below for branch in tree.__subclasses__() for below in branches(branch))]
+
+
+def test_each_branch_of_the_tree_has_its_exit_code() -> None:
+    ours = [branch for branch in branches(ImpalaAsyncError) if branch.__module__ == errors.__name__]
+    assert {branch.__name__: branch.exit_code for branch in ours} == EXIT_CODES
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_a_door_ends_with_the_code_of_its_error(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body() -> int:
+        raise getattr(errors, name)("first line\nsecond line")
+
+    assert run_door(body) == EXIT_CODES[name]
+    said = capsys.readouterr()
+    assert said.out == ""
+    is_bug = EXIT_CODES[name] == 70
+    assert ("Traceback" in said.err) == is_bug
+    told = [line for line in said.err.splitlines() if line.startswith("error: ")]
+    assert told == ["error: first line", "error: second line"]
+
+
+def test_a_cause_is_shown_when_something_died(capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> int:
+        raise errors.ServiceError("the loader thread died") from ZeroDivisionError("the cause")
+
+    assert run_door(body) == 70
+    assert "ZeroDivisionError: the cause" in capsys.readouterr().err
+
+
+def test_other_ends_of_a_door(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    def broken() -> int:
+        raise KeyError("x")
+
+    assert run_door(lambda: 0) == 0
+    assert run_door(lambda: 130) == 130
+    assert run_door(interrupted) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert run_door(broken) == 70
+    said = capsys.readouterr().err
+    assert "KeyError: 'x'" in said
+    assert said.endswith("please report it with the lines above\n")
+
+
+# -------------------- new and resumed runs
+
+
+def test_the_default_config_is_cartpole() -> None:
+    config = load_config(default_config_path())
+    assert config.env.id == "CartPole-v1"
+    assert config.stop.mean_return == 475
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_named"),
+    [
+        ([], False),
+        (["--set", "learner.num_passes=2"], False),
+        (["--set", "env.kwargs={a=1}"], False),
+        (["--set", "env.id=X"], True),
+        (["--set", " env.id = X"], True),
+        (["--set", 'env={id="X"}'], True),
+        (["--config", "some.toml"], True),
+    ],
+)
+def test_what_names_an_env(flags: list[str], is_named: bool) -> None:
+    assert names_an_env(parse(*flags)) == is_named
+
+
+def test_without_a_config_an_env_gets_generic_settings(tmp_path: Path) -> None:
+    args = parse("--set", "env.id=Acrobot-v1", "--run-dir", str(tmp_path / "run"))
+    config, folder = check_run(args, default_config_path())
+    assert config == RunConfig.model_validate({"env": {"id": "Acrobot-v1"}})
+    assert folder.path == tmp_path / "run"
+    assert not folder.path.exists()
+
+
+def test_without_anything_the_default_is_taken_and_may_be_changed() -> None:
+    config, folder = check_run(parse("--set", "seed=7"), default_config_path())
+    assert config == load_config(default_config_path(), ["seed=7"])
+    assert folder.path.parent == Path("runs")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> str:
+    """The folder of a run with a changed seed."""
+    RunFolder(tmp_path / "run").begin(load_config(default_config_path(), ["seed=7"]))
+    return str(tmp_path / "run")
+
+
+def test_a_run_is_not_overwritten(run_dir: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"already holds a run: continue it with --resume"):
+        check_run(parse("--run-dir", run_dir), default_config_path())
+    (tmp_path / "empty").mkdir()
+    check_run(parse("--run-dir", str(tmp_path / "empty")), default_config_path())
+
+
+def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir: str) -> None:
+    flags = ("--resume", "--run-dir", run_dir)
+    config, _ = check_run(parse(*flags), None)
+    assert config == load_config(default_config_path(), ["seed=7"])
+    changed, _ = check_run(parse(*flags, "--set", "stop.env_steps=9"), None)
+    assert changed == load_config(default_config_path(), ["seed=7", "stop.env_steps=9"])
+
+
+@pytest.mark.parametrize(
+    ("override", "section"),
+    [
+        ("env.id=Acrobot-v1", "env"),
+        ("model.hidden_sizes=[8]", "model"),
+        ("trajectory.rows=3", "trajectory"),
+    ],
+)
+def test_a_resumed_run_cannot_become_another(run_dir: str, override: str, section: str) -> None:
+    assert section in FIXED_SECTIONS
+    with pytest.raises(ConfigError, match=rf"{section}\.\*: cannot change in a resumed run"):
+        check_run(parse("--resume", "--run-dir", run_dir, "--set", override), None)
+    same = {"env": "env.id=CartPole-v1", "model": "model.name=mlp", "trajectory": "seed=1"}
+    check_run(parse("--resume", "--run-dir", run_dir, "--set", same[section]), None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "says"),
+    [
+        (["--config", "x.toml"], ConfigError, "drop --config"),
+        (["--set", "learner.num_pases=2"], ConfigError, "did you mean learner.num_passes"),
+    ],
+)
+def test_wrong_flags_of_a_resumed_run(
+    run_dir: str, flags: list[str], error: type[ImpalaAsyncError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        check_run(parse("--resume", "--run-dir", run_dir, *flags), None)
+
+
+def test_only_a_run_can_be_resumed(run_dir: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--resume needs --run-dir"):
+        check_run(parse("--resume"), None)
+    with pytest.raises(CheckpointError, match="holds no run"):
+        check_run(parse("--resume", "--run-dir", str(tmp_path / "none")), None)
+    Path(run_dir, "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
+        check_run(parse("--resume", "--run-dir", run_dir), None)

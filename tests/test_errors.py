@@ -1,0 +1,68 @@
+"""The exception tree and its exit codes, as they are documented and relied upon."""
+
+import pytest
+
+from impala_async import errors
+from impala_async.errors import ImpalaAsyncError, ProtocolError
+
+EXIT_CODES = {
+    "ImpalaAsyncError": 70,
+    "ConfigError": 2,
+    "EnvError": 2,
+    "CheckpointError": 2,
+    "ProtocolError": 70,
+    "MismatchError": 78,
+    "NotAllowedError": 77,
+    "UnreachableError": 75,
+    "ServiceError": 70,
+}
+TREE = {name: getattr(errors, name) for name in EXIT_CODES}
+
+
+def test_every_exception_is_here() -> None:
+    found = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert found == TREE
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_exit_codes(name: str) -> None:
+    assert TREE[name].exit_code == EXIT_CODES[name]
+    assert issubclass(TREE[name], ImpalaAsyncError)
+
+
+def test_all_are_siblings() -> None:
+    assert {kind.__bases__ for kind in TREE.values()} == {(Exception,), (ImpalaAsyncError,)}
+
+
+def test_the_picture_says_the_same() -> None:
+    assert errors.__doc__ is not None
+    drawn = {}
+    for line in errors.__doc__.splitlines():
+        words = line.strip("├└─ ").split()
+        if words and words[0] in EXIT_CODES:
+            drawn[words[0]] = words[1]
+    shown = {name: str(code) for name, code in EXIT_CODES.items()}
+    assert drawn == {**shown, "ProtocolError": "-"}
+
+
+def test_codes_of_the_shell() -> None:
+    codes = {name: value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert codes == {
+        "EXIT_DONE": 0,
+        "EXIT_CONFIG": 2,
+        "EXIT_BUG": 70,
+        "EXIT_TRY_AGAIN": 75,
+        "EXIT_NOT_ALLOWED": 77,
+        "EXIT_MISMATCH": 78,
+        "EXIT_INTERRUPTED": 130,
+    }
+
+
+def test_a_protocol_error_has_a_reason_to_count_and_a_text_to_read() -> None:
+    error = ProtocolError("wrong_size", "12 bytes, not 13")
+    assert (error.reason, str(error)) == ("wrong_size", "12 bytes, not 13")
+    assert str(ProtocolError("wrong_size")) == "wrong_size"

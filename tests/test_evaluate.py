@@ -1,0 +1,162 @@
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from impala_async.config import EnvSection, ModelSection, RunConfig
+from impala_async.envs.make import build_envs
+from impala_async.evaluate import _greedy_returns, main
+from impala_async.learner.run_folder import RunFolder
+from impala_async.policy import Policy
+from impala_async.spec import Schema
+from impala_async.training.checkpoint import save_checkpoint
+from impala_async.weights import Version
+
+PROBES = "impala_async.envs.probes"
+
+
+class AlwaysOne:
+    """Chooses action 1 in every column; `Counting` gives 10 more for it."""
+
+    def act_greedy(self, obs: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.int32]]:
+        return {"": np.ones(len(obs[""]), np.int32)}
+
+
+def counted(length: int) -> float:
+    """The return of `length` steps of `Counting` with action 1: each its number, and 10 more."""
+    return sum(step + 10 for step in range(1, length + 1))
+
+
+@pytest.mark.parametrize("autoreset", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
+def test_returns_are_those_of_the_episodes(autoreset: str, ends: str) -> None:
+    lengths = (3, 5, 1)
+    kwargs = {"lengths": lengths, "autoreset": autoreset, "ends": ends}
+    envs = build_envs("vector", EnvSection(id=f"{PROBES}:CountingVector", kwargs=kwargs), 3)
+    policy: Any = AlwaysOne()
+    expected = [counted(length) for length in lengths for _ in range(4)]
+    assert _greedy_returns(policy, envs, 12, seed=0) == expected
+    # As many of each, up to the last one: short episodes are not favoured.
+    assert _greedy_returns(policy, envs, 10, seed=0) == expected[:10]
+    envs.close()
+
+
+def test_single_environments_in_turn_give_the_same() -> None:
+    envs = build_envs("serial", EnvSection(id=f"{PROBES}:Counting", kwargs={"length": 4}), 2)
+    policy: Any = AlwaysOne()
+    assert _greedy_returns(policy, envs, 3, seed=0) == [counted(4)] * 3
+    envs.close()
+
+
+Save = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run of an environment that rewards action 1."""
+    folder = RunFolder(tmp_path / "run")
+    env = EnvSection(id=f"{PROBES}:ActionReward")
+    folder.begin(RunConfig(env=env, model=ModelSection(hidden_sizes=(4,))))
+    return folder
+
+
+@pytest.fixture
+def save(run: RunFolder) -> Save:
+    """A checkpoint whose policy prefers one action."""
+
+    def make(update: int, prefers: int, hidden: int = 4) -> Path:
+        config = run.load_config()
+        envs = build_envs("serial", config.env, 1)
+        schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows)
+        policy = Policy(schema, ModelSection(hidden_sizes=(hidden,)), seed=0)
+        with torch.no_grad():
+            bias = next(t for t in policy.tensors if tuple(t.shape) == (2,))
+            bias.copy_(torch.tensor([10.0, -10.0] if prefers == 0 else [-10.0, 10.0]))
+        tensors = {"model": policy.model.state_dict()}
+        return save_checkpoint(run.checkpoints, Version(1, update), tensors, {})
+
+    return make
+
+
+def mean_of(said: str) -> float:
+    found = re.search(r"mean return of (\d+) greedy episodes: ([\d.]+)", said)
+    assert found, said
+    return float(found[2])
+
+
+def test_the_newest_checkpoint_plays(
+    run: RunFolder, save: Save, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = save(10, prefers=0)
+    save(20, prefers=1)
+    assert main([str(run.path), "--episodes", "5"]) == 0
+    said = capsys.readouterr().out
+    assert f"{PROBES}:ActionReward with ckpt-1-20" in said
+    assert "mean return of 5 greedy episodes: 1.00" in said
+    assert "smallest 1.00, largest 1.00" in said
+    assert main([str(older)]) == 0
+    said = capsys.readouterr().out
+    assert "with ckpt-1-10" in said
+    assert "mean return of 10 greedy episodes: 0.00" in said
+
+
+def test_a_damaged_newest_one_falls_back_to_the_older(
+    run: RunFolder,
+    save: Save,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    save(10, prefers=1)
+    damaged = save(20, prefers=0)
+    with (damaged / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")
+    assert main([str(run.path)]) == 0
+    assert mean_of(capsys.readouterr().out) == 1.0
+    assert "skipping a damaged checkpoint" in caplog.text
+    # Named by itself, it is not passed over.
+    assert main([str(damaged)]) == 2
+    assert "is not what its manifest says" in capsys.readouterr().err
+
+
+def says_one_error(said: str, text: str) -> bool:
+    lines = said.splitlines()
+    return len(lines) == 1 and lines[0].startswith("error: ") and text in lines[0]
+
+
+def test_without_a_checkpoint_it_says_so(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run.path)]) == 2
+    assert says_one_error(capsys.readouterr().err, "holds no whole checkpoint yet")
+
+
+def test_a_checkpoint_of_another_model_does_not_fit(
+    run: RunFolder, save: Save, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(10, prefers=1, hidden=5)
+    assert main([str(run.path)]) == 2
+    assert says_one_error(capsys.readouterr().err, "ckpt-1-10 does not fit")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"), [("none", "there is no such folder"), (".", "neither a run folder nor")]
+)
+def test_a_path_that_is_neither(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, says: str
+) -> None:
+    assert main([str(tmp_path / path)]) == 2
+    assert says_one_error(capsys.readouterr().err, says)
+
+
+@pytest.mark.parametrize("flags", [["--episodes", "0"], ["--seed", "-1"]])
+def test_numbers_out_of_range(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert main([str(run.path), *flags]) == 2
+    assert says_one_error(capsys.readouterr().err, f"{flags[0]}: wants")

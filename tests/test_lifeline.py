@@ -1,0 +1,240 @@
+"""Real processes: whoever holds a lifeline does not outlive the process at its other end."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from impala_async import lifeline
+from impala_async.errors import EXIT_TRY_AGAIN
+from impala_async.lifeline import VARIABLE, Lifeline
+
+PATIENCE_S = 10.0
+ENVIRONMENT = {
+    **{key: value for key, value in os.environ.items() if key != VARIABLE},
+    "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+}
+# All are gone within this time.
+GONE_S = 2.0
+
+# A process that holds its lifeline, says its id, and stays until it is ended. Arguments: how it
+# takes a request to end, and how many generations follow.
+MEMBER = """
+    import os, signal, subprocess, sys, time
+    from impala_async import lifeline
+
+    manner, generations = sys.argv[1], int(sys.argv[2])
+    if manner == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif manner == "orderly":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    lifeline.hold()
+    if generations:
+        arguments = [manner, str(generations - 1)]
+        child = subprocess.Popen(
+            [sys.executable, sys.argv[0], *arguments], pass_fds=lifeline.inherited_fds()
+        )
+    print(os.getpid(), flush=True)
+    while True:
+        time.sleep(0.01)
+"""
+# The one whose death they follow: it starts a member for each argument and then only waits.
+PARENT = """
+    import subprocess, sys, time, os
+    from impala_async.lifeline import Lifeline
+
+    line = Lifeline()
+    for manner in sys.argv[2:]:
+        subprocess.Popen(
+            [sys.executable, sys.argv[1], manner, "1"],
+            env={**os.environ, **line.environment},
+            pass_fds=line.fds,
+        )
+    time.sleep(1000)
+"""
+
+
+def write(path: Path, program: str) -> str:
+    path.write_text(textwrap.dedent(program))
+    return str(path)
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> str:
+    return write(tmp_path / "member.py", MEMBER)
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes of a test; what is left of them is ended by their ids."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+    give_up_at = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < give_up_at, f"not within {within_s} s"
+        time.sleep(0.005)
+
+
+def is_gone(pid: int) -> bool:
+    """Ended; nobody may have asked for its exit code yet."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return status.rpartition(")")[2].split()[0] in "ZX"
+
+
+def read_pids(process: subprocess.Popen[bytes], count: int) -> list[int]:
+    assert process.stdout is not None
+    return [int(process.stdout.readline()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_children_and_grandchildren_end_with_the_parent(
+    tmp_path: Path, member: str, started: list[subprocess.Popen[bytes]], end: signal.Signals
+) -> None:
+    parent_program = write(tmp_path / "parent.py", PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, parent_program, member, "default", "orderly", "stubborn"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+    )
+    started.append(parent)
+    pids = read_pids(parent, count=6)
+    assert not any(map(is_gone, pids))
+    parent.send_signal(end)
+    try:
+        until(lambda: all(map(is_gone, pids)), within_s=GONE_S)
+    finally:
+        for pid in pids:
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def start_member(
+    member: str, line: Lifeline, started: list[subprocess.Popen[bytes]], manner: str
+) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, member, manner, "0"],
+        env={**ENVIRONMENT, **line.environment},
+        pass_fds=line.fds,
+        stdout=subprocess.PIPE,
+    )
+    started.append(process)
+    read_pids(process, count=1)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("manner", "code"),
+    [("default", -signal.SIGTERM), ("orderly", 7), ("stubborn", EXIT_TRY_AGAIN)],
+)
+def test_letting_go_ends_a_child_in_good_order_or_anyway(
+    member: str, started: list[subprocess.Popen[bytes]], manner: str, code: int
+) -> None:
+    line = Lifeline()
+    process = start_member(member, line, started, manner)
+    assert process.poll() is None
+    line.close()
+    assert process.wait(GONE_S) == code
+
+
+def test_a_child_without_a_lifeline_stays(
+    member: str, started: list[subprocess.Popen[bytes]]
+) -> None:
+    line = Lifeline()
+    free = subprocess.Popen(
+        [sys.executable, member, "default", "0"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+    )
+    started.append(free)
+    read_pids(free, count=1)
+    bound = start_member(member, line, started, "default")
+    line.close()
+    bound.wait(GONE_S)
+    assert free.poll() is None
+
+
+def test_a_child_that_comes_late_ends_too(
+    member: str, started: list[subprocess.Popen[bytes]]
+) -> None:
+    line = Lifeline()
+    (fd,) = line.fds
+    # The end of the parent's side comes before the child has begun to watch.
+    late = os.dup(fd)
+    line.close()
+    os.dup2(late, fd)
+    process = subprocess.Popen(
+        [sys.executable, member, "stubborn", "0"],
+        env={**ENVIRONMENT, **line.environment},
+        pass_fds=(fd,),
+        stdout=subprocess.PIPE,
+    )
+    started.append(process)
+    os.close(fd)
+    os.close(late)
+    assert process.wait(PATIENCE_S) == EXIT_TRY_AGAIN
+
+
+def test_the_variable_names_the_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Lifeline()
+    try:
+        monkeypatch.delenv(VARIABLE, raising=False)
+        assert lifeline.inherited_fds() == ()
+        for key, value in line.environment.items():
+            monkeypatch.setenv(key, value)
+        assert lifeline.inherited_fds() == line.fds
+        assert not os.get_inheritable(line.fds[0])
+    finally:
+        line.close()
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "3.5", " 3", "²"])
+def test_a_variable_that_names_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+    assert lifeline.inherited_fds() == ()
+    lifeline.hold()
+
+
+@pytest.mark.parametrize("kind", ["file", "null", "closed"])
+def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    fd = os.open(os.devnull if kind == "null" else path, os.O_RDONLY)
+    program = (
+        "import os, sys, threading\n"
+        "from impala_async import lifeline\n"
+        "if sys.argv[1] == 'closed': os.close(lifeline.inherited_fds()[0])\n"
+        "lifeline.hold()\n"
+        "for thread in threading.enumerate():\n"
+        "    if thread.name == 'lifeline': thread.join()\n"
+        "if sys.argv[1] == 'file':\n"
+        "    print(os.read(lifeline.inherited_fds()[0], 99).decode())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, kind],
+        env={**ENVIRONMENT, VARIABLE: str(fd)},
+        pass_fds=(fd,),
+        stdout=subprocess.PIPE,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    os.close(fd)
+    assert done.returncode == 0
+    # What belongs to somebody else was not read either.
+    assert kind != "file" or done.stdout == b"content\n"

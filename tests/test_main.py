@@ -1,0 +1,53 @@
+import importlib
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from impala_async import __version__
+from impala_async.__main__ import DOORS, main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 0), (["-h"], 0)])
+def test_it_lists_the_doors(args: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == code
+    said = capsys.readouterr().out
+    assert said.startswith("usage: impala-async DOOR")
+    for door, (_, purpose) in DOORS.items():
+        assert any(line.split() == [door, *purpose.split()] for line in said.splitlines())
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"impala-async {__version__}\n"
+
+
+def test_an_unknown_door_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian", "--help"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: there is no door 'trian'\n")
+    assert "evaluate" in said.err
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_rest_of_the_arguments_is_the_door_s(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[list[str]] = []
+
+    def open_door(args: list[str]) -> int:
+        taken.append(args)
+        return 75
+
+    monkeypatch.setattr(importlib.import_module(DOORS[door][0]), "main", open_door)
+    monkeypatch.setattr("sys.argv", ["impala-async", door, "--help", "-x"])
+    assert main() == 75
+    assert taken == [["--help", "-x"]]
+
+
+def test_the_console_command_is_this() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"impala-async": "impala_async.__main__:main"}

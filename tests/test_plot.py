@@ -1,0 +1,83 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async.plot import draw_learning_curve, read_reports
+
+
+def report(steps: int, **changes: Any) -> str:
+    values = {
+        "env_steps_trained": steps,
+        "episodes/return_mean": steps / 10,
+        "mean_return_100": steps / 20,
+        "lag/mean": 1.5,
+    }
+    return json.dumps(values | changes)
+
+
+def write(folder: Path, *lines: str, end: str = "\n") -> Path:
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("\n".join(lines) + end)
+    return metrics
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert content.endswith(b"IEND\xaeB`\x82")
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    metrics = write(tmp_path, *(report(n) for n in range(0, 1000, 100)))
+    picture = draw_learning_curve(metrics, tmp_path / "curve.png")
+    assert picture == tmp_path / "curve.png"
+    width, height = size_of(picture)
+    assert width > height > 500
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # Before 100 episodes, before the first lag, with nothing in an interval.
+        [report(1, mean_return_100=None)],
+        [report(1, mean_return_100=None, **{"lag/mean": None}), report(2)],
+        [report(1), report(2, **{"episodes/return_mean": None}), report(3)],
+        ['{"env_steps_trained": 5}', report(6)],
+    ],
+)
+def test_what_is_not_known_yet_is_left_out(tmp_path: Path, lines: list[str]) -> None:
+    picture = draw_learning_curve(write(tmp_path, *lines), tmp_path / "curve.png")
+    assert picture is not None
+    size_of(picture)
+
+
+def test_two_runs_do_not_look_the_same(tmp_path: Path) -> None:
+    pictures = []
+    for slope in (1, -1):
+        metrics = write(tmp_path, *(report(n, mean_return_100=slope * n) for n in range(5)))
+        picture = draw_learning_curve(metrics, tmp_path / f"{slope}.png")
+        assert picture is not None
+        pictures.append(picture.read_bytes())
+    assert pictures[0] != pictures[1]
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    metrics = write(tmp_path, report(1), report(2), report(3)[:20], end="")
+    assert [r["env_steps_trained"] for r in read_reports(metrics)] == [1, 2]
+    assert draw_learning_curve(metrics, tmp_path / "curve.png") is not None
+
+
+@pytest.mark.parametrize(
+    "lines", [[], [""], ['{"torn'], [report(0, **{"episodes/return_mean": None})]]
+)
+def test_without_episodes_there_is_no_picture(tmp_path: Path, lines: list[str]) -> None:
+    assert draw_learning_curve(write(tmp_path, *lines), tmp_path / "curve.png") is None
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_without_metrics_there_is_no_picture(tmp_path: Path) -> None:
+    assert read_reports(tmp_path / "none.jsonl") == []
+    assert draw_learning_curve(tmp_path / "none.jsonl", tmp_path / "curve.png") is None

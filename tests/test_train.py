@@ -1,0 +1,214 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async import train
+from impala_async.config_load import load_config
+from impala_async.doors import default_config_path
+from impala_async.learner.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[1]
+FREE = "tcp://127.0.0.1:"
+SUMMARY = {
+    "exit_reason": "mean_return",
+    "env_id": "CartPole-v1",
+    "env_steps_trained": 123456,
+    "updates": 1234,
+    "wall_s": 12.34,
+    "env_steps_per_s": 10004.5,
+    "mean_return_100": 475.25,
+    "lag_quantiles": [0, 1, 2, 3, 9],
+    "dropped": {"stale": 3, "shutdown": 4},
+    "bottleneck": "the learner",
+}
+
+
+class FakeRun:
+    """In place of the processes: notes what it was given, and does what a run would."""
+
+    made: list["FakeRun"]
+    code = 0
+
+    def __init__(self, learner_flags: Sequence[str], data_url: str, log_dir: Path) -> None:
+        self.flags = list(learner_flags)
+        self.data_url = data_url
+        self.log_dir = log_dir
+        self.num_actors = 0
+        FakeRun.made.append(self)
+
+    def run(self, num_actors: int) -> int:
+        self.num_actors = num_actors
+        self.during(RunFolder(self.log_dir.parent))
+        return self.code
+
+    @staticmethod
+    def during(folder: RunFolder) -> None: ...
+
+    def values(self, flag: str) -> list[str]:
+        return [v for f, v in zip(self.flags, self.flags[1:], strict=False) if f == flag]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(value.split("=", 1) for value in self.values("--set"))
+
+
+@pytest.fixture(autouse=True)
+def fake_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FakeRun, "made", [], raising=False)
+    monkeypatch.setattr(train, "LocalRun", FakeRun)
+
+
+def started(*flags: str, code: int = 0) -> FakeRun:
+    assert train.main(flags) == code
+    (run,) = FakeRun.made
+    return run
+
+
+def test_without_arguments_it_trains_cartpole_at_free_ports() -> None:
+    run = started()
+    config = load_config(default_config_path())
+    assert run.num_actors == config.train.num_actors
+    assert run.values("--config") == [str(default_config_path())]
+    (run_dir,) = run.values("--run-dir")
+    assert Path(run_dir).parent == Path("runs")
+    assert run.log_dir == Path(run_dir) / "actors"
+    assert run.settings["bind.data"] == run.data_url
+    urls = set(run.settings.values())
+    assert len(urls) == 2
+    assert all(url.startswith(FREE) and url[len(FREE) :].isdigit() for url in urls)
+
+
+def test_settings_go_on_to_the_learner() -> None:
+    overrides = ("--set", "train.num_actors=5", "--set", 'env.kwargs={a="b=c"}')
+    run = started(*overrides, "--run-dir", "here")
+    assert run.num_actors == 5
+    assert run.values("--set")[:2] == ["train.num_actors=5", 'env.kwargs={a="b=c"}']
+    assert run.values("--run-dir") == ["here"]
+    # What the learner makes of it is what was checked here.
+    (path,) = run.values("--config")
+    assert load_config(Path(path), run.values("--set")).env.kwargs == {"a": "b=c"}
+
+
+def test_an_env_of_ones_own_comes_without_the_default_config() -> None:
+    run = started("--set", "env.id=Acrobot-v1")
+    assert run.values("--config") == []
+    assert run.settings["env.id"] == "Acrobot-v1"
+
+
+def test_a_config_file_is_handed_on(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('env.id = "Acrobot-v1"\ntrain.num_actors = 3\n')
+    run = started("--config", "my.toml")
+    assert run.values("--config") == ["my.toml"]
+    assert run.num_actors == 3
+
+
+def test_ports_that_are_named_are_kept_and_stars_are_chosen_here() -> None:
+    run = started("--set", "bind.data=tcp://0.0.0.0:7001", "--set", "bind.weights=tcp://0.0.0.0:*")
+    assert run.data_url == run.settings["bind.data"] == "tcp://0.0.0.0:7001"
+    host, _, port = run.settings["bind.weights"].rpartition(":")
+    assert host == "tcp://0.0.0.0"
+    # The actors are told a port before the learner has one.
+    assert port.isdigit()
+
+
+def test_a_resumed_run_is_resumed_by_the_learner() -> None:
+    RunFolder(Path("here")).begin(load_config(default_config_path(), ["train.num_actors=4"]))
+    run = started("--resume", "--run-dir", "here")
+    assert run.num_actors == 4
+    assert "--resume" in run.flags
+    assert run.values("--config") == []
+
+
+@pytest.mark.parametrize("flags", [["--set", "seed=-1"], ["--resume"]])
+def test_wrong_settings_start_nothing(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(flags) == 2
+    assert FakeRun.made == []
+    assert "error: " in capsys.readouterr().err
+
+
+def write_summary(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    def during(folder: RunFolder) -> None:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write_json("summary.json", SUMMARY | changes)
+        reports = {"env_steps_trained": 1, "episodes/return_mean": 2.0, "mean_return_100": None}
+        folder.metrics.write_text(json.dumps(reports) + "\n")
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+
+
+Said = Callable[[], str]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda: capsys.readouterr().out
+
+
+def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    write_summary(monkeypatch)
+    started("--run-dir", "here")
+    shown = said()
+    assert "CartPole-v1: ended by mean_return" in shown
+    for value in ("475.2", "123,456", "1,234", "12.3 (", "10,004", "2 (9) updates", "the learner"):
+        assert value in shown
+    assert any("dropped" in line and " 7 " in line for line in shown.splitlines())
+    assert "here/learning_curve.png" in shown
+    assert Path("here/learning_curve.png").exists()
+
+
+def test_a_run_without_updates_has_a_summary_too(
+    monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    monkeypatch.setattr(FakeRun, "code", 130)
+    write_summary(monkeypatch, mean_return_100=None, lag_quantiles=[], bottleneck=None)
+    started("--run-dir", "here", code=130)
+    assert "ended by mean_return" in said()
+
+
+def test_the_summary_of_an_earlier_start_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    folder = RunFolder(Path("here"))
+    folder.begin(load_config(default_config_path()))
+    folder.write_json("summary.json", SUMMARY)
+    monkeypatch.setattr(FakeRun, "code", 2)
+    started("--resume", "--run-dir", "here", code=2)
+    assert said() == ""
+
+
+PICKY = """
+import sys
+import gymnasium
+
+class Picky(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    def __init__(self):
+        if "impala_async.actor.service" in sys.modules:
+            raise RuntimeError("there is no display here")
+"""
+
+
+@pytest.mark.e2e
+def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY)
+    flags = ["--set", "env.id=picky:Picky", "--run-dir", str(tmp_path / "run")]
+    answer = subprocess.run(
+        [sys.executable, "-m", "impala_async.train", *flags],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert answer.returncode == 78, answer.stderr
+    (reason,) = [line for line in answer.stderr.splitlines() if "cannot run" in line]
+    assert "error: picky:Picky failed to be made: RuntimeError: there is no display her" in reason
+    assert "Traceback" not in answer.stderr

@@ -1,0 +1,220 @@
+"""Columns are views, and no fault of theirs reaches the learner."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.trajectory import LOG_PROB_SLACK, Columns, columns_over, find_fault
+
+NUM_COLUMNS, NUM_ROWS = 3, 4
+SCHEMA = Schema(
+    obs=ObsSpec(
+        (
+            ArraySpec("position", (2,), "float32"),
+            ArraySpec("far", (), "float64"),
+            ArraySpec("near", (3,), "float16"),
+            ArraySpec("pixels", (2, 2), "uint8"),
+            ArraySpec("lamp", (), "bool"),
+        )
+    ),
+    action=ActionSpec((ActionPart("move", "discrete", 4), ActionPart("look", "discrete", 1))),
+    rows=NUM_ROWS,
+    state=(ArraySpec("core", (2,), "float32"), ArraySpec("gate", (2,), "bool")),
+)
+# A column in the middle of a slot, a row in the middle of the trajectory.
+HERE = (1, 2)
+
+
+@pytest.fixture
+def columns() -> Columns:
+    """Without a fault, in the middle of larger planes."""
+    layout = SCHEMA.layout
+    obs = np.zeros((NUM_COLUMNS + 2, layout.obs_bytes), np.uint8)
+    small = np.zeros((NUM_COLUMNS + 2, layout.small_bytes), np.uint8)
+    columns = columns_over(SCHEMA, obs[1:-1], small[1:-1])
+    columns.mask_CT[:] = True
+    columns.log_probs_CT[:] = -0.5
+    columns.actions["move"][:] = 3
+    columns.obs["position"][:] = 1.5
+    return columns
+
+
+def test_leaves_by_group_and_shape(columns: Columns) -> None:
+    C, S, T = NUM_COLUMNS, NUM_ROWS + 1, NUM_ROWS
+    assert {name: array.shape for name, array in columns.obs.items()} == {
+        "position": (C, S, 2),
+        "far": (C, S),
+        "near": (C, S, 3),
+        "pixels": (C, S, 2, 2),
+        "lamp": (C, S),
+    }
+    assert {name: array.shape for name, array in columns.actions.items()} == {
+        "move": (C, T),
+        "look": (C, T),
+    }
+    assert {name: array.shape for name, array in columns.state.items()} == {
+        "core": (C, 2),
+        "gate": (C, 2),
+    }
+    for array, dtype in (
+        (columns.rewards_CT, np.float32),
+        (columns.log_probs_CT, np.float32),
+        (columns.terminated_CT, np.bool_),
+        (columns.truncated_CT, np.bool_),
+        (columns.mask_CT, np.bool_),
+        (columns.actions["move"], np.int32),
+        (columns.obs["near"], np.float16),
+    ):
+        assert array.dtype == dtype
+        assert len(array) == C
+
+
+def test_leaves_are_views_of_the_planes() -> None:
+    layout = SCHEMA.layout
+    obs = np.zeros((NUM_COLUMNS, layout.obs_bytes), np.uint8)
+    small = np.zeros((NUM_COLUMNS, layout.small_bytes), np.uint8)
+    columns = columns_over(SCHEMA, obs, small)
+    assert all(np.shares_memory(array, obs) for array in columns.obs.values())
+    for array in (*columns.actions.values(), *columns.state.values(), columns.mask_CT):
+        assert np.shares_memory(array, small)
+    columns.rewards_CT[1] = 1.0
+    assert small[1].any()
+    assert not small[[0, 2]].any()
+
+
+def test_good_columns_have_no_fault(columns: Columns) -> None:
+    assert find_fault(SCHEMA, columns) is None
+
+
+def spoil(name: str, value: Any) -> Callable[[Columns], None]:
+    """Write one bad value; bytes for what the dtype does not let through."""
+
+    def write(columns: Columns) -> None:
+        group, _, leaf = name.partition("/")
+        array = getattr(columns, group)[leaf] if leaf else getattr(columns, group)
+        if array.dtype == np.bool_:
+            array = array.view(np.uint8)
+        place = HERE if array.ndim > 1 and array.shape[1] > HERE[1] else (HERE[0], 1)
+        array[place] = value
+
+    return write
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "name",
+    ["obs/position", "obs/far", "obs/near", "state/core", "rewards_CT", "log_probs_CT"],
+)
+def test_nonfinite(columns: Columns, name: str, value: float) -> None:
+    spoil(name, value)(columns)
+    assert find_fault(SCHEMA, columns) == "nonfinite"
+
+
+@pytest.mark.parametrize("name", ["position", "far", "near"])
+def test_nonfinite_bootstrap_row(columns: Columns, name: str) -> None:
+    columns.obs[name][-1, -1] = np.nan
+    assert find_fault(SCHEMA, columns) == "nonfinite"
+
+
+@pytest.mark.parametrize("value", [4, 5, 2**31 - 1, -1, -(2**31)])
+def test_action_out_of_range(columns: Columns, value: int) -> None:
+    spoil("actions/move", value)(columns)
+    assert find_fault(SCHEMA, columns) == "invalid"
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, 3])
+def test_action_in_range(columns: Columns, value: int) -> None:
+    columns.actions["move"][:] = value
+    assert find_fault(SCHEMA, columns) is None
+
+
+def test_each_part_of_an_action_has_its_own_range(columns: Columns) -> None:
+    spoil("actions/look", 1)(columns)
+    assert find_fault(SCHEMA, columns) == "invalid"
+
+
+def test_a_masked_row_must_hold_a_legal_action(columns: Columns) -> None:
+    columns.mask_CT[HERE] = False
+    columns.actions["move"][HERE] = 4
+    assert find_fault(SCHEMA, columns) == "invalid"
+
+
+@pytest.mark.parametrize("value", [2, 3, 128, 255])
+@pytest.mark.parametrize(
+    "name", ["mask_CT", "terminated_CT", "truncated_CT", "obs/lamp", "state/gate"]
+)
+def test_flags_that_are_neither_zero_nor_one(columns: Columns, name: str, value: int) -> None:
+    spoil(name, value)(columns)
+    assert find_fault(SCHEMA, columns) == "invalid"
+
+
+@pytest.mark.parametrize("name", ["mask_CT", "terminated_CT", "truncated_CT", "obs/lamp"])
+@pytest.mark.parametrize("value", [0, 1])
+def test_flags_that_are(columns: Columns, name: str, value: int) -> None:
+    spoil(name, value)(columns)
+    assert find_fault(SCHEMA, columns) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (0.0, None),
+        (-0.0, None),
+        (-1e30, None),
+        (LOG_PROB_SLACK, None),
+        (LOG_PROB_SLACK * 1.01, "invalid"),
+        (0.1, "invalid"),
+    ],
+)
+def test_log_probability_may_exceed_zero_by_rounding_only(
+    columns: Columns, value: float, fault: str | None
+) -> None:
+    columns.log_probs_CT[HERE] = value
+    assert find_fault(SCHEMA, columns) == fault
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 5.0])
+@pytest.mark.parametrize("name", ["rewards_CT", "log_probs_CT"])
+def test_masked_rows_are_not_looked_at(columns: Columns, name: str, value: float) -> None:
+    columns.mask_CT[HERE] = False
+    spoil(name, value)(columns)
+    assert find_fault(SCHEMA, columns) is None
+    # The neighbours are.
+    columns.mask_CT[HERE] = True
+    columns.mask_CT[:, HERE[1] + 1] = False
+    expected = None if name == "rewards_CT" and value == 5.0 else "a fault"
+    assert (find_fault(SCHEMA, columns) and "a fault") == expected
+
+
+def test_observations_of_masked_rows_are(columns: Columns) -> None:
+    columns.mask_CT[HERE] = False
+    columns.obs["position"][HERE] = np.nan
+    assert find_fault(SCHEMA, columns) == "nonfinite"
+
+
+def test_columns_without_a_valid_row_have_no_fault(columns: Columns) -> None:
+    columns.mask_CT[:] = False
+    columns.rewards_CT[:] = np.nan
+    columns.log_probs_CT[:] = np.inf
+    assert find_fault(SCHEMA, columns) is None
+
+
+def test_large_but_finite_numbers_pass(columns: Columns) -> None:
+    columns.rewards_CT[:] = np.finfo(np.float32).max
+    columns.obs["far"][:] = np.finfo(np.float64).max
+    columns.obs["pixels"][:] = 255
+    assert find_fault(SCHEMA, columns) is None
+
+
+def test_any_garbage_has_a_verdict() -> None:
+    layout = SCHEMA.layout
+    rng = np.random.default_rng(0)
+    verdicts = set()
+    for _ in range(200):
+        obs = rng.integers(0, 256, (2, layout.obs_bytes), np.uint8)
+        small = rng.integers(0, 256, (2, layout.small_bytes), np.uint8)
+        verdicts.add(find_fault(SCHEMA, columns_over(SCHEMA, obs, small)))
+    assert verdicts == {"invalid"}

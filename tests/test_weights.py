@@ -1,0 +1,181 @@
+"""Versions in order, flat buffers as views, and who descends from whom."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impala_async.spec import ArraySpec
+from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
+
+LAYOUT = WeightsLayout(
+    (
+        ArraySpec("first", (2, 3), "float32"),
+        ArraySpec("scalar", (), "float64"),
+        ArraySpec("count", (1,), "int64"),
+        ArraySpec("last", (3,), "float32"),
+    )
+)
+
+
+def test_versions_are_ordered_by_epoch_then_update() -> None:
+    versions = [NO_VERSION, Version(1, 0), Version(1, 7), Version(2, 0), Version(2, 1)]
+    assert sorted(reversed(versions)) == versions
+    assert NO_VERSION == (0, 0)
+
+
+# -------------------- layout
+
+
+def test_views_lie_one_after_the_other() -> None:
+    assert LAYOUT.num_bytes == 24 + 8 + 8 + 12
+    buffer = np.zeros(LAYOUT.num_bytes, np.uint8)
+    views = dict(LAYOUT.views(buffer))
+    assert list(views) == ["first", "scalar", "count", "last"]
+    assert {name: (view.shape, str(view.dtype)) for name, view in views.items()} == {
+        "first": ((2, 3), "float32"),
+        "scalar": ((), "float64"),
+        "count": ((1,), "int64"),
+        "last": ((3,), "float32"),
+    }
+    views["first"][...] = np.arange(6).reshape(2, 3)
+    views["scalar"][...] = 2.5
+    views["count"][...] = -1
+    views["last"][...] = 9
+    expected = [
+        np.arange(6, dtype=np.float32),
+        np.array([2.5]),
+        np.array([-1], np.int64),
+        np.full(3, 9, np.float32),
+    ]
+    assert buffer.tobytes() == b"".join(part.tobytes() for part in expected)
+
+
+def test_views_may_be_of_a_received_frame() -> None:
+    frame = bytes(range(LAYOUT.num_bytes))
+    views = dict(LAYOUT.views(np.frombuffer(frame, np.uint8)))
+    assert all(np.shares_memory(view, np.frombuffer(frame, np.uint8)) for view in views.values())
+    assert not views["first"].flags.writeable
+
+
+@pytest.mark.parametrize("num_bytes", [0, 51])
+def test_a_buffer_that_is_too_short_is_no_view(num_bytes: int) -> None:
+    with pytest.raises(ValueError, match=r"reshape|size"):
+        list(LAYOUT.views(np.zeros(num_bytes, np.uint8)))
+
+
+def test_digest_is_of_names_shapes_types_and_order() -> None:
+    first, *rest = LAYOUT.arrays
+    others = [
+        WeightsLayout((*rest, first)),
+        WeightsLayout((ArraySpec("other", (2, 3), "float32"), *rest)),
+        WeightsLayout((ArraySpec("first", (3, 2), "float32"), *rest)),
+        WeightsLayout((ArraySpec("first", (2, 3), "int32"), *rest)),
+        WeightsLayout((first,)),
+        WeightsLayout(()),
+    ]
+    digests = {LAYOUT.digest, *(other.digest for other in others)}
+    assert len(digests) == len(others) + 1
+    assert {len(digest) for digest in digests} == {16}
+    assert WeightsLayout(tuple(LAYOUT.arrays)).digest == LAYOUT.digest
+
+
+def test_golden_layout_digest() -> None:
+    layout = WeightsLayout((ArraySpec("w", (2,), "float32"),))
+    text = b'[{"name":"w","shape":[2],"dtype":"float32"}]'
+    assert layout.digest == hashlib.sha256(text).digest()[:16]
+
+
+def test_content_digest_is_of_content_only() -> None:
+    buffer = np.arange(100, dtype=np.uint8)
+    digest = Weights(Version(1, 1), buffer).digest()
+    assert digest == Weights(Version(2, 2), buffer.copy()).digest()
+    assert digest == hashlib.blake2b(bytes(range(100)), digest_size=16).digest()
+    buffer[50] ^= 1
+    assert Weights(Version(1, 1), buffer).digest() != digest
+
+
+# -------------------- lineage
+
+
+def test_the_first_epoch_has_only_itself() -> None:
+    lineage = Lineage(1)
+    assert lineage.is_ancestor(Version(1, 0))
+    assert lineage.is_ancestor(Version(1, 10**9))
+    assert not lineage.is_ancestor(NO_VERSION)
+    assert not lineage.is_ancestor(Version(2, 0))
+
+
+def test_what_came_after_the_checkpoint_is_a_dead_branch() -> None:
+    lineage = Lineage(1).resumed(2, 50)
+    assert lineage.is_ancestor(Version(1, 50))
+    assert not lineage.is_ancestor(Version(1, 51))
+    assert lineage.is_ancestor(Version(2, 51))
+    assert lineage.epoch == 2
+
+
+def test_an_older_checkpoint_cuts_earlier_epochs_too() -> None:
+    # Epoch 3 had to go back to a checkpoint of epoch 1.
+    lineage = Lineage(1).resumed(3, 30)
+    for version, is_ancestor in (
+        (Version(1, 30), True),
+        (Version(1, 31), False),
+        (Version(2, 10), False),
+        (Version(3, 99), True),
+    ):
+        assert lineage.is_ancestor(version) == is_ancestor
+
+
+def test_resuming_does_not_change_the_lineage_resumed_from() -> None:
+    first = Lineage(1)
+    second = first.resumed(2, 5)
+    assert first.forks == {}
+    second.resumed(3, 6)
+    assert sorted(second.forks) == [1, 2]
+
+
+def test_forks_given_are_copied() -> None:
+    forks = {1: 0, 2: 5}
+    lineage = Lineage(2, forks)
+    forks[2] = 99
+    assert lineage.is_ancestor(Version(1, 5))
+    assert not lineage.is_ancestor(Version(1, 6))
+
+
+resumes = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 10)), max_size=8)
+
+
+@given(resumes)
+def test_ancestors_are_those_on_the_way_back(resumes: list[tuple[int, int]]) -> None:
+    """Each start resumes from a checkpoint of any earlier start, or begins anew."""
+    lineages = {1: Lineage(1)}
+    parents: dict[int, Version | None] = {1: None}
+    starts = {1: 0}
+    for epoch, (pick, more) in enumerate(resumes, start=2):
+        past = pick % epoch
+        if past == 0:
+            lineages[epoch], parents[epoch], starts[epoch] = Lineage(epoch), None, 0
+            continue
+        update = starts[past] + more
+        # As a checkpoint keeps it.
+        saved = Lineage(past, dict(lineages[past].forks))
+        lineages[epoch] = saved.resumed(epoch, update)
+        parents[epoch], starts[epoch] = Version(past, update), update
+
+    def is_on_the_way_back(epoch: int, version: Version) -> bool:
+        update = 10**9
+        while epoch != version.epoch:
+            parent = parents.get(epoch)
+            if parent is None:
+                return False
+            epoch, update = parent
+        return version.update <= update
+
+    for epoch, lineage in lineages.items():
+        for past, start in starts.items():
+            for update in range(start, start + 12):
+                version = Version(past, update)
+                expected = is_on_the_way_back(epoch, version)
+                assert lineage.is_ancestor(version) == expected, (epoch, version)
