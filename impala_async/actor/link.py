@@ -144,9 +144,8 @@ class Link:
         """Send the pull that is due; in how many seconds to look again."""
         is_first = self._have == NO_VERSION
         timeout_s = FIRST_WEIGHTS_EVERY_S if is_first else self._reply_timeout_s
-        if self._asked_at is not None and now - self._asked_at > timeout_s:
-            self._asked_at = None
-        if self._asked_at is None and (is_first or self._wanted > self._have):
+        is_waiting = self._asked_at is not None and now - self._asked_at <= timeout_s
+        if not is_waiting and (is_first or self._wanted > self._have):
             was_sent = socket.send([pack(Get(self._session, *self._have))])
             self._asked_at = now if was_sent else None
             return timeout_s if was_sent else CONNECT_POLL_S

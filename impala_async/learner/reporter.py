@@ -130,8 +130,11 @@ class Reporter:
             await asyncio.sleep(due - time.monotonic())
             self._answered.clear()
             self._ask.raise_()
+            # Not wait_for: on Python 3.11 it swallows a cancellation that meets the answer, and
+            # the run would never end.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._answered.wait(), REPLY_WAIT_S)
+                async with asyncio.timeout(REPLY_WAIT_S):
+                    await self._answered.wait()
             self.report()
 
     def report(self) -> dict[str, Value]:

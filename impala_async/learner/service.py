@@ -11,7 +11,6 @@ Runs on: event loop
 """
 
 import asyncio
-import faulthandler
 import functools
 import logging
 import os
@@ -32,6 +31,7 @@ from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Restored, Saver
 from impala_async.learner.summary import summarise
 from impala_async.learner.thread import Captured, LearnerReport, Ports, Progress
+from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.spec import Schema
@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 REAP_EVERY_S = 1.0
 GOODBYE_S = 1.0
 THREAD_END_S = 8.0
-STUCK_AFTER_S = 30.0
 GOALS = ("env_steps", "mean_return", "wall_s")
 
 
@@ -64,6 +63,8 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._watchdog = Watchdog(self._loop)
+        self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads_left: set[str] = set()
         self._threads_ended = asyncio.Event()
         self._learner: Learner | None = None
@@ -264,9 +265,9 @@ class LearnerService:
             self._fail("a save", error)
 
     async def _reap(self) -> None:
-        """Sessions end, and the dump of a loop that is stuck is put off once more."""
+        """Sessions end; and the loop shows that it runs."""
         while True:
-            faulthandler.dump_traceback_later(STUCK_AFTER_S)
+            self._watchdog.loop_runs()
             await asyncio.sleep(REAP_EVERY_S)
             self._front.reap()
 
@@ -293,7 +294,8 @@ class LearnerService:
         """Wake them, wait for their last words, settle what never reached the ring."""
         learner.loader.close()
         try:
-            await asyncio.wait_for(self._threads_ended.wait(), THREAD_END_S)
+            async with asyncio.timeout(THREAD_END_S):
+                await self._threads_ended.wait()
         except TimeoutError:
             left = " and ".join(sorted(self._threads_left))
             raise ServiceError(f"still running after {THREAD_END_S:.0f} s: {left}") from None
@@ -333,7 +335,7 @@ class LearnerService:
         }
 
     def _close(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
+        self._watchdog.close()
         if self._learner is not None:
             self._learner.loader.close()
         self._front.close()

@@ -113,7 +113,7 @@ def test_nobody_there_is_told_with_the_address(find: Find) -> None:
         UnreachableError, match=r"no learner answered at tcp://there:1 within 0.3 s"
     ):
         find(within_s=0.3).result(WITHIN_S)
-    assert 0.3 <= time.monotonic() - started < 2.0
+    assert 0.3 <= time.monotonic() - started < 5.0
 
 
 def test_a_stop_ends_the_search(find: Find) -> None:
@@ -225,4 +225,4 @@ def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, socket: Dealer) ->
         pass
     started = time.monotonic()
     say_goodbye(socket, b"s" * 16)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 2.0

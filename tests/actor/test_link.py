@@ -180,7 +180,7 @@ def test_heartbeats_come_by_themselves_and_carry_the_timers(scene: Scene, open_l
     assert beat.message == Heartbeat(SESSION, {"env_time_ms": 1.5})
     for _ in range(3):
         scene.learner.weights.hear(Heartbeat)
-    assert 0.3 < time.monotonic() - started < 2.0
+    assert 0.3 < time.monotonic() - started < 5.0
 
 
 def test_the_first_timers_go_at_once(scene: Scene, open_link: Open) -> None:
@@ -245,5 +245,5 @@ def test_close_ends_the_thread_and_twice_does_no_harm(open_link: Open) -> None:
     started = time.monotonic()
     link.close()
     link.close()
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 2.0
     assert not any(thread.name == "link" for thread in threading.enumerate())

@@ -184,7 +184,7 @@ def broken(actor: Actor, what: str) -> list[Any]:
         "inline and a frame": [pack(inline), obs],
         "wrong rows": [pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
         "one row": [pack(actor.header(rows=1)), obs, small],
-        "more episodes than rows": [pack(actor.header(num_episodes=4)), obs, small],
+        "more episodes than rows": [pack(actor.header(num_episodes=4)), obs, small + bytes(32)],
         "episodes that are not there": [pack(actor.header(num_episodes=1)), obs, small],
     }[what]
 
@@ -234,7 +234,9 @@ async def test_a_duplicate_is_counted_and_taken_once(make_harbour: Make) -> None
     await actor.hear(lambda: len(actor.grants) > num_grants)
     assert harbour.count("rejected/duplicate") == 2
     assert harbour.count("trajectories/in_slots") == 2
+    # It was settled once, and no word of this one.
     assert actor.settled == 1
+    assert actor.verdicts == []
 
 
 async def test_without_credit_nothing_comes_in(make_harbour: Make) -> None:

@@ -172,3 +172,15 @@ async def test_a_busy_thread_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch
     intervals = await report_for(desk, 5, lambda: False)
     # The mean, for a busy machine delays one and shortens the next.
     assert sum(intervals) / len(intervals) < 0.14
+
+
+async def test_the_end_and_the_answer_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner thread's last words come just as the run ends: the task must end with it."""
+    monkeypatch.setattr(reporter, "REPLY_WAIT_S", 1e6)
+    desk = Desk(every_s=0.0)
+    task = asyncio.create_task(desk.reporter.report_regularly())
+    await until(desk.ask.take, "it asks")
+    desk.reporter.answered()
+    task.cancel()
+    await asyncio.wait([task], timeout=2.0)
+    assert task.cancelled()
