@@ -1,6 +1,7 @@
 """The console command: `impala-async <door>`, the same doors as `python -m impala_async.<door>`."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] not in DOORS:
         print(f"error: there is no door {args[0]!r}\n\n{_help()}", file=sys.stderr)
         return EXIT_CONFIG
+    if os.getcwd() not in sys.path:
+        # As `python -m` does: an environment of one's own often lies in the current folder.
+        sys.path.insert(0, os.getcwd())
     module = importlib.import_module(DOORS[args[0]][0])
     code: int = module.main(args[1:])
     return code

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from impala_async.config import RunConfig
 from impala_async.doors import new_parser, run_door
-from impala_async.errors import CheckpointError, ConfigError
+from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.learner.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from impala_async.training.checkpoint import Checkpoint
 
 NUM_ENVS = 8
+MAX_STEPS = 100_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("evaluate", "Play greedy episodes with a trained policy.")
     parser.add_argument("path", type=Path, help="a run folder, or one checkpoint in it")
     parser.add_argument("--episodes", type=int, default=10, metavar="N", help="default: 10")
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        default=MAX_STEPS,
+        metavar="N",
+        help=f"give up when an environment has taken so many steps (default: {MAX_STEPS})",
+    )
     parser.add_argument("--seed", type=int, default=10_000, metavar="N", help="default: 10000")
     args = parser.parse_args(argv)
     return run_door(lambda: _evaluate(args))
@@ -38,9 +46,11 @@ def _evaluate(args: argparse.Namespace) -> int:
         raise ConfigError(f"--episodes: wants a whole number from 1 up, got {args.episodes}")
     if args.seed < 0:
         raise ConfigError(f"--seed: wants a whole number from 0 up, got {args.seed}")
+    if args.max_steps < 1:
+        raise ConfigError(f"--max-steps: wants a whole number from 1 up, got {args.max_steps}")
     folder, checkpoints = _locate(args.path)
     config = folder.load_config()
-    returns = _play(config, checkpoints, args.episodes, args.seed)
+    returns = _play(config, checkpoints, args)
     mean = sum(returns) / len(returns)
     print(f"mean return of {len(returns)} greedy episodes: {mean:.2f}")
     print(f"smallest {min(returns):.2f}, largest {max(returns):.2f}")
@@ -60,7 +70,7 @@ def _locate(path: Path) -> tuple[RunFolder, Path]:
     return folder, path
 
 
-def _play(config: RunConfig, path: Path, num_episodes: int, seed: int) -> list[float]:
+def _play(config: RunConfig, path: Path, args: argparse.Namespace) -> list[float]:
     from impala_async.envs.make import build_envs
     from impala_async.policy import Policy
     from impala_async.spec import Schema
@@ -69,13 +79,13 @@ def _play(config: RunConfig, path: Path, num_episodes: int, seed: int) -> list[f
     checkpoint = newest_checkpoint(path) if path.name == "checkpoints" else open_checkpoint(path)
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
-    envs = build_envs(config.actor.sampler, config.env, min(NUM_ENVS, num_episodes))
+    envs = build_envs(config.actor.sampler, config.env, min(NUM_ENVS, args.episodes))
     schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows)
     policy = Policy(schema, config.model, seed=config.seed)
     try:
         _load(policy, checkpoint)
         print(f"{config.env.id} with {checkpoint.path.name}")
-        return _greedy_returns(policy, envs, num_episodes, seed)
+        return _greedy_returns(policy, envs, args.episodes, args.seed, args.max_steps)
     finally:
         envs.close()
 
@@ -94,7 +104,7 @@ def _load(policy: "Policy", checkpoint: "Checkpoint") -> None:
 
 
 def _greedy_returns(
-    policy: "Policy", envs: "EnvBatch", num_episodes: int, seed: int
+    policy: "Policy", envs: "EnvBatch", num_episodes: int, seed: int, max_steps: int = MAX_STEPS
 ) -> list[float]:
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
@@ -104,7 +114,14 @@ def _greedy_returns(
     totals = np.zeros(envs.num_envs)
     is_reset_row = np.zeros(envs.num_envs, np.bool_)
     obs = envs.reset(seed)
+    num_steps = 0
     while min(map(len, returns)) < per_env:
+        num_steps += 1
+        if num_steps > max_steps:
+            raise EnvError(
+                f"{envs.name}: {sum(map(len, returns))} of {num_episodes} episodes ended within "
+                f"{max_steps} steps; allow more with --max-steps, or give it a time limit"
+            )
         step = envs.step(policy.act_greedy(obs))
         obs = step.obs
         totals += np.where(is_reset_row, 0.0, step.rewards)

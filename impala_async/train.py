@@ -4,6 +4,7 @@
 """
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -19,8 +20,11 @@ from impala_async.doors import (
     run_door,
     start_logging,
 )
+from impala_async.errors import EXIT_CONFIG
 from impala_async.launch.local import LocalRun, free_url
 from impala_async.learner.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +50,8 @@ def _train(args: argparse.Namespace) -> int:
     summary = folder.read_json("summary.json")
     if summary is not None and summary != before:
         _show(summary, folder, launched_s=time.monotonic() - started)
+    elif code != EXIT_CONFIG:
+        logger.error("the learner ended without a summary, with exit code %d", code)
     return code
 
 
@@ -79,7 +85,11 @@ def _show(summary: dict[str, Any], folder: RunFolder, launched_s: float) -> None
 
     from impala_async.plot import draw_learning_curve
 
-    picture = draw_learning_curve(folder.metrics, folder.path / "learning_curve.png")
+    try:
+        picture = draw_learning_curve(folder.metrics, folder.path / "learning_curve.png")
+        drawn = str(picture) if picture else "no report to draw"
+    except OSError as error:
+        drawn = f"cannot be written: {error.strerror}"
     mean_return = summary["mean_return_100"]
     lag = summary["lag_quantiles"]
     table = Table(
@@ -95,7 +105,7 @@ def _show(summary: dict[str, Any], folder: RunFolder, launched_s: float) -> None
         "trajectories dropped": str(sum(summary["dropped"].values())),
         "what limits it": str(summary["bottleneck"]),
         "run folder": str(folder.path),
-        "learning curve": str(picture) if picture else "no report to draw",
+        "learning curve": drawn,
     }
     for name, value in rows.items():
         table.add_row(name, value)

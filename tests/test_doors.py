@@ -30,7 +30,7 @@ FLAGS = {
     "train": RUN_FLAGS,
     "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
-    "evaluate": {"--episodes", "--seed"},
+    "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
 EXIT_CODES = {
     "ImpalaAsyncError": 70,
@@ -92,6 +92,8 @@ WRONG = [
     ("learner", ["--run-dir", "/nowhere", "--resume"]),
     ("learner", ["--run-dir", "/proc/nowhere", "--set", "env.id=CartPole-v1"]),
     ("actor", ["--learner", "somewhere"]),
+    ("actor", ["--learner", "tcp://h:0"]),
+    ("actor", ["--learner", "tcp://h:65536"]),
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
     ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
     ("actor", []),

@@ -124,6 +124,16 @@ def test_a_damaged_newest_one_falls_back_to_the_older(
     assert "is not what its manifest says" in capsys.readouterr().err
 
 
+def test_an_environment_without_an_end_is_given_up(
+    run: RunFolder, save: Save, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(10, prefers=1)
+    # Three episodes of one step and a reset row each take five steps.
+    for max_steps, code in (("5", 0), ("4", 2)):
+        assert main([str(run.path), "--episodes", "24", "--max-steps", max_steps]) == code
+    assert "16 of 24 episodes ended within 4 steps" in capsys.readouterr().err
+
+
 def says_one_error(said: str, text: str) -> bool:
     lines = said.splitlines()
     return len(lines) == 1 and lines[0].startswith("error: ") and text in lines[0]
@@ -154,7 +164,7 @@ def test_a_path_that_is_neither(
     assert says_one_error(capsys.readouterr().err, says)
 
 
-@pytest.mark.parametrize("flags", [["--episodes", "0"], ["--seed", "-1"]])
+@pytest.mark.parametrize("flags", [["--episodes", "0"], ["--seed", "-1"], ["--max-steps", "0"]])
 def test_numbers_out_of_range(
     run: RunFolder, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:

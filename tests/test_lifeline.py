@@ -40,7 +40,7 @@ MEMBER = """
         child = subprocess.Popen(
             [sys.executable, sys.argv[0], *arguments], pass_fds=lifeline.inherited_fds()
         )
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())
     while True:
         time.sleep(0.01)
 """

@@ -1,10 +1,11 @@
 import importlib
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from impala_async import __version__
+from impala_async import __version__, evaluate
 from impala_async.__main__ import DOORS, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +47,18 @@ def test_the_rest_of_the_arguments_is_the_door_s(
     monkeypatch.setattr("sys.argv", ["impala-async", door, "--help", "-x"])
     assert main() == 75
     assert taken == [["--help", "-x"]]
+
+
+def test_environments_in_the_current_folder_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [])
+    seen: list[list[str]] = []
+    monkeypatch.setattr(evaluate, "main", lambda args: len(seen.append(list(sys.path)) or args))
+    for _ in range(2):
+        assert main(["evaluate"]) == 0
+    assert seen == [[str(tmp_path)]] * 2
 
 
 def test_the_console_command_is_this() -> None:

@@ -184,6 +184,25 @@ def test_the_summary_of_an_earlier_start_is_not_shown(
     assert said() == ""
 
 
+@pytest.mark.parametrize(("code", "is_told"), [(70, True), (137, True), (2, False)])
+def test_an_end_without_a_summary_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, is_told: bool
+) -> None:
+    """A wrong setting has been told by then."""
+    monkeypatch.setattr(FakeRun, "code", code)
+    started("--run-dir", "here", code=code)
+    assert (f"without a summary, with exit code {code}" in caplog.text) == is_told
+
+
+def test_a_picture_that_cannot_be_written_is_no_matter(
+    monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    write_summary(monkeypatch)
+    Path("here/learning_curve.png").mkdir(parents=True)
+    started("--run-dir", "here")
+    assert "cannot be written: Is a directory" in said()
+
+
 PICKY = """
 import sys
 import gymnasium
@@ -210,5 +229,5 @@ def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path: Path) -
     )
     assert answer.returncode == 78, answer.stderr
     (reason,) = [line for line in answer.stderr.splitlines() if "cannot run" in line]
-    assert "error: picky:Picky failed to be made: RuntimeError: there is no display her" in reason
+    assert "picky:Picky failed to be made: RuntimeError: there is no display here (78)" in reason
     assert "Traceback" not in answer.stderr

@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    if not re.fullmatch(r"tcp://[^:/]+:\d+|tcp://\[[0-9a-fA-F:]+\]:\d+", args.learner):
+    url = re.fullmatch(r"tcp://(?:[^:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", args.learner)
+    if url is None or not 0 < int(url[1]) < 65536:
         raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {args.learner!r}")
     if args.num_envs is not None and args.num_envs < 1:
         raise ConfigError(f"--num-envs: wants a whole number from 1 up, got {args.num_envs}")

@@ -74,7 +74,12 @@ class ActorService:
             # From here on they are the sampler's to close.
             stack.pop_all()
             stack.callback(_close, sampler)
-            self._sample(sampler, settings.trajectory.rows)
+            try:
+                self._sample(sampler, settings.trajectory.rows)
+            except EnvError as error:
+                # It may be the user's own: where it failed is what they need.
+                logger.error("the environment failed", exc_info=error.__cause__)
+                raise
 
     def _join(self, settings: ActorSettings, envs: EnvBatch) -> Sampler:
         schema = Schema(envs.obs_spec, envs.action_spec, settings.trajectory.rows)

@@ -60,7 +60,11 @@ class _Actor:
         """What it said at its end."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
-        return errors[-1] if errors else (lines[-1] if lines else "it said nothing")
+        return (
+            errors[-1].removeprefix("error: ")
+            if errors
+            else (lines[-1] if lines else "it said nothing")
+        )
 
 
 class LocalRun:

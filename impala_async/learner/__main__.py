@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from impala_async import lifeline
 from impala_async.config import RunConfig
 from impala_async.doors import add_run_flags, check_run, new_parser, run_door, start_logging
+from impala_async.errors import ConfigError, EnvError
 from impala_async.learner.probe import SpaceProbe
 from impala_async.learner.run_folder import RunFolder
 
@@ -21,14 +22,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         config, folder = check_run(args, default=None)
-        return _serve(config, folder, is_resumed=args.resume)
+        lifeline.hold()
+        folder.begin(config)
+        try:
+            return _serve(config, folder, is_resumed=args.resume)
+        except (ConfigError, EnvError):
+            if not args.resume:
+                folder.withdraw()
+            raise
 
     return run_door(body)
 
 
 def _serve(config: RunConfig, folder: RunFolder, *, is_resumed: bool) -> int:
-    lifeline.hold()
-    folder.begin(config)
     console = start_logging()
     probe = SpaceProbe(config.env, config.actor) if config.env.probe == "learner" else None
 

@@ -7,6 +7,7 @@ Runs on: event loop
 """
 
 import logging
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -27,6 +28,7 @@ from impala_async.wire.sockets import NO_FRAME
 
 logger = logging.getLogger(__name__)
 
+WARN_EVERY_S = 10.0
 Episodes = NDArray[np.void]
 
 
@@ -55,6 +57,7 @@ class Ingest:
         self._small = np.empty(0, np.uint8)
         self._to_answer: dict[bytes, Peer] = {}
         self._is_closed = False
+        self._warn_at = -math.inf
 
     def open(self, schema: Schema, slots: list[Slot], submit: Callable[[int], None]) -> None:
         """Slots are there: credit can be given out."""
@@ -90,6 +93,7 @@ class Ingest:
         finally:
             if verdict is not None:
                 self._refuse(data, verdict)
+                self._warn(peer, data, verdict)
             if verdict != "duplicate":
                 self._table.settle(peer, data.seq, verdict)
 
@@ -164,6 +168,20 @@ class Ingest:
         if port.router.has_more_frames():
             raise ProtocolError("wrong_frame_count", "a body that is not inline has 2 frames")
         return small
+
+    def _warn(self, peer: Peer, data: Data, reason: str) -> None:
+        """What is wrong with the data itself is wrong at its source: say so, now and then."""
+        now = self._clock()
+        if reason in ("invalid", "nonfinite") and now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            logger.warning(
+                "%s data from actor %d: %d columns refused, %d so far from all actors; is it the "
+                "environment?",
+                reason,
+                peer.rank,
+                data.columns,
+                self._ledger.rejected(reason),
+            )
 
     def _refuse(self, data: Data, reason: str) -> None:
         self._ledger.receive(data.columns)

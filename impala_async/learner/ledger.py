@@ -53,6 +53,10 @@ class Ledger:
     def reject(self, columns: int, reason: str) -> None:
         self._rejected.add(reason, columns)
 
+    def rejected(self, reason: str) -> int:
+        """Columns rejected for one reason so far."""
+        return self._rejected[reason]
+
     def admit(self, columns: int) -> None:
         self._counts.add("admitted", columns)
         self._filling += columns

@@ -5,6 +5,7 @@ Whatever others may read while it is written is written beside and renamed.
 Runs on: event loop (small files), before it at the start
 """
 
+import contextlib
 import json
 import os
 import time
@@ -44,6 +45,14 @@ class RunFolder:
             self.write_json("config.json", content)
         except OSError as error:
             raise ConfigError(f"--run-dir: cannot write to {self.path}: {error.strerror}") from None
+
+    def withdraw(self) -> None:
+        """The run never began: leave nothing that would stand in the way of the next try."""
+        for name in ("config.json", "epoch"):
+            self.remove(name)
+        for folder in (self.checkpoints, self.path):
+            with contextlib.suppress(OSError):  # somebody else has left something in it
+                folder.rmdir()
 
     @staticmethod
     def open(path: Path | None) -> "RunFolder":

@@ -318,7 +318,10 @@ class LearnerService:
             lag_histogram=reading.lag_histogram,
             mean_return=mean_return,
         )
-        self._folder.write_json("summary.json", summary)
+        try:
+            self._folder.write_json("summary.json", summary)
+        except OSError as error:
+            logger.error("cannot write summary.json: %s; it would say %s", error.strerror, summary)
 
     @property
     def _progress(self) -> Progress:

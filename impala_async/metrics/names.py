@@ -4,8 +4,8 @@ Owns `SECTIONS`, a table to read and to append to. Read by every thread, changed
 that is missing here is refused when a report is put together, and `docs/metrics.md` is rendered
 from here, so a number that reaches a sink always has a unit and a line of help.
 
-Names are whole: what can be searched for in a report can be searched for here. A key whose
-value is null has no value at that moment; a key that is absent does not exist in that set-up.
+Names are whole: what can be searched for in a report can be searched for here. Every report has
+every name; one whose value is null has none at that moment, or does not exist in that set-up.
 Everything that is counted in columns is so because messages differ in width.
 """
 

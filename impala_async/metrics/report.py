@@ -15,6 +15,7 @@ from impala_async.metrics.names import REGISTRY, Value, undeclared
 
 WAIT_SHARE_THAT_LIMITS: Final = 0.2
 
+_REJECTED: Final = "rejected/"
 _ACTOR_STAGES: Final = (
     ("actor/env_time_ms", "environment", "in environment steps"),
     ("actor/act_time_ms", "inference", "in the policy"),
@@ -69,6 +70,9 @@ def bottleneck(report: Mapping[str, Value]) -> str:
     The learner's own clock decides first: does it wait, and for what. Only when it waits for
     batches do the actors' timers say which of their stages is the long one.
     """
+    refused = _refused_share(report)
+    if refused is not None:
+        return refused
     if "learner/starved_since_s" in report and report["learner/starved_since_s"] is not None:
         return _blame_actors(report, f"the learner has had no batch{_for_how_long(report)}")
     update_ms = _number(report, "timing_breakdown/learner_grad_time_ms")
@@ -87,6 +91,18 @@ def bottleneck(report: Mapping[str, Value]) -> str:
         return f"network/ingest: the learner waits {share} of its time for copies to its device"
     share = _percent(batch_wait_ms / whole_ms)
     return _blame_actors(report, f"the learner waits {share} of its time for batches")
+
+
+def _refused_share(report: Mapping[str, Value]) -> str | None:
+    """If most of what arrives is refused, nothing else matters."""
+    received = _number(report, "trajectories/received") or 0.0
+    rejected = _number(report, "trajectories/rejected") or 0.0
+    if rejected <= received / 2:
+        return None
+    reasons = {name: _number(report, name) or 0.0 for name in report if name.startswith(_REJECTED)}
+    most = max(reasons, key=lambda name: reasons[name], default=_REJECTED)
+    share = _percent(rejected / received)
+    return f"rejections: {share} of what arrived was refused, most as {most[len(_REJECTED) :]}"
 
 
 def _blame_actors(report: Mapping[str, Value], finding: str) -> str:

@@ -152,6 +152,9 @@ def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene: Scene) -> N
     scene.learner.welcome(hello, settings_of(), **nonce, lease_s=0.2)
     connected.result(WITHIN_S)
     joined = actor.begin(actor.client.join, OFFER)
+    for _ in range(2):
+        hello = scene.learner.data.hear(Hello)
+        scene.learner.welcome(hello, settings_of(), **nonce, lease_s=0.2)
     session = scene.welcome_back()
     joined.result(WITHIN_S)
     session.grant(1)

@@ -161,7 +161,10 @@ def test_another_model_ends_the_actor(scene: Scene, open_link: Open) -> None:
     link = open_link()
     other = WeightsLayout((ArraySpec("w", (2, 2), "float32"),))
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V5), other))
+    started = time.monotonic()
     link.wait_for_weights(WITHIN_S)
+    # Whoever waits is woken.
+    assert time.monotonic() - started < WITHIN_S / 2
     for call in (link.take_newest, link.take_grants):
         with pytest.raises(MismatchError, match="model differs"):
             call()

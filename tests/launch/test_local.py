@@ -141,8 +141,10 @@ print("log line\\nerror: it does not fit\\nmore", flush=True)
 note()
 sys.exit({code})
 """
+    started = time.monotonic()
     assert run(LEARNER_UNTIL_TOLD, actor) == code
-    assert f"actor 0 cannot run: error: it does not fit ({code})" in caplog.text
+    assert time.monotonic() - started < local.LEARNER_END_S / 2
+    assert f"actor 0 cannot run: it does not fit ({code})" in caplog.text
     assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGTERM]
     assert len(events("actor")) == 1
 
@@ -246,13 +248,15 @@ def test_each_process_has_one_thread_unless_told_otherwise(
     assert events("actor")[0]["threads"] == "3"
 
 
-def test_children_hold_a_lifeline() -> None:
+def test_children_hold_a_lifeline_and_are_spared_the_terminal_s_signals() -> None:
     hold = """
 import stat
-note(holds=stat.S_ISFIFO(os.fstat(int(os.environ["IMPALA_ASYNC_LIFELINE"])).st_mode))
+fd = int(os.environ["IMPALA_ASYNC_LIFELINE"])
+note(holds=stat.S_ISFIFO(os.fstat(fd).st_mode), leads=os.getpgid(0) == os.getpid())
 """
     assert run(f"{hold}\nwait_for(lambda: count('actor'))", hold) == 0
-    assert [e["holds"] for e in events("learner") + events("actor")] == [True, True]
+    children = events("learner") + events("actor")
+    assert [(e["holds"], e["leads"]) for e in children] == [(True, True)] * 2
 
 
 def test_a_folder_that_cannot_be_written_is_a_config_error() -> None:

@@ -30,7 +30,7 @@ def test_a_queue_keeps_the_order() -> None:
 
 def test_a_queue_wakes_whoever_waits() -> None:
     indices, got = IndexQueue("full", 3), list[int]()
-    thread = threading.Thread(target=lambda: got.append(indices.get(DEADLINE_S)))
+    thread = threading.Thread(target=lambda: got.append(indices.get(DEADLINE_S)), daemon=True)
     thread.start()
     indices.put(5)
     thread.join(DEADLINE_S)
@@ -54,7 +54,9 @@ def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts() -> Non
         except (ClosedError, queue.Empty) as error:
             ends.append(type(error))
 
-    threads = [threading.Thread(target=wait, args=(t,)) for t in (None, DEADLINE_S, None)]
+    threads = [
+        threading.Thread(target=wait, args=(t,), daemon=True) for t in (None, DEADLINE_S, None)
+    ]
     for thread in threads:
         thread.start()
     indices.close()
@@ -91,7 +93,7 @@ def test_a_queue_passes_everything_between_two_threads() -> None:
         except ClosedError as error:
             ended.append(error)
 
-    thread = threading.Thread(target=body)
+    thread = threading.Thread(target=body, daemon=True)
     thread.start()
     for index in range(5000):
         indices.put(index)
@@ -132,7 +134,7 @@ async def test_an_inbox_delivers_everything_in_order_on_the_loop() -> None:
         for number in range(500):
             inbox.post((sender, number))
 
-    threads = [threading.Thread(target=post, args=(sender,)) for sender in range(3)]
+    threads = [threading.Thread(target=post, args=(sender,), daemon=True) for sender in range(3)]
     for thread in threads:
         thread.start()
     await until(lambda: len(got) == 1500)
@@ -164,7 +166,7 @@ async def test_a_mailbox_never_loses_the_last() -> None:
             for value in range(last + 1):
                 mailbox.post(value)
 
-        thread = threading.Thread(target=post)
+        thread = threading.Thread(target=post, daemon=True)
         thread.start()
         await until(lambda got=got, last=last: bool(got) and got[-1] == last)
         thread.join()

@@ -1,5 +1,7 @@
 """A real child describes a tiny environment, or says in one line why it cannot."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,13 +66,15 @@ def test_an_environment_that_cannot_be_made_is_one_line() -> None:
 
 
 def test_one_that_takes_for_ever_is_killed(
-    children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+    children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.01)
-    env = EnvSection(id=f"{PROBES}:ActionReward")
-    with pytest.raises(EnvError, match=r"env\.id: .*ActionReward was not made within 0 s"):
-        SpaceProbe(env, ActorSection()).schema(rows=7)
+    (tmp_path / "hanging.py").write_text("import time\n\ntime.sleep(30)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
+    with pytest.raises(EnvError, match=r"env\.id: hanging:Env was not made within 0 s"):
+        SpaceProbe(EnvSection(id="hanging:Env"), ActorSection()).schema(rows=7)
     (child,) = children
-    assert child.poll() is not None
+    assert child.poll() == -signal.SIGKILL
     assert child.stdout is not None
     child.stdout.close()

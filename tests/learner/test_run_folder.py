@@ -140,3 +140,15 @@ def test_a_default_folder_is_one_name() -> None:
 
 def _disk_full(descriptor: int) -> None:
     raise OSError("no space left on the disk")
+
+
+def test_a_start_that_failed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config_of("env.id=CartPole-v1"))
+    folder.next_epoch()
+    folder.withdraw()
+    assert not (tmp_path / "run").exists()
+    folder.begin(config_of("env.id=CartPole-v1"))
+    (tmp_path / "run" / "note").write_text("mine")
+    folder.withdraw()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]

@@ -132,6 +132,14 @@ def test_longest_stage_of_the_actors_is_named(
     assert bottleneck(report) == verdict.format("the learner waits 50 % of its time for batches")
 
 
+def test_data_that_is_refused_comes_before_every_other_verdict() -> None:
+    report: dict[str, Value] = {GRAD: 50.0, DEQUEUE: 50.0, "trajectories/received": 10}
+    report |= {"rejected/stale": 2, "rejected/nonfinite": 7}
+    verdict = "rejections: 90 % of what arrived was refused, most as nonfinite"
+    assert bottleneck({**report, "trajectories/rejected": 9}) == verdict
+    assert "rejections" not in bottleneck({**report, "trajectories/rejected": 5})
+
+
 def test_waiting_for_weights_is_part_of_the_whole_but_no_verdict() -> None:
     report: dict[str, Value] = {GRAD: 50.0, DEQUEUE: 50.0, "actor/weights_wait_ms": 90.0}
     assert "actors: " in bottleneck(report)

@@ -33,7 +33,7 @@ class Ends:
     def close(self) -> None:
         for end in self._open:
             end.close()
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 def until(condition: Callable[[], object]) -> None:
