@@ -4,7 +4,7 @@ test_config_ranges.py."""
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
@@ -213,6 +213,7 @@ def test_loopback(host: str, is_ours: bool) -> None:
     assert is_loopback(f"tcp://{host}:5555") == is_ours
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_a_config_there_and_back(passes: int, queue: int, ring: int) -> None:
     config = config_of(

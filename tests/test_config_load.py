@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.config_load import load_config, merge_overrides, validate_config
@@ -131,6 +131,7 @@ def test_values_are_read_as_toml_or_are_text(text: str, value: Any) -> None:
     assert type(settings["env"]["kwargs"]["x"]) is type(value)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_some_value(text: str) -> None:
     settings, sources = merge_overrides({}, [f"a.b={text}"])

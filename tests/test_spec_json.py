@@ -37,6 +37,7 @@ def test_there_and_back(schema: Schema) -> None:
     assert schema.difference(again) == "nothing differs"
 
 
+@settings(deadline=None)
 @given(schemas, schemas)
 def test_digests_tell_schemas_apart(one: Schema, other: Schema) -> None:
     assert (one.digest == other.digest) == (one == other)

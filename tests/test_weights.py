@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.spec import ArraySpec
@@ -147,6 +147,7 @@ def test_forks_given_are_copied() -> None:
 resumes = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 10)), max_size=8)
 
 
+@settings(deadline=None)
 @given(resumes)
 def test_ancestors_are_those_on_the_way_back(resumes: list[tuple[int, int]]) -> None:
     """Each start resumes from a checkpoint of any earlier start, or begins anew."""

@@ -29,6 +29,7 @@ def test_a_host_slot_comes_back_when_it_is_copied(device: torch.device) -> None:
     # One host slot carried all three; nothing on the device changed with it.
     batches = [bench.loader.get(timeout=5.0) for _ in range(3)]
     assert all(holds(loaded, planes) for loaded, planes in zip(batches, sent, strict=True))
+    assert [loaded.updates_B.tolist() for loaded in batches] == [[0] * 4, [1] * 4, [2] * 4]
     bench.close()
 
 

@@ -144,11 +144,11 @@ def _disk_full(descriptor: int) -> None:
 
 def test_a_start_that_failed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    folder.begin(config_of("env.id=CartPole-v1"))
+    folder.begin(CONFIG)
     folder.next_epoch()
     folder.withdraw()
     assert not (tmp_path / "run").exists()
-    folder.begin(config_of("env.id=CartPole-v1"))
+    folder.begin(CONFIG)
     (tmp_path / "run" / "note").write_text("mine")
     folder.withdraw()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]

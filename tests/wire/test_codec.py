@@ -149,6 +149,7 @@ def test_columns_follow_each_other() -> None:
     assert message.body == b"\1" * 64 + b"\2" * 64 + b"\3" * 64 + b"\4" * 64
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 64), st.integers(1, 50), st.integers(0, 500))
 def test_sizes_come_from_the_schema(size: int, rows: int, columns: int, num_episodes: int) -> None:
     schema = schema_of(size, rows)

@@ -1,7 +1,7 @@
 """The actor's side of credit: nothing goes without it, nothing is let go before it is settled."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.wire.messages import Grant
@@ -144,6 +144,7 @@ grants = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 5)).ma
 )
 
 
+@settings(deadline=None)
 @given(st.lists(grants | st.just("put") | st.just("session"), max_size=40))
 def test_what_is_held_has_no_gaps_and_nothing_is_lost(steps: list[Grant | str]) -> None:
     outbox: Outbox[int] = Outbox()

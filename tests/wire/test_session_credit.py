@@ -178,6 +178,7 @@ def test_no_mix_of_widths_gets_more_than_is_free(
                 send(table, peer, rng.randrange(peer.watermark.below, peer.granted))
 
 
+@settings(deadline=None)
 @given(widths)
 def test_once_everything_is_free_everybody_has_something(shapes: list[tuple[int, int]]) -> None:
     table = new_table()

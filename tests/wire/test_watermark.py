@@ -1,6 +1,6 @@
 """A watermark is the set of all settled seqs, in little memory."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.wire.watermark import Watermark
@@ -9,6 +9,7 @@ seqs = st.integers(0, 30)
 steps = st.lists(st.tuples(st.booleans(), seqs), max_size=40)
 
 
+@settings(deadline=None)
 @given(steps)
 def test_it_is_the_set_of_settled_seqs(steps: list[tuple[bool, int]]) -> None:
     watermark, settled = Watermark(), set[int]()
@@ -27,6 +28,7 @@ def test_it_is_the_set_of_settled_seqs(steps: list[tuple[bool, int]]) -> None:
             assert watermark.num_unsettled_below(until) == len(set(range(until)) - settled)
 
 
+@settings(deadline=None)
 @given(steps)
 def test_it_is_restored_from_its_two_parts(steps: list[tuple[bool, int]]) -> None:
     watermark = Watermark()
