@@ -48,9 +48,9 @@ def test_every_config_loads(path: Path) -> None:
     config = load_config(path)
     written = tomllib.loads(path.read_text(encoding="utf-8"))
     stored = config.model_dump(by_alias=True)
-    for section, settings in written.items():
-        if isinstance(settings, dict):
-            for key, value in settings.items():
+    for section, keys in written.items():
+        if isinstance(keys, dict):
+            for key, value in keys.items():
                 got = stored[section][key]
                 assert (list(got) if isinstance(got, tuple) else got) == value
     assert config.warnings() == []

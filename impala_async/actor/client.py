@@ -80,6 +80,8 @@ class Client:
         self._send_wait_s = 0.0
         self._weights_wait_s = 0.0
         self._has_left = False
+        self._is_joined = False
+        self._offered_at = 0.0
 
     @property
     def welcome(self) -> Welcome:
@@ -182,10 +184,13 @@ class Client:
             frames = self._data.receive(0)
         for grant in self.link.take_grants():
             self._take_grant(grant)
-        silent_s = time.monotonic() - max(self._last_heard, self.link.last_heard)
+        now = time.monotonic()
+        silent_s = now - max(self._last_heard, self.link.last_heard)
         # Weights on a thin line hold up everything else.
         patience_s = self.welcome.lease_s + (self.offer.weights_s if self.link.is_asking else 0)
-        if self.link.is_session_over or silent_s > patience_s:
+        # Without an answer to Spec it was lost, though heartbeats may go well.
+        is_unanswered = not self._is_joined and now - self._offered_at > patience_s
+        if self.link.is_session_over or silent_s > patience_s or is_unanswered:
             self._come_back()
         self._send_all()
 
@@ -247,11 +252,14 @@ class Client:
                 return False
             self._check_stop()
             time.sleep(SPEC_POLL_S)
-        self._last_heard = time.monotonic()
+        self._last_heard = self._offered_at = time.monotonic()
+        self._is_joined = False
         return True
 
     def _take_message(self, message: Message | None) -> None:
         if isinstance(message, Grant):
+            # The learner says this here only to those whose Spec it has.
+            self._is_joined |= message.session == self.welcome.session
             self._take_grant(message)
         elif isinstance(message, Reject):
             raise_if_final(message)

@@ -31,6 +31,9 @@ from impala_async.wire.sockets import AddressInUseError, Router, new_context
 MAX_MESSAGE_BYTES = 1 << 30
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
+# Credit may lie unused for so many leases while others wait for some. Its owner then says hello
+# again when it wakes up, and loses nothing.
+HOARDING_LEASES = 3.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,9 @@ class Front:
         for peer in self.table.silent(time.monotonic(), longest_s):
             if not self._desk.remind(self._data, peer):
                 self._desk.lose(peer, "its connection is closed")
+        patience_s = HOARDING_LEASES * self._config.learner.lease_s
+        for peer in self.table.hoarding(time.monotonic(), patience_s):
+            self._desk.lose(peer, "it left its credit unused while others had none")
         self._answer()
 
     def close_admission(self) -> None:

@@ -122,15 +122,16 @@ class LearnerService:
     def _begin(self, restored: Restored | None) -> None:
         """A new epoch, from nothing or from a checkpoint."""
         epoch = self._folder.next_epoch()
-        forks: dict[int, int] = {}
-        update = steps = 0
-        if restored is not None:
-            update = restored.progress.update
-            steps = restored.progress.env_steps_trained
-            forks = {int(past): at for past, at in restored.state["forks"].items()}
-        self._start = Progress(epoch, update, steps)
+        if restored is None:
+            self._start = Progress(epoch)
+            # A start before this one, if there was any, had the same first weights and no more.
+            self._lineage = Lineage(epoch - 1).resumed(epoch, 0)
+        else:
+            past = restored.progress
+            self._start = Progress(epoch, past.update, past.env_steps_trained)
+            forks = {int(before): at for before, at in restored.state["forks"].items()}
+            self._lineage = Lineage(past.epoch, forks).resumed(epoch, past.update)
         self._reading = LearnerReport.before_any(self._start)
-        self._lineage = Lineage(epoch - 1, forks).resumed(epoch, update)
 
     def _make_reporter(self, sinks: Sequence[Sink]) -> None:
         self._loop_lag = LoopLag()
@@ -266,9 +267,11 @@ class LearnerService:
 
     async def _reap(self) -> None:
         """Sessions end; and the loop shows that it runs."""
+        # Often enough that the table does not take our own pace for a standstill.
+        every_s = min(REAP_EVERY_S, self._config.learner.lease_s / 4)
         while True:
             self._watchdog.loop_runs()
-            await asyncio.sleep(REAP_EVERY_S)
+            await asyncio.sleep(every_s)
             self._front.reap()
 
     async def _checkpoint_regularly(self) -> None:

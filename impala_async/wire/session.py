@@ -53,6 +53,8 @@ class Peer:
     streams: int = 1
     granted: int = 0
     dealt_at: int = 0
+    credit: tuple[int, int] = (0, 0)
+    credit_since: float = 0.0
     verdicts: list[list[int]] = field(default_factory=list)
 
     @property
@@ -218,6 +220,22 @@ class SessionTable:
     def silent(self, now: float, longer_than_s: float) -> list[Peer]:
         """Peers that have not been heard of for a while, though their lease still runs."""
         return [p for p in self._peers.values() if now - p.last_heard > longer_than_s]
+
+    def hoarding(self, now: float, longer_than_s: float) -> list[Peer]:
+        """Peers whose credit has lain unused for a while, though others have none.
+
+        An environment that hangs must not keep all columns to itself. Asked regularly.
+        """
+        ready = [peer for peer in self._peers.values() if peer.columns]
+        is_wanted = any(peer.outstanding_messages == 0 for peer in ready)
+        found = []
+        for peer in ready:
+            credit = (peer.granted, peer.watermark.below)
+            if credit != peer.credit or not is_wanted or peer.outstanding_messages == 0:
+                peer.credit, peer.credit_since = credit, now
+            elif now - peer.credit_since > longer_than_s:
+                found.append(peer)
+        return found
 
     def expire(self, now: float) -> list[Peer]:
         """End the sessions whose lease is over.

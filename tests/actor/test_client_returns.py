@@ -294,3 +294,18 @@ def test_leave_says_bye_and_twice_does_no_harm(scene: Scene) -> None:
     assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
     stranger = scene.actor()
     stranger.do(stranger.client.leave)
+
+
+def test_a_spec_that_was_lost_is_made_good(scene: Scene) -> None:
+    """Heartbeats go well, but the learner does not know what this actor runs."""
+    actor = scene.actor()
+    session = scene.join(actor, OFFER, lease_s=0.5, heartbeat_s=0.1)
+    give_up_at = time.monotonic() + WITHIN_S
+    heard = []
+    with actor.pumping():
+        while not heard and time.monotonic() < give_up_at:
+            for beat in scene.learner.weights.drain():
+                beat.answer(Grant(session.id, 0, 0, *NO_VERSION, []))
+            heard = scene.learner.data.drain()
+        assert isinstance(heard[0].message, Hello)
+        scene.welcome_back()

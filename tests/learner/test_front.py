@@ -171,6 +171,18 @@ async def test_before_the_slots_are_there_nothing_is_granted(make_harbour: Make)
     assert harbour.count("trajectories/admitted") == 2
 
 
+async def test_before_the_first_version_nothing_is_granted(make_harbour: Make) -> None:
+    harbour = make_harbour(is_open=False, num_slots=2)
+    actor = await harbour.join(2)
+    harbour.open()
+    await actor.beat(Heartbeat(actor.session, {}))
+    await actor.hear(lambda: len(actor.grants) == 2)
+    assert actor.granted == 0
+    harbour.publish(0)
+    await actor.send()
+    assert harbour.count("trajectories/admitted") == 2
+
+
 async def test_everybody_is_told_goodbye(make_harbour: Make) -> None:
     harbour = make_harbour()
     polite, rude = await harbour.join(), await harbour.join()

@@ -212,6 +212,18 @@ async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
     check_end(run, "terminated")
 
 
+async def test_a_session_ends_with_its_lease_however_short(tmp_path: Path) -> None:
+    settings = {"lease_s": 1.0, "heartbeat_s": 0.4, "report_every_s": 0.05}
+    async with voyage(tmp_path, learner=settings) as run:
+        actor = await run.actor()
+        await actor.join()
+        await until(lambda: bool(run.sink.lines) and run.number("num_actors") == 1)
+        # Nothing is heard of it any more, though its connection stays.
+        await until(lambda: run.number("num_actors") == 0, "the end of the lease")
+        assert run.number("sessions/expired") == 1
+        assert run.number("credit/granted_columns") == 0
+
+
 async def test_the_folder_tells_what_was_run(tmp_path: Path) -> None:
     async with voyage(tmp_path, stop={"env_steps": 100}) as run:
         await run.sail(1)

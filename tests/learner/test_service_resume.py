@@ -100,6 +100,23 @@ async def test_what_an_abandoned_branch_made_is_refused(tmp_path: Path) -> None:
         assert actor.verdicts == [[6, VERDICTS.index("dead_branch")]]
 
 
+async def test_a_start_that_saved_nothing_is_a_dead_branch(tmp_path: Path) -> None:
+    before, former = await first_start(tmp_path)
+    fork = before.reports[-1]["updates"]
+    async with voyage(tmp_path, is_resumed=True) as run:
+        await run.sail(1)
+        await run.trained(fork + 3)
+        run.task.cancel()
+    async with voyage(tmp_path, is_resumed=True) as run:
+        assert (await run.place())["epoch"] == 3
+        actor = await come_back(run, former)
+        actor.seq = 5
+        await actor.send(epoch=2, update=fork + 1)
+        assert actor.verdicts == [[5, VERDICTS.index("dead_branch")]]
+        await actor.send(epoch=1, update=fork)
+        assert len(actor.verdicts) == 1
+
+
 async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,11 +158,9 @@ async def test_a_run_that_died_before_its_first_checkpoint_starts_anew(tmp_path:
     async with voyage(tmp_path, is_resumed=True) as run:
         actor = await run.actor()
         await actor.join()
-        # Its weights at update 0 are the same again, those it trained are not.
-        await actor.send(epoch=1, update=0)
-        assert actor.verdicts == []
+        # What was trained then is lost, and with it whatever was acted by it.
         await actor.send(epoch=1, update=3)
-        assert actor.verdicts == [[1, VERDICTS.index("dead_branch")]]
+        assert actor.verdicts == [[0, VERDICTS.index("dead_branch")]]
         run.service.stop("terminated")
         await run.end()
     assert run.reports[-1]["updates"] == 0

@@ -185,3 +185,20 @@ def test_once_everything_is_free_everybody_has_something(shapes: list[tuple[int,
     peers = [join(table, i, columns, streams) for i, (columns, streams) in enumerate(shapes)]
     table.deal(sum(columns for columns, _ in shapes))
     assert [peer.granted for peer in peers] == [1] * len(peers)
+
+
+def test_credit_that_lies_unused_while_others_have_none(table: SessionTable) -> None:
+    hung = join(table, 1, columns=8)
+    table.deal(16)
+    assert table.hoarding(0, 30.0) == []
+    assert table.hoarding(100, 30.0) == []  # nobody else is there
+    hungry = join(table, 2, columns=8)
+    assert table.deal(16) == []
+    assert table.hoarding(101, 30.0) == []
+    assert table.hoarding(131, 30.0) == [hung]
+    send(table, hung, 0)  # it woke up
+    assert table.hoarding(132, 30.0) == []
+    assert table.hoarding(160, 30.0) == []
+    assert table.hoarding(163, 30.0) == [hung]
+    table.end(hung)
+    assert table.deal(16) == [hungry]
