@@ -50,7 +50,7 @@ class Settings:
     lr_env_steps: int = 400_000
     entropy_cost: float = 0.01
     value_cost: float = 0.5
-    grad_clip: float = 40.0
+    grad_clip: float = 0.5
     reward_scale: float = 0.1  # in the loss, never in the returns that are shown
     goal_return: float = 475.0  # mean of 100 episodes
     max_env_steps: int = 500_000

@@ -203,7 +203,10 @@ class SessionTable:
         left = free_columns - self.outstanding_columns
         ready = [peer for peer in self._peers.values() if peer.columns and left > 0]
         dealt: dict[bytes, Peer] = {}
+        narrowest = min((peer.columns for peer in ready), default=0)
         for round_ in range(max((peer.window for peer in ready), default=0)):
+            if left < narrowest:
+                break
             ready.sort(key=lambda peer: peer.dealt_at)
             for peer in ready:
                 under_way = peer.outstanding_messages
