@@ -185,10 +185,10 @@ class LearnerThread:
         lag_B = self._update - loaded.updates_B
         account.drop(lag_B > self._section.max_lag, "stale")
         valid_rows = int(loaded.valid_rows_B[account.alive_B].sum())
-        if draw.pass_index == 0:
-            self._env_steps += valid_rows
         if valid_rows:
-            self._learn(loaded, lag_B[account.alive_B], valid_rows)
+            # Steps count once, at their first pass.
+            env_steps = self._env_steps + (valid_rows if draw.pass_index == 0 else 0)
+            self._learn(loaded, lag_B[account.alive_B], valid_rows, env_steps)
         else:
             self._num_skipped += 1
         account.use()
@@ -197,11 +197,13 @@ class LearnerThread:
             self._loader.release(loaded)
         self._queue_size.push(self._loader.num_waiting())
 
-    def _learn(self, loaded: LoadedBatch, lags: NDArray[np.int64], valid_rows: int) -> None:
+    def _learn(
+        self, loaded: LoadedBatch, lags: NDArray[np.int64], valid_rows: int, env_steps: int
+    ) -> None:
         account = loaded.account
         alive_B = torch.from_numpy(account.alive_B).to(self._device, non_blocking=True)
         with self._grad:
-            result = self._step.run(loaded.tensors, alive_B, self._env_steps)
+            result = self._step.run(loaded.tensors, alive_B, env_steps)
         self._last = result
         if not result.applied:
             self._num_skipped += 1
@@ -210,6 +212,7 @@ class LearnerThread:
             return
         self._first_update_at = self._first_update_at or time.monotonic()
         self._update += 1
+        self._env_steps = env_steps
         self._lag.push_many(lags)
         self._lag_histogram += np.bincount(lags, minlength=len(self._lag_histogram))
         self._valid_rows.push(valid_rows)
