@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from impala_async.config import EnvSection, ModelSection, RunConfig
 from impala_async.envs.make import build_envs
+from impala_async.envs.vector import Step
 from impala_async.evaluate import _greedy_returns, main
 from impala_async.learner.run_folder import RunFolder
 from impala_async.policy import Policy
@@ -51,6 +52,40 @@ def test_single_environments_in_turn_give_the_same() -> None:
     policy: Any = AlwaysOne()
     assert _greedy_returns(policy, envs, 3, seed=0) == [counted(4)] * 3
     envs.close()
+
+
+class ScriptedEnvs:
+    """Two columns of a NEXT_STEP batch; each episode is a list of rewards."""
+
+    name, num_envs = "scripted", 2
+
+    def __init__(self, *episodes: list[list[float]]) -> None:
+        self._rewards = [self._with_resets(column) for column in episodes]
+        self._num_steps = 0
+
+    @staticmethod
+    def _with_resets(episodes: list[list[float]]) -> list[tuple[float, bool]]:
+        """The row after an end means nothing, whatever it shows."""
+        steps = []
+        for rewards in episodes:
+            steps += [(reward, n == len(rewards) - 1) for n, reward in enumerate(rewards)]
+            steps.append((1000.0, True))
+        return steps
+
+    def reset(self, seed: int) -> dict[str, NDArray[Any]]:
+        return {"": np.zeros((2, 1), np.float32)}
+
+    def step(self, actions: dict[str, NDArray[np.int32]]) -> Step:
+        rewards, ends = zip(*(column[self._num_steps] for column in self._rewards), strict=True)
+        self._num_steps += 1
+        is_over = np.array(ends)
+        return Step(self.reset(0), np.array(rewards, np.float32), is_over, np.zeros(2, np.bool_))
+
+
+def test_the_row_of_a_reset_is_in_no_return() -> None:
+    envs: Any = ScriptedEnvs([[1, 2], [4], [9, 9, 9]], [[0.5], [-8, 0, 1], [7]])
+    policy: Any = AlwaysOne()
+    assert _greedy_returns(policy, envs, 4, seed=0) == [3.0, 4.0, 0.5, -7.0]
 
 
 Save = Callable[..., Path]

@@ -86,7 +86,6 @@ def test_when_the_learner_is_done_everybody_is() -> None:
     code = run(learner, "note(flags=sys.argv[1:])\nprint('heard')\n", num_actors=3)
     assert code == 0
     assert [e["flags"] for e in events("learner")] == [["--flag", "1"]]
-    # An actor that has ended in good order is not started again.
     assert [e["flags"] for e in events("actor")] == [["--learner", URL]] * 3
     logs = sorted(Path("logs").iterdir())
     assert [log.name for log in logs] == ["actor-0.log", "actor-1.log", "actor-2.log"]
@@ -129,6 +128,22 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert len({e["pid"] for e in began}) == 3
     assert began[2]["at"] - death["at"] >= 0.2
     assert "ended with code -9: starting it again" in caplog.text
+
+
+def test_an_actor_that_has_ended_in_good_order_is_not_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    actor = """
+try:
+    open("good", "x").close()
+except FileExistsError:
+    note()
+    sys.exit(75)
+"""
+    # The other one comes again three times meanwhile.
+    assert run("wait_for(lambda: count('actor') == 4)", actor, num_actors=2) == 0
+    assert "ended with code 75" in caplog.text
+    assert "ended with code 0" not in caplog.text
 
 
 @pytest.mark.parametrize("code", [2, 77, 78])
