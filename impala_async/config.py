@@ -116,7 +116,7 @@ class LearnerSection(Section):
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: int = Field(1, ge=1, description="torch threads of the learner.")
-    batch_columns: int = Field(16, ge=1, description="B: trajectories per batch.")
+    batch_columns: int = Field(16, ge=1, le=4096, description="B: trajectories per batch.")
     num_passes: int = Field(1, ge=1, description="Updates made of each batch.")
     minibatch_buffer_size: int = Field(1, ge=1, description="Batches replayed side by side.")
     init_num_passes: int | None = Field(
@@ -124,7 +124,10 @@ class LearnerSection(Section):
     )
     queue_size: int = Field(2, ge=1, description="Batches that may wait for the learner.")
     max_lag: int = Field(
-        100, ge=1, description="A trajectory older than this many updates is never trained on."
+        100,
+        ge=1,
+        le=10_000,
+        description="A trajectory older than this many updates is never trained on.",
     )
     publish_every_updates: int = Field(1, ge=1, description="Updates per published version.")
     report_every_s: float = Field(2.0, gt=0, description="Seconds between reports.")
@@ -144,6 +147,11 @@ class LearnerSection(Section):
             raise ValueError(
                 f"max_lag ({self.max_lag}) must be at least minibatch_buffer_size * "
                 f"(num_passes - 1) = {replay_lag}, or no batch can have all its passes"
+            )
+        if self.publish_every_updates > self.max_lag:
+            raise ValueError(
+                f"publish_every_updates ({self.publish_every_updates}) must not exceed max_lag "
+                f"({self.max_lag}), or all data is too old before new weights come out"
             )
         if self.heartbeat_s > self.lease_s / 2:
             raise ValueError(

@@ -14,7 +14,7 @@ from impala_async.config import (
     RunConfig,
     is_loopback,
 )
-from impala_async.config_load import validate_config
+from impala_async.config_load import load_config, validate_config
 from impala_async.errors import ConfigError
 
 # Used from outside: a key may be added, but none may vanish or change its default unnoticed.
@@ -224,3 +224,11 @@ def test_a_config_there_and_back(passes: int, queue: int, ring: int) -> None:
         model__hidden_sizes=[3, 4],
     )
     assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+
+
+def test_weights_come_out_before_all_data_is_too_old() -> None:
+    with pytest.raises(ConfigError, match=r"publish_every_updates \(10\) .* max_lag \(3\)"):
+        load_config(
+            None,
+            ["env.id=X", "learner.max_lag=3", "learner.publish_every_updates=10"],
+        )

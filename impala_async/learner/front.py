@@ -120,6 +120,9 @@ class Front:
 
     def reap(self) -> None:
         """Once a second: end what is over. A grant to an actor that is gone cannot be routed."""
+        # Should an edge ever be missed, nobody waits for longer than this.
+        self._data.look_again()
+        self._weights.look_again()
         self._desk.expire()
         longest_s = self._heartbeat_s * SILENT_HEARTBEATS
         for peer in self.table.silent(time.monotonic(), longest_s):

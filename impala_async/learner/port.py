@@ -75,14 +75,14 @@ class Port:
         self._is_scheduled = False
         self._is_open = True
         loop.add_reader(router.fd, self._drain)
-        self._look_again()
+        self.look_again()
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
         """Send, or count that it could not be; never waits."""
         was_sent = self.router.send(route, frames)
         if not was_sent:
             self._counters.unroutable += 1
-        self._look_again()
+        self.look_again()
         return was_sent
 
     def close(self) -> None:
@@ -90,7 +90,8 @@ class Port:
         self._loop.remove_reader(self.router.fd)
         self.router.close()
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
+        """Drain soon if there is input, whether or not the descriptor said so."""
         if not self._is_scheduled and self.router.has_input():
             self._is_scheduled = True
             self._loop.call_soon(self._drain)
@@ -106,7 +107,7 @@ class Port:
             self._counters.messages += 1
             self._take(*arrived)
         self._after()
-        self._look_again()
+        self.look_again()
 
     def _take(self, route: bytes, header: memoryview, size: int) -> None:
         try:

@@ -6,6 +6,7 @@ Runs on: event loop (small files), before it at the start
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -35,19 +36,42 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self._config = path / "config.json"
         self._epoch = path / "epoch"
+        self._hold: int | None = None
 
     def begin(self, config: RunConfig) -> None:
-        """Write down the settings; a new run also gets its id."""
+        """Take the folder for this process and write down the settings; a new run gets its id."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._take_hold()
             run_id = self.run_id.hex() if self.exists() else uuid.uuid4().hex
             content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
             self.write_json("config.json", content)
         except OSError as error:
             raise ConfigError(f"--run-dir: cannot write to {self.path}: {error.strerror}") from None
 
+    def _take_hold(self) -> None:
+        """One learner per folder, as long as this process lives; however it ends, it lets go."""
+        hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(hold)
+            service = self.read_json("service.json") or {}
+            raise ConfigError(
+                f"--run-dir: {self.path} is in use by another learner (process "
+                f"{service.get('pid', 'unknown')}): end it first, or name another folder"
+            ) from None
+        self._hold = hold
+
+    def let_go(self) -> None:
+        """The folder is free for another learner."""
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
+
     def withdraw(self) -> None:
         """The run never began: leave nothing that would stand in the way of the next try."""
+        self.let_go()
         for name in ("config.json", "epoch"):
             self.remove(name)
         for folder in (self.checkpoints, self.path):

@@ -347,3 +347,4 @@ class LearnerService:
         self._front.close()
         self._reporter.close()
         self._folder.remove("service.json")
+        self._folder.let_go()

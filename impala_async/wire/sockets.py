@@ -19,6 +19,8 @@ IO_THREADS = 2
 _HEADER_BUFFER_BYTES = MAX_HEADER_BYTES + MAX_INLINE_BYTES
 # Half-open connections end after this long; leases decide everything else.
 _TRANSPORT_HEARTBEAT_MS = 5000
+# A reply waits behind the frame that is being transferred, however big that is on a thin line.
+_TRANSPORT_TIMEOUT_MS = 600_000
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -48,6 +50,7 @@ class Router:
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._socket.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
+        self._socket.set(zmq.HEARTBEAT_TIMEOUT, _TRANSPORT_TIMEOUT_MS)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
@@ -137,6 +140,7 @@ class Dealer:
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
         self._socket.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
+        self._socket.set(zmq.HEARTBEAT_TIMEOUT, _TRANSPORT_TIMEOUT_MS)
         self._socket.set(zmq.RECONNECT_IVL, 50)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
         self._socket.connect(url)

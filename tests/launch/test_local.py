@@ -39,17 +39,16 @@ def wait_for(is_there):
         time.sleep(0.005)
 """
 LEARNER_UNTIL_TOLD = """
-def end(number, frame):
-    note(signal=number)
-    sys.exit(0 if number == signal.SIGTERM else 130)
-
-signal.signal(signal.SIGTERM, end)
-signal.signal(signal.SIGINT, end)
-note(flags=sys.argv[1:], threads=os.environ["OMP_NUM_THREADS"])
-wait_for(lambda: False)
+told = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: told.append(number))
+note(flags=sys.argv[1:])
+wait_for(lambda: told)
+note(signal=told[0])
+sys.exit(0 if told == [signal.SIGTERM] else 130)
 """
 ACTOR_UNTIL_KILLED = """
-note(flags=sys.argv[1:], threads=os.environ["OMP_NUM_THREADS"])
+note(flags=sys.argv[1:])
 wait_for(lambda: False)
 """
 

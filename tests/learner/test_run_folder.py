@@ -39,6 +39,7 @@ def test_every_run_has_an_id_of_its_own(folder: RunFolder, tmp_path: Path) -> No
 def test_a_resumed_run_keeps_its_id_and_takes_the_new_settings(folder: RunFolder) -> None:
     run_id = folder.run_id
     changed = config_of(small_schema(), stop={"env_steps": 7})
+    folder.let_go()
     RunFolder(folder.path).begin(changed)
     assert folder.run_id == run_id
     assert folder.load_config() == changed
@@ -152,3 +153,14 @@ def test_a_start_that_failed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "run" / "note").write_text("mine")
     folder.withdraw()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
+
+
+def test_a_folder_belongs_to_one_learner(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    first.begin(config_of(small_schema()))
+    first.write_json("service.json", {"pid": 4711})
+    with pytest.raises(ConfigError, match=r"in use by another learner \(process 4711\)"):
+        second.begin(config_of(small_schema()))
+    first.let_go()
+    second.begin(config_of(small_schema()))
+    second.let_go()
