@@ -195,10 +195,7 @@ class Desk:
             raise ProtocolError("not_allowed_now", "a second Spec that differs from the first")
         fault = self._misfit(schema, spec)
         if fault is None and self.schema is None:
-            self.schema = schema
-            self._on_schema(schema)
-            # The layout of the model is known only now.
-            fault = self._misfit(schema, spec)
+            fault = self._decide_schema(schema, spec)
         if fault is not None:
             self._refuse(port, peer.data_route, reject("mismatch", fault))
             self._table.end(peer)
@@ -206,6 +203,16 @@ class Desk:
         peer.columns, peer.streams = spec.columns, spec.streams
         logger.info("actor %d joined with %d columns", peer.rank, peer.columns)
         port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
+
+    def _decide_schema(self, schema: Schema, spec: Spec) -> str | None:
+        """Build what this schema asks for, unless that is impossible; then it is not ours."""
+        try:
+            self._on_schema(schema)
+        except ValueError as error:
+            return f"this learner cannot train on such an environment: {error}"
+        self.schema = schema
+        # The layout of the model is known only now.
+        return self._misfit(schema, spec)
 
     def _receive_schema(self, port: Port) -> Schema:
         size = port.router.receive_into(self._schema_buffer)

@@ -183,3 +183,20 @@ async def test_a_first_actor_that_does_not_fit_decides_nothing(
     await actor.spec()
     assert says in await refused(actor, "mismatch")
     assert harbour.schemas == []
+
+
+async def test_a_first_schema_that_cannot_be_built_is_refused_and_decides_nothing(
+    make_harbour: Make,
+) -> None:
+    harbour = make_harbour(is_open=False)
+
+    def build(schema: Schema) -> None:
+        raise ValueError("the model has no recurrent state")
+
+    harbour.front._desk._on_schema = build
+    actor = harbour.actor()
+    await actor.hello()
+    await actor.spec()
+    assert "no recurrent state" in await refused(actor, "mismatch")
+    assert harbour.front._desk.schema is None
+    assert len(harbour.front.table) == 0
