@@ -1,7 +1,7 @@
 """The ring from which the learner draws each batch as often as it has passes.
 
-Owns `size` places, each empty or holding one item and its passes; what an item is (here: the
-index of a slot) it does not care. An empty place is filled from the source when its turn comes.
+Owns `size` places, each empty or holding one item and its passes; what an item is (here: a
+loaded batch) it does not care. An empty place is filled from the source when its turn comes.
 The first fill of the ring may give fewer passes than the later ones: each fill gives one more,
 up to `num_passes`, so the places' last passes spread out instead of coming all at once, and
 with them the waits for the source.

@@ -103,7 +103,6 @@ class Reporter:
         now = clock()
         self._clock = clock
         self._started_at = now - earlier_s
-        self.last: dict[str, Value] = {}
         self._every_s = every_s
         self._sinks = sinks
         self._parts = parts
@@ -148,10 +147,10 @@ class Reporter:
             "env_steps_per_s": (env_steps - steps_then) / max(now - since, 1e-9),
             "host/rss_bytes": self._process.memory_info().rss,
         }
-        self.last = assemble(own, *(part() for part in self._parts))
+        report = assemble(own, *(part() for part in self._parts))
         for sink in self._sinks:
-            sink.write(self.last)
-        return self.last
+            sink.write(report)
+        return report
 
     def close(self) -> None:
         for sink in self._sinks:

@@ -137,7 +137,7 @@ class LearnerService:
         self._loop_lag = LoopLag()
         self._episodes = EpisodeStats()
         self._ports = Ports(
-            settlements=Inbox(self._loop, self._on_settlement),
+            settlements=Inbox(self._loop, self._front.settle),
             weights=Mailbox(self._loop, self._front.publish),
             reports=Mailbox(self._loop, self._on_reading),
             captures=Mailbox(self._loop, self._on_captured),
@@ -218,9 +218,6 @@ class LearnerService:
         if goal is not None and reached is not None and reached >= goal and not self._ended.done():
             self._goal_return = reached
             self.stop("mean_return")
-
-    def _on_settlement(self, settlement: Settlement) -> None:
-        self._front.settle(settlement)
 
     def _on_reading(self, reading: LearnerReport) -> None:
         self._reading = reading
