@@ -3,15 +3,25 @@
 Runs on: main thread; torch is imported only when the flags and settings are good
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 
 from impala_async import lifeline
 from impala_async.config import RunConfig
-from impala_async.doors import add_run_flags, check_run, new_parser, run_door, start_logging
+from impala_async.doors import (
+    add_run_flags,
+    at_chosen_ports,
+    check_run,
+    new_parser,
+    run_door,
+    start_logging,
+)
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner.probe import SpaceProbe
 from impala_async.learner.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lifeline.hold()
         folder.begin(config)
         try:
-            return _serve(config, folder, is_resumed=args.resume)
+            return _serve(at_chosen_ports(config), folder, is_resumed=args.resume)
         except (ConfigError, EnvError):
             if not args.resume:
                 folder.withdraw()
@@ -43,6 +53,7 @@ def _serve(config: RunConfig, folder: RunFolder, *, is_resumed: bool) -> int:
 
     from impala_async.learner.saver import load_newest
     from impala_async.learner.service import LearnerService
+    from impala_async.learner.summary import describe
     from impala_async.metrics.sinks import Sink
     from impala_async.metrics.sinks.console import ConsoleSink, Targets
     from impala_async.metrics.sinks.jsonl import JsonlSink
@@ -59,7 +70,12 @@ def _serve(config: RunConfig, folder: RunFolder, *, is_resumed: bool) -> int:
         service = LearnerService(config, folder, sinks, schema=schema, restored=restored)
         return await service.run()
 
-    return uvloop.run(serve())
+    earlier = folder.read_json("summary.json")
+    code = uvloop.run(serve())
+    summary = folder.read_json("summary.json")
+    if summary is not None and summary != earlier:
+        logger.info("%s; run folder: %s", describe(summary), folder.path)
+    return code
 
 
 if __name__ == "__main__":

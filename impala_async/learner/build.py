@@ -12,6 +12,7 @@ from impala_async.config import LearnerSection, RunConfig
 from impala_async.errors import ConfigError
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
+from impala_async.learner.memory import check_memory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread, Ports, Progress
 from impala_async.policy import Policy
@@ -41,14 +42,15 @@ def build_learner(
     ports: Ports,
     release: Callable[[int], None],
 ) -> Learner:
-    """Everything behind the full slots."""
+    """Everything behind the full slots; raises ValueError if that cannot be built."""
     device = pick_device(config.learner.device)
+    section = config.learner
+    num_slots = num_host_slots(section, device)
+    check_memory(config, schema, num_slots)
     policy = Policy(schema, config.model, seed=config.seed, device=device)
     step = UpdateStep(policy, config.algorithm, device)
     if training is not None:
         restore(step, training)
-    section = config.learner
-    num_slots = num_host_slots(section, device)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
     full = IndexQueue("full", num_slots)
     bodies: dict[str, Callable[[], None]] = {}

@@ -7,13 +7,15 @@ Runs on: event loop and threads; each method says which.
 """
 
 import asyncio
+import functools
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
+from impala_async.errors import ServiceError
 from impala_async.metrics.window import WindowStat
 
 Value = TypeVar("Value")
@@ -142,6 +144,43 @@ class Flag:
             return False
         self._event.clear()
         return True
+
+
+class Threads:
+    """The threads of one service: started together, awaited together. On the event loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_death: Callable[[str, BaseException], None],
+    ) -> None:
+        self._loop = loop
+        self._on_death = on_death
+        self._running: set[str] = set()
+        self._all_ended = asyncio.Event()
+
+    def start(self, bodies: Mapping[str, Callable[[], None]]) -> None:
+        """One thread per body, named as its key."""
+        self._running |= bodies.keys()
+        for name, body in bodies.items():
+            start_thread(name, body, Inbox(self._loop, functools.partial(self._note_end, name)))
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until all have ended; raises ServiceError with the names of those that do not."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._running:
+                    await self._all_ended.wait()
+        except TimeoutError:
+            left = " and ".join(sorted(self._running))
+            raise ServiceError(f"still running after {timeout_s:.0f} s: {left}") from None
+
+    def _note_end(self, name: str, error: BaseException | None) -> None:
+        self._running.discard(name)
+        if not self._running:
+            self._all_ended.set()
+        if error is not None:
+            self._on_death(f"the {name} thread", error)
 
 
 def start_thread(

@@ -28,6 +28,7 @@ from impala_async.wire.session import SessionTable
 
 logger = logging.getLogger(__name__)
 
+NEWS_EVERY_S = 5.0
 Best = tuple[float, Version]
 
 
@@ -70,6 +71,7 @@ class Saver:
         lineage: Lineage,
         episodes: EpisodeStats,
         run_s: Callable[[], float],
+        on_death: Callable[[BaseException], None],
     ) -> None:
         self._folder = folder
         self._keep = keep
@@ -78,6 +80,8 @@ class Saver:
         self._lineage = lineage
         self._episodes = episodes
         self._run_s = run_s
+        self._on_death = on_death
+        self._saves: set[asyncio.Task[bool]] = set()
         self._best: Best | None = None
         self._lock = asyncio.Lock()
 
@@ -89,6 +93,25 @@ class Saver:
         if state.get("best"):
             score, epoch, update = state["best"]
             self._best = (score, Version(epoch, update))
+
+    def begin(self, captured: Captured) -> None:
+        """Write a checkpoint while everything else goes on."""
+        task = asyncio.get_running_loop().create_task(self.save(captured), name="save")
+        self._saves.add(task)
+        task.add_done_callback(self._note_end)
+
+    async def finish(self) -> None:
+        """Wait for what was begun. The last checkpoint is the run's result: no limit here."""
+        while self._saves:
+            _, left = await asyncio.wait(self._saves, timeout=NEWS_EVERY_S)
+            if left:
+                logger.info("still writing the last checkpoint")
+
+    def _note_end(self, task: asyncio.Task[bool]) -> None:
+        self._saves.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_death(error)
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""

@@ -20,10 +20,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from impala_async.config import RunConfig
-from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, ServiceError
+from impala_async.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    CheckpointError,
+    ConfigError,
+    ServiceError,
+)
 from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events, Front
-from impala_async.learner.handoff import Inbox, Mailbox, start_thread
+from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.ingest import Episodes
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
@@ -42,6 +48,7 @@ logger = logging.getLogger(__name__)
 REAP_EVERY_S = 1.0
 GOODBYE_S = 1.0
 THREAD_END_S = 8.0
+SAVE_WITHIN_S = 600.0
 GOALS = ("env_steps", "mean_return", "wall_s")
 
 
@@ -65,12 +72,11 @@ class LearnerService:
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._watchdog = Watchdog(self._loop)
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
-        self._threads_left: set[str] = set()
-        self._threads_ended = asyncio.Event()
+        self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None
         self._last_words: Captured | None = None
         self._late_death: ServiceError | None = None
-        self._savings: set[asyncio.Task[bool]] = set()
+
         self._goal_return: float | None = None
         self._begin(restored)
         events = Events(on_schema=self._open, on_episodes=self._on_episodes)
@@ -85,7 +91,7 @@ class LearnerService:
         """Until something ends the run; its exit code. A death is raised as ServiceError."""
         try:
             if self._schema is not None:
-                self._open(self._schema)
+                self._open_known(self._schema)
             self._announce()
             await self._serve()
             reason = self._ended.result()
@@ -166,6 +172,7 @@ class LearnerService:
             lineage=self._lineage,
             episodes=self._episodes,
             run_s=lambda: self._reporter.run_s(time.monotonic()),
+            on_death=functools.partial(self._fail, "a save"),
         )
         if restored is not None:
             self._saver.restore(restored.state, time.monotonic())
@@ -182,10 +189,14 @@ class LearnerService:
         )
         self._learner = learner
         self._front.open(schema, learner.slots, learner.full.put, learner.layout_digest)
-        self._threads_left = set(learner.bodies)
-        for name, body in learner.bodies.items():
-            ended = functools.partial(self._on_thread_end, name)
-            start_thread(name, body, Inbox(self._loop, ended))
+        self._threads.start(learner.bodies)
+
+    def _open_known(self, schema: Schema) -> None:
+        """The spaces are those of the config: if nothing can be built for them, it is at fault."""
+        try:
+            self._open(schema)
+        except ValueError as error:
+            raise ConfigError(f"env.id: cannot train on {self._config.env.id}: {error}") from error
 
     def _announce(self) -> None:
         """Say where we are; from here on actors may come."""
@@ -227,14 +238,7 @@ class LearnerService:
         if self._ended.done():
             self._last_words = captured
         else:
-            self._save(captured)
-
-    def _on_thread_end(self, name: str, error: BaseException | None) -> None:
-        self._threads_left.discard(name)
-        if not self._threads_left:
-            self._threads_ended.set()
-        if error is not None:
-            self._fail(f"the {name} thread", error)
+            self._saver.begin(captured)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback of ours raised: nothing of it can be trusted any more."""
@@ -248,19 +252,8 @@ class LearnerService:
             logger.error("%s died while the run was ending", what, exc_info=cause)
             self._late_death = self._late_death or death
         else:
-            self._ended.set_exception(cause if isinstance(cause, ConfigError) else death)
-
-    def _save(self, captured: Captured) -> asyncio.Task[bool]:
-        task = self._loop.create_task(self._saver.save(captured), name="save")
-        self._savings.add(task)
-        task.add_done_callback(self._on_saved)
-        return task
-
-    def _on_saved(self, task: asyncio.Task[bool]) -> None:
-        self._savings.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._fail("a save", error)
+            is_told = isinstance(cause, ConfigError | CheckpointError)
+            self._ended.set_exception(cause if is_told else death)
 
     async def _reap(self) -> None:
         """Sessions end; and the loop shows that it runs."""
@@ -281,39 +274,35 @@ class LearnerService:
         logger.info("ending: %s", reason)
         num_actors = sum(peer.columns > 0 for peer in self._front.table)
         self._front.close_admission()
+        # Before anything that takes long: actors need not wait for our disk.
+        await self._front.say_bye("finished" if reason in GOALS else "restarting", GOODBYE_S)
         if self._learner is not None:
             await self._end_threads(self._learner)
         report = self._reporter.report()
         if self._last_words is not None:
-            await self._save(self._last_words)
-        await self._front.say_bye("finished" if reason in GOALS else "restarting", GOODBYE_S)
+            self._saver.begin(self._last_words)
+        self._watchdog.save_begins(SAVE_WITHIN_S)
+        await self._saver.finish()
+        if self._late_death is not None:
+            raise self._late_death
         self._summarise(reason, {**report, "num_actors": num_actors})
-        await asyncio.gather(*self._savings)
 
     async def _end_threads(self, learner: Learner) -> None:
         """Wake them, wait for their last words, settle what never reached the ring."""
         learner.loader.close()
-        try:
-            async with asyncio.timeout(THREAD_END_S):
-                await self._threads_ended.wait()
-        except TimeoutError:
-            left = " and ".join(sorted(self._threads_left))
-            raise ServiceError(f"still running after {THREAD_END_S:.0f} s: {left}") from None
-        if self._late_death is not None:
-            raise self._late_death
+        await self._threads.wait(THREAD_END_S)
         for batch in learner.loader.leftovers():
             columns = {"shutdown": self._config.learner.batch_columns}
             self._front.settle(Settlement(batch, dropped=columns))
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading = self._reading
-        first = reading.first_update_at
         mean_return = self._goal_return if reason == "mean_return" else self._episodes.mean_return
         summary = summarise(
             self._config,
             report,
             exit_reason=reason,
-            wall_s=time.monotonic() - first if first else 0.0,
+            wall_s=self._wall_s or 0.0,
             env_steps_this_start=self._progress.env_steps_trained - self._start.env_steps_trained,
             lag_histogram=reading.lag_histogram,
             mean_return=mean_return,
@@ -322,6 +311,12 @@ class LearnerService:
             self._folder.write_json("summary.json", summary)
         except OSError as error:
             logger.error("cannot write summary.json: %s; it would say %s", error.strerror, summary)
+
+    @property
+    def _wall_s(self) -> float | None:
+        """Since the first update of this start."""
+        first = self._reading.first_update_at
+        return None if first is None else time.monotonic() - first
 
     @property
     def _progress(self) -> Progress:
@@ -333,6 +328,7 @@ class LearnerService:
         return {
             "updates": self._progress.update,
             "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
+            "learner/wall_s": self._wall_s,
             **reading.metrics,
             **(self._learner.loader.report() if self._learner else {}),
         }

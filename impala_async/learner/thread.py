@@ -10,6 +10,7 @@ Runs on: learner thread
 """
 
 import logging
+import math
 import queue
 import time
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from impala_async.config import LearnerSection, StopSection
+from impala_async.learner.account import BatchAccount
 from impala_async.learner.device_timer import DeviceTimer
 from impala_async.learner.handoff import ClosedError, Flag, Inbox, Mailbox
 from impala_async.learner.ledger import Settlement
@@ -32,6 +34,10 @@ from impala_async.training.step import StepResult, UpdateStep
 from impala_async.weights import Version, Weights
 
 logger = logging.getLogger(__name__)
+
+# However long no batch comes, requests are answered and limits are looked at this often.
+POLL_S = 0.25
+WARN_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -111,15 +117,17 @@ class LearnerThread:
             section.minibatch_buffer_size,
             section.num_passes,
             section.init_num_passes,
-            timeout_s=section.starved_after_s,
+            timeout_s=min(POLL_S, section.starved_after_s),
         )
         self._epoch = progress.epoch
         self._update = progress.update
         self._env_steps = progress.env_steps_trained
         self._first_update_at: float | None = None
+        self._waited_s = 0.0
         self._starved_at: float | None = None
         self._starved_total_s = 0.0
         self._num_skipped = 0
+        self._warn_at = -math.inf
         self._last: StepResult | None = None
         self._grad = DeviceTimer(device, TimerStat())
         self._dequeue = TimerStat()
@@ -151,18 +159,19 @@ class LearnerThread:
         self._finish()
 
     def _next_draw(self) -> Draw[LoadedBatch] | None:
-        """A batch to use, or None after the starvation time-out."""
+        """A batch to use, or None if none came for a moment."""
         started_s = time.perf_counter()
         loading_s = self._loader.load_wait_timer.total_s
         try:
             draw = self._ring.get()
         except queue.Empty:
+            self._waited_s += time.perf_counter() - started_s
             self._note_starved()
             return None
-        finally:
-            # Waiting for a copy is counted apart: it is not the actors who are late then.
-            loading_s = self._loader.load_wait_timer.total_s - loading_s
-            self._dequeue.push(time.perf_counter() - started_s - loading_s)
+        # Waiting for a copy is counted apart: it is not the actors who are late then.
+        loading_s = self._loader.load_wait_timer.total_s - loading_s
+        self._dequeue.push(self._waited_s + time.perf_counter() - started_s - loading_s)
+        self._waited_s = 0.0
         if self._starved_at is not None:
             starved_s = time.monotonic() - self._starved_at
             self._starved_total_s += starved_s
@@ -171,11 +180,11 @@ class LearnerThread:
         return draw
 
     def _note_starved(self) -> None:
-        if self._starved_at is None:
-            waited_s = self._section.starved_after_s
-            self._starved_at = time.monotonic() - waited_s
+        if self._starved_at is None and self._waited_s >= self._section.starved_after_s:
+            self._starved_at = time.monotonic() - self._waited_s
             logger.warning(
-                "learner starved: no batch for %.1f s; it waits for actors to send more", waited_s
+                "learner starved: no batch for %.1f s; it waits for actors to send more",
+                self._waited_s,
             )
 
     def _use(self, draw: Draw[LoadedBatch]) -> None:
@@ -205,12 +214,11 @@ class LearnerThread:
         with self._grad:
             result = self._step.run(loaded.tensors, alive_B, env_steps)
         self._last = result
-        if not result.applied:
-            self._num_skipped += 1
-            account.drop(account.alive_B.copy(), "nonfinite_update")
-            logger.warning("update skipped: its loss or gradient is not finite")
-            return
+        # One that is skipped counts too: a run whose every loss is NaN must reach its time limit.
         self._first_update_at = self._first_update_at or time.monotonic()
+        if not result.applied:
+            self._skip(account)
+            return
         self._update += 1
         self._env_steps = env_steps
         self._lag.push_many(lags)
@@ -218,6 +226,18 @@ class LearnerThread:
         self._valid_rows.push(valid_rows)
         if self._update % self._section.publish_every_updates == 0:
             self._publish()
+
+    def _skip(self, account: BatchAccount) -> None:
+        """The loss or the gradient is not finite: nothing of this batch is learned."""
+        self._num_skipped += 1
+        account.drop(account.alive_B.copy(), "nonfinite_update")
+        now = time.monotonic()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            logger.warning(
+                "update skipped: its loss or gradient is not finite (%d skipped so far)",
+                self._num_skipped,
+            )
 
     def _publish(self) -> None:
         version = Version(self._epoch, self._update)

@@ -45,6 +45,13 @@ class Watchdog:
         if self._deadline is None:
             self._deadline = self._loop.call_later(self._end_within_s, self._insist)
 
+    def save_begins(self, within_s: float) -> None:
+        """The end waits for a disk now, which may be slow: it gets this long from now."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._end_within_s = within_s
+        self._deadline = self._loop.call_later(within_s, self._insist)
+
     def close(self) -> None:
         """The end is near enough."""
         faulthandler.cancel_dump_traceback_later()
@@ -52,6 +59,6 @@ class Watchdog:
             self._deadline.cancel()
 
     def _insist(self) -> None:
-        logger.critical("not ended within %.0f s: the stacks of all threads", self._end_within_s)
+        logger.critical("not ended within %g s: the stacks of all threads", self._end_within_s)
         faulthandler.dump_traceback(file=self._output, all_threads=True)
         self._leave(EXIT_BUG)

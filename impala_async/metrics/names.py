@@ -90,6 +90,7 @@ SECTIONS: tuple[Section, ...] = (
         "Learner",
         (
             Metric("learner/starved_since_s", "s", "time_s when the wait began; null: not starved"),
+            Metric("learner/wall_s", "s", "since this start's first update; stop.wall_s ends it"),
             Metric("learner/starved_total_s", "s", "starved so far, the present wait included"),
             Metric("learner/skipped_updates", "updates", "not taken: no valid row, or not finite"),
             Metric("timing_breakdown/learner_grad_time_ms", "ms", "one update, mean"),

@@ -112,20 +112,25 @@ def restore(step: UpdateStep, state: TrainingState) -> None:
 def save_checkpoint(
     directory: Path, version: Version, tensors: Tensors, state: Mapping[str, Any]
 ) -> Path:
-    """Write a checkpoint whole, or leave the folder as it was and raise CheckpointError."""
+    """Write a checkpoint whole, or leave the folder as it was and raise CheckpointError.
+
+    A version that is there already is the same training, and stays: to replace it would need a
+    moment without either of the two.
+    """
     final = directory / f"ckpt-{version.epoch}-{version.update}"
     partial = directory / f"{_HIDDEN}{final.name}"
     try:
+        if _looks_whole(version, final):
+            return final
         directory.mkdir(parents=True, exist_ok=True)
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir()
         _write_files(partial, version, tensors, state)
-        replaced = _hide(final) if final.exists() else None
+        if final.exists():
+            shutil.rmtree(_hide(final))  # it is damaged
         partial.rename(final)
         _sync(directory)
-        if replaced is not None:
-            shutil.rmtree(replaced)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
     finally:

@@ -12,6 +12,7 @@ from impala_async.weights import Version
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (
     PROTOCOL,
+    REJECT_CODES,
     Bye,
     Data,
     Grant,
@@ -121,6 +122,12 @@ class Actor:
             return is_so()
 
         await until(listen)
+
+    async def refused(self, code: str) -> str:
+        """The text of the refusal that comes."""
+        await self.hear(lambda: bool(self.rejects))
+        assert self.rejects[0].code == REJECT_CODES.index(code)
+        return self.rejects[0].text
 
     def listen(self) -> None:
         """Take in all that has come."""

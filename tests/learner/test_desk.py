@@ -9,7 +9,6 @@ from impala_async.metrics.report import merge
 from impala_async.wire.codec import decode_weights
 from impala_async.wire.messages import (
     PROTOCOL,
-    REJECT_CODES,
     Bye,
     ByeOk,
     Get,
@@ -26,14 +25,6 @@ from tests.learner.hand_actor import LAYOUT, Actor, until
 from tests.learner.world import RUN_ID, Harbour
 
 Make = Callable[..., Harbour]
-MISMATCH = REJECT_CODES.index("mismatch")
-
-
-async def refused(actor: Actor, code: str) -> str:
-    """The text of the refusal that comes."""
-    await actor.hear(lambda: bool(actor.rejects))
-    assert actor.rejects[0].code == REJECT_CODES.index(code)
-    return actor.rejects[0].text
 
 
 async def test_a_welcome_says_what_an_actor_must_know(make_harbour: Make) -> None:
@@ -57,7 +48,7 @@ async def test_another_protocol_is_refused_with_both_versions(make_harbour: Make
     harbour = make_harbour()
     actor = harbour.actor()
     await actor.hello(protocol=PROTOCOL + 6)
-    text = await refused(actor, "protocol")
+    text = await actor.refused("protocol")
     assert str(PROTOCOL) in text
     assert str(PROTOCOL + 6) in text
     assert actor.rejects[0].retry_after_s < 0
@@ -148,7 +139,7 @@ async def test_an_unknown_session_is_counted_and_told_to_say_hello(
         await actor.beat(Get(nobody, 1, 1))
     else:
         await actor.beat(Heartbeat(nobody, {}))
-    await refused(actor, "hello_again")
+    await actor.refused("hello_again")
     assert actor.rejects[0].retry_after_s == 0
     assert harbour.count("bad/unknown_session") == 1
 
@@ -176,7 +167,7 @@ async def test_messages_of_a_learner_or_of_the_other_port_are_not_allowed(
         "other port": Get(actor.session, 1, 1) if port == "data" else ByeOk(actor.session),
     }
     await actor.say(messages[kind], to=getattr(actor, port))
-    assert (await refused(actor, "bad_message")).startswith("not_allowed_now")
+    assert (await actor.refused("bad_message")).startswith("not_allowed_now")
     assert harbour.count("bad/not_allowed_now") == 1
     assert harbour.count("num_actors") == 1
 
@@ -207,4 +198,4 @@ async def test_an_expired_session_ends_whether_it_ever_joined_or_not(make_harbou
     await until(is_over, "both leases over")
     assert harbour.count("sessions/expired") == 2
     await actor.beat(Heartbeat(actor.session, {}))
-    await refused(actor, "hello_again")
+    await actor.refused("hello_again")

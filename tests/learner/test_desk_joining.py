@@ -8,23 +8,12 @@ import pytest
 
 from impala_async.learner.desk import MAX_SCHEMA_BYTES
 from impala_async.spec import ArraySpec, ObsSpec, Schema
-from impala_async.wire.messages import (
-    REJECT_CODES,
-    Spec,
-)
+from impala_async.wire.messages import Spec
 from tests.learner.columns import small_schema
-from tests.learner.hand_actor import LAYOUT, Actor
+from tests.learner.hand_actor import LAYOUT
 from tests.learner.world import Harbour
 
 Make = Callable[..., Harbour]
-MISMATCH = REJECT_CODES.index("mismatch")
-
-
-async def refused(actor: Actor, code: str) -> str:
-    """The text of the refusal that comes."""
-    await actor.hear(lambda: bool(actor.rejects))
-    assert actor.rejects[0].code == REJECT_CODES.index(code)
-    return actor.rejects[0].text
 
 
 async def test_a_spec_that_fits_joins(make_harbour: Make) -> None:
@@ -62,7 +51,7 @@ async def test_a_schema_that_differs_is_refused_with_the_field_and_both_values(
     actor = harbour.actor(schema=changed(harbour.schema, what))
     await actor.hello()
     await actor.spec()
-    text = await refused(actor, "mismatch")
+    text = await actor.refused("mismatch")
     assert all(part in text for part in says), text
     assert harbour.count("sessions/refused") == 1
     assert len(harbour.front.table) == 0
@@ -73,7 +62,7 @@ async def test_too_many_columns_are_refused_with_both_numbers(make_harbour: Make
     actor = harbour.actor(5)
     await actor.hello()
     await actor.spec()
-    text = await refused(actor, "mismatch")
+    text = await actor.refused("mismatch")
     assert "actor.num_envs: 5" in text
     assert "learner.batch_columns = 4" in text
 
@@ -84,7 +73,7 @@ async def test_another_model_is_refused(make_harbour: Make) -> None:
     actor.layout = b"?" * 16
     await actor.hello()
     await actor.spec()
-    assert "model differs" in await refused(actor, "mismatch")
+    assert "model differs" in await actor.refused("mismatch")
 
 
 async def test_a_digest_of_something_else_is_refused(make_harbour: Make) -> None:
@@ -92,7 +81,7 @@ async def test_a_digest_of_something_else_is_refused(make_harbour: Make) -> None
     await actor.hello()
     spec = Spec(actor.session, b"?" * 16, LAYOUT, 1, 1)
     await actor.say(spec, actor.schema.to_json())
-    assert "digest" in await refused(actor, "mismatch")
+    assert "digest" in await actor.refused("mismatch")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +104,7 @@ async def test_a_broken_spec_is_told_and_may_be_repeated(
     actor = harbour.actor()
     await actor.hello()
     await actor.say(Spec(actor.session, actor.schema.digest, LAYOUT, 1, 1), *frames)
-    assert (await refused(actor, "bad_message")).startswith(reason)
+    assert (await actor.refused("bad_message")).startswith(reason)
     assert harbour.count(f"bad/{reason}") == 1
     await actor.spec()
     await actor.send()
@@ -128,7 +117,7 @@ async def test_a_second_spec_cannot_widen_the_credit_of_the_first(make_harbour: 
     await actor.credit()
     actor.columns = 4
     await actor.spec()
-    assert (await refused(actor, "bad_message")).startswith("not_allowed_now")
+    assert (await actor.refused("bad_message")).startswith("not_allowed_now")
     actor.columns = 1
     await actor.spec()
     await actor.send()
@@ -142,7 +131,7 @@ async def test_without_a_schema_the_first_actor_brings_it(make_harbour: Make) ->
     other = harbour.actor(schema=changed(harbour.schema, "shape"))
     await other.hello()
     await other.spec()
-    assert "(2,) here, (3,) there" in await refused(other, "mismatch")
+    assert "(2,) here, (3,) there" in await other.refused("mismatch")
     assert len(harbour.schemas) == 1
 
 
@@ -166,7 +155,7 @@ async def test_a_schema_that_nobody_can_hold_is_refused_before_anything_is_built
     await actor.hello()
     text = edited(harbour.schema, **fields)
     await actor.say(Spec(actor.session, bytes(16), LAYOUT, 1, 1), text)
-    await refused(actor, "bad_message")
+    await actor.refused("bad_message")
     assert harbour.schemas == []
 
 
@@ -181,7 +170,7 @@ async def test_a_first_actor_that_does_not_fit_decides_nothing(
     actor = harbour.actor(columns, schema=replace(harbour.schema, rows=rows))
     await actor.hello()
     await actor.spec()
-    assert says in await refused(actor, "mismatch")
+    assert says in await actor.refused("mismatch")
     assert harbour.schemas == []
 
 
@@ -197,6 +186,6 @@ async def test_a_first_schema_that_cannot_be_built_is_refused_and_decides_nothin
     actor = harbour.actor()
     await actor.hello()
     await actor.spec()
-    assert "no recurrent state" in await refused(actor, "mismatch")
+    assert "no recurrent state" in await actor.refused("mismatch")
     assert harbour.front._desk.schema is None
     assert len(harbour.front.table) == 0

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from impala_async.errors import CheckpointError
+from impala_async.learner import saver
 from impala_async.learner.ledger import Ledger, Settlement
 from impala_async.learner.reporter import EpisodeStats
 from impala_async.learner.run_folder import RunFolder
@@ -35,6 +37,7 @@ class Ship:
 
     def __init__(self, folder: RunFolder, *, keep: int = 2, lineage: Lineage | None = None) -> None:
         self.folder = folder
+        self.deaths: list[BaseException] = []
         self.ledger = Ledger()
         self.episodes = EpisodeStats()
         self.lineage = lineage or Lineage(0).resumed(1, 0)
@@ -49,6 +52,7 @@ class Ship:
             lineage=self.lineage,
             episodes=self.episodes,
             run_s=lambda: 12.5,
+            on_death=self.deaths.append,
         )
         config = config_of(small_schema())
         policy = Policy(small_schema(), config.model, seed=3)
@@ -182,6 +186,39 @@ async def test_saves_at_the_same_time_are_written_one_after_the_other(
     restored = load_newest(ship.folder)
     assert restored is not None
     assert restored.progress.update == 5
+
+
+async def test_a_slow_disk_is_waited_for_and_told(
+    make_ship: Callable[..., Ship],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ship, is_done = make_ship(), threading.Event()
+    monkeypatch.setattr(saver, "NEWS_EVERY_S", 0.01)
+    monkeypatch.setattr(Saver, "_write", lambda *_: is_done.wait(10))
+    caplog.set_level("INFO")
+    ship.saver.begin(Captured(Progress(1, 1, 10), capture(ship.step)))
+    finishing = asyncio.create_task(ship.saver.finish())
+    while caplog.text.count("still writing the last checkpoint") < 2:
+        await asyncio.sleep(0.01)
+    assert not finishing.done()
+    is_done.set()
+    await finishing
+    assert ship.deaths == []
+
+
+async def test_a_save_that_dies_is_told(
+    make_ship: Callable[..., Ship], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship, error = make_ship(), RuntimeError("a bug")
+
+    def die(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Saver, "_write", die)
+    ship.saver.begin(Captured(Progress(1, 1, 10), capture(ship.step)))
+    await ship.saver.finish()
+    assert ship.deaths == [error]
 
 
 async def test_a_torn_checkpoint_is_passed_over(

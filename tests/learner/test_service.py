@@ -6,11 +6,14 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED
+from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
+from impala_async.learner import memory
+from impala_async.learner.saver import Saver
 from impala_async.learner.service import LearnerService
 from impala_async.metrics.names import undeclared
 from impala_async.training.checkpoint import newest_checkpoint
@@ -71,8 +74,50 @@ async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> Non
     assert last["trajectories/trained"] > 100
     assert last["trajectories/rejected"] == 0
     assert run.summary["num_actors"] == 2
-    assert run.summary["wall_s"] > 0
+    assert 0 < run.summary["wall_s"] <= last["time_s"]
     assert run.summary["lag_quantiles"] == sorted(run.summary["lag_quantiles"])
+
+
+async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_gone, write = threading.Event(), Saver._write
+
+    def write_late(*arguments: Any) -> None:
+        assert has_gone.wait(20)
+        write(*arguments)
+
+    monkeypatch.setattr(Saver, "_write", write_late)
+    async with voyage(tmp_path, stop={"env_steps": 300}) as run:
+        await run.sail(2)
+        await until(lambda: all(sailor.byes for sailor in run.sailors))
+        assert not run.task.done()
+        has_gone.set()
+        assert await run.end() == EXIT_DONE
+    check_end(run, "env_steps")
+
+
+async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    async with voyage(tmp_path) as run:
+        with pytest.raises(ConfigError, match=r"^env\.id: cannot train on .* GiB are free"):
+            await run.end()
+
+
+async def test_a_first_actor_that_wants_too_much_memory_is_refused_and_the_learner_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with voyage(tmp_path, schema=None, stop={"env_steps": 300}) as run:
+        greedy = await run.actor()
+        await greedy.hello()
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+            await greedy.spec()
+            assert "GiB are free" in await greedy.refused("mismatch")
+        await run.sail(1)
+        assert await run.end() == EXIT_DONE
 
 
 async def test_every_line_of_the_metrics_has_every_name(tmp_path: Path) -> None:

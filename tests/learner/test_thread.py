@@ -180,6 +180,20 @@ def test_an_update_that_is_not_finite_is_skipped_and_its_batch_dropped(
     assert closes(run.settlements, 2)
 
 
+def test_a_run_whose_losses_are_all_nan_says_so_now_and_then_and_reaches_its_time_limit(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    script: list[Any] = []
+    for number in range(40):
+        script += [clock.pass_s(1.0), batch_of(number)]
+    run = Run(script, step=FakeStep(nonfinite=range(99)), stop={"wall_s": 25.0})()
+    assert run.listener.stops == ["wall_s"]
+    assert run.thread.progress.update == 0
+    lines = [record.getMessage() for record in caplog.records]
+    ends = [line.rpartition("(")[2] for line in lines]
+    assert ends == ["1 skipped so far)", "11 skipped so far)", "21 skipped so far)"]
+
+
 def test_lags_are_counted_for_every_trajectory_at_every_pass() -> None:
     start = Progress(1, update=20)
     batches = [batch_of(1, updates=(20, 19, 17, 20)), batch_of(2, updates=(21, 21, 18, 20))]

@@ -34,8 +34,11 @@ def one_thread() -> Iterator[None]:
 class Famine:
     """A learner thread whose waits take the time that they would take, on a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, script: str, wait_s: float = 5.0, **stop: Any
+    ) -> None:
         self.now = 100.0
+        self._wait_s = wait_s
         self.listener = Listener()
         monkeypatch.setattr(thread, "time", self)
         monkeypatch.setattr(thread, "capture", lambda step: None)
@@ -53,7 +56,7 @@ class Famine:
             snapshot=snapshot,
             loader=self.loader,
             section=LearnerSection(starved_after_s=STARVED_AFTER_S),
-            stop=StopSection(),
+            stop=StopSection(**stop),
             progress=Progress(1),
             ports=self.listener.ports,
             device=torch.device("cpu"),
@@ -65,7 +68,7 @@ class Famine:
     perf_counter = monotonic
 
     def wait(self) -> None:
-        self.now += STARVED_AFTER_S
+        self.now += self._wait_s
 
 
 def test_starvation_is_logged_once_at_onset_and_once_at_its_end(
@@ -81,7 +84,28 @@ def test_starvation_is_logged_once_at_onset_and_once_at_its_end(
         "learner no longer starved, after 20.0 s",
     ]
     assert famine.thread.progress.update == 4
-    assert set(famine.loader.timeouts) == {STARVED_AFTER_S}
+    assert set(famine.loader.timeouts) == {thread.POLL_S}
+
+
+def test_short_waits_add_up_to_starvation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    famine = Famine(monkeypatch, "A.........B", wait_s=1.0)
+    famine.thread.run()
+    assert [record.getMessage() for record in caplog.records] == [
+        "learner starved: no batch for 5.0 s; it waits for actors to send more",
+        "learner no longer starved, after 9.0 s",
+    ]
+    # Each of the nine requests was answered while it waited, and the whole wait is one.
+    assert len(famine.listener.reports) == 9 + 1
+    assert famine.listener.report["timing_breakdown/learner_dequeue_time_ms"] == 4500.0
+
+
+def test_the_time_limit_holds_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    famine = Famine(monkeypatch, "A......B", wait_s=1.0, wall_s=3.0)
+    famine.thread.run()
+    assert famine.listener.stops == ["wall_s"]
+    assert famine.now == 103.0
 
 
 def test_starvation_is_in_the_reports_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,26 @@ async def test_the_second_cause_of_an_end_gives_no_more_time() -> None:
         dog.close()
 
 
+async def test_a_save_gets_its_own_time() -> None:
+    codes: list[int] = []
+    dog = Watchdog(asyncio.get_running_loop(), end_within_s=0.05, leave=codes.append)
+    dog.end_begins()
+    dog.save_begins(60.0)
+    await asyncio.sleep(0.1)
+    assert codes == []
+    dog.close()
+
+
+async def test_a_save_that_never_ends_is_ended() -> None:
+    left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    with Path("/dev/null").open("w") as nowhere:
+        dog = Watchdog(asyncio.get_running_loop(), leave=left.set_result, output=nowhere)
+        dog.end_begins()
+        dog.save_begins(0.01)
+        assert await asyncio.wait_for(left, 5) == EXIT_BUG
+        dog.close()
+
+
 def test_a_loop_that_stands_still_shows_its_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

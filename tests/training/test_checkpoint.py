@@ -275,9 +275,20 @@ def test_a_leftover_of_the_same_name_is_no_obstacle(folder):
     assert newest_checkpoint(folder).version == Version(1, 2)
 
 
-def test_the_same_version_again_replaces_the_earlier_one(folder):
+def test_a_version_that_is_there_is_never_taken_away(folder, monkeypatch):
+    save(folder, 1, 2, {"env_steps_trained": 4})
+    with monkeypatch.context() as patch:
+        patch.setattr(type(folder), "rename", lambda *_: pytest.fail("a moment without it"))
+        save(folder, 1, 2, {"env_steps_trained": 5})
+    assert names(folder) == ["ckpt-1-2"]
+    assert newest_checkpoint(folder).load()[1] == {"env_steps_trained": 4}
+
+
+def test_a_damaged_one_of_the_same_version_is_replaced(folder):
     save(folder, 1, 2)
+    os.truncate(folder / "ckpt-1-2" / "model.safetensors", 10)
     save(folder, 1, 2, {"env_steps_trained": 5})
+    prune(folder, keep=1)
     assert names(folder) == ["ckpt-1-2"]
     assert newest_checkpoint(folder).load()[1] == {"env_steps_trained": 5}
 

@@ -128,7 +128,7 @@ def progress(report: dict[str, Value], targets: Targets) -> float | None:
     shares = []
     for done, goal in (
         (report.get("env_steps_trained"), targets.env_steps),
-        (report.get("time_s"), targets.wall_s),
+        (report.get("learner/wall_s"), targets.wall_s),
     ):
         if goal and isinstance(done, int | float):
             shares.append(min(1.0, done / goal))
@@ -139,7 +139,9 @@ def _advance(report: dict[str, Value], targets: Targets) -> str:
     get = report.get
     steps = _text(get("env_steps_trained"), ",") + _goal(targets.env_steps, ",")
     mean_return = _text(get("mean_return_100"), ".1f") + _goal(targets.mean_return, "g")
-    time_s = _text(get("time_s"), ".0f") + _goal(targets.wall_s, ".0f")
+    # The limit runs from the first update; without one the age of the run says more.
+    clock = "time_s" if targets.wall_s is None else "learner/wall_s"
+    time_s = _text(get(clock), ".0f") + _goal(targets.wall_s, ".0f")
     rate = _text(get("env_steps_per_s"), ",.0f")
     return f"{time_s} s  steps {steps}  {rate} steps/s  return {mean_return}"
 

@@ -13,7 +13,8 @@ from impala_async.metrics.names import Value, undeclared
 from impala_async.metrics.sinks.console import ConsoleSink, Targets, describe, progress
 
 REPORT: dict[str, Value] = {
-    "time_s": 12.3,
+    "time_s": 200.0,
+    "learner/wall_s": 12.3,
     "env_steps_trained": 12345,
     "env_steps_per_s": 3210.4,
     "mean_return_100": 123.44,
@@ -64,7 +65,7 @@ def test_the_test_uses_declared_names() -> None:
 
 def test_plain_line_without_targets() -> None:
     assert describe(REPORT, Targets()) == (
-        "12 s  steps 12,345  3,210 steps/s  return 123.4  lag 1.2 (max 4)  queue 1.0 / 2  "
+        "200 s  steps 12,345  3,210 steps/s  return 123.4  lag 1.2 (max 4)  queue 1.0 / 2  "
         "actors 3  bottleneck learner: updates take 97 % of its time"
     )
 
@@ -84,7 +85,7 @@ def test_what_is_not_known_yet_is_a_dash(report: dict[str, Value]) -> None:
 
 
 def test_progress_is_that_of_the_nearest_stop() -> None:
-    report: dict[str, Value] = {"env_steps_trained": 100, "time_s": 90.0}
+    report: dict[str, Value] = {"env_steps_trained": 100, "time_s": 200.0, "learner/wall_s": 90.0}
     assert progress(report, Targets()) is None
     assert progress(report, Targets(mean_return=475.0)) is None
     assert progress(report, Targets(env_steps=400)) == 0.25
