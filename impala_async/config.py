@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
+TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
 
 
 class Section(BaseModel):
@@ -25,6 +26,16 @@ class EnvSection(Section):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the environment."
     )
+    action_mask_key: str | None = Field(
+        "action_mask",
+        description="Key of the Dict observation that says which actions are legal; found by "
+        "itself when it fits. none: no mask.",
+    )
+    squash_actions: bool = Field(
+        False, description="Bring continuous actions into their bounds by a tanh, not by clipping."
+    )
+    last_action: bool = Field(False, description="Show the policy its last action as well.")
+    last_reward: bool = Field(False, description="Show the policy its last reward as well.")
     probe: Literal["learner", "actor"] = Field(
         "learner",
         description="Who describes the spaces: a short-lived child of the learner, or the first "
@@ -77,17 +88,57 @@ class AlgorithmSection(Section):
 class ModelSection(Section):
     """The network."""
 
-    name: Literal["mlp"] = Field("mlp", description="The torso.")
-    hidden_sizes: tuple[int, ...] = Field((64, 64), min_length=1, description="Hidden widths.")
-    activation: Literal["tanh", "relu"] = Field("tanh", description="Between the layers.")
-    shared_torso: bool = Field(
-        False, description="One torso for policy and value, or one each (the default)."
+    name: str = Field(
+        "mlp",
+        description="The torso: mlp, nature_cnn, impala_resnet, small_cnn, or your own as "
+        "package.module:Class.",
+    )
+    hidden_sizes: tuple[int, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Hidden widths; none: 64, 64 (mlp), 512 (nature_cnn), 256 (impala_resnet), "
+        "128 (small_cnn).",
+    )
+    activation: Literal["tanh", "relu"] | None = Field(
+        None, description="Of the hidden layers; none: tanh (mlp), relu (images)."
+    )
+    width: int = Field(1, ge=1, le=64, description="impala_resnet: times as many channels.")
+    shared_torso: bool | None = Field(
+        None,
+        description="One torso for policy and value, or one each; none: one each for a plain mlp.",
+    )
+    core: Literal["lstm", "gru"] | None = Field(
+        None, description="A recurrent core between torso and heads; none: no memory."
+    )
+    core_size: int = Field(256, ge=1, description="Units of the core.")
+    normalize_obs: bool = Field(
+        False, description="Normalise vectors of floats by their running mean and deviation."
+    )
+    state_dependent_std: bool = Field(
+        False, description="Continuous actions: the deviation comes from the state, too."
     )
 
+    @property
+    def has_shared_torso(self) -> bool:
+        if self.shared_torso is None:
+            return self.name != "mlp" or self.core is not None
+        return self.shared_torso
+
     @model_validator(mode="after")
-    def _widths_are_positive(self) -> Self:
-        if min(self.hidden_sizes) < 1:
+    def _keys_fit_the_network(self) -> Self:
+        if self.name not in TORSOS and ":" not in self.name:
+            raise ValueError(
+                f"name must be one of {', '.join(TORSOS)}, or package.module:Class of your own, "
+                f"got {self.name!r}"
+            )
+        if self.hidden_sizes is not None and min(self.hidden_sizes) < 1:
             raise ValueError(f"hidden_sizes must all be at least 1, got {list(self.hidden_sizes)}")
+        if self.core is not None and not self.has_shared_torso:
+            raise ValueError("shared_torso must not be false with a core, which both share")
+        if self.width != 1 and self.name != "impala_resnet":
+            raise ValueError(f"width ({self.width}) does nothing in {self.name}: drop it")
+        if self.core is None and self.core_size != 256:
+            raise ValueError(f"core_size ({self.core_size}) does nothing without a core: drop it")
         return self
 
 

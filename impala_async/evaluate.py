@@ -73,14 +73,15 @@ def _locate(path: Path) -> tuple[RunFolder, Path]:
 def _play(config: RunConfig, path: Path, args: argparse.Namespace) -> list[float]:
     from impala_async.envs.make import build_envs
     from impala_async.policy import Policy
-    from impala_async.spec import Schema
+    from impala_async.spec import Schema, recurrent_state
     from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
 
     checkpoint = newest_checkpoint(path) if path.name == "checkpoints" else open_checkpoint(path)
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     envs = build_envs(config.actor.sampler, config.env, min(NUM_ENVS, args.episodes))
-    schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows)
+    state = recurrent_state(config.model.core, config.model.core_size)
+    schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows, state)
     policy = Policy(schema, config.model, seed=config.seed)
     try:
         _load(policy, checkpoint)
@@ -113,7 +114,7 @@ def _greedy_returns(
     returns: list[list[float]] = [[] for _ in range(envs.num_envs)]
     totals = np.zeros(envs.num_envs)
     is_reset_row = np.zeros(envs.num_envs, np.bool_)
-    obs = envs.reset(seed)
+    obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
     num_steps = 0
     while min(map(len, returns)) < per_env:
         num_steps += 1
@@ -122,13 +123,17 @@ def _greedy_returns(
                 f"{envs.name}: {sum(map(len, returns))} of {num_episodes} episodes ended within "
                 f"{max_steps} steps; allow more with --max-steps, or give it a time limit"
             )
-        step = envs.step(policy.act_greedy(obs))
+        actions, state = policy.act_greedy(obs, state)
+        step = envs.step(actions)
         obs = step.obs
         totals += np.where(is_reset_row, 0.0, step.rewards)
         is_over = (step.terminated | step.truncated) & ~is_reset_row
         for env in np.flatnonzero(is_over).tolist():
             returns[env].append(float(totals[env]))
             totals[env] = 0.0
+        is_first = is_reset_row if step.final_obs is None else is_over
+        for part in state.values():
+            part[is_first] = 0.0
         is_reset_row = is_over if step.final_obs is None else np.zeros_like(is_over)
     return [total for one in returns for total in one[:per_env]][:num_episodes]
 

@@ -4,9 +4,10 @@ Owns the model and the version of the weights in it. Both sides build it from th
 config section and seed, and `layout` is what lets them see that they did.
 
     C columns of an actor, B columns of a batch, T action rows, S = T+1 observation rows
-    A choices of one action part
+    N rows of any kind, P parameters of all action parts
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,19 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from impala_async.algo.distributions import Categorical
+from impala_async.algo.distributions import Joint, distribution_of, forbid
 from impala_async.config import ModelSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
-from impala_async.spec import ArraySpec, Schema
+from impala_async.spec import ArraySpec, ObsSpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
+
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class Action(NamedTuple):
-    """What a policy chose: one array of actions per part, and the log-probability of them all."""
+    """What a policy chose: one array of actions per part, the log-probability of them all, and
+    the state before the next row."""
 
-    actions: dict[str, NDArray[np.int32]]
+    actions: dict[str, NDArray[Any]]
     log_probs: NDArray[np.float32]
+    state: dict[str, NDArray[np.float32]]
 
 
 class Evaluation(NamedTuple):
@@ -35,6 +40,7 @@ class Evaluation(NamedTuple):
     log_probs_TB: Tensor
     entropies_TB: Tensor
     values_SB: Tensor
+    joint_BT: Joint
 
 
 class Policy:
@@ -43,12 +49,16 @@ class Policy:
     def __init__(
         self, schema: Schema, model: ModelSection, *, seed: int, device: torch.device | str = "cpu"
     ) -> None:
-        if schema.state:
-            raise ValueError(f"the {model.name} model has no recurrent state, the schema has")
         self.device = torch.device(device)
         self.model = _build_seeded(schema, model, seed).to(self.device)
+        if self.model.state != schema.state:
+            raise ValueError(
+                f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
+            )
         self.version = NO_VERSION
-        self._part_names = [part.name for part in schema.action.parts]
+        self._parts = schema.action.parts
+        self._legal = schema.action.legal
+        self._sizes = [part.num_parameters for part in self._parts]
         state = self.model.state_dict()
         # They share memory with the model's own, so they stay current.
         self.tensors: tuple[Tensor, ...] = tuple(state.values())
@@ -58,6 +68,7 @@ class Policy:
                 for name, tensor in state.items()
             )
         )
+        self._state_names = [array.name for array in schema.state]
 
     def load(self, weights: Weights) -> None:
         """Take over the weights; raises ValueError when they are not of this layout's size."""
@@ -73,72 +84,95 @@ class Policy:
                 tensor.copy_(torch.from_numpy(view))
         self.version = weights.version
 
-    def act(self, obs: dict[str, NDArray[Any]], generator: torch.Generator) -> Action:
-        """Sample an action for each of `[C, ...]` observations.
+    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
+        """Sample an action for each of `[C, ...]` observations and their states.
 
         The generator lives on the policy's device. The arrays must be writable, as torch wants.
         """
         with torch.inference_mode():
-            actions: dict[str, NDArray[np.int32]] = {}
-            log_probs: list[Tensor] = []
-            for name, distribution in self._distributions(obs):
-                choices_C = distribution.sample(generator)
-                log_probs.append(distribution.log_prob(choices_C))
-                actions[name] = choices_C.cpu().numpy().astype(np.int32)
-            return Action(actions, _total(log_probs).cpu().numpy())
+            joint, next_state = self._look(obs, state)
+            chosen = joint.sample(generator)
+            log_probs = joint.log_prob(chosen).cpu().numpy()
+            return Action(self._arrays(chosen), log_probs, next_state)
 
-    def act_greedy(self, obs: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.int32]]:
-        """The likeliest action for each of `[C, ...]` observations."""
+    def act_greedy(
+        self, obs: Arrays, state: Arrays
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
+        """The likeliest action for each of `[C, ...]` observations, and the next state."""
         with torch.inference_mode():
-            return {
-                name: distribution.mode().cpu().numpy().astype(np.int32)
-                for name, distribution in self._distributions(obs)
-            }
+            joint, next_state = self._look(obs, state)
+            return self._arrays(joint.mode()), next_state
 
-    def evaluate(self, obs_BS: dict[str, Tensor], actions_BT: dict[str, Tensor]) -> Evaluation:
+    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+        """The state before an episode's first row."""
+        return {
+            array.name: np.zeros((num_columns, *array.shape), np.float32)
+            for array in self.model.state
+        }
+
+    def evaluate(
+        self,
+        obs_BS: Mapping[str, Tensor],
+        actions_BT: Mapping[str, Tensor],
+        mask_BT: Tensor,
+        state_B: Mapping[str, Tensor],
+    ) -> Evaluation:
         """One forward over all rows of `[B, S, ...]` observations and their `[B, T]` actions.
 
         Columns may lie apart in memory, as in a slot. The bootstrap row gets a value only.
         """
-        num_columns, num_rows = next(iter(obs_BS.values())).shape[:2]
+        num_columns = len(mask_BT)
         output = self.model(
-            {name: leaf.reshape(-1, *leaf.shape[2:]) for name, leaf in obs_BS.items()}
+            {name: leaf.reshape(-1, *leaf.shape[2:]) for name, leaf in obs_BS.items()},
+            tuple(state_B[name] for name in self._state_names),
+            # A state is reset before the row after a masked one.
+            torch.nn.functional.pad(~mask_BT, (1, 0)) if self._state_names else None,
         )
-        log_probs: list[Tensor] = []
-        entropies: list[Tensor] = []
-        for name, logits_NA in zip(self._part_names, output.logits, strict=True):
-            logits_BSA = logits_NA.view(num_columns, num_rows, -1)
-            distribution = Categorical(logits_BSA[:, :-1])
-            log_probs.append(distribution.log_prob(actions_BT[name]))
-            entropies.append(distribution.entropy())
+        parameters_BTP = output.parameters_NP.view(num_columns, -1, sum(self._sizes))[:, :-1]
+        legal_BT = None if self._legal is None else obs_BS[self._legal][:, :-1].flatten(2)
+        joint_BT = self._joint(parameters_BTP, legal_BT)
         return Evaluation(
-            log_probs_TB=_total(log_probs).t(),
-            entropies_TB=_total(entropies).t(),
-            values_SB=output.values_N.view(num_columns, num_rows).t(),
+            log_probs_TB=joint_BT.log_prob(actions_BT).t(),
+            entropies_TB=joint_BT.entropy().t(),
+            values_SB=output.values_N.view(num_columns, -1).t(),
+            joint_BT=joint_BT,
         )
 
-    def _distributions(self, obs: dict[str, NDArray[Any]]) -> list[tuple[str, Categorical]]:
+    def _look(self, obs: Arrays, state: Arrays) -> tuple[Joint, dict[str, NDArray[np.float32]]]:
         leaves = {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()}
-        return [
-            (name, Categorical(logits_CA))
-            for name, logits_CA in zip(self._part_names, self.model.logits(leaves), strict=True)
-        ]
+        before = tuple(torch.from_numpy(state[name]).to(self.device) for name in self._state_names)
+        parameters_CP, after = self.model.act(leaves, before)
+        legal_C = None if self._legal is None else leaves[self._legal].flatten(1)
+        next_state = {
+            name: part.cpu().numpy() for name, part in zip(self._state_names, after, strict=True)
+        }
+        return self._joint(parameters_CP, legal_C), next_state
+
+    def _joint(self, parameters_NP: Tensor, legal_N: Tensor | None) -> Joint:
+        parts = {}
+        num_choices = 0
+        for part, parameters in zip(self._parts, parameters_NP.split(self._sizes, -1), strict=True):
+            if legal_N is not None and part.choices:
+                legal = legal_N[..., num_choices : num_choices + sum(part.choices)]
+                parameters = forbid(parameters, legal, part.choices)
+                num_choices += sum(part.choices)
+            parts[part.name] = distribution_of(part, parameters)
+        return Joint(parts)
+
+    def _arrays(self, actions: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+        return {
+            part.name: actions[part.name].cpu().numpy().astype(part.array.dtype)
+            for part in self._parts
+        }
 
 
 def _build_seeded(schema: Schema, section: ModelSection, seed: int) -> ActorCritic:
     # Initialisation draws from the default CPU generator: lend it, seeded, then give it back.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return build_model(section, schema.obs, schema.action)
+        inputs = tuple(leaf for leaf in schema.obs.leaves if leaf.name != schema.action.legal)
+        return build_model(section, ObsSpec(inputs), schema.action)
 
 
 def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _total(parts: list[Tensor]) -> Tensor:
-    """Parts of an action are independent: their log-probabilities and entropies add up."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 DTYPES = frozenset(
     {"bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"}
 )
-ACTION_DTYPE = "int32"
+ActionKind = Literal["discrete", "continuous", "squashed"]
 LEAF_ALIGNMENT = 8
 COLUMN_ALIGNMENT = 64
 MAX_COLUMN_BYTES = 1 << 30
@@ -34,17 +34,26 @@ Bytes2D = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array: its name, the shape of one row of it, its dtype."""
+    """One array: its name, the shape of one row of it, its dtype.
+
+    Where its items are categories, `choices` has for each how many there are; it is empty where
+    they are numbers.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    choices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"{self.name or 'array'}: unsupported dtype {self.dtype}")
         if any(size < 1 for size in self.shape):
             raise ValueError(f"{self.name or 'array'}: empty shape {self.shape}")
+        if self.choices:
+            _check_choices(self)
+            if self.is_float:
+                raise ValueError(f"{self.name or 'array'}: categories of dtype {self.dtype}")
 
     @property
     def num_items(self) -> int:
@@ -68,22 +77,52 @@ class ObsSpec:
 
 @dataclass(frozen=True)
 class ActionPart:
-    """One part of an action. `discrete`: an index below `num_choices`."""
+    """One part of an action.
+
+    `discrete`: each item is an index below its entry of `choices`. `continuous`: numbers, which
+    the environment clips to its bounds. `squashed`: numbers that a tanh brings into them.
+    """
 
     name: str
-    kind: Literal["discrete"]
-    num_choices: int
+    kind: ActionKind
+    choices: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind == "discrete":
+            _check_choices(self)
+        elif self.choices:
+            raise ValueError(f"action part {self.name!r}: a {self.kind} one has no choices")
+
+    @property
+    def num_items(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_parameters(self) -> int:
+        """Outputs of a policy head that describe it: logits, or means and log-deviations."""
+        return sum(self.choices) if self.kind == "discrete" else 2 * self.num_items
 
     @property
     def array(self) -> ArraySpec:
-        return ArraySpec(self.name, (), ACTION_DTYPE)
+        return ArraySpec(self.name, self.shape, "int32" if self.kind == "discrete" else "float32")
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The action as flat parts; a plain action is one part whose name is empty."""
+    """The action as flat parts; a plain action is one part whose name is empty.
+
+    `legal` names the observation leaf, if there is one, that says which of the choices of all
+    discrete parts, one after the other, are legal. It is no input to the network.
+    """
 
     parts: tuple[ActionPart, ...]
+    legal: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Of all discrete parts together."""
+        return sum(sum(part.choices) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -105,13 +144,14 @@ class Schema:
             raw = json.loads(data)
             schema = Schema(
                 obs=ObsSpec(tuple(_array_spec(leaf) for leaf in raw["obs"]["leaves"])),
-                action=ActionSpec(tuple(_action_part(part) for part in raw["action"]["parts"])),
+                action=_action_spec(raw["action"]),
                 rows=_positive(raw["rows"]),
                 state=tuple(_array_spec(leaf) for leaf in raw["state"]),
             )
             _check_names("observation", [leaf.name for leaf in schema.obs.leaves], smallest=1)
             _check_names("action", [part.name for part in schema.action.parts], smallest=1)
             _check_names("state", [leaf.name for leaf in schema.state], smallest=0)
+            _check_legal(schema)
             # A column that nobody could hold is refused here.
             ColumnLayout(schema)
             return schema
@@ -136,6 +176,12 @@ class Schema:
             if mine.get(key) != theirs.get(key)
         ]
         return "; ".join(differing[:3]) or "nothing differs"
+
+
+def recurrent_state(core: str | None, size: int) -> tuple[ArraySpec, ...]:
+    """What a column of a recurrent core carries from row to row; its output comes first."""
+    names = {None: (), "gru": ("hidden",), "lstm": ("hidden", "cell")}[core]
+    return tuple(ArraySpec(name, (size,), "float32") for name in names)
 
 
 class Leaf(NamedTuple):
@@ -221,13 +267,45 @@ def _array_spec(raw: dict[str, Any]) -> ArraySpec:
         raise TypeError("name and dtype must be text")
     if len(raw["shape"]) > MAX_DIMENSIONS:
         raise ValueError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
-    return ArraySpec(raw["name"], tuple(_positive(size) for size in raw["shape"]), raw["dtype"])
+    return ArraySpec(
+        raw["name"], _positives(raw["shape"]), raw["dtype"], _positives(raw["choices"])
+    )
+
+
+def _action_spec(raw: dict[str, Any]) -> ActionSpec:
+    legal = raw["legal"]
+    if legal is not None and not isinstance(legal, str):
+        raise TypeError("legal must be the name of an observation leaf")
+    return ActionSpec(tuple(_action_part(part) for part in raw["parts"]), legal)
 
 
 def _action_part(raw: dict[str, Any]) -> ActionPart:
-    if raw["kind"] != "discrete" or not isinstance(raw["name"], str):
+    if raw["kind"] not in get_args(ActionKind) or not isinstance(raw["name"], str):
         raise ValueError(f"unsupported action part {raw['name']!r} of kind {raw['kind']!r}")
-    return ActionPart(raw["name"], "discrete", _positive(raw["num_choices"]))
+    if len(raw["shape"]) > MAX_DIMENSIONS:
+        raise ValueError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
+    return ActionPart(
+        raw["name"], raw["kind"], _positives(raw["choices"]), _positives(raw["shape"])
+    )
+
+
+def _check_choices(spec: ArraySpec | ActionPart) -> None:
+    if len(spec.choices) != math.prod(spec.shape):
+        raise ValueError(
+            f"{spec.name or 'array'}: {len(spec.choices)} numbers of choices for shape {spec.shape}"
+        )
+
+
+def _check_legal(schema: Schema) -> None:
+    """The mask of legal actions is there, and has a place for each choice."""
+    legal = schema.action.legal
+    leaves = [leaf for leaf in schema.obs.leaves if leaf.name == legal]
+    if legal is None:
+        return
+    if not leaves or leaves[0].num_items != schema.action.num_choices or leaves[0].is_float:
+        raise ValueError(f"{legal!r} is no mask of {schema.action.num_choices} actions")
+    if len(schema.obs.leaves) == 1:
+        raise ValueError(f"the observation is nothing but {legal!r}, the mask of legal actions")
 
 
 def _check_names(what: str, names: list[str], smallest: int) -> None:
@@ -238,6 +316,12 @@ def _check_names(what: str, names: list[str], smallest: int) -> None:
         raise ValueError(f"the {what} has two parts of one name")
     if not all(name.isprintable() for name in names):
         raise ValueError(f"the {what} has a part with an unprintable name")
+
+
+def _positives(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"not a list: {values!r}")
+    return tuple(_positive(value) for value in values)
 
 
 def _positive(value: Any) -> int:

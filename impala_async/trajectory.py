@@ -62,17 +62,48 @@ def find_fault(schema: Schema, columns: Columns) -> str | None:
     flags += [leaf for leaf in leaves if leaf.dtype == np.bool_]
     if any(array.view(np.uint8).max() > 1 for array in flags):
         return "invalid"
-    for part in schema.action.parts:
-        # Viewed as unsigned, a negative index is a huge one.
-        if columns.actions[part.name].view(np.uint32).max() >= part.num_choices:
-            return "invalid"
+    parts = [(columns.actions[part.name], part.choices) for part in schema.action.parts]
+    categories = parts + [(columns.obs[leaf.name], leaf.choices) for leaf in schema.obs.leaves]
+    if any(_is_beyond(indices, choices) for indices, choices in categories if choices):
+        return "invalid"
+    leaves += [values for values, choices in parts if not choices]
     if not all(np.isfinite(leaf).all() for leaf in leaves if leaf.dtype.kind == "f"):
         return "nonfinite"
+    return _find_row_fault(schema, columns)
+
+
+def _find_row_fault(schema: Schema, columns: Columns) -> str | None:
+    """The same for what matters only in valid rows."""
     mask = columns.mask_CT
     if not np.isfinite(columns.rewards_CT).all(where=mask):
         return "nonfinite"
     if not np.isfinite(columns.log_probs_CT).all(where=mask):
         return "nonfinite"
-    if (columns.log_probs_CT > LOG_PROB_SLACK).any(where=mask):
+    # Of a density nothing can be said.
+    is_probability = all(part.kind == "discrete" for part in schema.action.parts)
+    if is_probability and (columns.log_probs_CT > LOG_PROB_SLACK).any(where=mask):
+        return "invalid"
+    if schema.action.legal is not None and not _has_legal(schema, columns)[mask].all():
         return "invalid"
     return None
+
+
+def _is_beyond(indices: NDArray[Any], choices: tuple[int, ...]) -> bool:
+    """Whether any item is no index below its number of choices."""
+    # Viewed as unsigned, a negative index is a huge one.
+    unsigned = indices.view(f"u{indices.dtype.itemsize}")
+    if min(choices) == max(choices):
+        return bool(unsigned.max() >= choices[0])
+    items = unsigned.reshape(*indices.shape[:2], -1)
+    return bool((items >= np.array(choices)).any())
+
+
+def _has_legal(schema: Schema, columns: Columns) -> NDArray[np.bool_]:
+    """Whether a row allows at least one choice of every item; `[C, T]`."""
+    assert schema.action.legal is not None
+    legal_CS = columns.obs[schema.action.legal] != 0
+    legal = legal_CS[:, :-1].reshape(*columns.mask_CT.shape, -1)
+    sizes = [size for part in schema.action.parts for size in part.choices]
+    starts = np.cumsum([0, *sizes[:-1]])
+    has_one = np.logical_or.reduceat(legal, starts, axis=-1)
+    return np.asarray(has_one.all(axis=-1))

@@ -11,11 +11,13 @@ from impala_async.weights import NO_VERSION, Version, Weights
 
 SECTION = ModelSection(hidden_sizes=(16, 16))
 PLAIN = Schema(
-    ObsSpec((ArraySpec("", (3,), "float32"),)), ActionSpec((ActionPart("", "discrete", 4),)), rows=5
+    ObsSpec((ArraySpec("", (3,), "float32"),)),
+    ActionSpec((ActionPart("", "discrete", (4,)),)),
+    rows=5,
 )
 COMPOSITE = Schema(
     ObsSpec((ArraySpec("near", (2, 2), "uint8"), ArraySpec("far", (), "float32"))),
-    ActionSpec((ActionPart("move", "discrete", 3), ActionPart("look", "discrete", 2))),
+    ActionSpec((ActionPart("move", "discrete", (3,)), ActionPart("look", "discrete", (2,)))),
     rows=5,
 )
 
@@ -111,7 +113,7 @@ def test_act_gives_an_index_per_part_and_one_log_probability_per_column(schema):
         chosen = action.actions[part.name]
         assert (chosen.dtype, chosen.shape) == (np.int32, (8,))
         assert chosen.min() >= 0
-        assert chosen.max() < part.num_choices
+        assert chosen.max() < part.choices[0]
     assert (action.log_probs.dtype, action.log_probs.shape) == (np.float32, (8,))
 
 

@@ -20,7 +20,7 @@ from impala_async.spec import (
 
 SCHEMA = Schema(
     obs=ObsSpec((ArraySpec("image", (3, 5), "uint8"), ArraySpec("speed", (), "float32"))),
-    action=ActionSpec((ActionPart("move", "discrete", 4), ActionPart("look", "discrete", 2))),
+    action=ActionSpec((ActionPart("move", "discrete", (4,)), ActionPart("look", "discrete", (2,)))),
     rows=3,
     state=(ArraySpec("core", (2,), "float64"),),
 )
@@ -105,7 +105,7 @@ def test_an_array_is_counted() -> None:
     assert (array.num_items, array.num_bytes, array.is_float) == (12, 24, True)
     assert ArraySpec("x", (), "bool").num_bytes == 1
     assert not ArraySpec("x", (), "bool").is_float
-    assert ActionPart("move", "discrete", 4).array == ArraySpec("move", (), "int32")
+    assert ActionPart("move", "discrete", (4,)).array == ArraySpec("move", (), "int32")
 
 
 @pytest.mark.parametrize("dtype", ["float128", "complex64", "object", "<f4", "str", "uint32", ""])
@@ -122,7 +122,7 @@ def test_arrays_without_items_are_refused(shape: tuple[int, ...]) -> None:
 
 def one_leaf(size: int, rows: int) -> Schema:
     obs = ObsSpec((ArraySpec("", (size,), "uint8"),))
-    return Schema(obs, ActionSpec((ActionPart("", "discrete", 2),)), rows)
+    return Schema(obs, ActionSpec((ActionPart("", "discrete", (2,)),)), rows)
 
 
 def test_a_column_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +160,9 @@ def replaced(**changes: Any) -> Schema:
         ),
         (
             replaced(
-                action=ActionSpec((ActionPart("move", "discrete", 9), SCHEMA.action.parts[1]))
+                action=ActionSpec((ActionPart("move", "discrete", (9,)), SCHEMA.action.parts[1]))
             ),
-            "action.parts.move.num_choices: 4 here, 9 there",
+            "action.parts.move.choices: (4,) here, (9,) there",
         ),
     ],
 )

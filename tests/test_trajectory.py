@@ -20,7 +20,7 @@ SCHEMA = Schema(
             ArraySpec("lamp", (), "bool"),
         )
     ),
-    action=ActionSpec((ActionPart("move", "discrete", 4), ActionPart("look", "discrete", 1))),
+    action=ActionSpec((ActionPart("move", "discrete", (4,)), ActionPart("look", "discrete", (1,)))),
     rows=NUM_ROWS,
     state=(ArraySpec("core", (2,), "float32"), ArraySpec("gate", (2,), "bool")),
 )

@@ -20,7 +20,7 @@ from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvError, MismatchError
 from impala_async.policy import Policy
-from impala_async.spec import Schema
+from impala_async.spec import Schema, recurrent_state
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,8 @@ class ActorService:
                 raise
 
     def _join(self, settings: ActorSettings, envs: EnvBatch) -> Sampler:
-        schema = Schema(envs.obs_spec, envs.action_spec, settings.trajectory.rows)
+        state = recurrent_state(settings.model.core, settings.model.core_size)
+        schema = Schema(envs.obs_spec, envs.action_spec, settings.trajectory.rows, state)
         policy = Policy(schema, settings.model, seed=settings.seed)
         columns = columns_per_message(envs)
         streams = envs.num_envs // columns

@@ -65,7 +65,7 @@ class _Rows:
 
     def __init__(self, columns: Columns) -> None:
         self.obs = {name: array.swapaxes(0, 1) for name, array in columns.obs.items()}
-        self.actions = {name: array.T for name, array in columns.actions.items()}
+        self.actions = {name: array.swapaxes(0, 1) for name, array in columns.actions.items()}
         self.log_probs = columns.log_probs_CT.T
         self.rewards = columns.rewards_CT.T
         self.terminated = columns.terminated_CT.T
@@ -129,7 +129,7 @@ class Unroll:
 
     def append(
         self,
-        actions: Mapping[str, NDArray[np.int32]],
+        actions: Mapping[str, NDArray[Any]],
         log_probs: NDArray[np.float32],
         rewards: NDArray[np.float32],
         terminated: NDArray[np.bool_],

@@ -1,15 +1,31 @@
 """Action distributions, from the outputs of a policy head (IMPALA, arXiv 1802.01561).
 
-Shapes: A actions of a discrete space, leading axes free ([B], [T, B]), written `...`.
+    policy head ─► parameters [..., P] of each part ─► one distribution each ─► Joint
+
+Shapes: A choices of one discrete item, D numbers of a continuous part, leading axes free ([B],
+[T, B]), written `...`. An action of a part has the part's own shape after the leading axes.
 
 Everything is computed in float32 at least, whatever the network ran in: the behaviour's and
 the learner's log-probabilities are divided by each other, and bf16 is too coarse for that.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from impala_async.spec import ActionPart
+
+# A policy whose numbers are nearly certain, or nearly at random, stays trainable.
+LOG_STD_RANGE = (-10.0, 2.0)
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+# Nodes and weights of the mean of a function of a standard normal, exact for polynomials of
+# degree 31: what has no closed form is a sum of 16 terms.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(16)
+_WEIGHTS = _WEIGHTS / math.sqrt(2 * math.pi)
 
 
 class Distribution(Protocol):
@@ -26,6 +42,31 @@ class Distribution(Protocol):
     def kl(self, other: Self) -> Tensor:
         """KL(self || other)."""
         ...
+
+
+class Joint:
+    """The parts of an action, which are independent: their log-probabilities add up."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Mapping[str, Distribution]) -> None:
+        self.parts = parts
+
+    def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        return {name: part.sample(generator) for name, part in self.parts.items()}
+
+    def mode(self) -> dict[str, Tensor]:
+        return {name: part.mode() for name, part in self.parts.items()}
+
+    def log_prob(self, actions: Mapping[str, Tensor]) -> Tensor:
+        return _total([part.log_prob(actions[name]) for name, part in self.parts.items()])
+
+    def entropy(self) -> Tensor:
+        return _total([part.entropy() for part in self.parts.values()])
+
+    def kl(self, other: "Joint") -> Tensor:
+        """KL(self || other)."""
+        return _total([part.kl(other.parts[name]) for name, part in self.parts.items()])
 
 
 class Categorical:
@@ -65,6 +106,125 @@ class Categorical:
             probs_A, other.log_probs_A
         )
         return (probs_A * gaps_A).sum(-1)
+
+
+class MultiCategorical:
+    """Several items, each one of its own number of choices."""
+
+    __slots__ = ("_items", "_shape")
+
+    def __init__(self, logits: Tensor, choices: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        self._items = [Categorical(logits_A) for logits_A in logits.split(choices, -1)]
+        self._shape = shape
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self._join([item.sample(generator) for item in self._items])
+
+    def mode(self) -> Tensor:
+        return self._join([item.mode() for item in self._items])
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        indices = actions.flatten(-len(self._shape)).unbind(-1)
+        return _total([i.log_prob(index) for i, index in zip(self._items, indices, strict=True)])
+
+    def entropy(self) -> Tensor:
+        return _total([item.entropy() for item in self._items])
+
+    def kl(self, other: Self) -> Tensor:
+        return _total([i.kl(o) for i, o in zip(self._items, other._items, strict=True)])
+
+    def _join(self, indices: list[Tensor]) -> Tensor:
+        return torch.stack(indices, -1).unflatten(-1, self._shape)
+
+
+class Gaussian:
+    """D independent numbers. A log-probability is a density's: it may be positive."""
+
+    __slots__ = ("_shape", "log_std_D", "mean_D")
+
+    def __init__(self, parameters: Tensor, shape: tuple[int, ...]) -> None:
+        dtype = torch.promote_types(parameters.dtype, torch.float32)
+        self.mean_D, log_std_D = parameters.to(dtype).chunk(2, -1)
+        self.log_std_D = log_std_D.clamp(*LOG_STD_RANGE)
+        self._shape = shape
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        noise_D = torch.empty_like(self.mean_D).normal_(generator=generator)
+        return self._shaped(self.mean_D.detach() + self.log_std_D.detach().exp() * noise_D)
+
+    def mode(self) -> Tensor:
+        return self._shaped(self.mean_D)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        actions_D = self._flat(actions).to(self.mean_D.dtype)
+        distances_D = (actions_D - self.mean_D) * torch.exp(-self.log_std_D)
+        return -(0.5 * distances_D.square() + self.log_std_D + _HALF_LOG_2PI).sum(-1)
+
+    def entropy(self) -> Tensor:
+        entropy: Tensor = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
+        return entropy
+
+    def kl(self, other: Self) -> Tensor:
+        gaps_D = self.log_std_D - other.log_std_D
+        distances_D = (self.mean_D - other.mean_D) * torch.exp(-other.log_std_D)
+        return (0.5 * (torch.exp(2 * gaps_D) + distances_D.square() - 1) - gaps_D).sum(-1)
+
+    def _flat(self, actions: Tensor) -> Tensor:
+        return actions.flatten(-len(self._shape)) if self._shape else actions.unsqueeze(-1)
+
+    def _shaped(self, actions_D: Tensor) -> Tensor:
+        return actions_D.unflatten(-1, self._shape) if self._shape else actions_D.squeeze(-1)
+
+
+class SquashedGaussian(Gaussian):
+    """A Gaussian whose numbers go through a tanh before the environment sees them.
+
+    An action here is the number before the tanh: so it has no bound at which its logarithm ends.
+    The KL is the Gaussian's, as both go through the same tanh.
+    """
+
+    __slots__ = ()
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        slopes_D = _log_tanh_slope(self._flat(actions).to(self.mean_D.dtype))
+        return super().log_prob(actions) - slopes_D.sum(-1)
+
+    def entropy(self) -> Tensor:
+        """That of the Gaussian, and the mean logarithm of the slope, by Gauss-Hermite."""
+        nodes = self.mean_D.new_tensor(_NODES)
+        weights = self.mean_D.new_tensor(_WEIGHTS)
+        points = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * nodes
+        return super().entropy() + (_log_tanh_slope(points) * weights).sum((-2, -1))
+
+
+def distribution_of(part: ActionPart, parameters: Tensor) -> Distribution:
+    """The distribution of a part with these outputs of a policy head."""
+    if part.kind == "continuous":
+        return Gaussian(parameters, part.shape)
+    if part.kind == "squashed":
+        return SquashedGaussian(parameters, part.shape)
+    if part.shape:
+        return MultiCategorical(parameters, part.choices, part.shape)
+    return Categorical(parameters)
+
+
+def forbid(logits_A: Tensor, legal_A: Tensor, choices: tuple[int, ...]) -> Tensor:
+    """Logits with -inf where a choice is not legal; an item with no legal choice has them all."""
+    allowed = [legal | ~legal.any(-1, keepdim=True) for legal in (legal_A != 0).split(choices, -1)]
+    return logits_A.masked_fill(~torch.cat(allowed, -1), -math.inf)
+
+
+def _log_tanh_slope(values: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), without loss of digits far from 0."""
+    softplus = torch.nn.functional.softplus(-2 * values)
+    return 2 * (math.log(2) - values - softplus)
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
 def _where_possible(probs_A: Tensor, log_probs_A: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from gymnasium.vector import VectorEnv
 
 from impala_async.config import EnvSection
 from impala_async.envs.faults import Blame, close_all, one_line
+from impala_async.envs.history import WithHistory
+from impala_async.envs.spaces import USUAL, SpaceOptions
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 
@@ -35,6 +37,13 @@ def build_envs(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBatc
 
     auto: the environment's own vector code where it can be used, else single ones in turn.
     """
+    envs = _build_plain(sampler, section, num_envs)
+    if section.last_action or section.last_reward:
+        return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
+    return envs
+
+
+def _build_plain(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBatch:
     if sampler == "serial":
         return _serial(section, num_envs)
     if sampler == "vector" or _is_only_vector(section):
@@ -104,7 +113,7 @@ def _serial(section: EnvSection, num_envs: int) -> SerialEnvs:
     envs: list[gym.Env[Any, Any]] = []
     try:
         envs.extend(make_env(section) for _ in range(num_envs))
-        return SerialEnvs(envs)
+        return SerialEnvs(envs, _options(section))
     except EnvError:
         close_all(envs)
         raise
@@ -113,10 +122,18 @@ def _serial(section: EnvSection, num_envs: int) -> SerialEnvs:
 def _vector(section: EnvSection, num_envs: int) -> VectorEnvs:
     env = make_vector_env(section, num_envs)
     try:
-        return VectorEnvs(env)
+        return VectorEnvs(env, _options(section))
     except EnvError:
         close_all([env])
         raise
+
+
+def _options(section: EnvSection) -> SpaceOptions:
+    return SpaceOptions(
+        mask_key=section.action_mask_key,
+        is_mask_required=section.action_mask_key != USUAL.mask_key,
+        is_squashed=section.squash_actions,
+    )
 
 
 def _is_only_vector(section: EnvSection) -> bool:

@@ -1,143 +1,69 @@
-"""Gymnasium spaces to our spec, and observations and actions between the two.
+"""Gymnasium spaces to our spec: what a batch of environments needs to know of both its spaces."""
 
-An observation is flat leaves: a Box is one leaf whose name is empty, a Dict has a leaf "a/b" for
-each Box in it, in the order of gymnasium's own Dict. An action is one Discrete; on our side its
-choices count from 0, whatever the space starts at.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete
-from numpy.typing import NDArray
+from gymnasium.spaces import Dict
 
+from impala_async.envs.actions import ActionAdapter, action_parts
+from impala_async.envs.observations import ObsLeaf, obs_leaves, short
 from impala_async.errors import EnvError
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
-
-SUPPORTED_OBS = "supported now are Box and (nested) Dict of Box"
-SUPPORTED_ACTION = "supported now is Discrete"
-
-Path = tuple[Any, ...]
-Actions = Mapping[str, NDArray[np.int32]]
+from impala_async.spec import ActionPart, ActionSpec, ObsSpec
 
 
-class ObsLeaf(NamedTuple):
-    """One array of an observation: the keys that lead to it, and what it looks like."""
+class SpaceOptions(NamedTuple):
+    """How spaces are read: the settings of `env` that matter here."""
 
-    path: Path
-    spec: ArraySpec
-    dtype: np.dtype[Any]
-
-    def of(self, obs: Any) -> Any:
-        """This leaf's part of an observation, batched or not."""
-        for key in self.path:
-            obs = obs[key]
-        return obs
+    mask_key: str | None = "action_mask"
+    is_mask_required: bool = False
+    is_squashed: bool = False
 
 
-def describe_spaces(
-    observation_space: Space[Any], action_space: Space[Any]
-) -> tuple[ObsSpec, ActionSpec]:
-    """Our spec of an environment's spaces; EnvError for spaces that are not supported."""
-    leaves = obs_leaves(observation_space)
-    return ObsSpec(tuple(leaf.spec for leaf in leaves)), describe_action(action_space)
+USUAL = SpaceOptions()
 
 
-def obs_leaves(space: Space[Any]) -> tuple[ObsLeaf, ...]:
-    """The leaves of an observation space, in the order in which the spec has them."""
-    leaves = tuple(_obs_leaf(path, box) for path, box in _boxes((), space))
-    names = [leaf.spec.name for leaf in leaves]
-    if not leaves:
-        raise EnvError(f"observation space {_short(space)} is empty: {SUPPORTED_OBS}")
-    for name in names:
-        if names.count(name) > 1:
+class Spaces:
+    """Both spaces of one environment; EnvError for those that are not supported."""
+
+    def __init__(
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        options: SpaceOptions = USUAL,
+    ) -> None:
+        self.leaves: tuple[ObsLeaf, ...] = obs_leaves(observation_space)
+        self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
+        parts = action_parts(action_space, is_squashed=options.is_squashed)
+        self.action_spec = ActionSpec(parts, self._legal(observation_space, parts, options))
+        self._action_space = action_space
+        self._is_squashed = options.is_squashed
+
+    def adapter(self, num_envs: int) -> ActionAdapter:
+        """From our actions to those of so many environments."""
+        return ActionAdapter(self._action_space, num_envs, is_squashed=self._is_squashed)
+
+    def _legal(
+        self, space: Space[Any], parts: tuple[ActionPart, ...], options: SpaceOptions
+    ) -> str | None:
+        """The leaf that masks illegal actions: under the usual key only if it fits."""
+        key = options.mask_key
+        if key is None:
+            return None
+        leaf = next((leaf for leaf in self.leaves if leaf.spec.name == key), None)
+        num_choices = sum(sum(part.choices) for part in parts)
+        fits = leaf is not None and _is_mask(leaf, num_choices) and len(self.leaves) > 1
+        if fits and isinstance(space, Dict):
+            return key
+        if options.is_mask_required:
+            found = "is not there" if leaf is None else f"has shape {leaf.spec.shape}"
             raise EnvError(
-                f"observation space {_short(space)} has two leaves called {name!r}: rename a key"
+                f"env.action_mask_key: {key!r} must be a key of a Dict observation with a flag "
+                f"for each of {num_choices} discrete actions; in {short(space)} it {found}"
             )
-    return leaves
+        return None
 
 
-def describe_action(space: Space[Any]) -> ActionSpec:
-    """Our spec of an action space."""
-    return ActionSpec((ActionPart("", "discrete", int(_discrete(space).n)),))
-
-
-def flatten_obs(leaves: Sequence[ObsLeaf], obs: Any) -> dict[str, NDArray[Any]]:
-    """A batched observation by leaf name: writable, in the spec's dtypes; copied only for that."""
-    flat = {}
-    for leaf in leaves:
-        array = np.asarray(leaf.of(obs), leaf.dtype)
-        flat[leaf.spec.name] = array if array.flags.writeable else array.copy()
-    return flat
-
-
-def check_obs(leaves: Sequence[ObsLeaf], obs: Any, num_envs: int | None = None) -> None:
-    """Refuse an observation that its own space does not describe; `num_envs`: a batched one.
-
-    Writing it into a batch would broadcast a wrong shape and truncate a wrong dtype in silence.
-    """
-    for leaf in leaves:
-        name = leaf.spec.name or "observation"
-        try:
-            array = np.asarray(leaf.of(obs))
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise EnvError(f"{name}: the space promises it, but it is not there") from error
-        wanted = leaf.spec.shape if num_envs is None else (num_envs, *leaf.spec.shape)
-        if array.shape != wanted:
-            raise EnvError(f"{name}: the space promises shape {wanted}, it has {array.shape}")
-        if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
-            raise EnvError(f"{name}: the space promises {leaf.dtype}, it is {array.dtype}")
-
-
-class ActionAdapter:
-    """Turns our actions into those of a Discrete space, in the space's own dtype.
-
-    The array that it returns is its own, and good until the next call.
-    """
-
-    def __init__(self, space: Space[Any], num_envs: int) -> None:
-        discrete = _discrete(space)
-        self._start = discrete.start
-        self._actions = np.zeros(num_envs, discrete.dtype)
-
-    def __call__(self, actions: Actions) -> NDArray[Any]:
-        # int32 to a narrower space: the values fit, since they are below n.
-        np.add(actions[""], self._start, out=self._actions, casting="unsafe")
-        return self._actions
-
-
-def _boxes(path: Path, space: Space[Any]) -> Iterator[tuple[Path, Box]]:
-    if isinstance(space, Box):
-        yield path, space
-    elif isinstance(space, Dict):
-        for key, part in space.spaces.items():
-            yield from _boxes((*path, key), part)
-    else:
-        at = f" at {_name(path)!r}" if path else ""
-        raise EnvError(f"observation space {_short(space)}{at}: {SUPPORTED_OBS}")
-
-
-def _obs_leaf(path: Path, box: Box) -> ObsLeaf:
-    dtype = np.dtype(box.dtype)
-    try:
-        return ObsLeaf(path, ArraySpec(_name(path), box.shape, dtype.name), dtype)
-    except ValueError as error:
-        raise EnvError(f"observation space {_short(box)}: {error}") from error
-
-
-def _discrete(space: Space[Any]) -> Discrete[Any]:
-    if not isinstance(space, Discrete):
-        raise EnvError(f"action space {_short(space)}: {SUPPORTED_ACTION}")
-    return space
-
-
-def _name(path: Path) -> str:
-    return "/".join(str(key) for key in path)
-
-
-def _short(space: Space[Any]) -> str:
-    """A space on one line: the bounds of a big Box would fill a page."""
-    text = " ".join(str(space).split())
-    return text if len(text) <= 120 else f"{text[:117]}..."
+def _is_mask(leaf: ObsLeaf, num_choices: int) -> bool:
+    is_flag = leaf.dtype.kind in "biu" and not leaf.spec.choices
+    return is_flag and num_choices > 0 and int(np.prod(leaf.spec.shape)) == num_choices

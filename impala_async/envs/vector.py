@@ -13,15 +13,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+from impala_async.envs.actions import Actions
 from impala_async.envs.faults import Blame, close_all, env_name
-from impala_async.envs.spaces import (
-    ActionAdapter,
-    Actions,
-    check_obs,
-    describe_spaces,
-    flatten_obs,
-    obs_leaves,
-)
+from impala_async.envs.observations import check_obs, flatten_obs
+from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
 from impala_async.errors import EnvError
 from impala_async.spec import ActionSpec, ObsSpec
 
@@ -78,25 +73,26 @@ class SerialEnvs:
 
     autoreset = AutoresetMode.NEXT_STEP
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]]) -> None:
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], options: SpaceOptions = USUAL) -> None:
         first = envs[0]
         self.name = env_name(first)
         self._stepping = Blame(self.name, "in step")
         self._resetting = Blame(self.name, "in reset")
         self._envs = list(envs)
         self.num_envs = num_envs = len(envs)
-        self.obs_spec, self.action_spec = describe_spaces(
-            first.observation_space, first.action_space
-        )
-        self._leaves = obs_leaves(first.observation_space)
-        self._adapt = ActionAdapter(first.action_space, num_envs)
+        spaces = Spaces(first.observation_space, first.action_space, options)
+        self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
+        self._leaves = spaces.leaves
+        self._adapt = spaces.adapter(num_envs).each
         self._obs = {
             leaf.spec.name: np.zeros((num_envs, *leaf.spec.shape), leaf.dtype)
             for leaf in self._leaves
         }
         self._targets = [(leaf, self._obs[leaf.spec.name]) for leaf in self._leaves]
         # An observation that is a plain array needs no walk through its leaves.
-        self._plain = None if self._leaves[0].path else self._obs[""]
+        first_leaf = self._leaves[0]
+        is_plain = not first_leaf.path and first_leaf.start is None
+        self._plain = self._obs[""] if is_plain else None
         self._rewards = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
@@ -154,18 +150,17 @@ class SerialEnvs:
 class VectorEnvs:
     """A gymnasium VectorEnv that resets its own columns, NEXT_STEP or SAME_STEP."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], options: SpaceOptions = USUAL) -> None:
         self._env = env
         self.name = env_name(env)
         self._stepping = Blame(self.name, "in step")
         self._resetting = Blame(self.name, "in reset")
         self.num_envs: int = env.num_envs
         self.autoreset = _autoreset_mode(env)
-        self.obs_spec, self.action_spec = describe_spaces(
-            env.single_observation_space, env.single_action_space
-        )
-        self._leaves = obs_leaves(env.single_observation_space)
-        self._adapt = ActionAdapter(env.single_action_space, self.num_envs)
+        spaces = Spaces(env.single_observation_space, env.single_action_space, options)
+        self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
+        self._leaves = spaces.leaves
+        self._adapt = spaces.adapter(self.num_envs).batch
         self._rewards = np.zeros(self.num_envs, np.float32)
         self._is_over = np.zeros(self.num_envs, np.bool_)
         self._num_over = 0

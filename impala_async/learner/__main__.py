@@ -46,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(config: RunConfig, folder: RunFolder, *, is_resumed: bool) -> int:
     console = start_logging()
-    probe = SpaceProbe(config.env, config.actor) if config.env.probe == "learner" else None
+    probe = (
+        SpaceProbe(config.env, config.actor, config.model)
+        if config.env.probe == "learner"
+        else None
+    )
 
     # The probe works while torch loads.
     import uvloop

@@ -235,6 +235,7 @@ def batch_over(schema: Schema, obs: torch.Tensor, small: torch.Tensor) -> Batch:
     return Batch(
         obs={leaf.name: view(f"obs/{leaf.name}") for leaf in schema.obs.leaves},
         actions={part.name: view(f"action/{part.name}") for part in schema.action.parts},
+        state={array.name: view(f"state/{array.name}") for array in schema.state},
         rewards_BT=view("reward"),
         log_probs_BT=view("log_prob"),
         terminated_BT=view("terminated"),

@@ -2,7 +2,7 @@
 
 The spaces may come from an actor: what they ask for must not end the learner that they ask.
 
-    B columns of a batch, S observation rows, A choices of all action parts
+    B columns of a batch, S observation rows
 
 Runs on: event loop, once
 """
@@ -40,6 +40,6 @@ def _model_bytes(config: RunConfig, schema: Schema) -> int:
     with torch.device("meta"):
         model = build_model(config.model, schema.obs, schema.action)
     weights: int = sum(tensor.nbytes for tensor in model.state_dict().values())
-    num_choices_A = sum(part.num_choices for part in schema.action.parts)
-    logits = 4 * config.learner.batch_columns * (schema.rows + 1) * num_choices_A
+    num_rows = config.learner.batch_columns * (schema.rows + 1)
+    logits = 4 * num_rows * schema.action.num_choices
     return MODEL_COPIES * weights + LOGIT_COPIES * logits

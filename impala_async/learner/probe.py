@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 from impala_async import lifeline
-from impala_async.config import ActorSection, EnvSection
+from impala_async.config import ActorSection, EnvSection, ModelSection
 from impala_async.envs.describe import read_answer
 from impala_async.errors import EnvError
-from impala_async.spec import Schema
+from impala_async.spec import Schema, recurrent_state
 
 PROBE_TIMEOUT_S = 120.0
 
@@ -18,8 +18,9 @@ PROBE_TIMEOUT_S = 120.0
 class SpaceProbe:
     """A child that makes the environment once and describes it; it works while torch loads."""
 
-    def __init__(self, env: EnvSection, actor: ActorSection) -> None:
+    def __init__(self, env: EnvSection, actor: ActorSection, model: ModelSection) -> None:
         self._env = env
+        self._state = recurrent_state(model.core, model.core_size)
         self._child = subprocess.Popen(
             [sys.executable, "-m", "impala_async.envs.describe", actor.sampler],
             stdin=subprocess.PIPE,
@@ -42,4 +43,4 @@ class SpaceProbe:
                 f"env.id: {self._env.id} was not made within {PROBE_TIMEOUT_S:.0f} s"
             ) from None
         obs, action = read_answer(answer)
-        return Schema(obs, action, rows)
+        return Schema(obs, action, rows, self._state)

@@ -1,19 +1,26 @@
-"""The actor-critic: observation leaves in, one set of logits per action part and a value out.
+"""The actor-critic: observation leaves in, parameters of each action part and a value out.
 
-Knows nothing of time or columns: rows come flat. What a distribution over the logits is, and how
-rows are ordered, is `policy`'s business.
+    leaves ─► normaliser ─► torso ─► core, if there is one ─► heads
 
-N rows, F features, H hidden features, A choices of one action part
+What a distribution over the parameters is, and which rows belong together, is `policy`'s business:
+rows come flat here, and only the core is told where columns begin.
+
+N rows, B columns, S observation rows, H hidden features, P parameters of all action parts
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from impala_async.config import ModelSection
-from impala_async.models.mlp import MLPTorso, orthogonal_linear
-from impala_async.spec import ActionSpec, ObsSpec
+from impala_async.models.leaves import as_vector, is_image, vector_size
+from impala_async.models.mlp import orthogonal_linear
+from impala_async.models.normalizer import Normalizer
+from impala_async.models.recurrent import Core, State
+from impala_async.models.torso import Torso
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
 POLICY_GAIN = 0.01
@@ -21,50 +28,119 @@ VALUE_GAIN = 1.0
 
 
 class Output(NamedTuple):
-    """`logits` holds one tensor per action part, in the order of the action spec."""
+    """`parameters_NP` holds those of all action parts, in the order of the action spec."""
 
-    logits: tuple[Tensor, ...]
+    parameters_NP: Tensor
     values_N: Tensor
 
 
 class ActorCritic(nn.Module):
     """A policy and a value over one shared torso or over one each."""
 
-    def __init__(self, section: ModelSection, obs: ObsSpec, action: ActionSpec) -> None:
+    def __init__(
+        self,
+        section: ModelSection,
+        obs: ObsSpec,
+        action: ActionSpec,
+        make_torso: Callable[[], Torso],
+    ) -> None:
         super().__init__()
-        self._leaf_names = [leaf.name for leaf in obs.leaves]
-        self._num_choices = [part.num_choices for part in action.parts]
-        num_features = sum(leaf.num_items for leaf in obs.leaves)
-
-        def torso() -> MLPTorso:
-            return MLPTorso(num_features, section.hidden_sizes, section.activation)
-
-        self.policy_torso = torso()
-        self.value_torso = None if section.shared_torso else torso()
+        self._leaves = obs.leaves
+        self._normal_leaves = self._pick_normal_leaves(section)
+        self.normalizers = nn.ModuleList(
+            Normalizer(vector_size(leaf)) for leaf in self._normal_leaves
+        )
+        self.policy_torso = make_torso()
+        self.value_torso = None if section.has_shared_torso else make_torso()
         num_hidden = self.policy_torso.num_out
-        self.policy_head = orthogonal_linear(num_hidden, sum(self._num_choices), POLICY_GAIN)
+        self.core = Core(section.core, num_hidden, section.core_size) if section.core else None
+        if self.core is not None:
+            num_hidden = self.core.num_out
+        self.policy_head = PolicyHead(num_hidden, action.parts, section.state_dependent_std)
         self.value_head = orthogonal_linear(num_hidden, 1, VALUE_GAIN)
 
-    def forward(self, obs: dict[str, Tensor]) -> Output:
-        """Logits and values of `[N, ...]` leaves."""
-        features_NF = self._features(obs)
-        policy_NH = self.policy_torso(features_NF)
-        value_NH = policy_NH if self.value_torso is None else self.value_torso(features_NF)
-        return Output(self._logits(policy_NH), self.value_head(value_NH).squeeze(-1))
+    @property
+    def state(self) -> tuple[ArraySpec, ...]:
+        """What the core carries from row to row, of one column."""
+        return () if self.core is None else self.core.specs
 
-    def logits(self, obs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """What acting needs of `forward`: no value is computed."""
-        return self._logits(self.policy_torso(self._features(obs)))
+    def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """Parameters of `[N, ...]` leaves and the next state; no value is computed."""
+        features_NH = self.policy_torso(self._normal(obs))
+        if self.core is not None:
+            state = self.core.step(features_NH, state)
+            features_NH = state[0]
+        return self.policy_head(features_NH), state
 
-    def _logits(self, policy_NH: Tensor) -> tuple[Tensor, ...]:
-        logits: Tensor = self.policy_head(policy_NH)
-        return (logits,) if len(self._num_choices) == 1 else logits.split(self._num_choices, -1)
+    def forward(
+        self, obs: dict[str, Tensor], state: State = (), is_first_BS: Tensor | None = None
+    ) -> Output:
+        """Of `[N, ...]` leaves; with a core, N = B * S rows, column by column, B first states."""
+        obs = self._normal(obs)
+        policy_NH = self.policy_torso(obs)
+        if self.core is not None:
+            assert is_first_BS is not None, "a core must know where episodes begin"
+            features_BSH = policy_NH.view(*is_first_BS.shape, -1)
+            outputs_SBH = self.core(features_BSH.transpose(0, 1), state, is_first_BS.t())
+            policy_NH = outputs_SBH.transpose(0, 1).flatten(0, 1)
+        value_NH = policy_NH if self.value_torso is None else self.value_torso(obs)
+        return Output(self.policy_head(policy_NH), self.value_head(value_NH).squeeze(-1))
 
-    def _features(self, obs: dict[str, Tensor]) -> Tensor:
-        leaves = [_flat_float(obs[name]) for name in self._leaf_names]
-        return leaves[0] if len(leaves) == 1 else torch.cat(leaves, -1)
+    def update_statistics(self, obs: dict[str, Tensor], is_valid_N: Tensor) -> None:
+        """Show the normalisers new rows."""
+        for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
+            assert isinstance(normalizer, Normalizer)
+            normalizer.update(as_vector(leaf, obs[leaf.name]), is_valid_N)
+
+    def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not self.normalizers:
+            return obs
+        normal = {
+            leaf.name: normalizer(as_vector(leaf, obs[leaf.name]))
+            for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True)
+        }
+        return {**obs, **normal}
+
+    def _pick_normal_leaves(self, section: ModelSection) -> list[ArraySpec]:
+        if not section.normalize_obs:
+            return []
+        leaves = [leaf for leaf in self._leaves if _is_normalizable(leaf)]
+        if not leaves:
+            raise ValueError("model.normalize_obs: the observation has no vector of floats")
+        return leaves
 
 
-def _flat_float(leaf: Tensor) -> Tensor:
-    flat = leaf if leaf.dim() == 2 else leaf.reshape(len(leaf), -1)
-    return flat if flat.dtype == torch.float32 else flat.to(torch.float32)
+class PolicyHead(nn.Module):
+    """From features to the parameters of all action parts."""
+
+    def __init__(
+        self, num_hidden: int, parts: tuple[ActionPart, ...], is_std_from_state: bool
+    ) -> None:
+        super().__init__()
+        self._is_free = [part.kind != "discrete" and not is_std_from_state for part in parts]
+        self._sizes = [
+            part.num_items if is_free else part.num_parameters
+            for part, is_free in zip(parts, self._is_free, strict=True)
+        ]
+        self.linear = orthogonal_linear(num_hidden, sum(self._sizes), POLICY_GAIN)
+        self.log_stds = nn.ParameterList(
+            torch.zeros(size)
+            for size, is_free in zip(self._sizes, self._is_free, strict=True)
+            if is_free
+        )
+
+    def forward(self, features_NH: Tensor) -> Tensor:
+        outputs_NP: Tensor = self.linear(features_NH)
+        if not any(self._is_free):
+            return outputs_NP
+        log_stds = iter(self.log_stds)
+        parts: list[Tensor] = []
+        for outputs, is_free in zip(outputs_NP.split(self._sizes, -1), self._is_free, strict=True):
+            parts.append(outputs)
+            if is_free:
+                parts.append(next(log_stds).expand_as(outputs))
+        return torch.cat(parts, -1)
+
+
+def _is_normalizable(leaf: ArraySpec) -> bool:
+    return leaf.is_float and not is_image(leaf)

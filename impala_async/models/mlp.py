@@ -10,10 +10,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from impala_async.config import ModelSection
+from impala_async.models.leaves import as_vector, vector_size
+from impala_async.spec import ObsSpec
+
 # In place: a linear layer does not need its own output for the backward pass.
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_}
 
 HIDDEN_GAIN = math.sqrt(2)
+DEFAULT_SIZES = (64, 64)
+DEFAULT_ACTIVATION = "tanh"
 
 
 def orthogonal_linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
@@ -24,20 +30,41 @@ def orthogonal_linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
     return layer
 
 
-class MLPTorso(nn.Module):
+class Hidden(nn.Module):
     """Linear layers, each followed by the activation."""
 
-    def __init__(self, num_in: int, hidden_sizes: Sequence[int], activation: str) -> None:
+    def __init__(self, num_in: int, sizes: Sequence[int], activation: str) -> None:
         super().__init__()
-        widths = (num_in, *hidden_sizes)
+        widths = (num_in, *sizes)
         self.num_out = widths[-1]
         self.layers = nn.ModuleList(
             orthogonal_linear(before, after, HIDDEN_GAIN) for before, after in pairwise(widths)
         )
-        self._activate = _ACTIVATIONS[activation]
+        self._activate = ACTIVATIONS[activation]
 
     def forward(self, features_NF: Tensor) -> Tensor:
         hidden_NH = features_NF
         for layer in self.layers:
             hidden_NH = self._activate(layer(hidden_NH))
         return hidden_NH
+
+
+class MLPTorso(nn.Module):
+    """All leaves, flat and one after the other, through hidden layers."""
+
+    def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
+        super().__init__()
+        self._leaves = obs.leaves
+        self.hidden = Hidden(
+            sum(vector_size(leaf) for leaf in obs.leaves),
+            section.hidden_sizes or DEFAULT_SIZES,
+            section.activation or DEFAULT_ACTIVATION,
+        )
+        self.num_out = self.hidden.num_out
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        vectors = [as_vector(leaf, obs[leaf.name]) for leaf in self._leaves]
+        features_NH: Tensor = self.hidden(
+            vectors[0] if len(vectors) == 1 else torch.cat(vectors, -1)
+        )
+        return features_NH

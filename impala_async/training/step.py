@@ -32,6 +32,7 @@ class Batch:
 
     obs: dict[str, Tensor]
     actions: dict[str, Tensor]
+    state: dict[str, Tensor]
     rewards_BT: Tensor
     log_probs_BT: Tensor
     terminated_BT: Tensor
@@ -44,6 +45,7 @@ class Batch:
         return Batch(
             obs={name: torch.from_numpy(leaf) for name, leaf in columns.obs.items()},
             actions={name: torch.from_numpy(part) for name, part in columns.actions.items()},
+            state={name: torch.from_numpy(part) for name, part in columns.state.items()},
             rewards_BT=torch.from_numpy(columns.rewards_CT),
             log_probs_BT=torch.from_numpy(columns.log_probs_CT),
             terminated_BT=torch.from_numpy(columns.terminated_CT),
@@ -85,7 +87,9 @@ Loss = Callable[[Evaluation, Rows, float], LossTerms]
 def _impala(section: AlgorithmSection) -> Loss:
     def loss(evaluation: Evaluation, rows: Rows, entropy_cost: float) -> LossTerms:
         return impala_loss(
-            **evaluation._asdict(),
+            log_probs_TB=evaluation.log_probs_TB,
+            entropies_TB=evaluation.entropies_TB,
+            values_SB=evaluation.values_SB,
             **rows._asdict(),
             value_cost=section.value_cost,
             entropy_cost=entropy_cost,
@@ -126,7 +130,7 @@ class UpdateStep:
         """
         lr, entropy_cost = self._lr(env_steps_trained), self._entropy_cost(env_steps_trained)
         rows = self._rows(batch, alive_B)
-        evaluation = self.policy.evaluate(batch.obs, batch.actions)
+        evaluation = self.policy.evaluate(batch.obs, batch.actions, batch.mask_BT, batch.state)
         terms = self._loss(evaluation, rows, entropy_cost)
         self.optimizer.zero_grad()
         terms.total.backward()

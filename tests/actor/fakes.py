@@ -13,7 +13,7 @@ from impala_async.weights import Version, Weights
 
 def schema_of(rows: int, num_obs: int = 2, num_choices: int = 2) -> Schema:
     obs = ObsSpec((ArraySpec("", (num_obs,), "float32"),))
-    return Schema(obs, ActionSpec((ActionPart("", "discrete", num_choices),)), rows)
+    return Schema(obs, ActionSpec((ActionPart("", "discrete", (num_choices,)),)), rows)
 
 
 def weights_of(update: int) -> Weights:
@@ -23,6 +23,7 @@ def weights_of(update: int) -> Weights:
 class FakeAction(NamedTuple):
     actions: dict[str, NDArray[np.int32]]
     log_probs: NDArray[np.float32]
+    state: dict[str, NDArray[np.float32]]
 
 
 class FakePolicy:
@@ -37,13 +38,16 @@ class FakePolicy:
         self.num_acts = 0
         self.loads: list[Version] = []
 
-    def act(self, obs: dict[str, NDArray[Any]], rng: Any) -> FakeAction:
+    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+        return {}
+
+    def act(self, obs: dict[str, NDArray[Any]], state: Any, rng: Any) -> FakeAction:
         self.num_acts += 1
         flat = np.stack([a.reshape(len(a), -1).sum(1, dtype=np.float64) for a in obs.values()])
         total = flat.sum(0)
         actions = np.floor(np.abs(total) * 7).astype(np.int64) % self.num_choices
         log_probs = -(self.version.update + 1) / 8 - np.abs(total) / 1024
-        return FakeAction({"": actions.astype(np.int32)}, log_probs.astype(np.float32))
+        return FakeAction({"": actions.astype(np.int32)}, log_probs.astype(np.float32), {})
 
     def load(self, weights: Weights) -> None:
         self.version = weights.version

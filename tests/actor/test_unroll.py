@@ -231,7 +231,7 @@ def test_a_finished_buffer_is_not_touched_any_more() -> None:
 def test_initial_state_and_several_leaves_are_written() -> None:
     schema = Schema(
         ObsSpec((ArraySpec("a/b", (2, 3), "uint8"), ArraySpec("z", (), "int64"))),
-        ActionSpec((ActionPart("x", "discrete", 2), ActionPart("y", "discrete", 3))),
+        ActionSpec((ActionPart("x", "discrete", (2,)), ActionPart("y", "discrete", (3,)))),
         rows=2,
         state=(ArraySpec("core", (4,), "float32"),),
     )

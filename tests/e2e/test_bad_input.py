@@ -183,7 +183,9 @@ def test_old_protocol_and_wrong_rows_are_told_what_differs(site: Site) -> None:
     welcome = stranger.hello()
     assert isinstance(welcome, Welcome)
     schema = Schema(
-        ObsSpec((ArraySpec("", (4,), "float32"),)), ActionSpec((ActionPart("", "discrete", 2),)), 20
+        ObsSpec((ArraySpec("", (4,), "float32"),)),
+        ActionSpec((ActionPart("", "discrete", (2,)),)),
+        20,
     )
     answer = stranger.say(Spec(welcome.session, schema.digest, bytes(16), 8, 1), schema.to_json())
     assert isinstance(answer, Reject)

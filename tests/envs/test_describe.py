@@ -15,7 +15,7 @@ from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 ROOT = Path(__file__).resolve().parents[2]
 CARTPOLE = (
     ObsSpec((ArraySpec("", (4,), "float32"),)),
-    ActionSpec((ActionPart("", "discrete", 2),)),
+    ActionSpec((ActionPart("", "discrete", (2,)),)),
 )
 
 NOISY = """
@@ -58,7 +58,7 @@ def test_an_environment_is_described_by_its_spaces() -> None:
     assert describe(section("CartPole-v1")) == CARTPOLE
     obs, action = describe(section("Acrobot-v1"), "serial")
     assert obs == ObsSpec((ArraySpec("", (6,), "float32"),))
-    assert action.parts[0].num_choices == 3
+    assert action.parts[0].choices == (3,)
 
 
 def test_the_sampler_decides_what_is_described() -> None:
@@ -84,7 +84,7 @@ def test_what_an_environment_prints_does_not_spoil_the_answer(tmp_path: Path) ->
     assert child.stdout.count(b"\n") == 1
     obs, action = read_answer(child.stdout)
     assert obs == ObsSpec((ArraySpec("a", (2, 3), "uint8"),))
-    assert action.parts[0].num_choices == 3
+    assert action.parts[0].choices == (3,)
     said = child.stderr.decode().split("\n")
     expected = ["imported", "made", "made by C code", "closed", "exiting", "False"]
     assert set(expected) <= set(said), "all of it goes to stderr, and torch was not there"

@@ -32,7 +32,7 @@ def test_a_box_is_one_leaf_without_a_name(shape: tuple[int, ...], dtype: str) ->
     box = Box(0, 1, shape, np.dtype(dtype).type)
     obs, action = describe_spaces(box, Discrete(3))
     assert obs == ObsSpec((ArraySpec("", shape, dtype),))
-    assert action == ActionSpec((ActionPart("", "discrete", 3),))
+    assert action == ActionSpec((ActionPart("", "discrete", (3,)),))
 
 
 def test_a_dict_is_its_boxes_in_the_order_of_gymnasium() -> None:

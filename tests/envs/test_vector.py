@@ -74,7 +74,7 @@ def copied(step: Step) -> tuple[Any, ...]:
 def run(envs: EnvBatch, seed: int, num_steps: int) -> list[Any]:
     """Everything that random actions (always the same) lead to, from the reset on."""
     rng = np.random.default_rng(5)
-    num_choices = envs.action_spec.parts[0].num_choices
+    num_choices = envs.action_spec.parts[0].choices[0]
     seen: list[Any] = [{name: array.copy() for name, array in envs.reset(seed).items()}]
     for _ in range(num_steps):
         seen.append(copied(envs.step(acts(*rng.integers(num_choices, size=envs.num_envs)))))

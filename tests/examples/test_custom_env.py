@@ -27,7 +27,7 @@ def test_the_package_finds_it_by_its_name() -> None:
     section = EnvSection(id="examples.custom_env:Courier", kwargs={"size": 4})
     envs = build_envs("auto", section, num_envs=2)
     assert [leaf.name for leaf in envs.obs_spec.leaves] == ["courier", "door"]
-    assert [part.num_choices for part in envs.action_spec.parts] == [len(MOVES)]
+    assert [part.choices for part in envs.action_spec.parts] == [(len(MOVES),)]
     envs.close()
 
 

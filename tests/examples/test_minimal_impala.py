@@ -171,7 +171,7 @@ def package_names(model: ActorCritic) -> dict[str, Tensor]:
 def package_step(model: ActorCritic) -> UpdateStep:
     schema = Schema(
         ObsSpec((ArraySpec("", (NUM_FEATURES,), "float32"),)),
-        ActionSpec((ActionPart("", "discrete", NUM_ACTIONS),)),
+        ActionSpec((ActionPart("", "discrete", (NUM_ACTIONS,)),)),
         NUM_ROWS,
     )
     algorithm = AlgorithmSection(

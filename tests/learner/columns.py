@@ -11,7 +11,7 @@ NUM_CHOICES = 3
 def small_schema(rows: int = 3, num_obs: int = 2) -> Schema:
     """A column of it goes inline."""
     obs = ObsSpec((ArraySpec("", (num_obs,), "float32"),))
-    return Schema(obs, ActionSpec((ActionPart("", "discrete", NUM_CHOICES),)), rows)
+    return Schema(obs, ActionSpec((ActionPart("", "discrete", (NUM_CHOICES,)),)), rows)
 
 
 def big_schema(rows: int = 3) -> Schema:
@@ -21,7 +21,7 @@ def big_schema(rows: int = 3) -> Schema:
         ArraySpec("pixels", (32, 32, 3), "uint8"),
         ArraySpec("speed", (), "float32"),
     )
-    parts = (ActionPart("arm", "discrete", NUM_CHOICES), ActionPart("leg", "discrete", 4))
+    parts = (ActionPart("arm", "discrete", (NUM_CHOICES,)), ActionPart("leg", "discrete", (4,)))
     return Schema(ObsSpec(leaves), ActionSpec(parts), rows)
 
 
@@ -43,7 +43,7 @@ def planes_of(schema: Schema, num_columns: int, seed: int = 0) -> Planes:
         leaf[...] = rng.integers(0, 200, leaf.shape)
     for part in schema.action.parts:
         array = columns.actions[part.name]
-        array[...] = rng.integers(0, part.num_choices, array.shape)
+        array[...] = rng.integers(0, part.choices[0], array.shape)
     columns.rewards_CT[...] = rng.normal(size=columns.rewards_CT.shape)
     columns.log_probs_CT[...] = -rng.uniform(0.1, 2.0, columns.log_probs_CT.shape)
     columns.mask_CT[...] = True

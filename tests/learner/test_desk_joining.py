@@ -30,7 +30,7 @@ def changed(schema: Schema, what: str) -> Schema:
         "dtype": replace(schema, obs=ObsSpec((ArraySpec("", (2,), "float64"),))),
         "rows": replace(schema, rows=4),
         "choices": replace(
-            schema, action=type(schema.action)((replace(schema.action.parts[0], num_choices=9),))
+            schema, action=type(schema.action)((replace(schema.action.parts[0], choices=(9,)),))
         ),
     }[what]
 
@@ -41,7 +41,7 @@ def changed(schema: Schema, what: str) -> Schema:
         ("shape", ["obs", "(2,) here", "(3,) there"]),
         ("dtype", ["dtype", "float32 here", "float64 there"]),
         ("rows", ["rows: 3 here, 4 there"]),
-        ("choices", ["num_choices: 3 here, 9 there"]),
+        ("choices", ["choices: (3,) here, (9,) there"]),
     ],
 )
 async def test_a_schema_that_differs_is_refused_with_the_field_and_both_values(

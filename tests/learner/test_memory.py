@@ -37,6 +37,6 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys() -> No
 
 @pytest.mark.parametrize("num_choices", [10**7, 2**31 - 1])
 def test_a_model_that_does_not_fit_is_refused_without_being_built(num_choices: int) -> None:
-    action = ActionSpec((ActionPart("action", "discrete", num_choices),))
+    action = ActionSpec((ActionPart("action", "discrete", (num_choices,)),))
     with pytest.raises(ValueError, match=r"GiB for the model"):
         check(replace(small_schema(), action=action))

@@ -38,7 +38,7 @@ def test_the_child_describes_the_spaces_and_ends(
     schema = SpaceProbe(env, ActorSection()).schema(rows=7)
     assert schema == Schema(
         ObsSpec((ArraySpec("", (1,), "float32"),)),
-        ActionSpec((ActionPart("", "discrete", 5),)),
+        ActionSpec((ActionPart("", "discrete", (5,)),)),
         rows=7,
     )
     assert [child.poll() for child in children] == [0]

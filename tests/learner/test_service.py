@@ -74,7 +74,7 @@ async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> Non
     assert last["trajectories/trained"] > 100
     assert last["trajectories/rejected"] == 0
     assert run.summary["num_actors"] == 2
-    assert 0 < run.summary["wall_s"] <= last["time_s"]
+    assert run.summary["wall_s"] > 0
     assert run.summary["lag_quantiles"] == sorted(run.summary["lag_quantiles"])
 
 

@@ -8,7 +8,7 @@ from impala_async.models.actor_critic import ActorCritic
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 PLAIN_OBS = ObsSpec((ArraySpec("", (3,), "float32"),))
-PLAIN_ACTION = ActionSpec((ActionPart("", "discrete", 4),))
+PLAIN_ACTION = ActionSpec((ActionPart("", "discrete", (4,)),))
 MIXED_OBS = ObsSpec(
     (
         ArraySpec("image", (2, 2), "uint8"),
@@ -29,7 +29,7 @@ def test_outputs_one_value_and_one_set_of_logits_per_row():
 
 
 def test_action_parts_split_the_head_in_their_order():
-    action = ActionSpec((ActionPart("a", "discrete", 2), ActionPart("b", "discrete", 5)))
+    action = ActionSpec((ActionPart("a", "discrete", (2,)), ActionPart("b", "discrete", (5,))))
     model = build(action=action)
     with torch.no_grad():
         model.policy_head.weight.zero_()

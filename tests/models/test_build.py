@@ -7,7 +7,7 @@ from impala_async.models.build import build_model
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 OBS = ObsSpec((ArraySpec("", (3,), "float32"),))
-ACTION = ActionSpec((ActionPart("", "discrete", 2),))
+ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
 
 
 def weights_of(seed, section):

@@ -19,7 +19,7 @@ NUM_ROWS = 6
 def schema() -> Schema:
     return Schema(
         obs=ObsSpec((ArraySpec("", (3,), "float32"),)),
-        action=ActionSpec((ActionPart("", "discrete", 4),)),
+        action=ActionSpec((ActionPart("", "discrete", (4,)),)),
         rows=NUM_ROWS,
     )
 

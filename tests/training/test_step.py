@@ -352,7 +352,7 @@ def test_a_contextual_bandit_is_solved():
     """Four contexts, four actions, one of them right in each: gamma 0, every row its own game."""
     schema = Schema(
         ObsSpec((ArraySpec("", (4,), "float32"),)),
-        ActionSpec((ActionPart("", "discrete", 4),)),
+        ActionSpec((ActionPart("", "discrete", (4,)),)),
         rows=8,
     )
     policy = Policy(schema, ModelSection(hidden_sizes=(32,)), seed=0)

@@ -42,7 +42,7 @@ HEADER = "9a05c410" + "cc" * 16 + "0503cd03e802"
 def schema_of(obs_size: int, rows: int = 2) -> Schema:
     return Schema(
         obs=ObsSpec((ArraySpec("", (obs_size,), "float32"),)),
-        action=ActionSpec((ActionPart("", "discrete", 2),)),
+        action=ActionSpec((ActionPart("", "discrete", (2,)),)),
         rows=rows,
     )
 

@@ -55,6 +55,8 @@ class DirectSampler(ABC):
         self._buffers = buffers
         self._newest = newest
         self._obs = envs.reset(seed)
+        # What the columns carry from row to row: as it is before the row that comes next.
+        self._state: Mapping[str, NDArray[np.float32]] = policy.first_state(envs.num_envs)
         self._unrolls = self._make_unrolls(schema)
         self._is_any_waiting = True
 
@@ -65,13 +67,13 @@ class DirectSampler(ABC):
             finished += self._begin()
         timers = self.timers
         before = perf_counter()
-        chosen = self._policy.act(self._obs, self._rng)
+        chosen = self._policy.act(self._obs, self._state, self._rng)
         acted = perf_counter()
         step = self._envs.step(chosen.actions)
         timers.env_time_s += perf_counter() - acted
         timers.act_time_s += acted - before
         timers.num_steps += 1
-        self._obs = step.obs
+        self._obs, self._state = step.obs, chosen.state
         finished += self._write(chosen, step)
         if finished:
             self._is_any_waiting = True
@@ -83,6 +85,10 @@ class DirectSampler(ABC):
 
     @abstractmethod
     def _make_unrolls(self, schema: Schema) -> list[Unroll]: ...
+
+    @abstractmethod
+    def _state_of(self, unroll: Unroll) -> Mapping[str, NDArray[np.float32]]:
+        """The state of an unroll's columns before its next row."""
 
     @abstractmethod
     def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]: ...
@@ -101,7 +107,7 @@ class DirectSampler(ABC):
         if weights is not None:
             self._policy.load(weights)
         for unroll, buffer in zip(due, buffers, strict=True):
-            unroll.begin(buffer, self._policy.version)
+            unroll.begin(buffer, self._policy.version, self._state_of(unroll))
         self._is_any_waiting = False
         return []
 
@@ -112,9 +118,17 @@ class NextStepSampler(DirectSampler):
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
         unroll = Unroll(schema, self._envs.num_envs)
         unroll.start(self._obs)
+        self._was_over = np.zeros(self._envs.num_envs, np.bool_)
         return [unroll]
 
+    def _state_of(self, unroll: Unroll) -> Mapping[str, NDArray[np.float32]]:
+        return self._state
+
     def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]:
+        if self._state:
+            # The row after an end resets the environment; an episode's first row comes after it.
+            _forget(self._state, self._was_over)
+            self._was_over = (step.terminated | step.truncated) & ~self._was_over
         finished = self._unrolls[0].append(
             chosen.actions,
             chosen.log_probs,
@@ -138,6 +152,7 @@ class SameStepSampler(DirectSampler):
         num_envs = self._envs.num_envs
         self._slices = [slice(column, column + 1) for column in range(num_envs)]
         self._resetting: list[int] = []
+        self._final_state = self._policy.first_state(num_envs)
         self._no_actions = {part.name: np.zeros(1, np.int32) for part in schema.action.parts}
         self._no_numbers = np.zeros(1, np.float32)
         self._no_flags = np.zeros(1, np.bool_)
@@ -145,6 +160,12 @@ class SameStepSampler(DirectSampler):
         for unroll, one in zip(unrolls, self._slices, strict=True):
             unroll.start(_cut(self._obs, one))
         return unrolls
+
+    def _state_of(self, unroll: Unroll) -> Mapping[str, NDArray[np.float32]]:
+        column = self._unrolls.index(unroll)
+        # A masked row belongs to the episode that ended, and so does the state before it.
+        state = self._final_state if column in self._resetting else self._state
+        return _cut(state, self._slices[column])
 
     def _begin(self) -> list[Finished]:
         super()._begin()
@@ -156,6 +177,9 @@ class SameStepSampler(DirectSampler):
     def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]:
         finished = []
         is_over = (step.terminated | step.truncated).tolist()
+        if self._state and any(is_over):
+            self._final_state = {name: part.copy() for name, part in self._state.items()}
+            _forget(self._state, step.terminated | step.truncated)
         for column, (unroll, one) in enumerate(zip(self._unrolls, self._slices, strict=True)):
             next_obs = step.obs
             if is_over[column]:
@@ -198,3 +222,8 @@ class SameStepSampler(DirectSampler):
 
 def _cut(arrays: Mapping[str, NDArray[Any]], columns: slice) -> dict[str, NDArray[Any]]:
     return {name: array[columns] for name, array in arrays.items()}
+
+
+def _forget(state: Mapping[str, NDArray[np.float32]], columns: NDArray[np.bool_]) -> None:
+    for part in state.values():
+        part[columns] = 0.0

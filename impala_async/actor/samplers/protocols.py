@@ -21,10 +21,15 @@ class ChosenActions(Protocol):
     """What a policy chose for C columns."""
 
     @property
-    def actions(self) -> Mapping[str, NDArray[np.int32]]: ...
+    def actions(self) -> Mapping[str, NDArray[Any]]: ...
 
     @property
     def log_probs(self) -> NDArray[np.float32]: ...
+
+    @property
+    def state(self) -> Mapping[str, NDArray[np.float32]]:
+        """What the columns carry to their next row; the sampler may write to it."""
+        ...
 
 
 class ActingPolicy(Protocol):
@@ -33,7 +38,11 @@ class ActingPolicy(Protocol):
     @property
     def version(self) -> Version: ...
 
-    def act(self, obs: dict[str, NDArray[Any]], rng: Any, /) -> ChosenActions: ...
+    def first_state(self, num_columns: int, /) -> dict[str, NDArray[np.float32]]: ...
+
+    def act(
+        self, obs: dict[str, NDArray[Any]], state: Mapping[str, NDArray[np.float32]], rng: Any, /
+    ) -> ChosenActions: ...
 
     def load(self, weights: Weights) -> None: ...
 

@@ -43,7 +43,7 @@ class Rig:
     ) -> None:
         self.envs = envs
         self.schema = Schema(envs.obs_spec, envs.action_spec, rows)
-        self.policy = FakePolicy(envs.action_spec.parts[0].num_choices)
+        self.policy = FakePolicy(envs.action_spec.parts[0].choices[0])
         self.buffers = FakeBuffers(self.schema)
         self.sampler: Sampler = build_sampler(
             self.schema,

@@ -1,0 +1,128 @@
+"""Observation spaces to flat leaves, and observations to the arrays of those leaves.
+
+Any nesting of Dict and Tuple is flat here: a leaf "a/b" for each space in it that is an array, in
+gymnasium's own order, and one leaf with an empty name where there is no nesting. Categories
+(Discrete, MultiDiscrete) count from 0 on our side, whatever the space starts at.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from numpy.typing import NDArray
+
+from impala_async.errors import EnvError
+from impala_async.spec import ArraySpec
+
+SUPPORTED_OBS = (
+    "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
+)
+
+Path = tuple[Any, ...]
+
+
+class ObsLeaf(NamedTuple):
+    """One array of an observation: the keys that lead to it, and what it looks like."""
+
+    path: Path
+    spec: ArraySpec
+    dtype: np.dtype[Any]
+    start: NDArray[Any] | None = None
+    """Of categories that do not count from 0."""
+
+    def of(self, obs: Any) -> Any:
+        """This leaf's part of an observation, batched or not."""
+        for key in self.path:
+            obs = obs[key]
+        return obs if self.start is None else np.asarray(obs) - self.start
+
+
+def obs_leaves(space: Space[Any]) -> tuple[ObsLeaf, ...]:
+    """The leaves of an observation space, in the order in which the spec has them."""
+    leaves = tuple(_obs_leaf(path, part) for path, part in arrays_of(space))
+    names = [leaf.spec.name for leaf in leaves]
+    if not leaves:
+        raise EnvError(f"observation space {short(space)} is empty: {SUPPORTED_OBS}")
+    for name in names:
+        if names.count(name) > 1:
+            raise EnvError(
+                f"observation space {short(space)} has two leaves called {name!r}: rename a key"
+            )
+    return leaves
+
+
+def flatten_obs(leaves: Sequence[ObsLeaf], obs: Any) -> dict[str, NDArray[Any]]:
+    """A batched observation by leaf name: writable, in the spec's dtypes; copied only for that."""
+    flat = {}
+    for leaf in leaves:
+        array = np.asarray(leaf.of(obs), leaf.dtype)
+        flat[leaf.spec.name] = array if array.flags.writeable else array.copy()
+    return flat
+
+
+def check_obs(leaves: Sequence[ObsLeaf], obs: Any, num_envs: int | None = None) -> None:
+    """Refuse an observation that its own space does not describe; `num_envs`: a batched one.
+
+    Writing it into a batch would broadcast a wrong shape and truncate a wrong dtype in silence.
+    """
+    for leaf in leaves:
+        name = leaf.spec.name or "observation"
+        try:
+            array = np.asarray(leaf.of(obs))
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise EnvError(f"{name}: the space promises it, but it is not there") from error
+        wanted = leaf.spec.shape if num_envs is None else (num_envs, *leaf.spec.shape)
+        if array.shape != wanted:
+            raise EnvError(f"{name}: the space promises shape {wanted}, it has {array.shape}")
+        if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
+            raise EnvError(f"{name}: the space promises {leaf.dtype}, it is {array.dtype}")
+
+
+def arrays_of(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any]]]:
+    """The spaces in a nested one that are no Dict and no Tuple, and the keys that lead to them."""
+    if isinstance(space, Dict):
+        for key, part in space.spaces.items():
+            yield from arrays_of(part, (*path, key))
+    elif isinstance(space, Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from arrays_of(part, (*path, index))
+    else:
+        yield path, space
+
+
+def name_of(path: Path) -> str:
+    return "/".join(str(key) for key in path)
+
+
+def short(space: Space[Any]) -> str:
+    """A space on one line: the bounds of a big Box would fill a page."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def choices_of(space: Discrete[Any] | MultiDiscrete[Any] | MultiBinary) -> tuple[int, ...]:
+    """How many categories each item has."""
+    if isinstance(space, Discrete):
+        return (int(space.n),)
+    if isinstance(space, MultiDiscrete):
+        return tuple(space.nvec.reshape(-1).tolist())
+    return (2,) * int(np.prod(space.shape))
+
+
+def _obs_leaf(path: Path, space: Space[Any]) -> ObsLeaf:
+    name = name_of(path)
+    try:
+        if isinstance(space, Box | MultiBinary):
+            dtype = np.dtype(space.dtype)
+            return ObsLeaf(path, ArraySpec(name, tuple(space.shape), dtype.name), dtype)
+        if isinstance(space, Discrete | MultiDiscrete):
+            dtype = np.dtype(space.dtype)
+            spec = ArraySpec(name, tuple(space.shape or ()), dtype.name, choices_of(space))
+            start = np.asarray(space.start, dtype)
+            return ObsLeaf(path, spec, dtype, start if start.any() else None)
+    except ValueError as error:
+        raise EnvError(f"observation space {short(space)}: {error}") from error
+    at = f" at {name!r}" if path else ""
+    raise EnvError(f"observation space {short(space)}{at}: {SUPPORTED_OBS}")

@@ -1,0 +1,151 @@
+"""Torsos that see images: the networks of the Nature DQN, of MinAtar and of IMPALA.
+
+Each image leaf goes through convolutions of its own; what comes out, and every leaf that is no
+image, goes through hidden layers.
+
+N rows, H features out
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from impala_async.config import ModelSection
+from impala_async.models.leaves import as_image, as_vector, image_shape, is_image, vector_size
+from impala_async.models.mlp import HIDDEN_GAIN, Hidden
+from impala_async.spec import ArraySpec, ObsSpec
+
+MakeBody = Callable[[int], nn.Module]
+"""From a number of channels to convolutions."""
+
+
+class ImageTorso(nn.Module):
+    """The frame that the torsos below fill with their convolutions."""
+
+    name: str
+    default_sizes: tuple[int, ...]
+
+    def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
+        super().__init__()
+        self._images = [leaf for leaf in obs.leaves if is_image(leaf)]
+        self._vectors = [leaf for leaf in obs.leaves if not is_image(leaf)]
+        if not self._images:
+            raise ValueError(
+                f"model.name {self.name} wants an image in the observation, of three dimensions: "
+                "use mlp"
+            )
+        self._channels_last = [image_shape(leaf)[3] for leaf in self._images]
+        self.bodies = nn.ModuleList(
+            self.make_body(image_shape(leaf)[0], section) for leaf in self._images
+        )
+        num_seen = sum(
+            self._num_seen(body, leaf) for body, leaf in zip(self.bodies, self._images, strict=True)
+        )
+        self.hidden = Hidden(
+            num_seen + sum(vector_size(leaf) for leaf in self._vectors),
+            section.hidden_sizes or self.default_sizes,
+            section.activation or "relu",
+        )
+        self.num_out = self.hidden.num_out
+
+    def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
+        raise NotImplementedError
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        parts = [
+            body(as_image(obs[leaf.name], is_last)).flatten(1)
+            for body, leaf, is_last in zip(
+                self.bodies, self._images, self._channels_last, strict=True
+            )
+        ]
+        parts += [as_vector(leaf, obs[leaf.name]) for leaf in self._vectors]
+        features_NH: Tensor = self.hidden(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+        return features_NH
+
+    def _num_seen(self, body: nn.Module, leaf: ArraySpec) -> int:
+        channels, height, width, _ = image_shape(leaf)
+        try:
+            with torch.no_grad():
+                return int(body(torch.zeros(1, channels, height, width)).numel())
+        except RuntimeError:
+            raise ValueError(
+                f"model.name {self.name} is for larger images than {leaf.name or 'observation'} "
+                f"of {height} x {width}: use small_cnn"
+            ) from None
+
+
+class NatureCNN(ImageTorso):
+    """Of the Nature DQN (Mnih et al., 2015), for images of about 84 x 84."""
+
+    name = "nature_cnn"
+    default_sizes = (512,)
+
+    def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
+        return nn.Sequential(
+            _conv(num_channels, 32, kernel=8, stride=4),
+            nn.ReLU(inplace=True),
+            _conv(32, 64, kernel=4, stride=2),
+            nn.ReLU(inplace=True),
+            _conv(64, 64, kernel=3, stride=1),
+            nn.ReLU(inplace=True),
+        )
+
+
+class SmallCNN(ImageTorso):
+    """Of MinAtar (Young and Tian, 2019), for images of about 10 x 10."""
+
+    name = "small_cnn"
+    default_sizes = (128,)
+
+    def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
+        return nn.Sequential(_conv(num_channels, 16, kernel=3, stride=1), nn.ReLU(inplace=True))
+
+
+class ImpalaResNet(ImageTorso):
+    """The deep network of IMPALA (arXiv 1802.01561, figure 3), `model.width` times as wide."""
+
+    name = "impala_resnet"
+    default_sizes = (256,)
+
+    def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
+        stages: list[nn.Module] = []
+        for num_out in (16, 32, 32):
+            stages.append(_Stage(num_channels, num_out * section.width))
+            num_channels = num_out * section.width
+        return nn.Sequential(*stages, nn.ReLU(inplace=True))
+
+
+class _Stage(nn.Module):
+    """A convolution, a pooling that halves the image, and two residual blocks."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(
+            _conv(num_in, num_out, kernel=3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)
+        )
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.ReLU(),
+                _conv(num_out, num_out, kernel=3, padding=1),
+                nn.ReLU(inplace=True),
+                _conv(num_out, num_out, kernel=3, padding=1),
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        seen: Tensor = self.enter(image)
+        for block in self.blocks:
+            seen = seen + block(seen)
+        return seen
+
+
+def _conv(
+    num_in: int, num_out: int, *, kernel: int, stride: int = 1, padding: int = 0
+) -> nn.Conv2d:
+    layer = nn.Conv2d(num_in, num_out, kernel, stride, padding)
+    nn.init.orthogonal_(layer.weight, HIDDEN_GAIN)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
