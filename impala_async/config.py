@@ -6,17 +6,26 @@ and the command line. Descriptions are what the help text and the configuration 
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config_section import Section
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
 TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
 
 
-class Section(BaseModel):
-    """A frozen group of settings that refuses keys it does not know."""
+class Wrapper(Section):
+    """What is put around each single environment: `name` alone, or a table."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    name: str = Field(pattern="^[^:]+:[^:]+$", description="package.module:Name.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
 
 
 class EnvSection(Section):
@@ -25,6 +34,16 @@ class EnvSection(Section):
     id: str = Field(min_length=1, description="Gymnasium id, or package.module:Name.")
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the environment."
+    )
+    wrappers: tuple[Wrapper, ...] = Field(
+        (),
+        description="Put around each single environment, the first one innermost: "
+        "package.module:Name, or a table of name and kwargs.",
+    )
+    preprocess: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: Atari as in the papers (84 x 84 grey, four frames stacked, each action "
+        "for four frames). none: the environment as it is.",
     )
     action_mask_key: str | None = Field(
         "action_mask",
@@ -42,47 +61,13 @@ class EnvSection(Section):
         "actor (when the environment is not installed at the learner).",
     )
 
-
-class AlgorithmSection(Section):
-    """The loss, its coefficients and the optimizer."""
-
-    name: Literal["impala"] = Field("impala", description="The algorithm.")
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount per step.")
-    lr: float = Field(5e-4, gt=0, description="Adam's learning rate at the start.")
-    lr_end: float | None = Field(None, ge=0, description="Rate at the schedule's end; none: flat.")
-    entropy_cost: float = Field(0.01, ge=0, description="Weight of the entropy bonus.")
-    entropy_cost_end: float | None = Field(
-        None, ge=0, description="Weight at the schedule's end; none: flat."
-    )
-    schedule_env_steps: int | None = Field(
-        None, gt=0, description="Env steps trained at which the schedules reach their end."
-    )
-    value_cost: float = Field(0.5, ge=0, description="Weight of the value loss.")
-    grad_clip: float | None = Field(40.0, gt=0, description="Largest global gradient norm.")
-    rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the TD weights.")
-    c_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the trace weights.")
-    pg_rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar in the policy gradient.")
-    lambda_: float = Field(1.0, ge=0, le=1, alias="lambda", description="Trace decay.")
-    adam_eps: float = Field(1e-5, gt=0, description="Adam's epsilon.")
-    reward_scale: float = Field(
-        1.0, description="Rewards are multiplied by this in the loss, never in reported returns."
-    )
-    reduction: Literal["mean", "sum"] = Field(
-        "mean", description="Mean over valid rows, or the sum that the IMPALA paper uses."
-    )
-
-    @model_validator(mode="after")
-    def _schedules_have_a_horizon(self) -> Self:
-        ends = {"lr_end": self.lr_end, "entropy_cost_end": self.entropy_cost_end}
-        named = [f"{key} ({value})" for key, value in ends.items() if value is not None]
-        if named and self.schedule_env_steps is None:
-            raise ValueError(f"{named[0]} needs schedule_env_steps: the steps to get there")
-        if self.schedule_env_steps is not None and not named:
-            raise ValueError(
-                f"schedule_env_steps ({self.schedule_env_steps}) does nothing without lr_end or "
-                "entropy_cost_end"
-            )
-        return self
+    @property
+    def frames_per_step(self) -> int:
+        """Frames of the emulator that an env step takes: more than one only in Atari."""
+        if "ALE/" not in self.id:
+            return 1
+        skip = self.kwargs.get("frameskip", 4)
+        return skip if isinstance(skip, int) else 1
 
 
 class ModelSection(Section):
@@ -236,6 +221,33 @@ class BindSection(Section):
         return self
 
 
+class PaceSection(Section):
+    """Whether actors and learner wait for each other."""
+
+    mode: Literal["async", "lockstep"] = Field(
+        "async",
+        description="async: nobody waits. lockstep: one update per trajectory of every actor, all "
+        "with the same weights, in an order that is always the same.",
+    )
+    lag: int = Field(
+        0, ge=0, le=1, description="lockstep: actors are so many versions behind: 1 overlaps both."
+    )
+    on_loss: Literal["go_on", "stop"] = Field(
+        "go_on", description="lockstep: what happens when the session of an actor ends."
+    )
+
+    @property
+    def is_lockstep(self) -> bool:
+        return self.mode == "lockstep"
+
+    @model_validator(mode="after")
+    def _keys_are_of_the_mode(self) -> Self:
+        set_keys = [key for key, value in (("lag", 0), ("on_loss", "go_on")) if getattr(self, key) != value]
+        if set_keys and not self.is_lockstep:
+            raise ValueError(f"{set_keys[0]} does nothing in mode async: drop it, or set mode lockstep")
+        return self
+
+
 class TrainSection(Section):
     """The `train` door: one learner and its actors on this machine."""
 
@@ -270,9 +282,27 @@ class RunConfig(Section):
     actor: ActorSection = ActorSection()
     learner: LearnerSection = LearnerSection()
     bind: BindSection = BindSection()
+    pace: PaceSection = PaceSection()
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
     checkpoint: CheckpointSection = CheckpointSection()
+
+    @model_validator(mode="after")
+    def _minibatches_fit(self) -> Self:
+        num_minibatches, learner = self.algorithm.num_minibatches, self.learner
+        if num_minibatches > learner.batch_columns:
+            raise ValueError(
+                f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
+                f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
+            )
+        replay_lag = learner.minibatch_buffer_size * (learner.num_passes - 1) * num_minibatches
+        if learner.max_lag < replay_lag:
+            raise ValueError(
+                f"learner.max_lag ({learner.max_lag}) must be at least minibatch_buffer_size * "
+                f"(num_passes - 1) * algorithm.num_minibatches = {replay_lag}, or no batch can "
+                "have all its passes"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_message_fits_a_batch(self) -> Self:
@@ -283,14 +313,34 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _lockstep_is_whole(self) -> Self:
+        if not self.pace.is_lockstep:
+            return self
+        learner, width = self.learner, self.train.num_actors * self.actor.num_envs
+        if learner.batch_columns != width:
+            raise ValueError(
+                f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
+                f"train.num_actors * actor.num_envs ({width})"
+            )
+        for key, wanted in (("minibatch_buffer_size", 1), ("publish_every_updates", 1)):
+            if getattr(learner, key) != wanted:
+                raise ValueError(f"pace.mode lockstep: learner.{key} must be {wanted}")
+        if learner.init_num_passes not in (None, learner.num_passes):
+            raise ValueError("pace.mode lockstep: learner.init_num_passes must not be set")
+        return self
+
     def warnings(self) -> list[str]:
         """What is allowed but will probably disappoint."""
         found = []
-        if self.learner.expected_lag_updates > SAFE_LAG_UPDATES:
+        lag = self.learner.expected_lag_updates * self.algorithm.num_minibatches
+        if lag > SAFE_LAG_UPDATES:
+            gae = ", GAE to fewer" if self.algorithm.returns_kind == "gae" else ""
             found.append(
-                f"with all queues full a trajectory is {self.learner.expected_lag_updates} updates "
-                f"old when it is trained on, and V-trace holds to about {SAFE_LAG_UPDATES}: lower "
-                "learner.num_passes, learner.queue_size or learner.minibatch_buffer_size"
+                f"with all queues full a trajectory is {lag} updates old when it is trained on, "
+                f"and V-trace holds to about {SAFE_LAG_UPDATES}{gae}: "
+                "lower learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
+                "algorithm.num_minibatches"
             )
         for key, url in (("bind.data", self.bind.data), ("bind.weights", self.bind.weights)):
             if not is_loopback(url):
@@ -309,6 +359,7 @@ class ActorSettings(Section):
     model: ModelSection
     trajectory: TrajectorySection
     actor: ActorSection
+    pace: PaceSection
     max_lag: int
 
     @staticmethod
@@ -319,6 +370,7 @@ class ActorSettings(Section):
             model=config.model,
             trajectory=config.trajectory,
             actor=config.actor,
+            pace=config.pace,
             max_lag=config.learner.max_lag,
         )
 

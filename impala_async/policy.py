@@ -19,7 +19,7 @@ from impala_async.algo.distributions import Joint, distribution_of, forbid
 from impala_async.config import ModelSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
-from impala_async.spec import ArraySpec, ObsSpec, Schema
+from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -55,10 +55,13 @@ class Policy:
             raise ValueError(
                 f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
             )
+        self._is_host = self.device.type == "cpu"
         self.version = NO_VERSION
         self._parts = schema.action.parts
         self._legal = schema.action.legal
         self._sizes = [part.num_parameters for part in self._parts]
+        self._dtypes = {part.name: np.dtype(part.array.dtype) for part in self._parts}
+        self._input_names = [leaf.name for leaf in schema.inputs.leaves]
         state = self.model.state_dict()
         # They share memory with the model's own, so they stay current.
         self.tensors: tuple[Tensor, ...] = tuple(state.values())
@@ -121,16 +124,16 @@ class Policy:
 
         Columns may lie apart in memory, as in a slot. The bootstrap row gets a value only.
         """
-        num_columns = len(mask_BT)
         output = self.model(
-            {name: leaf.reshape(-1, *leaf.shape[2:]) for name, leaf in obs_BS.items()},
+            {name: _rows(obs_BS[name]) for name in self._input_names},
             tuple(state_B[name] for name in self._state_names),
             # A state is reset before the row after a masked one.
             torch.nn.functional.pad(~mask_BT, (1, 0)) if self._state_names else None,
         )
-        parameters_BTP = output.parameters_NP.view(num_columns, -1, sum(self._sizes))[:, :-1]
-        legal_BT = None if self._legal is None else obs_BS[self._legal][:, :-1].flatten(2)
-        joint_BT = self._joint(parameters_BTP, legal_BT)
+        num_columns = len(mask_BT)
+        parameters_BSP = output.parameters_NP.view(num_columns, -1, sum(self._sizes))
+        legal_BTP = None if self._legal is None else obs_BS[self._legal][:, :-1].flatten(2)
+        joint_BT = self._joint(parameters_BSP[:, :-1], legal_BTP)
         return Evaluation(
             log_probs_TB=joint_BT.log_prob(actions_BT).t(),
             entropies_TB=joint_BT.entropy().t(),
@@ -139,30 +142,45 @@ class Policy:
         )
 
     def _look(self, obs: Arrays, state: Arrays) -> tuple[Joint, dict[str, NDArray[np.float32]]]:
-        leaves = {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()}
-        before = tuple(torch.from_numpy(state[name]).to(self.device) for name in self._state_names)
-        parameters_CP, after = self.model.act(leaves, before)
-        legal_C = None if self._legal is None else leaves[self._legal].flatten(1)
+        leaves = self._tensors(obs)
+        legal_CP = None if self._legal is None else leaves[self._legal].flatten(1)
+        if not self._state_names:
+            return self._joint(self.model.act(leaves, ())[0], legal_CP), {}
+        before = self._tensors(state)
+        parameters_CP, after = self.model.act(
+            leaves, tuple(before[name] for name in self._state_names)
+        )
         next_state = {
             name: part.cpu().numpy() for name, part in zip(self._state_names, after, strict=True)
         }
-        return self._joint(parameters_CP, legal_C), next_state
+        return self._joint(parameters_CP, legal_CP), next_state
 
-    def _joint(self, parameters_NP: Tensor, legal_N: Tensor | None) -> Joint:
+    def _tensors(self, arrays: Arrays) -> dict[str, Tensor]:
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if self._is_host:
+            return tensors
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def _joint(self, parameters_NP: Tensor, legal_NP: Tensor | None) -> Joint:
+        """`legal_NP` has a flag per choice of the discrete parts, one part after the other."""
+        if len(self._parts) == 1:
+            (part,) = self._parts
+            if legal_NP is not None:
+                parameters_NP = forbid(parameters_NP, legal_NP, part.choices)
+            return Joint({part.name: distribution_of(part, parameters_NP)})
         parts = {}
         num_choices = 0
         for part, parameters in zip(self._parts, parameters_NP.split(self._sizes, -1), strict=True):
-            if legal_N is not None and part.choices:
-                legal = legal_N[..., num_choices : num_choices + sum(part.choices)]
+            if legal_NP is not None and part.choices:
+                legal = legal_NP[..., num_choices : num_choices + part.num_parameters]
                 parameters = forbid(parameters, legal, part.choices)
-                num_choices += sum(part.choices)
+                num_choices += part.num_parameters
             parts[part.name] = distribution_of(part, parameters)
         return Joint(parts)
 
     def _arrays(self, actions: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
         return {
-            part.name: actions[part.name].cpu().numpy().astype(part.array.dtype)
-            for part in self._parts
+            name: actions[name].cpu().numpy().astype(dtype) for name, dtype in self._dtypes.items()
         }
 
 
@@ -170,8 +188,11 @@ def _build_seeded(schema: Schema, section: ModelSection, seed: int) -> ActorCrit
     # Initialisation draws from the default CPU generator: lend it, seeded, then give it back.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        inputs = tuple(leaf for leaf in schema.obs.leaves if leaf.name != schema.action.legal)
-        return build_model(section, ObsSpec(inputs), schema.action)
+        return build_model(section, schema.inputs, schema.action)
+
+
+def _rows(leaf_BS: Tensor) -> Tensor:
+    return leaf_BS.reshape(-1, *leaf_BS.shape[2:])
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -4,8 +4,7 @@
 leaves, recurrent state and T. From it both sides compute the same `ColumnLayout`, so sizes and
 dtypes never travel with the data.
 
-A column is stored in two planes, each one contiguous block: `obs` (large; received in place) and
-`small` (everything else; checked before it is copied in). Leaves are `[S, ...]` or `[T, ...]`.
+Leaves of a column are `[S, ...]` or `[T, ...]`, and the state before row 0.
 """
 
 import hashlib
@@ -14,22 +13,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+
+from impala_async.layout import ColumnLayout, Place
 
 DTYPES = frozenset(
     {"bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"}
 )
 ActionKind = Literal["discrete", "continuous", "squashed"]
-LEAF_ALIGNMENT = 8
-COLUMN_ALIGNMENT = 64
 MAX_COLUMN_BYTES = 1 << 30
 # numpy has 32, and columns and rows come before an array's own.
 MAX_DIMENSIONS = 30
-
-Bytes2D = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -93,6 +89,8 @@ class ActionPart:
             _check_choices(self)
         elif self.choices:
             raise ValueError(f"action part {self.name!r}: a {self.kind} one has no choices")
+        # It has a shape and a dtype that an array can have.
+        _ = self.array
 
     @property
     def num_items(self) -> int:
@@ -103,8 +101,9 @@ class ActionPart:
         """Outputs of a policy head that describe it: logits, or means and log-deviations."""
         return sum(self.choices) if self.kind == "discrete" else 2 * self.num_items
 
-    @property
+    @cached_property
     def array(self) -> ArraySpec:
+        """What holds it on our side, whatever the environment's own dtype."""
         return ArraySpec(self.name, self.shape, "int32" if self.kind == "discrete" else "float32")
 
 
@@ -134,6 +133,11 @@ class Schema:
     rows: int
     state: tuple[ArraySpec, ...] = ()
 
+    @property
+    def inputs(self) -> ObsSpec:
+        """What a network sees: every leaf but the mask of legal actions."""
+        return ObsSpec(tuple(leaf for leaf in self.obs.leaves if leaf.name != self.action.legal))
+
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
 
@@ -153,7 +157,7 @@ class Schema:
             _check_names("state", [leaf.name for leaf in schema.state], smallest=0)
             _check_legal(schema)
             # A column that nobody could hold is refused here.
-            ColumnLayout(schema)
+            _ = schema.layout
             return schema
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a schema: {error!r}") from None
@@ -164,8 +168,15 @@ class Schema:
         return hashlib.sha256(self.to_json()).digest()[:16]
 
     @cached_property
-    def layout(self) -> "ColumnLayout":
-        return ColumnLayout(self)
+    def layout(self) -> ColumnLayout:
+        """Raises ValueError for columns that are larger than any could be."""
+        layout = ColumnLayout(_obs_places(self), _small_places(self))
+        if layout.column_bytes > MAX_COLUMN_BYTES:
+            raise ValueError(
+                f"a column of {self.rows} rows takes {layout.column_bytes} bytes, more than "
+                f"{MAX_COLUMN_BYTES}: lower trajectory.rows"
+            )
+        return layout
 
     def difference(self, other: "Schema") -> str:
         """Name the first fields in which another schema differs, with both values."""
@@ -184,82 +195,21 @@ def recurrent_state(core: str | None, size: int) -> tuple[ArraySpec, ...]:
     return tuple(ArraySpec(name, (size,), "float32") for name in names)
 
 
-class Leaf(NamedTuple):
-    """Where one array of a column lives; `shape` includes the leading S or T."""
-
-    plane: Literal["obs", "small"]
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class ColumnLayout:
-    """Offsets of every leaf in the two planes of a column."""
-
-    def __init__(self, schema: Schema) -> None:
-        self.leaves: dict[str, Leaf] = {}
-        self.obs_bytes = self._place("obs", _obs_leaves(schema))
-        self.small_bytes = self._place("small", _small_leaves(schema))
-        if self.obs_bytes + self.small_bytes > MAX_COLUMN_BYTES:
-            raise ValueError(
-                f"a column of {schema.rows} rows takes {self.obs_bytes + self.small_bytes} bytes, "
-                f"more than {MAX_COLUMN_BYTES}: lower trajectory.rows"
-            )
-
-    @property
-    def column_bytes(self) -> int:
-        return self.obs_bytes + self.small_bytes
-
-    def views(self, obs: Bytes2D, small: Bytes2D) -> dict[str, NDArray[Any]]:
-        """Typed `[columns, S or T, ...]` views over `[columns, bytes]` planes; no copies."""
-        planes = {"obs": obs, "small": small}
-        return {name: _view(planes[leaf.plane], leaf) for name, leaf in self.leaves.items()}
-
-    def _place(
-        self, plane: Literal["obs", "small"], specs: Iterator[tuple[str, int | None, ArraySpec]]
-    ) -> int:
-        offset = 0
-        for name, num_rows, spec in specs:
-            shape = spec.shape if num_rows is None else (num_rows, *spec.shape)
-            self.leaves[name] = Leaf(plane, offset, shape, spec.dtype)
-            size = math.prod(shape) * np.dtype(spec.dtype).itemsize
-            offset += _aligned(size, LEAF_ALIGNMENT)
-        return _aligned(offset, COLUMN_ALIGNMENT)
-
-
-def _obs_leaves(schema: Schema) -> Iterator[tuple[str, int | None, ArraySpec]]:
+def _obs_places(schema: Schema) -> Iterator[Place]:
     for leaf in schema.obs.leaves:
-        yield f"obs/{leaf.name}", schema.rows + 1, leaf
+        yield f"obs/{leaf.name}", (schema.rows + 1, *leaf.shape), leaf.dtype
 
 
-def _small_leaves(schema: Schema) -> Iterator[tuple[str, int | None, ArraySpec]]:
-    rows = schema.rows
+def _small_places(schema: Schema) -> Iterator[Place]:
+    rows = (schema.rows,)
     for leaf in schema.state:
-        yield f"state/{leaf.name}", None, leaf
-    yield "log_prob", rows, ArraySpec("log_prob", (), "float32")
-    yield "reward", rows, ArraySpec("reward", (), "float32")
+        yield f"state/{leaf.name}", leaf.shape, leaf.dtype
+    yield "log_prob", rows, "float32"
+    yield "reward", rows, "float32"
     for part in schema.action.parts:
-        yield f"action/{part.name}", rows, part.array
+        yield f"action/{part.name}", (*rows, *part.shape), part.array.dtype
     for flag in ("terminated", "truncated", "mask"):
-        yield flag, rows, ArraySpec(flag, (), "bool")
-
-
-def _view(plane: Bytes2D, leaf: Leaf) -> NDArray[Any]:
-    dtype = np.dtype(leaf.dtype)
-    strides = [dtype.itemsize]
-    for size in reversed(leaf.shape[1:]):
-        strides.insert(0, strides[0] * size)
-    return np.ndarray(
-        (len(plane), *leaf.shape),
-        dtype,
-        buffer=plane.data,
-        offset=leaf.offset,
-        strides=(plane.shape[1], *(strides if leaf.shape else ())),
-    )
-
-
-def _aligned(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment
+        yield flag, rows, "bool"
 
 
 def _array_spec(raw: dict[str, Any]) -> ArraySpec:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.spec import Bytes2D, Schema
+from impala_async.layout import Bytes2D
+from impala_async.spec import Schema
 
 # A log-probability of a discrete action cannot be positive; this is what fp32 rounding may add.
 LOG_PROB_SLACK = 1e-6

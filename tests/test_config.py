@@ -10,8 +10,10 @@ from pydantic import BaseModel, ValidationError
 
 from impala_async.config import (
     ActorSettings,
+    EnvSection,
     LearnerSection,
     RunConfig,
+    Wrapper,
     is_loopback,
 )
 from impala_async.config_load import load_config, validate_config
@@ -22,6 +24,12 @@ DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "env.id": ...,
     "env.kwargs": {},
+    "env.wrappers": (),
+    "env.preprocess": "auto",
+    "env.action_mask_key": "action_mask",
+    "env.squash_actions": False,
+    "env.last_action": False,
+    "env.last_reward": False,
     "env.probe": "learner",
     "algorithm.name": "impala",
     "algorithm.gamma": 0.99,
@@ -232,3 +240,39 @@ def test_weights_come_out_before_all_data_is_too_old() -> None:
             None,
             ["env.id=X", "learner.max_lag=3", "learner.publish_every_updates=10"],
         )
+
+
+def test_a_wrapper_is_a_name_or_a_table() -> None:
+    wrappers = '["a.b:C", {name = "a:D", kwargs = {size = 2}}]'
+    config = load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
+    assert config.env.wrappers == (Wrapper(name="a.b:C"), Wrapper(name="a:D", kwargs={"size": 2}))
+    assert EnvSection.model_validate_json(config.env.model_dump_json()) == config.env
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "line"),
+    [
+        ('[{nome = "a:C"}]', "--set: env.wrappers.0.nome: unknown key"),
+        ("[{kwargs = {}}]", "env.wrappers.0.name: required"),
+        ('["C"]', "env.wrappers.0.name: String should match pattern"),
+    ],
+)
+def test_a_bad_wrapper_is_named_by_its_place(wrappers: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
+    assert line.removeprefix("--set: ") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "frames"),
+    [
+        ("CartPole-v1", {}, 1),
+        ("MyGame-v0", {"frameskip": 9}, 1),
+        ("ALE/Pong-v5", {}, 4),
+        ("ale_py:ALE/Pong-v5", {"frameskip": 2}, 2),
+    ],
+)
+def test_frames_per_step_follow_the_frame_skip(
+    env_id: str, kwargs: dict[str, Any], frames: int
+) -> None:
+    assert EnvSection(id=env_id, kwargs=kwargs).frames_per_step == frames

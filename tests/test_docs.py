@@ -70,6 +70,8 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(args[0])}s"
     if origin is dict:
         return "table"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "table"
     return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
 
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async import spec
+from impala_async.layout import Leaf
 from impala_async.spec import (
     DTYPES,
     ActionPart,
     ActionSpec,
     ArraySpec,
-    Leaf,
     ObsSpec,
     Schema,
 )

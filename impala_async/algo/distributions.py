@@ -11,7 +11,8 @@ the learner's log-probabilities are divided by each other, and bf16 is too coars
 
 import math
 from collections.abc import Mapping
-from typing import Protocol, Self
+from functools import lru_cache
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -19,13 +20,10 @@ from torch import Tensor
 
 from impala_async.spec import ActionPart
 
-# A policy whose numbers are nearly certain, or nearly at random, stays trainable.
+# Deviations beyond would be certain, or at random, for good.
 LOG_STD_RANGE = (-10.0, 2.0)
+NUM_NODES = 16
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-# Nodes and weights of the mean of a function of a standard normal, exact for polynomials of
-# degree 31: what has no closed form is a sum of 16 terms.
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(16)
-_WEIGHTS = _WEIGHTS / math.sqrt(2 * math.pi)
 
 
 class Distribution(Protocol):
@@ -114,27 +112,23 @@ class MultiCategorical:
     __slots__ = ("_items", "_shape")
 
     def __init__(self, logits: Tensor, choices: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        self._items = [Categorical(logits_A) for logits_A in logits.split(choices, -1)]
+        self._items = Categorical(_side_by_side(logits, choices))
         self._shape = shape
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        return self._join([item.sample(generator) for item in self._items])
+        return _shaped(self._items.sample(generator), self._shape)
 
     def mode(self) -> Tensor:
-        return self._join([item.mode() for item in self._items])
+        return _shaped(self._items.mode(), self._shape)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        indices = actions.flatten(-len(self._shape)).unbind(-1)
-        return _total([i.log_prob(index) for i, index in zip(self._items, indices, strict=True)])
+        return self._items.log_prob(_flat(actions, self._shape)).sum(-1)
 
     def entropy(self) -> Tensor:
-        return _total([item.entropy() for item in self._items])
+        return self._items.entropy().sum(-1)
 
     def kl(self, other: Self) -> Tensor:
-        return _total([i.kl(o) for i, o in zip(self._items, other._items, strict=True)])
-
-    def _join(self, indices: list[Tensor]) -> Tensor:
-        return torch.stack(indices, -1).unflatten(-1, self._shape)
+        return self._items.kl(other._items).sum(-1)
 
 
 class Gaussian:
@@ -145,35 +139,29 @@ class Gaussian:
     def __init__(self, parameters: Tensor, shape: tuple[int, ...]) -> None:
         dtype = torch.promote_types(parameters.dtype, torch.float32)
         self.mean_D, log_std_D = parameters.to(dtype).chunk(2, -1)
-        self.log_std_D = log_std_D.clamp(*LOG_STD_RANGE)
+        self.log_std_D: Tensor = _Bounded.apply(log_std_D)  # type: ignore[no-untyped-call]
         self._shape = shape
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         noise_D = torch.empty_like(self.mean_D).normal_(generator=generator)
-        return self._shaped(self.mean_D.detach() + self.log_std_D.detach().exp() * noise_D)
+        numbers_D = self.mean_D.detach() + self.log_std_D.detach().exp() * noise_D
+        return _shaped(numbers_D, self._shape)
 
     def mode(self) -> Tensor:
-        return self._shaped(self.mean_D)
+        return _shaped(self.mean_D, self._shape)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        actions_D = self._flat(actions).to(self.mean_D.dtype)
+        actions_D = _flat(actions, self._shape).to(self.mean_D.dtype)
         distances_D = (actions_D - self.mean_D) * torch.exp(-self.log_std_D)
         return -(0.5 * distances_D.square() + self.log_std_D + _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> Tensor:
-        entropy: Tensor = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
-        return entropy
+        return (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
 
     def kl(self, other: Self) -> Tensor:
         gaps_D = self.log_std_D - other.log_std_D
         distances_D = (self.mean_D - other.mean_D) * torch.exp(-other.log_std_D)
         return (0.5 * (torch.exp(2 * gaps_D) + distances_D.square() - 1) - gaps_D).sum(-1)
-
-    def _flat(self, actions: Tensor) -> Tensor:
-        return actions.flatten(-len(self._shape)) if self._shape else actions.unsqueeze(-1)
-
-    def _shaped(self, actions_D: Tensor) -> Tensor:
-        return actions_D.unflatten(-1, self._shape) if self._shape else actions_D.squeeze(-1)
 
 
 class SquashedGaussian(Gaussian):
@@ -186,38 +174,96 @@ class SquashedGaussian(Gaussian):
     __slots__ = ()
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        slopes_D = _log_tanh_slope(self._flat(actions).to(self.mean_D.dtype))
+        slopes_D = _log_tanh_slope(_flat(actions, self._shape).to(self.mean_D.dtype))
         return super().log_prob(actions) - slopes_D.sum(-1)
 
     def entropy(self) -> Tensor:
-        """That of the Gaussian, and the mean logarithm of the slope, by Gauss-Hermite."""
-        nodes = self.mean_D.new_tensor(_NODES)
-        weights = self.mean_D.new_tensor(_WEIGHTS)
-        points = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * nodes
-        return super().entropy() + (_log_tanh_slope(points) * weights).sum((-2, -1))
+        """That of the Gaussian, and the mean logarithm of the slope, by Gauss-Hermite.
+
+        Right to 0.005 for deviations up to 2, where actions are long at their bounds.
+        """
+        nodes_Q, weights_Q = _quadrature(self.mean_D.dtype, self.mean_D.device)
+        points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * nodes_Q
+        return super().entropy() + (_log_tanh_slope(points_DQ) * weights_Q).sum((-2, -1))
 
 
 def distribution_of(part: ActionPart, parameters: Tensor) -> Distribution:
     """The distribution of a part with these outputs of a policy head."""
-    if part.kind == "continuous":
-        return Gaussian(parameters, part.shape)
-    if part.kind == "squashed":
-        return SquashedGaussian(parameters, part.shape)
-    if part.shape:
-        return MultiCategorical(parameters, part.choices, part.shape)
-    return Categorical(parameters)
+    if part.kind == "discrete":
+        if part.shape:
+            return MultiCategorical(parameters, part.choices, part.shape)
+        return Categorical(parameters)
+    gaussian = Gaussian if part.kind == "continuous" else SquashedGaussian
+    return gaussian(parameters, part.shape)
 
 
-def forbid(logits_A: Tensor, legal_A: Tensor, choices: tuple[int, ...]) -> Tensor:
+def forbid(logits_P: Tensor, legal_P: Tensor, choices: tuple[int, ...]) -> Tensor:
     """Logits with -inf where a choice is not legal; an item with no legal choice has them all."""
-    allowed = [legal | ~legal.any(-1, keepdim=True) for legal in (legal_A != 0).split(choices, -1)]
-    return logits_A.masked_fill(~torch.cat(allowed, -1), -math.inf)
+    parts = [(legal_A != 0) for legal_A in legal_P.split(choices, -1)]
+    allowed = [is_legal_A | ~is_legal_A.any(-1, keepdim=True) for is_legal_A in parts]
+    return logits_P.masked_fill(~torch.cat(allowed, -1), -math.inf)
+
+
+class _Bounded(torch.autograd.Function):
+    """Brings log-deviations into their range, whose gradient still leads back into it.
+
+    That of a clamp is 0 outside: a deviation that was once pushed out would stay there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_std_D: Tensor) -> Tensor:
+        ctx.save_for_backward(log_std_D)
+        return log_std_D.clamp(*LOG_STD_RANGE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (log_std_D,) = ctx.saved_tensors
+        (gradient_D,) = gradients
+        low, high = LOG_STD_RANGE
+        # A step goes against the gradient.
+        is_outward = (log_std_D < low) & (gradient_D > 0) | (log_std_D > high) & (gradient_D < 0)
+        return gradient_D.masked_fill(is_outward, 0.0)
 
 
 def _log_tanh_slope(values: Tensor) -> Tensor:
     """log(1 - tanh(x)^2), without loss of digits far from 0."""
     softplus = torch.nn.functional.softplus(-2 * values)
     return 2 * (math.log(2) - values - softplus)
+
+
+@lru_cache
+def _quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the mean of a function of a standard normal, Q of each.
+
+    Exact for polynomials of degree 2 Q - 1. Never inference tensors, whoever asks first.
+    """
+    nodes_Q, weights_Q = np.polynomial.hermite_e.hermegauss(NUM_NODES)
+    with torch.inference_mode(False):
+        return (
+            torch.tensor(nodes_Q, dtype=dtype, device=device),
+            torch.tensor(weights_Q / weights_Q.sum(), dtype=dtype, device=device),
+        )
+
+
+def _side_by_side(logits: Tensor, choices: tuple[int, ...]) -> Tensor:
+    """`[..., P]` logits as `[..., items, A]`: an item with fewer choices gets impossible ones."""
+    num_most = max(choices)
+    if min(choices) == num_most:
+        return logits.reshape(*logits.shape[:-1], len(choices), num_most)
+    items = [
+        torch.nn.functional.pad(logits_A, (0, num_most - num_choices), value=-math.inf)
+        for num_choices, logits_A in zip(choices, logits.split(choices, -1), strict=True)
+    ]
+    return torch.stack(items, -2)
+
+
+def _flat(actions: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Actions of a part's own shape, one item after the other."""
+    return actions.flatten(-len(shape)) if shape else actions.unsqueeze(-1)
+
+
+def _shaped(items: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return items.reshape(*items.shape[:-1], *shape)
 
 
 def _total(terms: list[Tensor]) -> Tensor:

@@ -2,85 +2,16 @@
 
 Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
 
-Every input is zeroed on masked rows before any arithmetic touches it, since a `where` after
-an operation still lets NaN into the gradient. The returns are constants: no gradient flows
+Both correct for data that older weights acted for. The returns are constants: no gradient flows
 into them, nor through the value of the bootstrap row.
 """
 
 import math
-from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
-from impala_async.algo.vtrace import (
-    check_rows,
-    clamped_exp,
-    vtrace,
-    widest_dtype,
-    zero_masked,
-)
-
-Reduction = Literal["mean", "sum"]
-
-
-class LossTerms(NamedTuple):
-    """`policy`, `value` and `entropy` carry their weights; `kl` does not, so that it can be
-    compared with a target. `total` = policy + value + entropy + kl_coeff * kl.
-    """
-
-    policy: Tensor
-    value: Tensor
-    entropy: Tensor
-    kl: Tensor
-    total: Tensor
-
-
-class _Valid:
-    """The valid rows of one batch: what is taken from a tensor, and what a sum is divided by."""
-
-    def __init__(
-        self,
-        values_SB: Tensor,
-        mask_TB: Tensor | None,
-        reduction: Reduction,
-        num_valid: Tensor | float | None,
-        **tensors_TB: Tensor,
-    ) -> None:
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
-        self.mask_TB = check_rows(values_SB, mask_TB, **tensors_TB)
-        self.dtype = widest_dtype(values_SB, *tensors_TB.values())
-        self._divisor: Tensor | float = 1.0
-        if reduction == "mean":
-            count = self.mask_TB.sum() if num_valid is None else num_valid
-            self._divisor = (
-                count.to(self.dtype).clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
-            )
-
-    def take(self, tensor_TB: Tensor) -> Tensor:
-        return zero_masked(tensor_TB, self.mask_TB, self.dtype)
-
-    def reduce(self, losses_TB: Tensor) -> Tensor:
-        return losses_TB.sum() / self._divisor
-
-    def terms(
-        self,
-        policy_TB: Tensor,
-        targets_TB: Tensor,
-        values_SB: Tensor,
-        entropies_TB: Tensor,
-        value_cost: float,
-        entropy_cost: float,
-        kl_TB: Tensor | None = None,
-        kl_coeff: float = 0.0,
-    ) -> LossTerms:
-        errors_TB = self.take(targets_TB) - self.take(values_SB[:-1])
-        policy = self.reduce(policy_TB)
-        value = 0.5 * value_cost * self.reduce(errors_TB.square())
-        entropy = -entropy_cost * self.reduce(self.take(entropies_TB))
-        kl = torch.zeros_like(policy) if kl_TB is None else self.reduce(self.take(kl_TB))
-        return LossTerms(policy, value, entropy, kl, policy + value + entropy + kl_coeff * kl)
+from impala_async.algo.terms import LossTerms, Reduction, ValidRows, clipped_surrogate
+from impala_async.algo.vtrace import clamped_exp, vtrace
 
 
 def impala_loss(
@@ -99,6 +30,7 @@ def impala_loss(
     pg_rho_bar: float | None = 1.0,
     lambda_: float = 1.0,
     reduction: Reduction = "mean",
+    normalize_advantages: bool = False,
     num_valid: Tensor | float | None = None,
 ) -> LossTerms:
     """Policy gradient on V-trace advantages, squared value error and entropy bonus.
@@ -106,7 +38,7 @@ def impala_loss(
     "mean" divides by the valid rows, "sum" is the paper's. `num_valid` replaces the count of
     this batch by the one over all ranks, whose losses then sum to the global mean.
     """
-    valid = _Valid(
+    valid = ValidRows(
         values_SB,
         mask_TB,
         reduction,
@@ -129,7 +61,10 @@ def impala_loss(
         pg_rho_bar=pg_rho_bar,
         lambda_=lambda_,
     )
-    policy_TB = -log_probs_TB * returns.advantages_TB
+    advantages_TB = returns.advantages_TB
+    if normalize_advantages:
+        advantages_TB = valid.normalize(advantages_TB)
+    policy_TB = -log_probs_TB * advantages_TB
     return valid.terms(
         policy_TB, returns.targets_TB, values_SB, entropies_TB, value_cost, entropy_cost
     )
@@ -156,6 +91,7 @@ def appo_loss(
     is_clip: float = 2.0,
     kl_TB: Tensor | None = None,
     kl_coeff: float = 0.0,
+    normalize_advantages: bool = False,
     num_valid: Tensor | float | None = None,
 ) -> LossTerms:
     """Clipped surrogate around a slowly moving target network.
@@ -165,7 +101,7 @@ def appo_loss(
     """
     if kl_TB is None and kl_coeff != 0:
         raise ValueError(f"kl_coeff is {kl_coeff}, so kl_TB is needed")
-    valid = _Valid(
+    valid = ValidRows(
         values_SB,
         mask_TB,
         reduction,
@@ -191,8 +127,11 @@ def appo_loss(
         pg_rho_bar=pg_rho_bar,
         lambda_=lambda_,
     )
-    ratios_TB = _impact_ratios(valid.take(log_probs_TB), behaviour_TB, target_TB, is_clip)
-    policy_TB = _clipped_surrogate(ratios_TB, returns.advantages_TB, clip)
+    ratios_TB = impact_ratios(valid.take(log_probs_TB), behaviour_TB, target_TB, is_clip)
+    advantages_TB = returns.advantages_TB
+    if normalize_advantages:
+        advantages_TB = valid.normalize(advantages_TB)
+    policy_TB = clipped_surrogate(ratios_TB, advantages_TB, clip)
     return valid.terms(
         policy_TB,
         returns.targets_TB,
@@ -205,7 +144,7 @@ def appo_loss(
     )
 
 
-def _impact_ratios(
+def impact_ratios(
     log_probs_TB: Tensor, behaviour_TB: Tensor, target_TB: Tensor, is_clip: float
 ) -> Tensor:
     """clip(mu / pi_target, 0, is_clip) * pi / mu.
@@ -217,10 +156,3 @@ def _impact_ratios(
         raise ValueError(f"is_clip must be above 0, got {is_clip}")
     log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
     return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
-
-
-def _clipped_surrogate(ratios_TB: Tensor, advantages_TB: Tensor, clip: float) -> Tensor:
-    if not clip >= 0:
-        raise ValueError(f"clip must be at least 0, got {clip}")
-    clipped_TB = ratios_TB.clamp(1 - clip, 1 + clip)
-    return -torch.minimum(ratios_TB * advantages_TB, clipped_TB * advantages_TB)

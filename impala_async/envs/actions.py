@@ -31,38 +31,52 @@ def action_parts(space: Space[Any], *, is_squashed: bool) -> tuple[ActionPart, .
         raise EnvError(f"action space {short(space)} is empty: {SUPPORTED_ACTION}")
     if len({part.name for part in parts}) < len(parts):
         raise EnvError(f"action space {short(space)} has two parts of one name: rename a key")
+    if is_squashed and all(part.kind == "discrete" for part in parts):
+        raise EnvError(
+            f"env.squash_actions: action space {short(space)} has no numbers to squash: drop it"
+        )
     return parts
 
 
 class ActionAdapter:
     """Turns our actions into those of a space, in the space's own dtypes.
 
-    The arrays that it returns are its own, and good until the next call.
+    Every call makes new arrays, since environments keep the actions that they are given.
     """
 
-    def __init__(self, space: Space[Any], num_envs: int, *, is_squashed: bool = False) -> None:
+    def __init__(self, space: Space[Any], *, is_squashed: bool = False) -> None:
         self._space = space
-        self._num_envs = num_envs
-        self._turns = {
-            name_of(path): _turn(part, num_envs, is_squashed) for path, part in arrays_of(space)
+        self._turns = {name_of(path): _turn(part, is_squashed) for path, part in arrays_of(space)}
+        self._scalars = {
+            name_of(path)
+            for path, part in arrays_of(space)
+            if isinstance(part, Box) and part.shape == ()
         }
+        # An action that is no Dict and no Tuple needs no walk through its parts.
+        self._plain = None if isinstance(space, Dict | Tuple) else self._turns[""]
 
     def batch(self, actions: Actions) -> Any:
         """One nested action with an array of all columns at each leaf."""
+        if self._plain is not None:
+            return self._plain(actions[""])
         return self._nest(self._space, (), self._turned(actions))
 
     def each(self, actions: Actions) -> Iterable[Any]:
         """One action per column."""
-        turned = self._turned(actions)
-        if "" in turned:
-            return turned[""]
+        if self._plain is not None:
+            return self._per_column("", self._plain(actions[""]))
+        parts = {name: self._per_column(name, a) for name, a in self._turned(actions).items()}
         return [
-            self._nest(self._space, (), {name: values[i] for name, values in turned.items()})
-            for i in range(self._num_envs)
+            self._nest(self._space, (), dict(zip(parts, values, strict=True)))
+            for values in zip(*parts.values(), strict=True)
         ]
 
     def _turned(self, actions: Actions) -> dict[str, NDArray[Any]]:
         return {name: turn(actions[name]) for name, turn in self._turns.items()}
+
+    def _per_column(self, name: str, values: NDArray[Any]) -> Iterable[Any]:
+        """The items of an array; a Box wants arrays, also where they have no dimension."""
+        return [values[i, ...] for i in range(len(values))] if name in self._scalars else values
 
     def _nest(self, space: Space[Any], path: tuple[Any, ...], values: Mapping[str, Any]) -> Any:
         if isinstance(space, Dict):
@@ -73,35 +87,43 @@ class ActionAdapter:
 
 
 def _part(name: str, space: Space[Any], is_squashed: bool) -> ActionPart:
+    at = f" at {name!r}" if name else ""
     if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-        return ActionPart(name, "discrete", choices_of(space), tuple(space.shape or ()))
+        choices = choices_of(space)
+        if not choices:
+            raise EnvError(f"action space {short(space)}{at} has no items to choose")
+        return ActionPart(name, "discrete", choices, tuple(space.shape or ()))
     if isinstance(space, Box) and np.dtype(space.dtype).kind == "f":
+        if not all(space.shape):
+            raise EnvError(f"action space {short(space)}{at} has no numbers")
         if not is_squashed:
             return ActionPart(name, "continuous", (), tuple(space.shape))
         if space.is_bounded():
             return ActionPart(name, "squashed", (), tuple(space.shape))
         raise EnvError(
-            f"env.squash_actions: action space {short(space)} has no bounds to squash into"
+            f"env.squash_actions: action space {short(space)}{at} has no bounds to squash into"
         )
-    at = f" at {name!r}" if name else ""
     raise EnvError(f"action space {short(space)}{at}: {SUPPORTED_ACTION}")
 
 
-def _turn(space: Any, num_envs: int, is_squashed: bool) -> Turn:
-    """From our values of one part to the space's, written into an array of its own."""
+def _turn(space: Any, is_squashed: bool) -> Turn:
+    """From our values of one part to a new array of the space's."""
+    dtype = np.dtype(space.dtype)
     if not isinstance(space, Box):
         start = getattr(space, "start", 0)
-        choices = np.zeros((num_envs, *(space.shape or ())), space.dtype)
-        # int32 to a narrower dtype: the values fit, since they are below the number of choices.
-        return lambda values: np.add(values, start, out=choices, casting="unsafe")
-    numbers = np.zeros((num_envs, *space.shape), space.dtype)
+        if np.any(start):
+            # int32 to a narrower dtype: the values fit, being below the number of choices.
+            return lambda values: np.add(values, start, dtype=dtype, casting="unsafe")
+        return lambda values: values.astype(dtype)
     low, high = space.low, space.high
     if not is_squashed:
-        return lambda values: np.clip(values, low, high, out=numbers)
-    center, reach = (high + low) / 2, (high - low) / 2
+        return lambda values: np.minimum(np.maximum(values, low), high).astype(dtype, copy=False)
+    # In float64, since the width of a wide space may be beyond float32.
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    center, reach = high / 2 + low / 2, high / 2 - low / 2
 
     def squash(values: NDArray[Any]) -> NDArray[Any]:
         # The last bit of a product may lie beyond the bound.
-        return np.clip(center + reach * np.tanh(values), low, high, out=numbers)
+        return np.clip(center + reach * np.tanh(values), low, high).astype(dtype)
 
     return squash

@@ -34,7 +34,8 @@ class WithHistory:
         added = (*self._action_leaves, *reward)
         taken = {leaf.name for leaf in envs.obs_spec.leaves} & {leaf.name for leaf in added}
         if taken:
-            raise EnvError(f"env.{min(taken)}: the observation has a key of that name already")
+            key = min(taken).partition("/")[0]
+            raise EnvError(f"env.{key}: the observation has a key of that name already")
         self.obs_spec = ObsSpec((*envs.obs_spec.leaves, *added))
         self._added = {
             leaf.name: np.zeros((envs.num_envs, *leaf.shape), leaf.dtype) for leaf in added
@@ -53,6 +54,8 @@ class WithHistory:
         final_obs = None
         if self.autoreset is AutoresetMode.NEXT_STEP:
             is_first, self._was_over = self._was_over, is_over
+            if step.idle is not None:
+                is_first = is_first | step.idle
         else:
             is_first = is_over
             if step.final_obs is not None:

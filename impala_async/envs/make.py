@@ -1,35 +1,32 @@
 """Environments by name: one, a vector of them, or the batch that a sampler steps.
 
 A name is a gymnasium id ("CartPole-v1"), an id that a module registers when it is imported
-("package.module:Env-v0"), or a class or factory in a module ("package.module:Name"), which gets
-no time limit but its own. A class of gymnasium's VectorEnv, or a factory with a `num_envs`
-argument, makes a whole vector at once.
+("package.module:Env-v0"), a class or factory in a module ("package.module:Name"), which gets no
+time limit but its own, or a task of EnvPool ("envpool:Pong-v5"). A class of gymnasium's VectorEnv,
+or a factory with a `num_envs` argument, makes a whole vector at once. What makes a PettingZoo
+parallel environment makes columns of its agents.
 """
 
-import difflib
-import importlib
-import inspect
 import logging
 import warnings
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any, Literal
 
 import gymnasium as gym
-from gymnasium.envs import registration
 from gymnasium.vector import VectorEnv
 
 from impala_async.config import EnvSection
-from impala_async.envs.faults import Blame, close_all, one_line
+from impala_async.envs.agents import AgentEnvs, is_parallel
+from impala_async.envs.faults import Blame, close_all
+from impala_async.envs.find import find_env, makes_vectors, registered
 from impala_async.envs.history import WithHistory
 from impala_async.envs.spaces import USUAL, SpaceOptions
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
+from impala_async.envs.wrappers import ATARI_VECTOR, is_atari, make_atari, wrap
 from impala_async.errors import EnvError
 
 logger = logging.getLogger(__name__)
 
 Sampling = Literal["auto", "serial", "vector"]
-Factory = Callable[..., Any]
 
 
 def build_envs(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBatch:
@@ -39,7 +36,13 @@ def build_envs(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBatc
     """
     envs = _build_plain(sampler, section, num_envs)
     if section.last_action or section.last_reward:
-        return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
+        try:
+            return WithHistory(
+                envs, has_action=section.last_action, has_reward=section.last_reward
+            )
+        except EnvError:
+            envs.close()
+            raise
     return envs
 
 
@@ -48,7 +51,7 @@ def _build_plain(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBa
         return _serial(section, num_envs)
     if sampler == "vector" or _is_only_vector(section):
         return _vector(section, num_envs)
-    if not has_vector_env(section):
+    if _why_no_vector(section) is not None:
         return _serial(section, num_envs)
     try:
         return _vector(section, num_envs)
@@ -59,10 +62,13 @@ def _build_plain(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBa
         return envs
 
 
-def make_env(section: EnvSection) -> gym.Env[Any, Any]:
-    """One environment; EnvError says what is wrong with the name or the arguments."""
-    found = _find(section.id)
-    if callable(found) and _makes_vectors(found):
+def make_env(section: EnvSection) -> Any:
+    """One environment, gymnasium's or PettingZoo's parallel one, in its wrappers.
+
+    EnvError says what is wrong with the name, the arguments or a wrapper.
+    """
+    found = find_env(section.id)
+    if callable(found) and makes_vectors(found):
         raise EnvError(
             f"{section.id} makes a whole vector of environments, and cannot be stepped serially: "
             "set actor.sampler to vector or auto"
@@ -70,21 +76,29 @@ def make_env(section: EnvSection) -> gym.Env[Any, Any]:
     with Blame(section.id, _with(section)):
         if callable(found):
             env = found(**section.kwargs)
+        elif section.preprocess == "auto" and is_atari(registered(found)):
+            env = make_atari(found, section.kwargs)
         else:
             # The checker wraps every step for good, and what it would find is checked here anyway.
             env = gym.make(found, **{"disable_env_checker": True, **section.kwargs})
-    if not isinstance(env, gym.Env):
-        raise EnvError(f"{section.id} made a {type(env).__name__}, which is no gymnasium.Env")
-    return env
+    if not isinstance(env, gym.Env) and not is_parallel(env):
+        raise EnvError(
+            f"{section.id} made a {type(env).__name__}, which is no gymnasium.Env and no parallel "
+            "environment of PettingZoo"
+        )
+    return wrap(env, section.wrappers)
 
 
 def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
     """The environment's own vector; EnvError when it has none."""
-    found = _find(section.id)
-    if not has_vector_env(section):
+    why_not = _why_no_vector(section)
+    if why_not is not None:
+        raise EnvError(f"{section.id} {why_not}: set actor.sampler to serial or auto")
+    found = find_env(section.id)
+    if section.wrappers:
         raise EnvError(
-            f"{section.id} has no vector code of its own (no vector_entry_point): set "
-            "actor.sampler to serial or auto"
+            f"env.wrappers: {section.id} makes a whole vector of environments, and wrappers go "
+            "around single ones: drop them"
         )
     with Blame(section.id, _with(section)):
         if callable(found):
@@ -100,20 +114,32 @@ def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, A
     return env
 
 
-def has_vector_env(section: EnvSection) -> bool:
-    """Whether an environment brings vector code of its own."""
-    found = _find(section.id)
+def _why_no_vector(section: EnvSection) -> str | None:
+    """Why an environment cannot be stepped by vector code of its own, if it cannot."""
+    found = find_env(section.id)
     if callable(found):
-        return _makes_vectors(found)
-    spec = _registered(found)
-    return spec is not None and spec.vector_entry_point is not None
+        return None if makes_vectors(found) else "makes single environments"
+    spec = registered(found)
+    if spec is None or spec.vector_entry_point is None:
+        return "has no vector code of its own (no vector_entry_point)"
+    if section.wrappers:
+        return "has env.wrappers, which go around single environments"
+    if is_atari(spec) and section.preprocess == "none":
+        return "has vector code that preprocesses, and env.preprocess is none"
+    return None
 
 
-def _serial(section: EnvSection, num_envs: int) -> SerialEnvs:
-    envs: list[gym.Env[Any, Any]] = []
+def _is_only_vector(section: EnvSection) -> bool:
+    found = find_env(section.id)
+    return callable(found) and makes_vectors(found)
+
+
+def _serial(section: EnvSection, num_envs: int) -> EnvBatch:
+    envs: list[Any] = []
     try:
         envs.extend(make_env(section) for _ in range(num_envs))
-        return SerialEnvs(envs, _options(section))
+        kind = AgentEnvs if is_parallel(envs[0]) else SerialEnvs
+        return kind(envs, _options(section))
     except EnvError:
         close_all(envs)
         raise
@@ -136,76 +162,9 @@ def _options(section: EnvSection) -> SpaceOptions:
     )
 
 
-def _is_only_vector(section: EnvSection) -> bool:
-    found = _find(section.id)
-    return callable(found) and _makes_vectors(found)
-
-
-def _find(env_id: str) -> str | Factory:
-    """The gymnasium id, or the class or factory, that a name stands for."""
-    module_name, has_module, name = env_id.rpartition(":")
-    if not has_module:
-        if _registered(env_id) is None:
-            _explain_unknown(env_id)
-        return env_id
-    with Blame(env_id, f"to import {module_name}"):
-        module = importlib.import_module(module_name)
-    # The registered one goes first: it brings its time limit and wrappers.
-    if name in registration.registry:
-        return name
-    entry = getattr(module, name, None)
-    if callable(entry):
-        return entry  # type: ignore[no-any-return]
-    if _registered(name) is None:
-        raise EnvError(f"{env_id}: {_not_in(module, name)}")
-    return name
-
-
-def _registered(gym_id: str) -> registration.EnvSpec | None:
-    """What gymnasium knows under an id; without a version, its latest."""
-    if spec := registration.registry.get(gym_id):
-        return spec
-    try:
-        namespace, name, version = registration.parse_env_id(gym_id)
-    except gym.error.Error:
-        return None
-    latest = registration.find_highest_version(namespace, name)
-    if version is not None or latest is None:
-        return None
-    return registration.registry.get(registration.get_env_id(namespace, name, latest))
-
-
-def _explain_unknown(gym_id: str) -> None:
-    """Raise what gymnasium has to say about an id that it does not know."""
-    try:
-        gym.spec(gym_id)
-    except gym.error.NamespaceNotFound as error:
-        raise EnvError(
-            f"env.id {gym_id!r}: {one_line(error)} Write package:{gym_id} for an environment that "
-            "is registered when its package is imported."
-        ) from error
-    except gym.error.Error as error:
-        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}") from error
-
-
-def _not_in(module: ModuleType, name: str) -> str:
-    """Say that a module neither has nor registers a name, and which names come close."""
-    names = [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]
-    close = difflib.get_close_matches(name, [*names, *registration.registry], n=1)
-    hint = f" Did you mean: `{close[0]}`?" if close else ""
-    return f"{module.__name__} neither has nor registers {name!r}.{hint}"
-
-
-def _makes_vectors(entry: Factory) -> bool:
-    if isinstance(entry, type):
-        return issubclass(entry, VectorEnv)
-    try:
-        return "num_envs" in inspect.signature(entry).parameters
-    except (TypeError, ValueError):
-        return False
-
-
 def _make_registered_vector(gym_id: str, num_envs: int, kwargs: dict[str, Any]) -> Any:
+    if is_atari(registered(gym_id)):
+        kwargs = ATARI_VECTOR | kwargs
     with warnings.catch_warnings():
         # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
         warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)

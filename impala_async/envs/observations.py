@@ -20,6 +20,8 @@ SUPPORTED_OBS = (
     "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
 )
 
+LEAVE_OUT = "leave it out by a wrapper (env.wrappers), as gymnasium.wrappers:FilterObservation"
+
 Path = tuple[Any, ...]
 
 
@@ -125,4 +127,5 @@ def _obs_leaf(path: Path, space: Space[Any]) -> ObsLeaf:
     except ValueError as error:
         raise EnvError(f"observation space {short(space)}: {error}") from error
     at = f" at {name!r}" if path else ""
-    raise EnvError(f"observation space {short(space)}{at}: {SUPPORTED_OBS}")
+    hint = f"; {LEAVE_OUT}" if path else ""
+    raise EnvError(f"observation space {short(space)}{at}: {SUPPORTED_OBS}{hint}")

@@ -1,8 +1,8 @@
 """Gymnasium spaces to our spec: what a batch of environments needs to know of both its spaces."""
 
+import logging
 from typing import Any, NamedTuple
 
-import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Dict
 
@@ -10,6 +10,8 @@ from impala_async.envs.actions import ActionAdapter, action_parts
 from impala_async.envs.observations import ObsLeaf, obs_leaves, short
 from impala_async.errors import EnvError
 from impala_async.spec import ActionPart, ActionSpec, ObsSpec
+
+logger = logging.getLogger(__name__)
 
 
 class SpaceOptions(NamedTuple):
@@ -39,9 +41,9 @@ class Spaces:
         self._action_space = action_space
         self._is_squashed = options.is_squashed
 
-    def adapter(self, num_envs: int) -> ActionAdapter:
-        """From our actions to those of so many environments."""
-        return ActionAdapter(self._action_space, num_envs, is_squashed=self._is_squashed)
+    def adapter(self) -> ActionAdapter:
+        """From our actions to those of the environment."""
+        return ActionAdapter(self._action_space, is_squashed=self._is_squashed)
 
     def _legal(
         self, space: Space[Any], parts: tuple[ActionPart, ...], options: SpaceOptions
@@ -50,20 +52,30 @@ class Spaces:
         key = options.mask_key
         if key is None:
             return None
-        leaf = next((leaf for leaf in self.leaves if leaf.spec.name == key), None)
         num_choices = sum(sum(part.choices) for part in parts)
-        fits = leaf is not None and _is_mask(leaf, num_choices) and len(self.leaves) > 1
-        if fits and isinstance(space, Dict):
+        why_not = self._why_no_mask(space, key, num_choices)
+        if why_not is None:
             return key
         if options.is_mask_required:
-            found = "is not there" if leaf is None else f"has shape {leaf.spec.shape}"
             raise EnvError(
-                f"env.action_mask_key: {key!r} must be a key of a Dict observation with a flag "
-                f"for each of {num_choices} discrete actions; in {short(space)} it {found}"
+                f"env.action_mask_key: {key!r} must be a key of a Dict observation with integers "
+                f"or bools of shape ({num_choices},), one for each discrete action; {why_not}"
             )
+        if any(leaf.spec.name == key for leaf in self.leaves):
+            logger.warning("%r is taken for an input, not for a mask of actions: %s", key, why_not)
         return None
 
-
-def _is_mask(leaf: ObsLeaf, num_choices: int) -> bool:
-    is_flag = leaf.dtype.kind in "biu" and not leaf.spec.choices
-    return is_flag and num_choices > 0 and int(np.prod(leaf.spec.shape)) == num_choices
+    def _why_no_mask(self, space: Space[Any], key: str, num_choices: int) -> str | None:
+        leaf = next((leaf for leaf in self.leaves if leaf.spec.name == key), None)
+        if leaf is None or not isinstance(space, Dict):
+            return f"it is no key of {short(space)}"
+        if num_choices == 0:
+            return "there are no discrete actions"
+        if leaf.spec.num_items != num_choices:
+            return f"it has shape {leaf.spec.shape}, and there are {num_choices} actions"
+        if leaf.dtype.kind not in "biu" or leaf.spec.choices:
+            kind = "categories" if leaf.spec.choices else leaf.dtype
+            return f"it has shape {leaf.spec.shape}, but of {kind}"
+        if len(self.leaves) == 1:
+            return "the observation has nothing else"
+        return None

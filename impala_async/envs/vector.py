@@ -30,6 +30,11 @@ class Step(NamedTuple):
 
     `final_obs` is there when a SAME_STEP batch has a column that ended, and holds something only
     in the rows of such columns; `obs` has their reset observation.
+
+    `idle` is there when a batch has columns that wait for others of their environment, as agents
+    do that are gone while the rest plays on. It marks the columns that made no transition in this
+    step, those that it reset among them: their row is masked. An idle column has reward 0 and no
+    flags, and `obs` repeats its observation until it shows the first one of a new episode.
     """
 
     obs: Obs
@@ -37,6 +42,7 @@ class Step(NamedTuple):
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     final_obs: Obs | None = None
+    idle: NDArray[np.bool_] | None = None
 
 
 class EnvBatch(Protocol):
@@ -83,7 +89,7 @@ class SerialEnvs:
         spaces = Spaces(first.observation_space, first.action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
         self._leaves = spaces.leaves
-        self._adapt = spaces.adapter(num_envs).each
+        self._adapt = spaces.adapter().each
         self._obs = {
             leaf.spec.name: np.zeros((num_envs, *leaf.spec.shape), leaf.dtype)
             for leaf in self._leaves
@@ -160,7 +166,7 @@ class VectorEnvs:
         spaces = Spaces(env.single_observation_space, env.single_action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
         self._leaves = spaces.leaves
-        self._adapt = spaces.adapter(self.num_envs).batch
+        self._adapt = spaces.adapter().batch
         self._rewards = np.zeros(self.num_envs, np.float32)
         self._is_over = np.zeros(self.num_envs, np.bool_)
         self._num_over = 0

@@ -14,10 +14,10 @@ from impala_async.learner.ledger import Settlement
 class BatchAccount:
     """Columns are alive until they are dropped, for one counted reason."""
 
-    def __init__(self, batch: int, num_columns: int) -> None:
+    def __init__(self, batch: int, filled_B: NDArray[np.bool_]) -> None:
         self.batch = batch
-        self.alive_B: NDArray[np.bool_] = np.ones(num_columns, np.bool_)
-        self._passes_B = np.zeros(num_columns, np.int64)
+        self.alive_B: NDArray[np.bool_] = filled_B.copy()
+        self._passes_B = np.zeros(len(filled_B), np.int64)
         self._dropped: dict[str, int] = {}
         self._partial: dict[str, int] = {}
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from impala_async.config import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.desk import Desk, Terms
-from impala_async.learner.ingest import Episodes, Ingest
+from impala_async.learner.ingest import Ingest
 from impala_async.learner.ledger import Ledger, Settlement
 from impala_async.learner.local_link import LocalLink
 from impala_async.learner.port import Port, WireCounters
 from impala_async.learner.publisher import Publisher
-from impala_async.learner.slots import Slot
+from impala_async.learner.lockstep import LockstepFiller
+from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller, Submit
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Lineage, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
@@ -42,6 +43,8 @@ class Events:
 
     on_schema: Callable[[Schema], None]
     on_episodes: Callable[[Episodes], None]
+    on_loss: Callable[[], None]
+    """In lockstep an actor is gone that was waited for."""
 
 
 class Front:
@@ -57,6 +60,7 @@ class Front:
         events: Events,
     ) -> None:
         self._config = config
+        self._events = events
         self._settings_frame = _settings_frame(config)
         self._heartbeat_s = config.learner.heartbeat_s
         self.ledger = Ledger()
@@ -66,8 +70,10 @@ class Front:
             lease_s=config.learner.lease_s,
             max_lag=config.learner.max_lag,
             new_id=lambda: secrets.token_bytes(16),
+            num_ranks=config.train.num_actors if config.pace.is_lockstep else None,
         )
-        self._publisher = Publisher()
+        # In lockstep a version may be asked for after the next one is out.
+        self._publisher = Publisher(num_kept=1 + config.pace.lag)
         self._wire = WireCounters()
         self._ingest = Ingest(
             self.table,
@@ -75,6 +81,7 @@ class Front:
             self._publisher,
             clock=time.monotonic,
             on_episodes=events.on_episodes,
+            make_filler=self._make_filler,
         )
         self._link = LocalLink()
         data, weights = self._bind(_largest_message(config, schema))
@@ -193,6 +200,19 @@ class Front:
                     "any free one"
                 ) from None
         return routers[0], routers[1]
+
+    def _make_filler(self, slots: list[Slot], submit: Submit, count: Count) -> Filler:
+        pace = self._config.pace
+        if not pace.is_lockstep:
+            return SlotFiller(slots, submit, count)
+        return LockstepFiller(
+            slots,
+            submit,
+            count,
+            num_ranks=self._config.train.num_actors,
+            lag=pace.lag,
+            on_loss=self._events.on_loss,
+        )
 
     def _terms(self, epoch: int, weights_port: int) -> Terms:
         learner = self._config.learner

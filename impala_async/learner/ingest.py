@@ -14,11 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.errors import ProtocolError
+from impala_async.layout import Bytes2D
 from impala_async.learner.ledger import Ledger
 from impala_async.learner.port import Port
 from impala_async.learner.publisher import Publisher
-from impala_async.learner.slots import Slot, SlotFiller
-from impala_async.spec import Bytes2D, Schema
+from impala_async.learner.slots import (
+    Arrival,
+    Count,
+    Episodes,
+    Filler,
+    Slot,
+    SlotFiller,
+    Submit,
+)
+from impala_async.spec import Schema
 from impala_async.trajectory import columns_over, find_fault
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import body_sizes, decode_episodes, split_inline
@@ -29,7 +38,7 @@ from impala_async.wire.sockets import NO_FRAME
 logger = logging.getLogger(__name__)
 
 WARN_EVERY_S = 10.0
-Episodes = NDArray[np.void]
+MakeFiller = Callable[[list[Slot], Submit, Count], Filler]
 
 
 class Ingest:
@@ -46,14 +55,16 @@ class Ingest:
         *,
         clock: Callable[[], float],
         on_episodes: Callable[[Episodes], None],
+        make_filler: MakeFiller = SlotFiller,
     ) -> None:
         self._table = table
         self._ledger = ledger
         self._publisher = publisher
         self._clock = clock
         self._on_episodes = on_episodes
+        self._make_filler = make_filler
         self._schema: Schema | None = None
-        self._filler: SlotFiller | None = None
+        self._filler: Filler | None = None
         self._small = np.empty(0, np.uint8)
         self._to_answer: dict[bytes, Peer] = {}
         self._is_closed = False
@@ -63,11 +74,11 @@ class Ingest:
         """Slots are there: credit can be given out."""
 
         def submit_batch(slot: Slot) -> None:
-            self._ledger.submit(slot.batch, len(slot.obs))
+            self._ledger.submit(slot.batch, int(slot.filled_B.sum()))
             submit(slot.index)
 
         self._schema = schema
-        self._filler = SlotFiller(slots, submit_batch)
+        self._filler = self._make_filler(slots, submit_batch, self._on_episodes)
         columns = self._filler.batch_columns
         largest = body_sizes(schema.layout, columns, columns * schema.rows)
         self._small = np.zeros(largest.small, np.uint8)
@@ -86,7 +97,7 @@ class Ingest:
             raise ProtocolError("not_allowed_now", "Data before Spec")
         verdict = self._table.reserve(peer, data, self._publisher.version)
         try:
-            verdict = verdict or self._take_body(port, data, self._schema, self._filler)
+            verdict = verdict or self._take_body(port, peer, data, self._schema, self._filler)
         except ProtocolError:
             verdict = "invalid"
             raise
@@ -96,6 +107,8 @@ class Ingest:
                 self._warn(peer, data, verdict)
             if verdict != "duplicate":
                 self._table.settle(peer, data.seq, verdict)
+                if verdict is not None:
+                    self._filler.skip(peer.rank)
 
     def release(self, slot: int) -> None:
         """A slot is empty again."""
@@ -107,9 +120,7 @@ class Ingest:
         # Before the first version nothing can be judged: what an earlier start earned looks wrong.
         is_ready = self._publisher.version != NO_VERSION and not self._is_closed
         if self._filler is not None and is_ready:
-            # At most one batch ahead: more would only make the data older.
-            free = min(self._filler.free_columns, self._filler.batch_columns)
-            for peer in self._table.deal(free):
+            for peer in self._filler.deal(self._table):
                 self._to_answer[peer.session] = peer
         for peer in self._to_answer.values():
             port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
@@ -127,12 +138,14 @@ class Ingest:
             **(self._filler.report() if self._filler else {}),
         }
 
-    def _take_body(self, port: Port, data: Data, schema: Schema, filler: SlotFiller) -> str | None:
+    def _take_body(
+        self, port: Port, peer: Peer, data: Data, schema: Schema, filler: Filler
+    ) -> str | None:
         if data.rows != schema.rows:
             raise ProtocolError("wrong_size", f"{data.rows} rows, not {schema.rows}")
         if data.num_episodes > data.columns * data.rows:
             raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
-        obs = filler.obs_target(data.columns)
+        obs = filler.obs_target(data.columns, peer.rank)
         small = self._receive(port, data, schema, obs)
         num_small = data.columns * schema.layout.small_bytes
         small_columns = small[:num_small].reshape(data.columns, -1)
@@ -142,11 +155,10 @@ class Ingest:
         if fault is not None:
             return fault
         valid_rows = columns.mask_CT.sum(axis=1)
-        filler.commit(obs, small_columns, valid_rows, Version(data.epoch, data.update))
         self._ledger.receive(data.columns)
         self._ledger.admit(data.columns)
-        if episodes is not None:
-            self._on_episodes(episodes)
+        version = Version(data.epoch, data.update)
+        filler.commit(Arrival(peer.rank, obs, small_columns, valid_rows, version, episodes))
         return None
 
     def _receive(self, port: Port, data: Data, schema: Schema, obs: Bytes2D) -> NDArray[np.uint8]:

@@ -67,6 +67,10 @@ class Ledger:
         assert batch not in self._batches, f"batch {batch} is under way twice"
         self._batches[batch] = columns
 
+    def give_up(self, batch: int) -> None:
+        """A batch that never reached the learner, at the end of a run."""
+        self.settle(Settlement(batch, dropped={"shutdown": self._batches[batch]}))
+
     def settle(self, settlement: Settlement) -> None:
         """A batch is done with."""
         columns = self._batches.pop(settlement.batch)

@@ -82,7 +82,7 @@ class HostLoader:
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         slot = self._slots[self._full.get(timeout)]
-        account = BatchAccount(slot.batch, len(slot.obs))
+        account = BatchAccount(slot.batch, slot.filled_B)
         return LoadedBatch(
             slot.index, self._views[slot.index], account, slot.updates_B, slot.valid_rows_B
         )
@@ -201,7 +201,7 @@ class DeviceLoader:
         target.loaded = LoadedBatch(
             place=target.place,
             tensors=target.tensors,
-            account=BatchAccount(slot.batch, len(slot.obs)),
+            account=BatchAccount(slot.batch, slot.filled_B),
             updates_B=slot.updates_B.copy(),
             valid_rows_B=slot.valid_rows_B.copy(),
         )

@@ -38,7 +38,7 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
 def _model_bytes(config: RunConfig, schema: Schema) -> int:
     """An estimate without building anything: `meta` tensors have a shape and no memory."""
     with torch.device("meta"):
-        model = build_model(config.model, schema.obs, schema.action)
+        model = build_model(config.model, schema.inputs, schema.action)
     weights: int = sum(tensor.nbytes for tensor in model.state_dict().values())
     num_rows = config.learner.batch_columns * (schema.rows + 1)
     logits = 4 * num_rows * schema.action.num_choices

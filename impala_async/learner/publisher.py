@@ -6,45 +6,53 @@ same frame with all others, without a copy.
 Runs on: event loop
 """
 
+from collections import deque
+from dataclasses import dataclass, field
+
 from impala_async.metrics.counter import Counters
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import Get, NotModified, WeightsReply, pack
 
 
-class Publisher:
-    """Owns the newest published weights and the two frames that carry them."""
+@dataclass
+class _Published:
+    """A version, and the two frames that carry it once somebody has asked."""
 
-    def __init__(self) -> None:
+    weights: Weights
+    frames: list[Frame] = field(default_factory=list)
+
+
+class Publisher:
+    """Owns the newest published weights; in lockstep the last few, as nobody may skip one."""
+
+    def __init__(self, num_kept: int = 1) -> None:
         self.version: Version = NO_VERSION
         self.layout_digest = b""
-        self._weights: Weights | None = None
-        self._frames: list[Frame] = []
+        self._kept: deque[_Published] = deque(maxlen=num_kept)
         self._not_modified: list[Frame] = [pack(NotModified(*NO_VERSION))]
         self._counters = Counters(("served", "not_modified", "bytes"), prefix="weights/")
 
     def publish(self, weights: Weights) -> None:
         """Make this the newest version; the buffer is never written to again."""
         self.version = weights.version
-        self._weights = weights
-        self._frames = []
+        self._kept.append(_Published(weights))
         self._not_modified = [pack(NotModified(*weights.version))]
 
     def reply(self, get: Get) -> list[Frame]:
-        """The frames that answer a pull."""
-        if Version(get.epoch, get.update) >= self.version:
+        """The frames that answer a pull: the oldest that is kept of those that are newer."""
+        have = Version(get.epoch, get.update)
+        if have >= self.version:
             self._counters.add("not_modified")
             return self._not_modified
-        if not self._frames:
-            self._frames = self._encode()
+        published = next(kept for kept in self._kept if kept.weights.version > have)
+        # Once per version that somebody wants: many are replaced before anybody asks.
+        published.frames = published.frames or self._encode(published.weights)
         self._counters.add("served")
-        self._counters.add("bytes", len(self._frames[1]))
-        return self._frames
+        self._counters.add("bytes", len(published.frames[1]))
+        return published.frames
 
-    def _encode(self) -> list[Frame]:
-        """Once per version that somebody wants: many are replaced before anybody asks."""
-        weights = self._weights
-        assert weights is not None
+    def _encode(self, weights: Weights) -> list[Frame]:
         reply = WeightsReply(*weights.version, self.layout_digest, weights.digest())
         return [pack(reply), weights.buffer.data]
 

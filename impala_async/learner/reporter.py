@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from impala_async.learner.handoff import Flag
-from impala_async.learner.ingest import Episodes
+from impala_async.learner.slots import Episodes
 from impala_async.metrics.names import Value
 from impala_async.metrics.report import assemble
 from impala_async.metrics.sinks import Sink

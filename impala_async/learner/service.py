@@ -30,7 +30,7 @@ from impala_async.errors import (
 from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
-from impala_async.learner.ingest import Episodes
+from impala_async.learner.slots import Episodes
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
 from impala_async.learner.run_folder import RunFolder
@@ -292,8 +292,7 @@ class LearnerService:
         learner.loader.close()
         await self._threads.wait(THREAD_END_S)
         for batch in learner.loader.leftovers():
-            columns = {"shutdown": self._config.learner.batch_columns}
-            self._front.settle(Settlement(batch, dropped=columns))
+            self._front.ledger.give_up(batch)
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading = self._reading

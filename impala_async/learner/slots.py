@@ -9,16 +9,22 @@ Runs on: event loop (filling); the learner thread reads a slot between `full` an
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from impala_async.layout import Bytes2D
 from impala_async.metrics.window import WindowStat
-from impala_async.spec import Bytes2D, Schema
+from impala_async.spec import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Version
+from impala_async.wire.session import Peer, SessionTable
 
 Allocate = Callable[[int], NDArray[np.uint8]]
+Episodes = NDArray[np.void]
+"""Of one message: the episodes that ended in it."""
+Count = Callable[[Episodes], None]
 
 
 def touched_memory(num_bytes: int) -> NDArray[np.uint8]:
@@ -38,6 +44,7 @@ class Slot:
     columns: Columns
     updates_B: NDArray[np.int64]
     valid_rows_B: NDArray[np.int64]
+    filled_B: NDArray[np.bool_]
     batch: int = 0
 
     @staticmethod
@@ -52,6 +59,7 @@ class Slot:
             columns=columns_over(schema, obs, small),
             updates_B=np.zeros(batch_columns, np.int64),
             valid_rows_B=np.zeros(batch_columns, np.int64),
+            filled_B=np.ones(batch_columns, np.bool_),
         )
 
 
@@ -62,6 +70,48 @@ def allocate_slots(
     return [Slot.allocate(i, schema, batch_columns, allocate) for i in range(num_slots)]
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message that has been received and checked: columns of one actor."""
+
+    rank: int
+    obs: Bytes2D
+    small: Bytes2D
+    valid_rows: NDArray[np.int64]
+    version: Version
+    episodes: Episodes | None = None
+
+
+Submit = Callable[[Slot], None]
+
+
+class Filler(Protocol):
+    """How columns get their places in slots."""
+
+    batch_columns: int
+
+    @property
+    def free_columns(self) -> int: ...
+
+    def deal(self, table: SessionTable) -> list[Peer]:
+        """Give out credit for free columns; those who got some."""
+        ...
+
+    def obs_target(self, num_columns: int, rank: int) -> Bytes2D: ...
+
+    def commit(self, arrival: Arrival) -> None:
+        """Take in columns whose observations are in the `obs_target` asked for just before."""
+        ...
+
+    def skip(self, rank: int) -> None:
+        """A message of this rank was refused for good: nothing of it will come."""
+        ...
+
+    def release(self, index: int) -> None: ...
+
+    def report(self) -> dict[str, object]: ...
+
+
 class SlotFiller:
     """Puts columns into slots in the order of their arrival; one slot at a time is filling.
 
@@ -69,9 +119,10 @@ class SlotFiller:
     does not goes through the scratch and is split over two slots.
     """
 
-    def __init__(self, slots: list[Slot], submit: Callable[[Slot], None]) -> None:
+    def __init__(self, slots: list[Slot], submit: Submit, count: Count) -> None:
         self._slots = slots
         self._submit = submit
+        self._count = count
         self._idle = deque(slot.index for slot in slots)
         self._filling: Slot | None = None
         self._num_filled = 0
@@ -85,27 +136,34 @@ class SlotFiller:
         """Columns that can still come in before a slot must be released."""
         return self._left_in_filling + len(self._idle) * self.batch_columns
 
-    def obs_target(self, num_columns: int) -> Bytes2D:
-        """Where the observations of the next columns are to be received."""
+    def deal(self, table: SessionTable) -> list[Peer]:
+        """Give out credit: at most one batch ahead, as more would only make the data older."""
+        return table.deal(min(self.free_columns, self.batch_columns))
+
+    def obs_target(self, num_columns: int, rank: int) -> Bytes2D:
+        """Where the observations of the next columns are to be received, of whatever rank."""
         if self._left_in_filling == 0:
             self._open_slot()
         if self._filling is not None and num_columns <= self._left_in_filling:
             return self._filling.obs[self._num_filled : self._num_filled + num_columns]
         return self._scratch[:num_columns]
 
-    def commit(
-        self, obs: Bytes2D, small: Bytes2D, valid_rows: NDArray[np.int64], version: Version
-    ) -> None:
+    def commit(self, arrival: Arrival) -> None:
         """Take in columns whose observations are in the `obs_target` asked for just before."""
-        assert len(small) <= self.free_columns, "columns without a credit came through"
+        num_columns = len(arrival.small)
+        assert num_columns <= self.free_columns, "columns without a credit came through"
         start = 0
-        while start < len(small):
+        while start < num_columns:
             if self._left_in_filling == 0:
                 self._open_slot()
-            stop = min(len(small), start + self._left_in_filling)
-            part = slice(start, stop)
-            self._write(obs[part], small[part], valid_rows[part], version)
+            stop = min(num_columns, start + self._left_in_filling)
+            self._write(arrival, slice(start, stop))
             start = stop
+        if arrival.episodes is not None:
+            self._count(arrival.episodes)
+
+    def skip(self, rank: int) -> None:
+        """Others fill the place."""
 
     def release(self, index: int) -> None:
         """A slot is empty again."""
@@ -130,18 +188,17 @@ class SlotFiller:
             self._filling = self._slots[self._idle.popleft()]
             self._num_filled = 0
 
-    def _write(
-        self, obs: Bytes2D, small: Bytes2D, valid_rows: NDArray[np.int64], version: Version
-    ) -> None:
+    def _write(self, arrival: Arrival, part: slice) -> None:
         slot = self._filling
         assert slot is not None
-        target = slice(self._num_filled, self._num_filled + len(small))
-        if not np.may_share_memory(obs, slot.obs):
-            slot.obs[target] = obs
-        slot.small[target] = small
-        slot.updates_B[target] = version.update
-        slot.valid_rows_B[target] = valid_rows
-        self._num_filled += len(small)
+        num_columns = part.stop - part.start
+        target = slice(self._num_filled, self._num_filled + num_columns)
+        if not np.may_share_memory(arrival.obs, slot.obs):
+            slot.obs[target] = arrival.obs[part]
+        slot.small[target] = arrival.small[part]
+        slot.updates_B[target] = arrival.version.update
+        slot.valid_rows_B[target] = arrival.valid_rows[part]
+        self._num_filled += num_columns
         if self._num_filled == self.batch_columns:
             self._filling, self._num_filled = None, 0
             self._num_batches += 1

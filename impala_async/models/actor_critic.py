@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from impala_async.config import ModelSection
-from impala_async.models.leaves import as_vector, is_image, vector_size
-from impala_async.models.mlp import orthogonal_linear
+from impala_async.models.leaves import as_vector, is_image
+from impala_async.models.mlp import init_orthogonal, orthogonal_linear
 from impala_async.models.normalizer import Normalizer
 from impala_async.models.recurrent import Core, State
 from impala_async.models.torso import Torso
@@ -47,9 +47,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self._leaves = obs.leaves
         self._normal_leaves = self._pick_normal_leaves(section)
-        self.normalizers = nn.ModuleList(
-            Normalizer(vector_size(leaf)) for leaf in self._normal_leaves
-        )
+        self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
         self.policy_torso = make_torso()
         self.value_torso = None if section.has_shared_torso else make_torso()
         num_hidden = self.policy_torso.num_out
@@ -67,10 +65,10 @@ class ActorCritic(nn.Module):
     def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Parameters of `[N, ...]` leaves and the next state; no value is computed."""
         features_NH = self.policy_torso(self._normal(obs))
-        if self.core is not None:
-            state = self.core.step(features_NH, state)
-            features_NH = state[0]
-        return self.policy_head(features_NH), state
+        if self.core is None:
+            return self.policy_head(features_NH), state
+        state = self.core.step(features_NH, state)
+        return self.policy_head(state[0]), state
 
     def forward(
         self, obs: dict[str, Tensor], state: State = (), is_first_BS: Tensor | None = None
@@ -80,7 +78,7 @@ class ActorCritic(nn.Module):
         policy_NH = self.policy_torso(obs)
         if self.core is not None:
             assert is_first_BS is not None, "a core must know where episodes begin"
-            features_BSH = policy_NH.view(*is_first_BS.shape, -1)
+            features_BSH = policy_NH.reshape(*is_first_BS.shape, -1)
             outputs_SBH = self.core(features_BSH.transpose(0, 1), state, is_first_BS.t())
             policy_NH = outputs_SBH.transpose(0, 1).flatten(0, 1)
         value_NH = policy_NH if self.value_torso is None else self.value_torso(obs)
@@ -93,12 +91,13 @@ class ActorCritic(nn.Module):
             normalizer.update(as_vector(leaf, obs[leaf.name]), is_valid_N)
 
     def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        if not self.normalizers:
+        """The leaves, those that are normalised in float32 and in their own shapes."""
+        if not self._normal_leaves:
             return obs
-        normal = {
-            leaf.name: normalizer(as_vector(leaf, obs[leaf.name]))
-            for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True)
-        }
+        normal = {}
+        for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
+            values = obs[leaf.name]
+            normal[leaf.name] = normalizer(as_vector(leaf, values)).view(values.shape)
         return {**obs, **normal}
 
     def _pick_normal_leaves(self, section: ModelSection) -> list[ArraySpec]:
@@ -110,32 +109,37 @@ class ActorCritic(nn.Module):
         return leaves
 
 
-class PolicyHead(nn.Module):
-    """From features to the parameters of all action parts."""
+class PolicyHead(nn.Linear):
+    """From features to the parameters of all action parts.
+
+    A deviation that does not come from the state is a parameter of its own.
+    """
 
     def __init__(
         self, num_hidden: int, parts: tuple[ActionPart, ...], is_std_from_state: bool
     ) -> None:
-        super().__init__()
-        self._is_free = [part.kind != "discrete" and not is_std_from_state for part in parts]
-        self._sizes = [
+        has_numbers = any(part.kind != "discrete" for part in parts)
+        if is_std_from_state and not has_numbers:
+            raise ValueError("model.state_dependent_std: the action has no continuous numbers")
+        are_free = [part.kind != "discrete" and not is_std_from_state for part in parts]
+        sizes = [
             part.num_items if is_free else part.num_parameters
-            for part, is_free in zip(parts, self._is_free, strict=True)
+            for part, is_free in zip(parts, are_free, strict=True)
         ]
-        self.linear = orthogonal_linear(num_hidden, sum(self._sizes), POLICY_GAIN)
+        super().__init__(num_hidden, sum(sizes))
+        init_orthogonal(self, POLICY_GAIN)
+        self._sizes, self._are_free, self._has_free = sizes, are_free, any(are_free)
         self.log_stds = nn.ParameterList(
-            torch.zeros(size)
-            for size, is_free in zip(self._sizes, self._is_free, strict=True)
-            if is_free
+            torch.zeros(size) for size, is_free in zip(sizes, are_free, strict=True) if is_free
         )
 
     def forward(self, features_NH: Tensor) -> Tensor:
-        outputs_NP: Tensor = self.linear(features_NH)
-        if not any(self._is_free):
+        outputs_NP = torch.nn.functional.linear(features_NH, self.weight, self.bias)
+        if not self._has_free:
             return outputs_NP
         log_stds = iter(self.log_stds)
         parts: list[Tensor] = []
-        for outputs, is_free in zip(outputs_NP.split(self._sizes, -1), self._is_free, strict=True):
+        for outputs, is_free in zip(outputs_NP.split(self._sizes, -1), self._are_free, strict=True):
             parts.append(outputs)
             if is_free:
                 parts.append(next(log_stds).expand_as(outputs))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from impala_async.config import ModelSection
-from impala_async.models.leaves import as_image, as_vector, image_shape, is_image, vector_size
-from impala_async.models.mlp import HIDDEN_GAIN, Hidden
+from impala_async.models.leaves import as_image, image_shape, is_image, vector_size
+from impala_async.models.mlp import HIDDEN_GAIN, Hidden, init_orthogonal, joined
 from impala_async.spec import ArraySpec, ObsSpec
 
 MakeBody = Callable[[int], nn.Module]
@@ -24,6 +24,7 @@ class ImageTorso(nn.Module):
     """The frame that the torsos below fill with their convolutions."""
 
     name: str
+    for_smaller = "impala_resnet or small_cnn"
     default_sizes: tuple[int, ...]
 
     def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
@@ -59,9 +60,9 @@ class ImageTorso(nn.Module):
                 self.bodies, self._images, self._channels_last, strict=True
             )
         ]
-        parts += [as_vector(leaf, obs[leaf.name]) for leaf in self._vectors]
-        features_NH: Tensor = self.hidden(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
-        return features_NH
+        if self._vectors:
+            parts.append(joined(self._vectors, obs))
+        return self.hidden.through(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
 
     def _num_seen(self, body: nn.Module, leaf: ArraySpec) -> int:
         channels, height, width, _ = image_shape(leaf)
@@ -69,9 +70,10 @@ class ImageTorso(nn.Module):
             with torch.no_grad():
                 return int(body(torch.zeros(1, channels, height, width)).numel())
         except RuntimeError:
+            which = repr(leaf.name) if leaf.name else "the observation"
             raise ValueError(
-                f"model.name {self.name} is for larger images than {leaf.name or 'observation'} "
-                f"of {height} x {width}: use small_cnn"
+                f"model.name {self.name} is for larger images than {which} of {height} x {width}: "
+                f"use {self.for_smaller}"
             ) from None
 
 
@@ -96,6 +98,7 @@ class SmallCNN(ImageTorso):
     """Of MinAtar (Young and Tian, 2019), for images of about 10 x 10."""
 
     name = "small_cnn"
+    for_smaller = "mlp"
     default_sizes = (128,)
 
     def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
@@ -145,7 +148,5 @@ def _conv(
     num_in: int, num_out: int, *, kernel: int, stride: int = 1, padding: int = 0
 ) -> nn.Conv2d:
     layer = nn.Conv2d(num_in, num_out, kernel, stride, padding)
-    nn.init.orthogonal_(layer.weight, HIDDEN_GAIN)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
+    init_orthogonal(layer, HIDDEN_GAIN)
     return layer

@@ -1,12 +1,19 @@
 """Observation leaves as what a network takes: vectors of numbers, or images.
 
+Bytes of an image become numbers up to 1; other integers stay what they are.
+
 N rows, F numbers of a vector
 """
+
+from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from impala_async.spec import ArraySpec
+
+BYTE = 255
 
 
 def is_image(leaf: ArraySpec) -> bool:
@@ -22,22 +29,36 @@ def vector_size(leaf: ArraySpec) -> int:
 def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
     """`[N, ...]` values as `[N, F]` float32; categories as one-hot vectors, one after the other."""
     flat = values if values.dim() == 2 else values.reshape(len(values), -1)
-    if not leaf.choices:
-        return flat if flat.dtype == torch.float32 else flat.to(torch.float32)
-    starts = [sum(leaf.choices[:i]) for i in range(len(leaf.choices))]
-    places = flat.long() + torch.tensor(starts, device=flat.device)
-    return torch.zeros(len(flat), sum(leaf.choices), device=flat.device).scatter_(1, places, 1.0)
+    if flat.dtype == torch.float32:
+        return flat
+    if leaf.choices:
+        places = flat.long() + _starts(leaf.choices, flat.device)
+        zeros = torch.zeros(len(flat), sum(leaf.choices), device=flat.device)
+        return zeros.scatter_(1, places, 1.0)
+    numbers = flat.to(torch.float32)
+    return numbers.div_(BYTE) if flat.dtype == torch.uint8 and is_image(leaf) else numbers
 
 
 def as_image(values: Tensor, is_channels_last: bool) -> Tensor:
-    """`[N, ...]` values as `[N, channels, height, width]`; bytes become numbers up to 1."""
+    """`[N, ...]` values as `[N, channels, height, width]` float32."""
     image = values.permute(0, 3, 1, 2) if is_channels_last else values
-    return image.to(torch.float32) / 255 if values.dtype == torch.uint8 else image.float()
+    return image.to(torch.float32).div_(BYTE) if values.dtype == torch.uint8 else image.float()
 
 
 def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:
-    """Channels, height, width, and whether channels come last: they are the fewest."""
+    """Channels, height, width, and whether channels come last.
+
+    An image is square, and its channels are what is left; if that decides nothing, they are few.
+    """
     first, second, third = leaf.shape
-    if third <= first:
-        return third, first, second, True
-    return first, second, third, False
+    is_channels_last = third <= first
+    if (first == second) != (second == third):
+        is_channels_last = first == second
+    return (third, first, second, True) if is_channels_last else (first, second, third, False)
+
+
+@lru_cache
+def _starts(choices: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where the one-hot vector of each item begins. No inference tensor, whoever asks first."""
+    with torch.inference_mode(False):
+        return torch.tensor([0, *accumulate(choices[:-1])], device=device)

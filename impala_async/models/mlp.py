@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from impala_async.config import ModelSection
 from impala_async.models.leaves import as_vector, vector_size
-from impala_async.spec import ObsSpec
+from impala_async.spec import ArraySpec, ObsSpec
 
 # In place: a linear layer does not need its own output for the backward pass.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_}
@@ -25,13 +25,19 @@ DEFAULT_ACTIVATION = "tanh"
 def orthogonal_linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
     """A linear layer with orthogonal weights and zero biases."""
     layer = nn.Linear(num_in, num_out)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
+    init_orthogonal(layer, gain)
     return layer
 
 
+def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    """Orthogonal weights and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+
+
 class Hidden(nn.Module):
-    """Linear layers, each followed by the activation."""
+    """Linear layers, each followed by the activation; for a torso to have or to be."""
 
     def __init__(self, num_in: int, sizes: Sequence[int], activation: str) -> None:
         super().__init__()
@@ -42,29 +48,30 @@ class Hidden(nn.Module):
         )
         self._activate = ACTIVATIONS[activation]
 
-    def forward(self, features_NF: Tensor) -> Tensor:
+    def through(self, features_NF: Tensor) -> Tensor:
         hidden_NH = features_NF
         for layer in self.layers:
             hidden_NH = self._activate(layer(hidden_NH))
         return hidden_NH
 
 
-class MLPTorso(nn.Module):
+class MLPTorso(Hidden):
     """All leaves, flat and one after the other, through hidden layers."""
 
     def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
-        super().__init__()
-        self._leaves = obs.leaves
-        self.hidden = Hidden(
+        super().__init__(
             sum(vector_size(leaf) for leaf in obs.leaves),
             section.hidden_sizes or DEFAULT_SIZES,
             section.activation or DEFAULT_ACTIVATION,
         )
-        self.num_out = self.hidden.num_out
+        self._leaves = obs.leaves
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        vectors = [as_vector(leaf, obs[leaf.name]) for leaf in self._leaves]
-        features_NH: Tensor = self.hidden(
-            vectors[0] if len(vectors) == 1 else torch.cat(vectors, -1)
-        )
-        return features_NH
+        return self.through(joined(self._leaves, obs))
+
+
+def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
+    """These leaves as one vector per row."""
+    if len(leaves) == 1:
+        return as_vector(leaves[0], obs[leaves[0].name])
+    return torch.cat([as_vector(leaf, obs[leaf.name]) for leaf in leaves], -1)

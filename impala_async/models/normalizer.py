@@ -31,16 +31,20 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, values_NF: Tensor, is_valid_N: Tensor) -> None:
-        """Take in the valid rows (Chan et al.'s parallel variance)."""
-        valid_NF = values_NF[is_valid_N].double()
-        num_new = len(valid_NF)
-        if num_new == 0:
-            return
-        mean, variance = valid_NF.mean(0), valid_NF.var(0, correction=0)
+        """Take in the valid rows (Chan et al.'s parallel variance).
+
+        Nothing here makes the host wait for the device. Invalid rows may hold anything.
+        """
+        is_valid_N1 = is_valid_N.unsqueeze(-1)
+        num_new = is_valid_N.sum(dtype=torch.float64)
+        divisor = num_new.clamp(min=1)
+        mean_F = torch.where(is_valid_N1, values_NF.double(), 0.0).sum(0) / divisor
+        gaps_NF = torch.where(is_valid_N1, values_NF - mean_F, 0.0)
+        variance_F = gaps_NF.square().sum(0) / divisor
         count = self.count.double()
-        share = num_new / (count + num_new)
-        gap = mean - self.mean
-        total = (1 - share) * self.variance + share * variance + share * (1 - share) * gap**2
-        self.variance.copy_(total)
-        self.mean.add_(share * gap)
+        share = num_new / (count + num_new).clamp(min=1)
+        shift_F = mean_F - self.mean
+        spread_F = share * variance_F + share * (1 - share) * shift_F.square()
+        self.variance.copy_((1 - share) * self.variance + spread_F)
+        self.mean.copy_(self.mean + share * shift_F)
         self.count.copy_((count + num_new).clamp(max=MAX_COUNT))

@@ -23,8 +23,10 @@ class Core(nn.Module):
     def __init__(self, kind: Literal["lstm", "gru"], num_in: int, size: int) -> None:
         super().__init__()
         self.cell = nn.LSTMCell(num_in, size) if kind == "lstm" else nn.GRUCell(num_in, size)
-        for name, weight in self.cell.named_parameters():
-            nn.init.orthogonal_(weight) if "weight" in name else nn.init.zeros_(weight)
+        for weight in (self.cell.weight_ih, self.cell.weight_hh):
+            nn.init.orthogonal_(weight)
+        for bias in (self.cell.bias_ih, self.cell.bias_hh):
+            nn.init.zeros_(bias)
         self.num_out = size
         self.specs = recurrent_state(kind, size)
 

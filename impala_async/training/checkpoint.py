@@ -2,7 +2,7 @@
 
     checkpoints/ckpt-<epoch>-<update>/
         manifest.json           schema, epoch, update, and every other file's size and sha256
-        <group>.safetensors     one per group of tensors: model, optimizer, ...
+        <group>.safetensors     one per group of tensors: model, optimizer, and target if any
         state.json              whatever else its owner needs to go on
 
 A folder is written beside its place, flushed to disk and then renamed, so a crash leaves a hidden
@@ -54,19 +54,30 @@ class TrainingState:
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     optimizer_options: Mapping[str, Any]
+    target: Mapping[str, Tensor]
+    """Of the target network; empty where the algorithm has none."""
+    algorithm: Mapping[str, Any]
+    """What the update step remembers besides."""
 
     def tensors(self) -> Tensors:
-        return {"model": self.model, "optimizer": self.optimizer}
+        tensors = {"model": self.model, "optimizer": self.optimizer}
+        return tensors | ({"target": self.target} if self.target else {})
 
     def state(self) -> dict[str, Any]:
         """Its share of `state.json`."""
-        return {"optimizer": dict(self.optimizer_options)}
+        return {"optimizer": dict(self.optimizer_options), "algorithm": dict(self.algorithm)}
 
     @staticmethod
     def of(tensors: Tensors, state: Mapping[str, Any]) -> "TrainingState":
         """Undo `tensors` and `state`, which may hold more than this."""
         try:
-            return TrainingState(tensors["model"], tensors["optimizer"], state["optimizer"])
+            return TrainingState(
+                model=tensors["model"],
+                optimizer=tensors["optimizer"],
+                optimizer_options=state["optimizer"],
+                target=tensors.get("target", {}),
+                algorithm=state["algorithm"],
+            )
         except KeyError as error:
             raise CheckpointError(f"the checkpoint has no {error}") from None
 
@@ -97,7 +108,13 @@ class Checkpoint:
 def capture(step: UpdateStep) -> TrainingState:
     """Copy the step's state now, on the thread that trains, for another thread to write."""
     optimizer, options = flatten_optimizer(step.optimizer)
-    return TrainingState(_copies(step.policy.model.state_dict()), _copies(optimizer), options)
+    return TrainingState(
+        model=_copies(step.policy.model.state_dict()),
+        optimizer=_copies(optimizer),
+        optimizer_options=options,
+        target={} if step.target is None else _copies(step.target.tensors()),
+        algorithm=step.state(),
+    )
 
 
 def restore(step: UpdateStep, state: TrainingState) -> None:
@@ -105,6 +122,7 @@ def restore(step: UpdateStep, state: TrainingState) -> None:
     try:
         step.policy.model.load_state_dict(dict(state.model))
         restore_optimizer(step.optimizer, state.optimizer, state.optimizer_options)
+        step.restore(state.target, state.algorithm)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
 

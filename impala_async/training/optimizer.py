@@ -5,18 +5,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
-from impala_async.config import AlgorithmSection
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.training.rmsprop_tf import RMSPropTF
 
 # How this machine computes a step, not what the step is: never taken from a checkpoint.
 _MACHINE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSection) -> Optimizer:
-    """Adam at the schedule's first rate."""
+    """The section's, at the schedule's first rate."""
+    lr, eps = section.lr, section.epsilon
+    decay, momentum = section.rms_decay, section.momentum
     # Measured on a CPU: fused takes a third of the time of the foreach and plain forms.
-    return Adam(parameters, lr=section.lr, eps=section.adam_eps, fused=True)
+    if section.optimizer == "adam":
+        return Adam(parameters, lr=lr, eps=eps, fused=True)
+    if section.optimizer == "adamw":
+        return AdamW(parameters, lr=lr, eps=eps, weight_decay=section.weight_decay, fused=True)
+    if section.optimizer == "rmsprop":
+        return RMSprop(parameters, lr=lr, alpha=decay, eps=eps, momentum=momentum)
+    return RMSPropTF(parameters, lr, decay=decay, eps=eps, momentum=momentum)
 
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

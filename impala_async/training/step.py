@@ -1,28 +1,34 @@
 """One update: from a batch, through the loss, to an optimizer step that is taken or skipped.
 
-Owns the optimizer. Changes the policy's weights in place, and nothing else.
+Owns the optimizer and all that learning remembers besides the weights: the target network, the
+scale of returns, and the order in which minibatches are drawn. Changes the policy's weights and
+its statistics of observations in place, and nothing else.
 
-    B columns of a batch, T action rows, S = T+1 observation rows
+    B columns of a batch, T action rows, S = T+1 observation rows, N rows of any kind
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import LossTerms, impala_loss
 from impala_async.algo.schedules import linear
-from impala_async.config import AlgorithmSection
-from impala_async.policy import Evaluation, Policy
+from impala_async.algo.terms import LossTerms
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.policy import Policy
+from impala_async.training.algorithms import ALGORITHMS, Rows, View
+from impala_async.training.minibatches import Minibatches
 from impala_async.training.optimizer import (
     build_optimizer,
     clip_gradients,
     global_norm,
     set_learning_rate,
 )
+from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
+from impala_async.training.target import Target
 from impala_async.trajectory import Columns
 
 
@@ -53,126 +59,227 @@ class Batch:
             mask_BT=torch.from_numpy(columns.mask_CT),
         )
 
+    def take(self, columns_N: Tensor) -> "Batch":
+        """Copy the columns with these numbers."""
+        taken: dict[str, Any] = {}
+        for field in fields(self):
+            part = getattr(self, field.name)
+            if isinstance(part, Tensor):
+                taken[field.name] = part[columns_N]
+            else:
+                taken[field.name] = {name: leaf[columns_N] for name, leaf in part.items()}
+        return Batch(**taken)
+
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an update did. Not applied: it had no valid row, or its loss was not finite."""
+    """What the updates with a batch did; `stats` are means over them.
 
-    applied: bool
+    `num_updates` were taken. Not those without a valid row, and not those whose loss or gradient
+    was not finite: `is_failed_B` says which columns were in these.
+    """
+
+    num_updates: int
     num_valid_rows: int
+    is_failed_B: Tensor
     stats: dict[str, Tensor | float]
+
+    @property
+    def applied(self) -> bool:
+        return self.num_updates > 0
 
     def floats(self) -> dict[str, float]:
         """The stats as numbers; waits for the device where there is one."""
         return {name: float(value) for name, value in self.stats.items()}
 
 
-class Rows(NamedTuple):
-    """What a loss needs of a batch besides the evaluation, in time-major views.
+class _Part(NamedTuple):
+    """A batch, or a minibatch of it, and which of the batch's living columns it has."""
 
-    Masked rows may hold anything, NaN included: a loss selects before it computes.
-    """
-
-    behaviour_log_probs_TB: Tensor
-    rewards_TB: Tensor
-    discounts_TB: Tensor
-    mask_TB: Tensor
-    num_valid: Tensor
+    batch: Batch
+    rows: Rows
+    is_in_B: Tensor
 
 
-Loss = Callable[[Evaluation, Rows, float], LossTerms]
-"""Of an evaluation, rows and the entropy cost now."""
+class _Outcome(NamedTuple):
+    """What became of a part. `moments` are those of its return targets, if they were asked for."""
 
-
-def _impala(section: AlgorithmSection) -> Loss:
-    def loss(evaluation: Evaluation, rows: Rows, entropy_cost: float) -> LossTerms:
-        return impala_loss(
-            log_probs_TB=evaluation.log_probs_TB,
-            entropies_TB=evaluation.entropies_TB,
-            values_SB=evaluation.values_SB,
-            **rows._asdict(),
-            value_cost=section.value_cost,
-            entropy_cost=entropy_cost,
-            rho_bar=section.rho_bar,
-            c_bar=section.c_bar,
-            pg_rho_bar=section.pg_rho_bar,
-            lambda_=section.lambda_,
-            reduction=section.reduction,
-        )
-
-    return loss
-
-
-ALGORITHMS: dict[str, Callable[[AlgorithmSection], Loss]] = {"impala": _impala}
+    is_applied: bool
+    num_valid: int
+    kl: float
+    moments: Moments
+    stats: dict[str, Tensor | float]
 
 
 class UpdateStep:
     """The policy's weights, one batch further. Batches lie on `device`, as the policy does."""
 
     def __init__(
-        self, policy: Policy, algorithm: AlgorithmSection, device: torch.device | str
+        self,
+        policy: Policy,
+        algorithm: AlgorithmSection,
+        device: torch.device | str,
+        *,
+        seed: int = 0,
     ) -> None:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
+        self.target = Target(policy, algorithm) if algorithm.name == "appo" else None
+        self.return_scale = ReturnScale() if algorithm.normalize_returns else None
+        self._minibatches = Minibatches(algorithm.num_minibatches, seed)
         self._section = algorithm
         self._device = torch.device(device)
-        self._loss = ALGORITHMS[algorithm.name](algorithm)
+        self._algorithm = ALGORITHMS[algorithm.name](algorithm)
         horizon = algorithm.schedule_env_steps
         self._lr = linear(algorithm.lr, algorithm.lr_end, horizon)
         self._entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, horizon)
 
-    def run(self, batch: Batch, alive_B: Tensor, env_steps_trained: int) -> StepResult:
-        """Train on the batch's columns that are alive.
+    def run(
+        self,
+        batch: Batch,
+        alive_B: Tensor,
+        env_steps_trained: int,
+        *,
+        is_first_pass: bool = True,
+    ) -> StepResult:
+        """Train on the batch's columns that are alive, a tensor on the CPU.
 
         An update without a valid row, or whose loss or gradient is not finite, is skipped:
-        weights and optimizer then stay as they are, bit for bit.
+        weights, optimizer and all else then stay as they are, bit for bit.
         """
         lr, entropy_cost = self._lr(env_steps_trained), self._entropy_cost(env_steps_trained)
-        rows = self._rows(batch, alive_B)
-        evaluation = self.policy.evaluate(batch.obs, batch.actions, batch.mask_BT, batch.state)
-        terms = self._loss(evaluation, rows, entropy_cost)
+        is_learned_B, is_failed_B = torch.zeros_like(alive_B), torch.zeros_like(alive_B)
+        scale = self._scale(batch, alive_B)
+        outcomes = []
+        for part in self._parts(batch, alive_B, scale):
+            outcome = self._update(part, lr, entropy_cost)
+            outcomes.append(outcome)
+            if outcome.is_applied:
+                is_learned_B |= part.is_in_B
+            elif outcome.num_valid:
+                is_failed_B |= part.is_in_B
+        applied = [outcome for outcome in outcomes if outcome.is_applied]
+        if is_first_pass:
+            self._update_statistics(batch, is_learned_B, applied, scale)
+        if self.target is not None:
+            for outcome in applied:
+                self.target.note_update(self.policy, outcome.kl)
+        stats = _means([outcome.stats for outcome in applied or outcomes])
+        stats |= {"algorithm/lr": lr, "algorithm/entropy_cost": entropy_cost}
+        num_valid = sum(outcome.num_valid for outcome in outcomes)
+        return StepResult(len(applied), num_valid, is_failed_B, stats | self._knobs())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides the tensors of model, target and optimizer."""
+        state: dict[str, Any] = {"minibatches": self._minibatches.state()}
+        if self.target is not None:
+            state["target"] = self.target.state()
+        if self.return_scale is not None:
+            state["return_scale"] = self.return_scale.state()
+        return state
+
+    def restore(self, target: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Undo `state`, and take over the tensors of the target network, if there is one."""
+        self._minibatches.restore(state["minibatches"])
+        if self.target is not None:
+            self.target.restore(target, state["target"])
+        if self.return_scale is not None:
+            self.return_scale.restore(state["return_scale"])
+
+    def _parts(self, batch: Batch, alive_B: Tensor, scale: float) -> Iterator[_Part]:
+        groups = self._minibatches.split(alive_B)
+        if len(groups) == 1:
+            yield _Part(batch, self._rows(batch, alive_B, scale), alive_B)
+            return
+        for columns_N in groups:
+            part = batch.take(columns_N.to(self._device))
+            rows = self._rows(part, torch.ones_like(columns_N, dtype=torch.bool), scale)
+            yield _Part(part, rows, torch.zeros_like(alive_B).index_fill(0, columns_N, True))
+
+    def _update(self, part: _Part, lr: float, entropy_cost: float) -> _Outcome:
+        """Loss, gradient and, if they are finite and there is a valid row, a step."""
+        view = self._view(part.batch, part.rows)
+        terms = self._algorithm.loss(view, entropy_cost)
         self.optimizer.zero_grad()
         terms.total.backward()
         norm = global_norm(self.parameters)
+        with torch.no_grad():
+            stats = _stats(terms, view) | self._algorithm.stats(view)
+        nothing = norm.new_zeros(())
+        numbers = [terms.total.detach(), norm, part.rows.num_valid, stats.get("policy/kl", nothing)]
+        if self.return_scale is not None:
+            numbers += Moments.sums(self._algorithm.targets(view), part.rows.mask_TB)
         # The one place where the host waits for the device.
-        total, norm_now, num_valid = torch.stack(
-            (terms.total.detach(), norm, rows.num_valid)
-        ).tolist()
+        total, norm_now, num_valid, kl, *sums = torch.stack([n.double() for n in numbers]).tolist()
         applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm_now)
         if applied:
             clip_gradients(self.parameters, norm_now, self._section.grad_clip)
             set_learning_rate(self.optimizer, lr)
             self.optimizer.step()
-        stats = _stats(terms, evaluation, rows)
-        stats |= {
-            "loss/total": total,
-            "grad/norm": norm_now,
-            "algorithm/lr": lr,
-            "algorithm/entropy_cost": entropy_cost,
-        }
-        return StepResult(applied, int(num_valid), stats)
+        floats = {"loss/total": total, "grad/norm": norm_now}
+        return _Outcome(applied, int(num_valid), kl, Moments(*sums), {**stats, **floats})
 
-    def _rows(self, batch: Batch, alive_B: Tensor) -> Rows:
-        mask_BT = batch.mask_BT & alive_B.to(self._device).unsqueeze(-1)
+    def _view(self, batch: Batch, rows: Rows) -> View:
+        inputs = (batch.obs, batch.actions, batch.mask_BT, batch.state)
+        target = None if self.target is None else self.target.look(*inputs)
+        return View(self.policy.evaluate(*inputs), rows, target)
+
+    def _rows(self, batch: Batch, alive_B: Tensor, scale: float) -> Rows:
+        mask_BT = batch.mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
         # Truncated rows keep gamma: the row after them holds the final observation.
         discounts_BT = torch.full_like(batch.rewards_BT, self._section.gamma)
         discounts_BT.masked_fill_(batch.terminated_BT, 0.0)
+        rewards_BT = clip_rewards(batch.rewards_BT, self._section.reward_clip)
         return Rows(
             behaviour_log_probs_TB=batch.log_probs_BT.t(),
-            rewards_TB=(batch.rewards_BT * self._section.reward_scale).t(),
+            rewards_TB=(rewards_BT * (self._section.reward_scale / scale)).t(),
             discounts_TB=discounts_BT.t(),
             mask_TB=mask_BT.t(),
             num_valid=mask_BT.sum(dtype=torch.float32),
         )
 
+    def _scale(self, batch: Batch, alive_B: Tensor) -> float:
+        """What rewards are divided by: for the first batch of all, by its own returns' scale."""
+        if self.return_scale is None:
+            return 1.0
+        if not self.return_scale.is_empty:
+            return self.return_scale.scale
+        rows = self._rows(batch, alive_B, 1.0)
+        with torch.no_grad():
+            targets_TB = self._algorithm.targets(self._view(batch, rows))
+        return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
 
-def _stats(terms: LossTerms, evaluation: Evaluation, rows: Rows) -> dict[str, Tensor | float]:
-    entropies_TB = evaluation.entropies_TB.detach()
-    entropy = torch.where(rows.mask_TB, entropies_TB, 0.0).sum() / rows.num_valid.clamp(min=1)
+    def _update_statistics(
+        self, batch: Batch, is_learned_B: Tensor, applied: list[_Outcome], scale: float
+    ) -> None:
+        """Of returns and of observations: each batch counts once, however many passes it has."""
+        if self.return_scale is not None:
+            self.return_scale.add(sum((o.moments for o in applied), Moments()), scale)
+        model = self.policy.model
+        if applied and len(model.normalizers):
+            is_valid_BT = batch.mask_BT & is_learned_B.to(self._device).unsqueeze(-1)
+            rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in batch.obs.items()}
+            model.update_statistics(rows, is_valid_BT.flatten())
+
+    def _knobs(self) -> dict[str, Tensor | float]:
+        """What adapts itself."""
+        knobs: dict[str, Tensor | float] = {}
+        if self.target is not None:
+            knobs["algorithm/kl_coeff"] = self.target.kl_coeff
+        if self.return_scale is not None:
+            knobs["algorithm/return_scale"] = self.return_scale.scale
+        return knobs
+
+
+def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:
     return {
         "loss/policy": terms.policy.detach(),
         "loss/value": terms.value.detach(),
         "loss/entropy": terms.entropy.detach(),
-        "policy/entropy": entropy,
+        "policy/entropy": view.mean(view.evaluation.entropies_TB),
     }
+
+
+def _means(stats: list[dict[str, Tensor | float]]) -> dict[str, Tensor | float]:
+    return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}

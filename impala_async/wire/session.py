@@ -28,6 +28,7 @@ from impala_async.wire.watermark import Watermark
 # Messages under way of each that an actor writes: one travels while the next is unrolled.
 WINDOW = 2
 MAX_SESSIONS = 10_000
+FULL_RETRY_S = 2.0
 # Watermarks of actors that have not been heard of for so long are forgotten.
 WATERMARK_LIFE_S = 3600.0
 
@@ -110,12 +111,14 @@ class SessionTable:
         lease_s: float,
         max_lag: int,
         new_id: Callable[[], bytes],
+        num_ranks: int | None = None,
     ) -> None:
         self.run_id = run_id
         self.lineage = lineage
         self._max_lag = max_lag
         self._lease_s = lease_s
         self._new_id = new_id
+        self._num_ranks = num_ranks
         self._peers: dict[bytes, Peer] = {}
         self._by_actor: dict[bytes, Peer] = {}
         self._known: dict[bytes, _KnownActor] = {}
@@ -142,8 +145,9 @@ class SessionTable:
                 f"protocol: this learner speaks version {PROTOCOL}, the actor {hello.protocol}: "
                 "install the same release of impala-async on both sides",
             )
-        if len(self._peers) >= MAX_SESSIONS and hello.actor not in self._by_actor:
-            return reject("full", f"this learner already has {MAX_SESSIONS} actors", 5.0)
+        limit = self._num_ranks or MAX_SESSIONS
+        if len(self._peers) >= limit and hello.actor not in self._by_actor:
+            return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
         former = self._by_actor.get(hello.actor)
         if former is not None and former.columns == 0:
             # The same hello again, because our answer was slow: one session is enough.
@@ -156,6 +160,8 @@ class SessionTable:
             known = _KnownActor(self._next_rank, Watermark(), now)
             self._next_rank += 1
             self._known[hello.actor] = known
+        if self._num_ranks is not None:
+            known.rank = self._free_rank(known.rank, self._num_ranks)
         if hello.run_id == self.run_id:
             known.watermark.raise_to(hello.lowest_unsettled)
         return self._open(hello.actor, known, route, now)
@@ -289,6 +295,12 @@ class SessionTable:
                 rank, Watermark(below, tuple(above)), now, has_joined=True
             )
             self._next_rank = max(self._next_rank, rank + 1)
+
+    def _free_rank(self, former: int, num_ranks: int) -> int:
+        """A place among so many: the former one if nobody has it, else the first that is free."""
+        taken = {peer.rank for peer in self._peers.values()}
+        free = [rank for rank in range(num_ranks) if rank not in taken]
+        return former if former in free else free[0]
 
     def _extend(self, peer: Peer) -> None:
         peer.extend()

@@ -1,152 +1,130 @@
+import logging
+from typing import Any
+
 import numpy as np
 import pytest
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
-from gymnasium.vector.utils import batch_space
 
-from impala_async.envs.spaces import (
-    ActionAdapter,
-    check_obs,
-    describe_action,
-    describe_spaces,
-    flatten_obs,
-    obs_leaves,
-)
+from impala_async.envs.spaces import SpaceOptions, Spaces
 from impala_async.errors import EnvError
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 BOX = Box(-1, 1, (4,), np.float32)
-NESTED = Dict(
-    {
-        "z": Box(0, 255, (2, 3), np.uint8),
-        "a": Dict({"y": Box(-1, 1, (), np.float64), "b": Box(0, 9, (5,), np.int16)}),
-    }
-)
+
+
+def legal(mask: Space[Any], action: Space[Any], options: SpaceOptions | None = None) -> str | None:
+    """The leaf that is taken for the mask, of an observation that has it beside another."""
+    obs = Dict({"look": BOX, "action_mask": mask})
+    return Spaces(obs, action, options or SpaceOptions()).action_spec.legal
+
+
+def flags(*shape: int, dtype: type = np.int8) -> Box:
+    return Box(0, 1, shape, dtype)
+
+
+def test_both_spaces_are_described() -> None:
+    spaces = Spaces(BOX, Discrete(3, start=-1))
+    assert spaces.obs_spec == ObsSpec((ArraySpec("", (4,), "float32"),))
+    assert spaces.action_spec == ActionSpec((ActionPart("", "discrete", (3,)),))
+    adapted = spaces.adapter().batch({"": np.array([0, 2], np.int32)})
+    assert adapted.tolist() == [-1, 1]
+
+
+def test_squashing_reaches_parts_and_adapter() -> None:
+    box = Box(0, 10, (1,), np.float32)
+    plain, squashed = Spaces(BOX, box), Spaces(BOX, box, SpaceOptions(is_squashed=True))
+    given = {"": np.array([[3.0]], np.float32)}
+    assert plain.action_spec.parts[0].kind == "continuous"
+    assert plain.adapter().batch(given).tolist() == [[3.0]]
+    assert squashed.action_spec.parts[0].kind == "squashed"
+    assert squashed.adapter().batch(given)[0, 0] == pytest.approx(5 + 5 * np.tanh(3.0))
+
+
+def test_a_space_that_is_not_supported_is_refused_on_either_side() -> None:
+    with pytest.raises(EnvError, match="observation space Text"):
+        Spaces(Text(3), Discrete(2))
+    with pytest.raises(EnvError, match="action space Text"):
+        Spaces(BOX, Text(3))
+
+
+# -------------------------------------------------------------------------------------- masks
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((4,), "float32"), ((84, 84, 4), "uint8"), ((), "float64"), ((1,), "int64"), ((2, 2), "bool")],
-)
-def test_a_box_is_one_leaf_without_a_name(shape: tuple[int, ...], dtype: str) -> None:
-    box = Box(0, 1, shape, np.dtype(dtype).type)
-    obs, action = describe_spaces(box, Discrete(3))
-    assert obs == ObsSpec((ArraySpec("", shape, dtype),))
-    assert action == ActionSpec((ActionPart("", "discrete", (3,)),))
-
-
-def test_a_dict_is_its_boxes_in_the_order_of_gymnasium() -> None:
-    obs, _ = describe_spaces(NESTED, Discrete(2))
-    assert obs == ObsSpec(
-        (
-            ArraySpec("a/b", (5,), "int16"),
-            ArraySpec("a/y", (), "float64"),
-            ArraySpec("z", (2, 3), "uint8"),
-        )
-    )
-
-
-def test_a_dict_that_keeps_its_own_order_keeps_it_here() -> None:
-    obs, _ = describe_spaces(Dict([("b", BOX), ("a", BOX)]), Discrete(2))
-    assert [leaf.name for leaf in obs.leaves] == ["b", "a"]
-
-
-def test_the_start_of_a_discrete_is_not_in_the_spec() -> None:
-    assert describe_action(Discrete(3, start=-1)) == describe_action(Discrete(3))
-
-
-@pytest.mark.parametrize(
-    ("space", "named"),
+    ("mask", "action"),
     [
-        (Discrete(16), "Discrete(16)"),
-        (MultiBinary(3), "MultiBinary(3)"),
-        (Text(5), "Text"),
-        (Tuple((BOX, BOX)), "Tuple"),
-        (Dict(a=Dict(b=Discrete(2))), "at 'a/b'"),
-        (Dict(), "empty"),
-        (Box(0, 1, (3,), np.uint32), "uint32"),
-        (Box(0, 1, (3, 0), np.float32), "(3, 0)"),
-        (Dict([("a", Dict(b=BOX)), ("a/b", BOX)]), "'a/b'"),
+        (flags(3), Discrete(3, start=5)),
+        (flags(3, dtype=np.uint8), Discrete(3)),
+        (flags(3, dtype=np.bool_), Discrete(3)),
+        (MultiBinary(3), Discrete(3)),
+        (flags(5), MultiDiscrete([2, 3])),
+        (flags(2, 3), MultiDiscrete([3, 3])),
+        (flags(6), MultiBinary(3)),
+        (flags(4), Tuple((Discrete(3), BOX, Discrete(1)))),
     ],
+    ids=str,
 )
-def test_other_observation_spaces_are_refused_by_name(space: Space, named: str) -> None:
+def test_a_mask_is_found_by_itself_when_it_fits(mask: Space[Any], action: Space[Any]) -> None:
+    assert legal(mask, action) == "action_mask"
+    assert legal(mask, action, SpaceOptions(mask_key=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "action", "why"),
+    [
+        (flags(4), Discrete(3), "it has shape (4,), and there are 3 actions"),
+        (flags(3, dtype=np.float32), Discrete(3), "but of float32"),
+        (MultiDiscrete([2, 2, 2]), Discrete(3), "but of categories"),
+        (flags(3), BOX, "there are no discrete actions"),
+    ],
+    ids=str,
+)
+def test_one_that_does_not_fit_is_an_input_and_is_told_of(
+    mask: Space[Any], action: Space[Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert legal(mask, action) is None
+    assert why in caplog.text
+
+
+def test_an_observation_without_a_mask_is_nothing_to_talk_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for space in (BOX, Dict({"a": BOX}), Tuple((BOX, flags(2)))):
+        assert Spaces(space, Discrete(2)).action_spec.legal is None
+    assert not caplog.text
+
+
+def test_a_mask_alone_is_an_input() -> None:
+    obs = Dict({"action_mask": flags(2)})
+    assert Spaces(obs, Discrete(2)).action_spec.legal is None
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "texts"),
+    [
+        (Dict(a=BOX, legal=flags(4)), Discrete(3), ["shape (3,)", "shape (4,)"]),
+        (Dict(a=BOX, legal=flags(2)), MultiDiscrete([2, 3]), ["shape (5,)", "shape (2,)"]),
+        (Dict(a=BOX, legal=flags(3, dtype=np.float32)), Discrete(3), ["float32"]),
+        (Dict(a=BOX), Discrete(3), ["it is no key of Dict('a'"]),
+        (BOX, Discrete(3), ["it is no key of Box"]),
+        (Dict(legal=flags(3)), Discrete(3), ["nothing else"]),
+        (Dict(a=BOX, legal=flags(3)), BOX, ["no discrete actions"]),
+    ],
+    ids=str,
+)
+def test_a_key_of_ones_own_must_fit(
+    obs: Space[Any], action: Space[Any], texts: list[str]
+) -> None:
     with pytest.raises(EnvError) as caught:
-        describe_spaces(space, Discrete(2))
-    assert named in str(caught.value)
+        Spaces(obs, action, SpaceOptions(mask_key="legal", is_mask_required=True))
+    assert str(caught.value).startswith("env.action_mask_key: 'legal' must be")
+    assert all(text in str(caught.value) for text in texts)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "space", [Box(-1, 1, (2,)), MultiDiscrete([2, 3]), MultiBinary(2), Tuple((Discrete(2),))]
-)
-def test_other_action_spaces_are_refused_by_name(space: Space) -> None:
-    with pytest.raises(EnvError, match=type(space).__name__) as caught:
-        describe_spaces(BOX, space)
-    assert "supported now is Discrete" in str(caught.value)
-
-
-def test_a_long_space_is_cut_to_one_line() -> None:
-    many_bounds = Box(np.arange(200.0), np.arange(200.0) + 1, dtype=np.float64)
-    with pytest.raises(EnvError) as caught:
-        describe_spaces(BOX, many_bounds)
-    assert len(str(caught.value)) < 250
-    assert "\n" not in str(caught.value)
-
-
-def test_a_batched_observation_is_flattened_without_copying() -> None:
-    leaves = obs_leaves(NESTED)
-    batch = batch_space(NESTED, 3).sample()
-    flat = flatten_obs(leaves, batch)
-    assert list(flat) == ["a/b", "a/y", "z"]
-    assert flat["a/b"] is batch["a"]["b"]
-    assert flat["a/y"].shape == (3,)
-    np.testing.assert_array_equal(flat["z"], batch["z"])
-    assert flatten_obs(obs_leaves(BOX), batch["z"].astype(np.float32))[""].shape == (3, 2, 3)
-
-
-def test_flattened_observations_have_the_dtype_of_the_space_and_can_be_written() -> None:
-    values = np.arange(8.0).reshape(2, 4)
-    assert flatten_obs(obs_leaves(BOX), values)[""].dtype == np.float32
-    frozen = values.astype(np.float32)
-    frozen.flags.writeable = False
-    flat = flatten_obs(obs_leaves(BOX), frozen)[""]
-    assert flat.flags.writeable
-    np.testing.assert_array_equal(flat, frozen)
-
-
-def test_what_a_space_describes_passes_the_check() -> None:
-    check_obs(obs_leaves(NESTED), NESTED.sample())
-    check_obs(obs_leaves(NESTED), batch_space(NESTED, 3).sample(), 3)
-    check_obs(obs_leaves(BOX), [0, 0.5, 1, 0])
-
-
-@pytest.mark.parametrize(
-    ("space", "obs", "text"),
-    [
-        (BOX, np.zeros(3, np.float32), r"shape \(4,\), it has \(3,\)"),
-        (BOX, 0.5, r"it has \(\)"),
-        (BOX, np.zeros((1, 4), np.float32), r"it has \(1, 4\)"),
-        (Box(0, 255, (4,), np.uint8), np.zeros(4, np.float32), "uint8, it is float32"),
-        (BOX, [[0], [1, 2]], "not there"),
-        (NESTED, {"z": np.zeros((2, 3), np.uint8)}, "a/b: .* not there"),
-        (NESTED, np.zeros(4), "not there"),
-    ],
-)
-def test_what_a_space_does_not_describe_is_refused(space: Space, obs: object, text: str) -> None:
-    with pytest.raises(EnvError, match=text):
-        check_obs(obs_leaves(space), obs)
-
-
-def test_the_check_of_a_batch_counts_its_columns() -> None:
-    with pytest.raises(EnvError, match=r"shape \(2, 4\)"):
-        check_obs(obs_leaves(BOX), np.zeros((3, 4), np.float32), 2)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.int8])
-def test_actions_are_moved_to_the_start_in_the_dtype_of_the_space(dtype: type) -> None:
-    space = Discrete(3, start=-1, dtype=dtype)
-    adapt = ActionAdapter(space, 3)
-    actions = adapt({"": np.array([0, 1, 2], np.int32)})
-    assert actions.tolist() == [-1, 0, 1]
-    assert batch_space(space, 3).contains(actions)
-    assert all(space.contains(action) for action in actions)
+def test_a_key_of_ones_own_may_be_nested() -> None:
+    obs = Dict(a=BOX, info=Dict(legal=flags(3)))
+    options = SpaceOptions(mask_key="info/legal", is_mask_required=True)
+    assert Spaces(obs, Discrete(3), options).action_spec.legal == "info/legal"

@@ -1,0 +1,72 @@
+"""The door of the suite: `python -m bench.learning --suite quick|full`."""
+
+import argparse
+import importlib.util
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.learning.cases import CASES, Case
+from bench.learning.table import HEAD, as_json, is_held, markdown, row
+from bench.learning.train import Outcome, train
+
+
+def main() -> int:
+    """Train everything that was asked for; 1 if a floor was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.learning", description=__doc__)
+    parser.add_argument("--suite", choices=("quick", "full"), default="quick",
+                        help="quick leaves out what takes over five minutes a seed")  # fmt: skip
+    parser.add_argument("--only", metavar="TEXT", help="cases whose name holds this text")
+    parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
+    parser.add_argument("--write", type=Path, metavar="DIR",
+                        help="write learning.md and learning.json there")  # fmt: skip
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run folders there")
+    args = parser.parse_args()
+    cases = [case for case in CASES if _is_asked_for(case, args)]
+    if not cases:
+        parser.error(f"--only: no case of this suite is called {args.only!r}")
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="impala-async-bench-"))
+    try:
+        results = [(case, _run(case, args.seeds, folder)) for case in _with_head(cases)]
+    finally:
+        if args.keep is None:
+            shutil.rmtree(folder)
+    if args.write:
+        command = f"python -m bench.learning {' '.join(sys.argv[1:])}"
+        args.write.mkdir(parents=True, exist_ok=True)
+        (args.write / "learning.md").write_text(markdown(results, command))
+        (args.write / "learning.json").write_text(as_json(results, command))
+    return 0 if all(is_held(case, outcomes) for case, outcomes in results) else 1
+
+
+def _is_asked_for(case: Case, args: argparse.Namespace) -> bool:
+    if args.only is not None and args.only.lower() not in case.name.lower():
+        return False
+    if args.suite == "quick" and not case.is_quick:
+        return False
+    if importlib.util.find_spec(case.needs) is None:
+        print(f"skipped: {case.name}: {case.needs} is not installed", file=sys.stderr)
+        return False
+    return True
+
+
+def _with_head(cases: list[Case]) -> list[Case]:
+    print(HEAD, flush=True)
+    return cases
+
+
+def _run(case: Case, num_seeds: int | None, folder: Path) -> list[Outcome]:
+    name = "".join(letter if letter.isalnum() else "-" for letter in case.name)
+    seeds = range(min(case.num_seeds, num_seeds or case.num_seeds))
+    outcomes = []
+    for seed in seeds:
+        outcome = train(case, seed, folder / name / str(seed))
+        print(f"{case.name}, seed {seed}: {outcome}", file=sys.stderr, flush=True)
+        outcomes.append(outcome)
+    print(row(case, outcomes), flush=True)
+    return outcomes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

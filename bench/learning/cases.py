@@ -1,0 +1,84 @@
+"""The tasks of the suite: what is trained, the floor that it must reach, and the controls that must
+not: a control takes away the one thing that its task is there to show.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    A task passes with a seed if its mean return reaches `goal` within `env_steps`; a control, if
+    it stays below `goal` all the way. `num_must` of `num_seeds` must pass.
+    """
+
+    name: str
+    config: str
+    goal: float
+    env_steps: int
+    num_seeds: int = 3
+    num_must: int = 3
+    overrides: tuple[str, ...] = ()
+    is_control: bool = False
+    is_quick: bool = True
+    needs: str = "gymnasium"
+    """The module without which it is skipped."""
+
+    def without(self, what: str, *overrides: str, goal: float, num_must: int = 2) -> "Case":
+        """The control that lacks something."""
+        return replace(
+            self,
+            name=f"{self.name}, {what}",
+            goal=goal,
+            num_must=num_must,
+            overrides=(*self.overrides, *overrides),
+            is_control=True,
+        )
+
+
+POLE = Case("CartPole-v1, IMPALA", "cartpole.toml", 475, 300_000, num_seeds=5, num_must=5)
+LAGGED = Case(
+    "CartPole-v1, lag of 8 updates", "cartpole_lagged.toml", 475, 500_000
+)
+MEMORY = Case("CartPole without velocities, LSTM", "cartpole_memory.toml", 400, 600_000)
+REPEAT = Case("RepeatPrevious, LSTM, 4 rows", "repeat_previous.toml", 0.9, 1_000_000)
+LEGAL = Case("2 of 8 actions legal, mask", "few_legal.toml", 0.9, 200_000)
+SPLIT = Case("CartPole in two keys", "cartpole_dict.toml", 475, 500_000)
+CHEETAH = Case(
+    "HalfCheetah-v5, APPO", "halfcheetah_appo.toml", 3000, 1_000_000,
+    num_must=2, is_quick=False, needs="mujoco",
+)  # fmt: skip
+NOT_NORMAL = ("model.normalize_obs=false", "algorithm.normalize_returns=false")
+
+CASES = (
+    POLE,
+    Case("CartPole-v1, APPO", "cartpole_appo.toml", 475, 300_000),
+    Case("CartPole-v1, PPO", "cartpole_ppo.toml", 475, 300_000),
+    Case("CartPole-v1, A2C", "cartpole_a2c.toml", 475, 300_000),
+    LAGGED,
+    LAGGED.without("no correction", "algorithm.name=a2c", goal=300),
+    Case("Acrobot-v1, IMPALA", "acrobot.toml", -100, 300_000),
+    Case("LunarLander-v3, APPO", "lunarlander_appo.toml", 200, 1_500_000,
+         num_must=2, is_quick=False, needs="Box2D"),
+    Case("InvertedPendulum-v5, APPO", "inverted_pendulum_appo.toml", 950, 300_000,
+         num_must=2, needs="mujoco"),
+    CHEETAH,
+    CHEETAH.without("no normalising", *NOT_NORMAL, goal=1500),
+    Case("MinAtar breakout, IMPALA", "minatar_breakout.toml", 5, 1_500_000,
+         num_must=2, is_quick=False, needs="minatar"),
+    Case("MinAtar space invaders, IMPALA", "minatar_space_invaders.toml", 30, 600_000,
+         num_must=2, is_quick=False, needs="minatar"),
+    MEMORY,
+    MEMORY.without("MLP", "model.core=none", goal=80, num_must=3),
+    REPEAT,
+    REPEAT.without("MLP", "model.core=none", goal=0.3, num_must=3),
+    LEGAL,
+    LEGAL.without("no mask", "env.kwargs.is_masked=false", goal=0.85, num_must=3),
+    SPLIT,
+    SPLIT.without("one key withheld", "env.kwargs.withhold=true", goal=120, num_must=3),
+    Case("two CartPoles, MultiDiscrete", "two_poles.toml", 300, 600_000),
+)  # fmt: skip

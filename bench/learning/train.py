@@ -1,0 +1,67 @@
+"""Trains one case with one seed, through the door that users take, and reads what came of it."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.learning.cases import Case
+
+TIME_LIMIT_S = 3600
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One training."""
+
+    seed: int
+    best_return: float | None
+    env_steps: int
+    wall_s: float
+    lag_median: int | None
+    has_passed: bool
+
+
+def train(case: Case, seed: int, folder: Path) -> Outcome:
+    """Run it to its goal or to the end of its steps; what it says goes to `train.log`."""
+    folder.mkdir(parents=True)
+    run = folder / "run"
+    settings = [
+        *case.overrides,
+        f"seed={seed}",
+        f"stop.env_steps={case.env_steps}",
+        f"stop.mean_return={'none' if case.is_control else case.goal}",
+    ]
+    command = [sys.executable, "-m", "impala_async.train", "--config", str(case.path)]
+    command += ["--run-dir", str(run), *(part for s in settings for part in ("--set", s))]
+    started = time.monotonic()
+    with (folder / "train.log").open("w") as log:
+        code = subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, timeout=TIME_LIMIT_S, check=False
+        ).returncode
+    wall_s = time.monotonic() - started
+    if code != 0:
+        raise RuntimeError(f"{case.name}, seed {seed}: exit code {code}; see {folder}/train.log")
+    return _read(case, seed, run, wall_s)
+
+
+def _read(case: Case, seed: int, run: Path, wall_s: float) -> Outcome:
+    summary = json.loads((run / "summary.json").read_text())
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    means = [report["mean_return_100"] for report in reports] + [summary["mean_return_100"]]
+    best = max((mean for mean in means if mean is not None), default=None)
+    if case.is_control:
+        has_passed = best is None or best < case.goal
+    else:
+        has_passed = summary["exit_reason"] == "mean_return"
+    lag = summary["lag_quantiles"]
+    return Outcome(
+        seed=seed,
+        best_return=best,
+        env_steps=summary["env_steps_trained"],
+        wall_s=round(wall_s, 1),
+        lag_median=lag[2] if lag else None,
+        has_passed=has_passed,
+    )

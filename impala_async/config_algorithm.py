@@ -1,0 +1,199 @@
+"""The knobs of learning: the loss, its coefficients, what becomes of rewards, the optimizer.
+
+A key that does nothing in the chosen algorithm, or with the chosen optimizer, is refused when it
+is set to something else than its default.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from impala_async.config_section import Section
+
+AlgorithmName = Literal["impala", "appo", "ppo", "a2c"]
+OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf"]
+ReturnsName = Literal["vtrace", "gae"]
+
+# The first is the default.
+_RETURNS: dict[AlgorithmName, tuple[ReturnsName, ...]] = {
+    "impala": ("vtrace",),
+    "appo": ("vtrace",),
+    "ppo": ("gae", "vtrace"),
+    "a2c": ("gae",),
+}
+# Where a key does something; keys that are not here do so everywhere.
+_ALGORITHMS: dict[str, tuple[AlgorithmName, ...]] = {
+    "rho_bar": ("impala", "appo", "ppo"),
+    "c_bar": ("impala", "appo", "ppo"),
+    "pg_rho_bar": ("impala", "appo"),
+    "clip": ("appo", "ppo"),
+    "is_clip": ("appo",),
+    "tau": ("appo",),
+    "target_update_every_updates": ("appo",),
+    "kl_coeff": ("appo",),
+    "kl_target": ("appo",),
+    "num_minibatches": ("ppo",),
+}
+_OPTIMIZERS: dict[str, tuple[OptimizerName, ...]] = {
+    "rms_decay": ("rmsprop", "rmsprop_tf"),
+    "momentum": ("rmsprop", "rmsprop_tf"),
+    "weight_decay": ("adamw",),
+}
+
+
+class AlgorithmSection(Section):
+    """The loss, its coefficients and the optimizer."""
+
+    name: AlgorithmName = Field("impala", description="The algorithm; appo is IMPACT.")
+    gamma: float = Field(0.99, ge=0, le=1, description="Discount per step.")
+    lr: float = Field(5e-4, gt=0, description="Learning rate at the start.")
+    lr_end: float | None = Field(None, ge=0, description="Rate at the schedule's end; none: flat.")
+    entropy_cost: float = Field(0.01, ge=0, description="Weight of the entropy bonus.")
+    entropy_cost_end: float | None = Field(
+        None, ge=0, description="Weight at the schedule's end; none: flat."
+    )
+    schedule_env_steps: int | None = Field(
+        None, gt=0, description="Env steps trained at which the schedules reach their end."
+    )
+    value_cost: float = Field(0.5, ge=0, description="Weight of the value loss.")
+    grad_clip: float | None = Field(40.0, gt=0, description="Largest global gradient norm.")
+    returns: ReturnsName | None = Field(
+        None, description="Of ppo: gae or vtrace. none: gae for ppo and a2c, vtrace for the others."
+    )
+    rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the TD weights.")
+    c_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the trace weights.")
+    pg_rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar in the policy gradient.")
+    lambda_: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        alias="lambda",
+        description="Trace decay; none: 1 with V-trace, 0.95 with GAE.",
+    )
+    normalize_advantages: bool | None = Field(
+        None,
+        description="Give advantages mean 0 and deviation 1; none: in ppo and a2c, else not.",
+    )
+    clip: float = Field(
+        0.2, gt=0, description="ppo, appo: how far from 1 a ratio of policies is followed."
+    )
+    num_minibatches: int = Field(
+        1, ge=1, description="ppo: parts of a batch, whole columns, one optimizer step for each."
+    )
+    is_clip: float = Field(
+        2.0, gt=0, description="appo: bar on the ratio of the acting to the target policy."
+    )
+    tau: float = Field(
+        1.0, gt=0, le=1, description="appo: how far the target network moves to the current one."
+    )
+    target_update_every_updates: int = Field(
+        4, ge=1, description="appo: updates from one move of the target network to the next."
+    )
+    kl_coeff: float = Field(
+        0.0, ge=0, description="appo: weight at the start of the KL from the target; 0: without."
+    )
+    kl_target: float | None = Field(
+        0.01, gt=0, description="appo: KL towards which kl_coeff is adapted; none: it stays."
+    )
+    reward_clip: Literal["unit", "soft_asymmetric"] | None = Field(
+        None,
+        description="Rewards in the loss, never in reported returns: between -1 and 1, or "
+        "0.3 min(tanh r, 0) + 5 max(tanh r, 0); none: as they are.",
+    )
+    reward_scale: float = Field(
+        1.0,
+        description="Rewards are multiplied by this (after reward_clip) in the loss, never in "
+        "reported returns.",
+    )
+    normalize_returns: bool = Field(
+        False, description="Divide rewards in the loss by the running deviation of the returns."
+    )
+    reduction: Literal["mean", "sum"] = Field(
+        "mean", description="Mean over valid rows, or the sum that the IMPALA paper uses."
+    )
+    optimizer: OptimizerName = Field(
+        "adam", description="rmsprop is torch's; rmsprop_tf is TF1's, as the IMPALA paper has it."
+    )
+    optimizer_eps: float | None = Field(
+        None, gt=0, description="none: 0.1 for rmsprop_tf, 1e-5 for the others."
+    )
+    rms_decay: float = Field(0.99, ge=0, lt=1, description="rmsprop: decay of the mean square.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="rmsprop: momentum.")
+    weight_decay: float = Field(0.01, ge=0, description="adamw: decoupled weight decay.")
+
+    @property
+    def returns_kind(self) -> ReturnsName:
+        return self.returns or _RETURNS[self.name][0]
+
+    @property
+    def trace_decay(self) -> float:
+        if self.lambda_ is not None:
+            return self.lambda_
+        return 0.95 if self.returns_kind == "gae" else 1.0
+
+    @property
+    def has_normal_advantages(self) -> bool:
+        if self.normalize_advantages is not None:
+            return self.normalize_advantages
+        return self.name in ("ppo", "a2c")
+
+    @property
+    def epsilon(self) -> float:
+        if self.optimizer_eps is not None:
+            return self.optimizer_eps
+        return 0.1 if self.optimizer == "rmsprop_tf" else 1e-5
+
+    @model_validator(mode="after")
+    def _schedules_have_a_horizon(self) -> Self:
+        ends = {"lr_end": self.lr_end, "entropy_cost_end": self.entropy_cost_end}
+        named = [f"{key} ({value})" for key, value in ends.items() if value is not None]
+        if named and self.schedule_env_steps is None:
+            raise ValueError(f"{named[0]} needs schedule_env_steps: the steps to get there")
+        if self.schedule_env_steps is not None and not named:
+            raise ValueError(
+                f"schedule_env_steps ({self.schedule_env_steps}) does nothing without lr_end or "
+                "entropy_cost_end"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_do_something(self) -> Self:
+        for key, algorithms in _ALGORITHMS.items():
+            self._check_used(key, "name", self.name, algorithms)
+        for key, optimizers in _OPTIMIZERS.items():
+            self._check_used(key, "optimizer", self.optimizer, optimizers)
+        if self.returns_kind == "gae":
+            for key in ("rho_bar", "c_bar"):
+                self._check_used(key, "returns", "gae", ("vtrace",))
+        if self.kl_coeff == 0 and self._is_set("kl_target"):
+            raise ValueError(
+                f"kl_target ({self.kl_target}) does nothing while kl_coeff is 0: drop it, or set "
+                "kl_coeff, at which the adapting begins"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Self:
+        if self.returns_kind not in _RETURNS[self.name]:
+            fix = "impala" if self.name == "a2c" else "ppo"
+            raise ValueError(
+                f"returns ({self.returns}) do not go with name ({self.name}), whose returns are "
+                f"{_RETURNS[self.name][0]}: drop it, or set name = {fix}"
+            )
+        if self.kl_coeff > 0 and self.tau == 1 and self.target_update_every_updates == 1:
+            raise ValueError(
+                f"kl_coeff ({self.kl_coeff}) does nothing while target_update_every_updates is 1 "
+                "and tau is 1, where the target network is always the current one: raise the "
+                "former or lower tau"
+            )
+        return self
+
+    def _is_set(self, key: str) -> bool:
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+    def _check_used(self, key: str, choice: str, chosen: str, uses: tuple[str, ...]) -> None:
+        if chosen not in uses and self._is_set(key):
+            raise ValueError(
+                f"{key} ({getattr(self, key)}) does nothing where {choice} is {chosen}: drop it, "
+                f"or set {choice} = {' or '.join(uses)}"
+            )

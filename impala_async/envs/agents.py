@@ -1,0 +1,186 @@
+"""PettingZoo's parallel environments, whose agents share one policy: each agent is a column.
+
+Column `e * A + a` is agent a of the A possible agents of environment e. An agent's episode ends
+with the agent; from then on its column is idle, until all agents of its environment are gone and
+the next step resets that. So is the column of an agent that is not there yet.
+
+    row         t            t+1                   ...            r                r+1
+    agent dies  transition   final observation     repeated       repeated         first of the next
+                             idle                  idle           idle, resets     episode
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeGuard
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+
+from impala_async.envs.actions import Actions
+from impala_async.envs.faults import Blame, close_all
+from impala_async.envs.observations import check_obs, short
+from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
+from impala_async.envs.vector import Obs, Step, spread_seed
+from impala_async.errors import EnvError
+
+
+class ParallelEnv(Protocol):
+    """What is used of a PettingZoo parallel environment."""
+
+    agents: list[Any]
+    possible_agents: list[Any]
+
+    def observation_space(self, agent: Any) -> Space[Any]: ...
+
+    def action_space(self, agent: Any) -> Space[Any]: ...
+
+    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]: ...
+
+    def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]: ...
+
+    def close(self) -> None: ...
+
+
+def is_parallel(env: Any) -> TypeGuard[ParallelEnv]:
+    """Whether all agents of an environment act at once (those that take turns have `last`)."""
+    has_agents = not isinstance(env, gym.Env) and hasattr(env, "possible_agents")
+    return has_agents and not hasattr(env, "last")
+
+
+class _World:
+    """One environment: the columns of its agents, who plays, and who has played."""
+
+    def __init__(self, env: ParallelEnv, columns: dict[Any, int]) -> None:
+        self.env = env
+        self.columns = columns
+        self.playing: list[Any] = []
+        self.seen: set[Any] = set()
+
+
+class AgentEnvs:
+    """Parallel environments, stepped one after the other; NEXT_STEP, with idle columns."""
+
+    autoreset = AutoresetMode.NEXT_STEP
+
+    def __init__(self, envs: Sequence[ParallelEnv], options: SpaceOptions = USUAL) -> None:
+        first = envs[0]
+        metadata = getattr(first, "metadata", None) or {}
+        self.name = str(metadata.get("name") or type(first).__name__)
+        self._stepping = Blame(self.name, "in step")
+        self._resetting = Blame(self.name, "in reset")
+        agents = list(first.possible_agents)
+        observation_space, action_space = _shared_spaces(self.name, first, agents)
+        self._worlds = [
+            _World(env, {agent: index * len(agents) + i for i, agent in enumerate(agents)})
+            for index, env in enumerate(envs)
+        ]
+        self.num_envs = num_columns = len(envs) * len(agents)
+        spaces = Spaces(observation_space, action_space, options)
+        self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
+        self._leaves = spaces.leaves
+        self._adapt = spaces.adapter().each
+        self._obs = {
+            leaf.spec.name: np.zeros((num_columns, *leaf.spec.shape), leaf.dtype)
+            for leaf in self._leaves
+        }
+        self._rewards = np.zeros(num_columns, np.float32)
+        self._terminated = np.zeros(num_columns, np.bool_)
+        self._truncated = np.zeros(num_columns, np.bool_)
+        self._idle = np.zeros(num_columns, np.bool_)
+        self._result = Step(
+            self._obs, self._rewards, self._terminated, self._truncated, idle=self._idle
+        )
+
+    def reset(self, seed: int) -> Obs:
+        """Start all environments anew, each with a seed of its own."""
+        first_seed = spread_seed(seed)
+        with self._resetting:
+            for index, world in enumerate(self._worlds):
+                self._reset_world(world, first_seed + index)
+        return self._obs
+
+    def step(self, actions: Actions) -> Step:
+        """Step every environment, or reset it when its last agent has gone."""
+        self._rewards.fill(0)
+        self._terminated.fill(False)
+        self._truncated.fill(False)
+        self._idle.fill(True)
+        with self._stepping:
+            adapted = list(self._adapt(actions))
+            for world in self._worlds:
+                if world.playing:
+                    self._step_world(world, adapted)
+                else:
+                    self._reset_world(world, None)
+        return self._result
+
+    def close(self) -> None:
+        """Close every environment, also when one of them fails to."""
+        close_all(world.env for world in self._worlds)
+
+    def _reset_world(self, world: _World, seed: int | None) -> None:
+        obs, _ = world.env.reset(seed=seed)
+        world.playing = []
+        world.seen = set()
+        self._welcome(world, obs)
+        if not world.playing:
+            raise EnvError(f"{self.name} has no agents after a reset")
+
+    def _step_world(self, world: _World, actions: list[Any]) -> None:
+        env, columns = world.env, world.columns
+        given = {agent: actions[columns[agent]] for agent in env.agents}
+        obs, rewards, terminated, truncated, _ = env.step(given)
+        playing = []
+        for agent in world.playing:
+            column = columns[agent]
+            self._idle[column] = False
+            self._rewards[column] = rewards[agent]
+            self._terminated[column] = terminated[agent]
+            self._truncated[column] = truncated[agent]
+            is_over = bool(terminated[agent] or truncated[agent])
+            # An agent that is gone may show nothing more: then its last observation stays.
+            if agent in obs or not is_over:
+                self._store(column, obs[agent])
+            if is_over:
+                continue
+            if agent not in env.agents:
+                raise EnvError(f"{self.name}: {agent} is gone, neither terminated nor truncated")
+            playing.append(agent)
+        world.playing = playing
+        self._welcome(world, obs)
+
+    def _welcome(self, world: _World, obs: dict[Any, Any]) -> None:
+        """Let those play who are there for the first time since the reset."""
+        for agent in world.env.agents:
+            if agent not in world.seen:
+                if agent not in world.columns:
+                    raise EnvError(f"{self.name}: {agent} is not among its possible_agents")
+                check_obs(self._leaves, obs[agent])
+                self._store(world.columns[agent], obs[agent])
+                world.seen.add(agent)
+                world.playing.append(agent)
+
+    def _store(self, column: int, obs: Any) -> None:
+        for leaf in self._leaves:
+            self._obs[leaf.spec.name][column] = leaf.of(obs)
+
+
+def _shared_spaces(
+    name: str, env: ParallelEnv, agents: list[Any]
+) -> tuple[Space[Any], Space[Any]]:
+    """The spaces of all agents, who must have the same ones, since they share a policy."""
+    if not agents:
+        raise EnvError(f"{name} has no possible_agents")
+    first, *others = agents
+    found = []
+    for kind, look in (("observation", env.observation_space), ("action", env.action_space)):
+        for other in others:
+            if look(other) != look(first):
+                raise EnvError(
+                    f"{name}: all agents share a policy, but the {kind} space of {first} is "
+                    f"{short(look(first))} and that of {other} is {short(look(other))}: make "
+                    "them alike by a wrapper (env.wrappers)"
+                )
+        found.append(look(first))
+    return found[0], found[1]

@@ -1,0 +1,135 @@
+"""Names to what they stand for: a gymnasium id, or a class or factory in a module.
+
+Ids register themselves on the way: a module that is named before a colon is imported, Atari's
+("ALE/...") imports ale_py, and another namespace asks the packages that announce it.
+"""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs import registration
+from gymnasium.vector import VectorEnv
+
+from impala_async.envs.faults import Blame, one_line
+from impala_async.envs.pool import PoolVector
+from impala_async.errors import EnvError
+
+EXTRAS = {
+    "ale_py": "atari",
+    "envpool": "envpool",
+    "minatar": "minatar",
+    "minigrid": "minigrid",
+    "mpe2": "pettingzoo",
+    "pettingzoo": "pettingzoo",
+}
+Factory = Callable[..., Any]
+
+
+def find_env(env_id: str) -> str | Factory:
+    """The gymnasium id, or the class or factory, that a name stands for."""
+    module_name, has_module, name = env_id.rpartition(":")
+    if not has_module:
+        _load_namespace(env_id)
+        if registered(env_id) is None:
+            _explain_unknown(env_id)
+        return env_id
+    module = import_named(env_id, module_name)
+    if module_name == "envpool":
+        return partial(PoolVector, name)
+    # The registered one goes first: it brings its time limit and wrappers.
+    if name in registration.registry:
+        return name
+    entry = getattr(module, name, None)
+    if callable(entry):
+        return entry  # type: ignore[no-any-return]
+    _load_namespace(name)
+    if registered(name) is None:
+        raise EnvError(f"{env_id}: {_not_in(module, name)}")
+    return name
+
+
+def find_callable(what: str) -> Factory:
+    """What a "package.module:Name" stands for."""
+    module_name, _, name = what.rpartition(":")
+    module = import_named(what, module_name)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise EnvError(f"{what}: {_not_in(module, name)}")
+    return found  # type: ignore[no-any-return]
+
+
+def registered(gym_id: str) -> registration.EnvSpec | None:
+    """What gymnasium knows under an id; without a version, its latest."""
+    if spec := registration.registry.get(gym_id):
+        return spec
+    try:
+        namespace, name, version = registration.parse_env_id(gym_id)
+    except gym.error.Error:
+        return None
+    latest = registration.find_highest_version(namespace, name)
+    if version is not None or latest is None:
+        return None
+    return registration.registry.get(registration.get_env_id(namespace, name, latest))
+
+
+def makes_vectors(entry: Factory) -> bool:
+    """Whether a class or factory makes a whole vector of environments."""
+    if isinstance(entry, type):
+        return issubclass(entry, VectorEnv)
+    try:
+        return "num_envs" in inspect.signature(entry).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def import_named(what: str, module_name: str) -> ModuleType:
+    """Import a module for the sake of a name; EnvError says what to install, if that is known."""
+    try:
+        with Blame(what, f"to import {module_name}"):
+            return importlib.import_module(module_name)
+    except EnvError as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        extra = EXTRAS.get((missing or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise EnvError(f"{error}; pip install 'impala-async[{extra}]'") from cause
+
+
+def _load_namespace(gym_id: str) -> None:
+    namespace, has_namespace, _ = gym_id.partition("/")
+    if not has_namespace or registered(gym_id) is not None:
+        return
+    if namespace == "ALE":
+        import_named(gym_id, "ale_py")
+    for announced in entry_points(group="gymnasium.envs", name=namespace):
+        with Blame(gym_id, f"to be registered by {announced.value}"):
+            announced.load()()
+
+
+def _explain_unknown(gym_id: str) -> None:
+    """Raise what gymnasium has to say about an id that it does not know."""
+    try:
+        gym.spec(gym_id)
+    except gym.error.NamespaceNotFound as error:
+        raise EnvError(
+            f"env.id {gym_id!r}: {one_line(error)} Write package:{gym_id} for an environment that "
+            "is registered when its package is imported."
+        ) from error
+    except gym.error.Error as error:
+        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}") from error
+
+
+def _not_in(module: ModuleType, name: str) -> str:
+    """Say that a module neither has nor registers a name, and which names come close."""
+    names = [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]
+    close = difflib.get_close_matches(name, [*names, *registration.registry], n=1)
+    hint = f" Did you mean: `{close[0]}`?" if close else ""
+    return f"{module.__name__} neither has nor registers {name!r}.{hint}"

@@ -1,0 +1,213 @@
+"""The algorithms: what loss each has, what its values regress to, and what it reports.
+
+Picked once, when an update step is built.
+
+    B columns of a batch, T action rows, S = T+1 observation rows
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from impala_async.algo.gae import gae
+from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss
+from impala_async.algo.losses_on_policy import a2c_loss, ppo_loss, ppo_returns
+from impala_async.algo.terms import LossTerms
+from impala_async.algo.vtrace import clamped_exp, vtrace
+from impala_async.config_algorithm import AlgorithmName, AlgorithmSection
+from impala_async.policy import Evaluation
+from impala_async.training.target import TargetView
+
+
+class Rows(NamedTuple):
+    """What a loss needs of a batch besides the evaluation, in time-major views.
+
+    Masked rows may hold anything, NaN included: a loss selects before it computes.
+    """
+
+    behaviour_log_probs_TB: Tensor
+    rewards_TB: Tensor
+    discounts_TB: Tensor
+    mask_TB: Tensor
+    num_valid: Tensor
+
+
+class View(NamedTuple):
+    """A batch, or a minibatch of it, as the weights of now see it."""
+
+    evaluation: Evaluation
+    rows: Rows
+    target: TargetView | None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What returns of all kinds are made of."""
+        return {
+            "rewards_TB": self.rows.rewards_TB,
+            "discounts_TB": self.rows.discounts_TB,
+            "values_SB": self.evaluation.values_SB,
+            "mask_TB": self.rows.mask_TB,
+        }
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """What every loss needs besides."""
+        return {
+            "log_probs_TB": self.evaluation.log_probs_TB,
+            "entropies_TB": self.evaluation.entropies_TB,
+            "num_valid": self.rows.num_valid,
+        }
+
+    @property
+    def behaviour(self) -> dict[str, Any]:
+        return {"behaviour_log_probs_TB": self.rows.behaviour_log_probs_TB}
+
+    def log_ratios(self, log_probs_TB: Tensor) -> Tensor:
+        """Of these to the behaviour's."""
+        return log_probs_TB.detach() - self.rows.behaviour_log_probs_TB
+
+    def mean(self, numbers_TB: Tensor) -> Tensor:
+        """Over valid rows."""
+        valid_TB = torch.where(self.rows.mask_TB, numbers_TB.detach().float(), 0.0)
+        return valid_TB.sum() / self.rows.num_valid.clamp(min=1)
+
+
+class Algorithm(NamedTuple):
+    """`loss` takes the entropy cost of now; `targets` are what its values regress to."""
+
+    loss: Callable[[View, float], LossTerms]
+    targets: Callable[[View], Tensor]
+    stats: Callable[[View], dict[str, Tensor]]
+
+
+def _impala(section: AlgorithmSection) -> Algorithm:
+    weights, bars = _weights(section), _bars(section)
+
+    def loss(view: View, entropy_cost: float) -> LossTerms:
+        inputs = view.values | view.policy | view.behaviour
+        return impala_loss(**inputs, entropy_cost=entropy_cost, **weights, **bars)
+
+    def targets(view: View) -> Tensor:
+        log_rhos_TB = view.log_ratios(view.evaluation.log_probs_TB)
+        return vtrace(log_rhos_TB=log_rhos_TB, **view.values, **bars).targets_TB
+
+    return Algorithm(loss, targets, lambda _: {})
+
+
+def _appo(section: AlgorithmSection) -> Algorithm:
+    weights, bars = _weights(section), _bars(section)
+    clip, is_clip = section.clip, section.is_clip
+
+    def loss(view: View, entropy_cost: float) -> LossTerms:
+        target = _target(view)
+        return appo_loss(
+            **(view.values | view.policy | view.behaviour),
+            target_log_probs_TB=target.evaluation.log_probs_TB,
+            kl_TB=_kl(view, target) if target.kl_coeff else None,
+            kl_coeff=target.kl_coeff,
+            entropy_cost=entropy_cost,
+            clip=clip,
+            is_clip=is_clip,
+            **weights,
+            **bars,
+        )
+
+    def targets(view: View) -> Tensor:
+        log_rhos_TB = view.log_ratios(_target(view).evaluation.log_probs_TB)
+        return vtrace(log_rhos_TB=log_rhos_TB, **view.values, **bars).targets_TB
+
+    def stats(view: View) -> dict[str, Tensor]:
+        target, rows = _target(view), view.rows
+        ratios_TB = impact_ratios(
+            view.evaluation.log_probs_TB,
+            rows.behaviour_log_probs_TB,
+            target.evaluation.log_probs_TB,
+            is_clip,
+        )
+        return {
+            "policy/kl": view.mean(_kl(view, target)),
+            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
+        }
+
+    return Algorithm(loss, targets, stats)
+
+
+def _ppo(section: AlgorithmSection) -> Algorithm:
+    weights, kind, clip = _weights(section), section.returns_kind, section.clip
+    settings: dict[str, Any] = {"rho_bar": section.rho_bar, "c_bar": section.c_bar}
+    settings["lambda_"] = section.trace_decay
+
+    def loss(view: View, entropy_cost: float) -> LossTerms:
+        return ppo_loss(
+            **(view.values | view.policy | view.behaviour),
+            entropy_cost=entropy_cost,
+            returns=kind,
+            clip=clip,
+            **weights,
+            **settings,
+        )
+
+    def targets(view: View) -> Tensor:
+        log_rhos_TB = view.log_ratios(view.evaluation.log_probs_TB)
+        return ppo_returns(log_rhos_TB=log_rhos_TB, **view.values, kind=kind, **settings).targets_TB
+
+    def stats(view: View) -> dict[str, Tensor]:
+        log_ratios_TB = view.log_ratios(view.evaluation.log_probs_TB)
+        ratios_TB = clamped_exp(log_ratios_TB)
+        return {
+            # From the actions taken alone, and never below 0: E[r - 1 - log r] = KL(mu || pi).
+            "policy/kl": view.mean(ratios_TB - 1 - log_ratios_TB),
+            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
+        }
+
+    return Algorithm(loss, targets, stats)
+
+
+def _a2c(section: AlgorithmSection) -> Algorithm:
+    weights, decay = _weights(section), section.trace_decay
+
+    def loss(view: View, entropy_cost: float) -> LossTerms:
+        inputs = view.values | view.policy
+        return a2c_loss(**inputs, entropy_cost=entropy_cost, lambda_=decay, **weights)
+
+    def targets(view: View) -> Tensor:
+        return gae(**view.values, lambda_=decay).targets_TB
+
+    return Algorithm(loss, targets, lambda _: {})
+
+
+def _weights(section: AlgorithmSection) -> dict[str, Any]:
+    return {
+        "value_cost": section.value_cost,
+        "reduction": section.reduction,
+        "normalize_advantages": section.has_normal_advantages,
+    }
+
+
+def _bars(section: AlgorithmSection) -> dict[str, Any]:
+    return {
+        "rho_bar": section.rho_bar,
+        "c_bar": section.c_bar,
+        "pg_rho_bar": section.pg_rho_bar,
+        "lambda_": section.trace_decay,
+    }
+
+
+def _target(view: View) -> TargetView:
+    assert view.target is not None, "appo has a target network"
+    return view.target
+
+
+def _kl(view: View, target: TargetView) -> Tensor:
+    """[T, B]"""
+    return target.evaluation.joint_BT.kl(view.evaluation.joint_BT).t()
+
+
+ALGORITHMS: dict[AlgorithmName, Callable[[AlgorithmSection], Algorithm]] = {
+    "impala": _impala,
+    "appo": _appo,
+    "ppo": _ppo,
+    "a2c": _a2c,
+}

@@ -1,0 +1,112 @@
+"""Rewards as the loss sees them. Reported returns never are: they are made by the actors.
+
+    reward ─► clipped ─► scaled ─► divided by the deviation of the returns ─► loss
+
+T rows of a trajectory, B columns
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+# Of one more batch in the running moments: about the last hundred batches count.
+SHARE = 0.01
+# Bounds from below, so that nothing is divided by next to nothing: not the returns of a good
+# policy, which are nearly constant, nor the first reward after many batches without any.
+SMALLEST_SHARE_OF_MEAN = 0.1
+SMALLEST_SCALE = 0.01
+
+
+def clip_rewards(rewards: Tensor, kind: Literal["unit", "soft_asymmetric"] | None) -> Tensor:
+    """unit: to [-1, 1], as DQN did for Atari (Nature 518). soft_asymmetric: optimistic, as IMPALA
+    did for DMLab-30 (arXiv 1802.01561, figure D.1): a loss hurts less than a gain pleases.
+    """
+    if kind is None:
+        return rewards
+    if kind == "unit":
+        return rewards.clamp(-1.0, 1.0)
+    squeezed = rewards.tanh()
+    return 0.3 * squeezed.clamp(max=0.0) + 5.0 * squeezed.clamp(min=0.0)
+
+
+class ReturnScale:
+    """The running standard deviation of the return targets, before any division by it.
+
+    Divided by it, rewards give values and advantages of about unit scale, whatever the rewards
+    are. Rewards are divided rather than values multiplied (PopArt, arXiv 1602.07714), so that
+    the model and its weights stay as they are for all who only act with it; the price is that
+    values follow a change of scale by learning. So the scale moves slowly: the moments are
+    averages in which a new batch has a share of 0.01, corrected for their start at zero as in
+    Adam, so that early batches count alike. From below the scale is bounded by a tenth of the
+    mean and by 0.01: rewards smaller than that are made larger with `reward_scale`.
+    """
+
+    def __init__(self) -> None:
+        self._mean = self._mean_square = self._weight = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._weight == 0
+
+    @property
+    def scale(self) -> float:
+        if self.is_empty:
+            return 1.0
+        return _scale(self._mean / self._weight, self._mean_square / self._weight)
+
+    def add(self, moments: "Moments", scale: float) -> None:
+        """Take in targets of rewards that were divided by `scale`."""
+        if moments.count > 0:
+            self._mean += SHARE * (moments.mean * scale - self._mean)
+            self._mean_square += SHARE * (moments.mean_square * scale**2 - self._mean_square)
+            self._weight += SHARE * (1 - self._weight)
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must hold."""
+        return {"mean": self._mean, "mean_square": self._mean_square, "weight": self._weight}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._mean = float(state["mean"])
+        self._mean_square = float(state["mean_square"])
+        self._weight = float(state["weight"])
+
+
+class Moments:
+    """Count, sum and sum of squares of valid targets: sums, so that parts of a batch add up."""
+
+    def __init__(self, count: float = 0.0, total: float = 0.0, total_square: float = 0.0) -> None:
+        self.count, self._total, self._total_square = count, total, total_square
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(
+            self.count + other.count,
+            self._total + other._total,
+            self._total_square + other._total_square,
+        )
+
+    @property
+    def mean(self) -> float:
+        return self._total / self.count
+
+    @property
+    def mean_square(self) -> float:
+        return self._total_square / self.count
+
+    @property
+    def scale(self) -> float:
+        """Of these targets alone."""
+        return _scale(self.mean, self.mean_square) if self.count else 1.0
+
+    @staticmethod
+    def sums(targets_TB: Tensor, mask_TB: Tensor) -> Tensor:
+        """The three numbers, still on their device."""
+        wide_TB = torch.where(mask_TB, targets_TB.double(), 0.0)
+        return torch.stack((mask_TB.sum().double(), wide_TB.sum(), wide_TB.square().sum()))
+
+
+def _scale(mean: float, mean_square: float) -> float:
+    deviation = math.sqrt(max(mean_square - mean**2, 0.0))
+    return max(deviation, SMALLEST_SHARE_OF_MEAN * abs(mean), SMALLEST_SCALE)

@@ -1,0 +1,93 @@
+"""The target network of APPO, which is IMPACT (arXiv 1912.00167), and the weight of its KL.
+
+Owns a copy of the policy that moves towards the live one every so many updates, and the
+coefficient that holds the live one near the copy.
+
+    B columns of a batch, T action rows
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.policy import Evaluation, Policy
+
+KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
+
+
+class TargetView(NamedTuple):
+    """What the target network makes of a batch, without gradient, and the KL's weight now."""
+
+    evaluation: Evaluation
+    kl_coeff: float
+
+
+class Target:
+    """Starts as a copy of the policy. `note_update` is called after every update taken."""
+
+    def __init__(self, policy: Policy, section: AlgorithmSection) -> None:
+        self.policy = copy.deepcopy(policy)
+        self.kl_coeff = section.kl_coeff
+        self._section = section
+        self._age = 0
+
+    @torch.no_grad()
+    def look(
+        self,
+        obs_BS: Mapping[str, Tensor],
+        actions_BT: Mapping[str, Tensor],
+        mask_BT: Tensor,
+        state_B: Mapping[str, Tensor],
+    ) -> TargetView:
+        evaluation = self.policy.evaluate(obs_BS, actions_BT, mask_BT, state_B)
+        return TargetView(evaluation, self.kl_coeff)
+
+    def note_update(self, live: Policy, kl: float) -> None:
+        """One update further from the target, at a mean KL before it of `kl`.
+
+        The coefficient is adapted when the target moves, by the last KL before: right behind a
+        move the two are equal, so that a KL taken there would only ever lower it.
+        """
+        self._age += 1
+        if self._age < self._section.target_update_every_updates:
+            return
+        self._age = 0
+        self.kl_coeff = adapted(self.kl_coeff, kl, self._section.kl_target)
+        self._move(live)
+
+    @torch.no_grad()
+    def _move(self, live: Policy) -> None:
+        tau = self._section.tau
+        mine, theirs = self.policy.model, live.model
+        for weight, goal in zip(mine.parameters(), theirs.parameters(), strict=True):
+            weight.lerp_(goal, tau)
+        # Statistics of observations are no weights: the newest are the best.
+        for statistic, newest in zip(mine.buffers(), theirs.buffers(), strict=True):
+            statistic.copy_(newest)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.policy.model.state_dict())
+
+    def state(self) -> dict[str, Any]:
+        """What else a checkpoint must hold."""
+        return {"kl_coeff": self.kl_coeff, "age": self._age}
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        self.policy.model.load_state_dict(dict(tensors))
+        self.kl_coeff = float(state["kl_coeff"])
+        self._age = int(state["age"])
+
+
+def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:
+    """Larger where the policies are too far apart, smaller where they need not be so near."""
+    if kl_target is None:
+        return kl_coeff
+    if kl > 2 * kl_target:
+        return kl_coeff * KL_GROWTH
+    if kl < 0.5 * kl_target:
+        return kl_coeff * KL_SHRINKAGE
+    return kl_coeff
