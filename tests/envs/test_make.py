@@ -145,6 +145,7 @@ def test_an_old_version_is_made_and_says_that_it_is_old() -> None:
         ("CartPoe-v1", "Did you mean: `CartPole`?"),
         ("CartPole-v7", "versioned environments: [ `v0`, `v1` ]"),
         ("Nothing-v0", "`Nothing` doesn't exist"),
+        ("json.decoder.Maze", "Write json.decoder:Maze for an environment"),
         ("nowhere/Thing-v0", "package:nowhere/Thing-v0"),
         ("not an id", "Malformed environment ID"),
         (f"{PROBES}:Countng", "Did you mean: `Counting`?"),
@@ -160,6 +161,11 @@ def test_an_unknown_name_is_an_error_that_helps(
     env_id: str, text: str, make: Callable[[EnvSection], Any]
 ) -> None:
     assert text in fails(env_id, make)
+
+
+def test_a_dotted_name_of_no_package_gets_no_hint() -> None:
+    assert "Write" not in fails("no_such_package.Maze", make_env)
+    assert "Write" not in fails(".Maze", make_env)
 
 
 def test_a_module_that_breaks_is_an_error_with_its_cause(tmp_path: Any, monkeypatch: Any) -> None:

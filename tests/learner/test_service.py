@@ -44,6 +44,8 @@ def check_end(run: Voyage, reason: str) -> dict[str, Any]:
     last = run.reports[-1]
     summary = run.summary
     assert summary["exit_reason"] == reason
+    # The last words are of the run, not of its end.
+    assert "none is connected" not in summary["bottleneck"] or not run.sailors
     assert summary.keys() >= SUMMARY
     check_identities(last)
     assert last["trajectories/in_slots"] == 0
@@ -74,7 +76,7 @@ async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> Non
     assert last["trajectories/trained"] > 100
     assert last["trajectories/rejected"] == 0
     assert run.summary["num_actors"] == 2
-    assert 0 < run.summary["wall_s"] <= last["time_s"]
+    assert run.summary["wall_s"] > 0
     assert run.summary["lag_quantiles"] == sorted(run.summary["lag_quantiles"])
 
 
