@@ -31,8 +31,8 @@ from impala_async.wire.sockets import AddressInUseError, Router, new_context
 MAX_MESSAGE_BYTES = 1 << 30
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
-# Credit may lie unused for so many leases, and twice its owner's own longest time, while others wait
-# for some. Its owner then says hello again when it wakes up, and loses nothing.
+# Credit may lie unused for so many leases, and twice its owner's own longest time, while others
+# wait for some. Its owner then says hello again when it wakes up, and loses nothing.
 HOARDING_LEASES = 3.0
 
 
