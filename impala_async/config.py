@@ -4,9 +4,12 @@ A function takes its own section, never the whole config. `config_load` reads th
 and the command line. Descriptions are what the help text and the configuration page show.
 """
 
+import json
+import re
+import typing
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_section import Section
@@ -26,6 +29,7 @@ class Wrapper(Section):
     @classmethod
     def _a_name_alone(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
+
 
 
 class EnvSection(Section):
@@ -202,8 +206,11 @@ class LearnerSection(Section):
         return self.num_passes * (self.queue_size + self.minibatch_buffer_size + 1)
 
 
-def _is_port(text: str) -> bool:
-    return text == "*" or (text.isascii() and text.isdigit() and 0 < int(text) < 65536)
+TCP_URL = re.compile(
+    r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
+)
+# Hosts that stand for every interface of a machine.
+EVERY_HOST = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
 
 
 class BindSection(Section):
@@ -212,12 +219,28 @@ class BindSection(Section):
     data: str = Field("tcp://127.0.0.1:5555", description="Trajectories come in here.")
     weights: str = Field("tcp://127.0.0.1:5556", description="Weights are pulled from here.")
 
+    @field_validator("data", "weights")
+    @classmethod
+    def _is_tcp(cls, url: str) -> str:
+        found = TCP_URL.fullmatch(url)
+        if found and (found[2] == "*" or 0 < int(found[2]) < 65536):
+            return url
+        wanted = "tcp://HOST:PORT, or tcp://HOST:* for any free port"
+        if url.removeprefix("tcp://").count(":") > 1:
+            wanted += "; an IPv6 address stands in brackets, as in tcp://[::1]:5555"
+        raise ValueError(f"wants {wanted}, got {json.dumps(url)}")
+
     @model_validator(mode="after")
-    def _urls_are_tcp(self) -> Self:
-        for key, url in (("data", self.data), ("weights", self.weights)):
-            host, _, port = url.removeprefix("tcp://").rpartition(":")
-            if not url.startswith("tcp://") or not host or not _is_port(port):
-                raise ValueError(f"{key} must be tcp://HOST:PORT or tcp://HOST:*, got {url!r}")
+    def _ports_differ(self) -> Self:
+        (host, _, port), (other_host, _, other_port) = (
+            url.rpartition(":") for url in (self.data, self.weights)
+        )
+        is_shared = host == other_host or not {host, other_host}.isdisjoint(EVERY_HOST)
+        if port == other_port != "*" and is_shared:
+            raise ValueError(
+                f"data and weights each need a port of their own, got {self.data} and "
+                f"{self.weights}"
+            )
         return self
 
 
@@ -273,7 +296,7 @@ class RunConfig(Section):
     """All settings of one run."""
 
     seed: int = Field(
-        0, ge=0, lt=2**31, description="Seeds the model and, with their rank, actors."
+        0, ge=0, le=2**31 - 1, description="Seeds the model and, with their rank, actors."
     )
     env: EnvSection
     algorithm: AlgorithmSection = AlgorithmSection()

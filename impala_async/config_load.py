@@ -8,17 +8,28 @@ import copy
 import difflib
 import json
 import tomllib
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from impala_async.config import RunConfig
 from impala_async.errors import ConfigError
 
 COMMAND_LINE = "--set"
 MAX_SHOWN = 200
+
+
+class Merged(NamedTuple):
+    """Settings, where each overridden key came from, and which overrides make no sense."""
+
+    settings: dict[str, Any]
+    sources: dict[str, str]
+    mistakes: list[str]
 
 
 def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
@@ -28,28 +39,39 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
         ConfigError: with one line per mistake.
     """
     from_file = {} if path is None else _read_toml(path)
-    settings, sources = merge_overrides(from_file, overrides)
-    return validate_config(settings, dict.fromkeys(_dotted_keys(from_file), str(path)) | sources)
+    settings, sources, mistakes = merge_overrides(from_file, overrides)
+    in_file = dict.fromkeys(_dotted_keys(from_file), str(path))
+    return validate_config(settings, in_file | sources, mistakes)
 
 
-def merge_overrides(
-    settings: Mapping[str, Any], overrides: Iterable[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Settings with `section.key=value` overrides, and where each overridden key came from."""
-    merged: dict[str, Any] = copy.deepcopy(dict(settings))
-    keys = [_apply_override(merged, override) for override in overrides]
-    return merged, dict.fromkeys(keys, COMMAND_LINE)
+def merge_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> Merged:
+    """Settings with `section.key=value` overrides; one that makes no sense changes nothing."""
+    merged = Merged(copy.deepcopy(dict(settings)), {}, [])
+    for override in overrides:
+        try:
+            merged.sources[_apply_override(merged.settings, override)] = COMMAND_LINE
+        except ConfigError as error:
+            merged.mistakes.append(str(error))
+    return merged
 
 
 def validate_config(
-    settings: Mapping[str, Any], sources: Mapping[str, str] | None = None
+    settings: Mapping[str, Any],
+    sources: Mapping[str, str] | None = None,
+    mistakes: Iterable[str] = (),
 ) -> RunConfig:
-    """Turn nested settings into a config, or say in one line each what is wrong with them."""
+    """Turn nested settings into a config, or say in one line each what is wrong with them.
+
+    `mistakes` are those that were found before, to be told with the others.
+    """
+    lines = list(mistakes)
     try:
-        return RunConfig.model_validate(settings)
+        config = RunConfig.model_validate(settings)
     except ValidationError as error:
-        lines = [_explain(dict(detail), sources or {}) for detail in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+        lines += [_explain(dict(detail), sources or {}) for detail in error.errors()]
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return config
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -99,17 +121,20 @@ def _parse_value(text: str) -> Any:
 
 def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     """One line for one mistake: source, dotted key, what it got, what it wants."""
-    key = ".".join(str(part) for part in detail["loc"])
+    named = [part for part in detail["loc"] if isinstance(part, str)]
+    key = ".".join(named)
     source = _source(key, sources)
     if detail["type"] == "extra_forbidden":
         return f"{source}: {key}: unknown key{_suggest(key)}"
     if detail["type"] == "missing":
         hint = " (for example --set env.id=CartPole-v1, or --config FILE)" if "env" in key else ""
         return f"{source}: {'env.id' if key == 'env' else key}: required{hint}"
-    message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "value_error":
+        message = detail["msg"].removeprefix("Value error, ")
         return f"{source}: {key + ': ' if key else ''}{message}"
-    return f"{source}: {key}: {message}, got {_shown(detail['input'])}"
+    item = "".join(f"[{part}]" for part in detail["loc"] if isinstance(part, int))
+    wanted = _wanted_at(key, is_item=bool(item)) or detail["msg"]
+    return f"{source}: {key}{item}: {wanted}, got {_shown(detail['input'])}"
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str:
@@ -120,14 +145,58 @@ def _source(key: str, sources: Mapping[str, str]) -> str:
     return " and ".join(sorted(below)) or sources.get(key.rpartition(".")[0], "config")
 
 
+def _wanted_at(key: str, *, is_item: bool) -> str | None:
+    """What a key takes, in a user's words; None for what is no key of ours."""
+    field = dict(_schema_fields(RunConfig)).get(key)
+    if field is None:
+        return None
+    if is_item:
+        return f"wants {_wanted(typing.get_args(field.annotation)[0], field)}"
+    return f"wants {_wanted(field.annotation, field)}"
+
+
+def _wanted(kind: Any, field: FieldInfo) -> str:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (UnionType, typing.Union):
+        (inner,) = (arg for arg in args if arg is not NoneType)
+        return f"{_wanted(inner, field)}, or none"
+    if origin is typing.Literal:
+        *others, last = args
+        return f"{', '.join(others)} or {last}" if others else str(last)
+    if origin is tuple:
+        return f"a list, for example {json.dumps(field.default)}"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "keys of its own, not a value"
+    if kind is str:
+        return "text that is not empty" if field.metadata else "text"
+    if kind is int or kind is float:
+        return ("a whole number" if kind is int else "a number") + _range(field)
+    return "true or false" if kind is bool else "a table, for example {size = 5}"
+
+
+def _range(field: FieldInfo) -> str:
+    """The bounds of a number, as far as it has any."""
+    bounds = {
+        name: getattr(bound, name)
+        for bound in field.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(bound, name)
+    }
+    words = {"ge": "from", "gt": "over", "le": "to", "lt": "below"}
+    text = "".join(f" {words[name]} {bound}" for name, bound in bounds.items())
+    return f"{text} up" if bounds.keys() == {"ge"} else text
+
+
 def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
     text = json.dumps(value, default=str)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _suggest(key: str) -> str:
     """The key that was meant: one of the same name elsewhere, or the one spelled most like it."""
-    known = list(_schema_keys(RunConfig))
+    known = [key for key, _ in _schema_fields(RunConfig)]
     named_so = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
     near = difflib.get_close_matches(key, named_so or known, n=1, cutoff=0.0 if named_so else 0.6)
     if not near:
@@ -137,9 +206,9 @@ def _suggest(key: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _schema_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def _schema_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
-        yield key
+        yield key, field
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _schema_keys(field.annotation, f"{key}.")
+            yield from _schema_fields(field.annotation, f"{key}.")

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from impala_async import __version__
-from impala_async.config import RunConfig
+from impala_async.config import BindSection, RunConfig
 from impala_async.config_load import load_config, merge_overrides, validate_config
 from impala_async.errors import EXIT_BUG, EXIT_INTERRUPTED, ConfigError, ImpalaAsyncError
 from impala_async.learner.run_folder import RunFolder, default_run_path
@@ -19,11 +20,17 @@ if TYPE_CHECKING:
 
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
 FIXED_SECTIONS = ("env", "model", "trajectory")
+# Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
+# no settings: those are written down, and a resumed run would insist on ports long taken.
+PORTS_VARIABLE = "IMPALA_ASYNC_PORTS"
+CONSOLE_COMMAND = "impala-async"
 
 
 def new_parser(door: str, description: str) -> argparse.ArgumentParser:
-    """A parser that also knows the version."""
-    parser = argparse.ArgumentParser(prog=f"python -m impala_async.{door}", description=description)
+    """A parser that also knows the version, and the command that was typed."""
+    is_console = Path(sys.argv[0]).name == CONSOLE_COMMAND
+    prog = f"{CONSOLE_COMMAND} {door}" if is_console else f"python -m impala_async.{door}"
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--version", action="version", version=f"impala-async {__version__}")
     return parser
 
@@ -49,7 +56,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def names_an_env(args: argparse.Namespace) -> bool:
     """Whether the flags say what to run, by a file or by env.id."""
-    env = merge_overrides({}, args.overrides)[0].get("env")
+    env = merge_overrides({}, args.overrides).settings.get("env")
     return args.config is not None or (isinstance(env, dict) and "id" in env)
 
 
@@ -79,14 +86,26 @@ def _check_resumed(args: argparse.Namespace) -> tuple[RunConfig, RunFolder]:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     folder = RunFolder.open(args.run_dir)
     before = folder.load_config()
-    settings, sources = merge_overrides(folder.load_settings(), args.overrides)
-    config = validate_config(settings, sources)
+    config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
     for section in FIXED_SECTIONS:
         if getattr(config, section) != getattr(before, section):
             raise ConfigError(
                 f"--set: {section}.*: cannot change in a resumed run; start a new one"
             )
     return config, folder
+
+
+def chosen_ports(bind: BindSection) -> dict[str, str]:
+    """The environment that tells a learner where to listen in this start."""
+    return {PORTS_VARIABLE: bind.model_dump_json()}
+
+
+def at_chosen_ports(config: RunConfig) -> RunConfig:
+    """The settings for this start, with the ports that `train` has chosen if it has."""
+    chosen = os.environ.get(PORTS_VARIABLE)
+    if chosen is None:
+        return config
+    return config.model_copy(update={"bind": BindSection.model_validate_json(chosen)})
 
 
 def start_logging() -> "Console":

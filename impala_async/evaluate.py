@@ -1,7 +1,7 @@
 """The evaluate door: greedy episodes with the weights of a checkpoint.
 
 `python -m impala_async.evaluate runs/CartPole-v1-...` takes the newest checkpoint of a run
-folder; a checkpoint's own folder works as well.
+folder, or of its `checkpoints`; a checkpoint's own folder works as well.
 """
 
 import argparse
@@ -48,9 +48,10 @@ def _evaluate(args: argparse.Namespace) -> int:
         raise ConfigError(f"--seed: wants a whole number from 0 up, got {args.seed}")
     if args.max_steps < 1:
         raise ConfigError(f"--max-steps: wants a whole number from 1 up, got {args.max_steps}")
-    folder, checkpoints = _locate(args.path)
+    folder, path = _locate(args.path)
     config = folder.load_config()
-    returns = _play(config, checkpoints, args)
+    is_one = path != folder.checkpoints
+    returns = _play(config, path, args, is_one=is_one)
     mean = sum(returns) / len(returns)
     print(f"mean return of {len(returns)} greedy episodes: {mean:.2f}")
     print(f"smallest {min(returns):.2f}, largest {max(returns):.2f}")
@@ -58,25 +59,30 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _locate(path: Path) -> tuple[RunFolder, Path]:
-    """The run, and the folder in which to look for its checkpoint."""
+    """The run, and its checkpoints or one of them."""
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such folder")
-    folder = RunFolder(path)
+    whole = path.resolve()
+    folder = RunFolder(whole)
     if folder.exists():
         return folder, folder.checkpoints
-    folder = RunFolder(path.resolve().parent.parent)
-    if not folder.exists():
-        raise CheckpointError(f"{path}: neither a run folder nor a checkpoint of one")
-    return folder, path
+    for run_path, checkpoints in ((whole.parent, whole), (whole.parent.parent, whole.parent)):
+        folder = RunFolder(run_path)
+        if folder.exists() and checkpoints == folder.checkpoints:
+            return folder, whole
+    raise CheckpointError(
+        f"{path}: wants the folder of a run, its checkpoints, or one of them "
+        "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
+    )
 
 
-def _play(config: RunConfig, path: Path, args: argparse.Namespace) -> list[float]:
+def _play(config: RunConfig, path: Path, args: argparse.Namespace, *, is_one: bool) -> list[float]:
     from impala_async.envs.make import build_envs
     from impala_async.policy import Policy
     from impala_async.spec import Schema, recurrent_state
     from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
 
-    checkpoint = newest_checkpoint(path) if path.name == "checkpoints" else open_checkpoint(path)
+    checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     envs = build_envs(config.actor.sampler, config.env, min(NUM_ENVS, args.episodes))

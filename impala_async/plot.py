@@ -2,7 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def read_reports(path: Path) -> list[dict[str, Any]]:
@@ -18,7 +21,9 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
     return reports
 
 
-def draw_learning_curve(metrics: Path, picture: Path) -> Path | None:
+def draw_learning_curve(
+    metrics: Path, picture: Path, *, title: str = "", goal: float | None = None
+) -> Path | None:
     """Return over env steps, with the lag beneath it; None if no episode was reported."""
     reports = [r for r in read_reports(metrics) if r.get("episodes/return_mean") is not None]
     if not reports:
@@ -28,22 +33,35 @@ def draw_learning_curve(metrics: Path, picture: Path) -> Path | None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    steps = [r["env_steps_trained"] for r in reports]
     figure, (top, bottom) = plt.subplots(
         2, 1, sharex=True, figsize=(8, 6), height_ratios=[3, 1], layout="constrained"
     )
-    top.plot(steps, [r["episodes/return_mean"] for r in reports], alpha=0.4, label="interval")
-    rolling = [(r["env_steps_trained"], r["mean_return_100"]) for r in reports]
-    known = [(x, y) for x, y in rolling if y is not None]
-    if known:
-        top.plot(*zip(*known, strict=True), label="last 100 episodes", linewidth=2)
-    top.set_ylabel("episode return")
-    top.legend(loc="lower right")
-    top.grid(alpha=0.3)
-    bottom.plot(steps, [r.get("lag/mean") for r in reports], color="tab:red")
+    # As text: a pair of dollar signs in a name is no formula.
+    top.set_title(title, parse_math=False)
+    _draw_returns(top, reports, goal)
+    bottom.plot(_steps(reports), [r.get("lag/mean") for r in reports], color="tab:red")
     bottom.set_ylabel("lag (updates)")
     bottom.set_xlabel("env steps trained")
     bottom.grid(alpha=0.3)
     figure.savefig(picture, dpi=120)
     plt.close(figure)
     return picture
+
+
+def _draw_returns(axes: "Axes", reports: list[dict[str, Any]], goal: float | None) -> None:
+    axes.plot(
+        _steps(reports), [r["episodes/return_mean"] for r in reports], alpha=0.4, label="interval"
+    )
+    rolling = [(r["env_steps_trained"], r["mean_return_100"]) for r in reports]
+    known = [(x, y) for x, y in rolling if y is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), label="last 100 episodes", linewidth=2)
+    if goal is not None:
+        axes.axhline(goal, color="tab:green", linestyle="--", label="goal")
+    axes.set_ylabel("episode return")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+
+
+def _steps(reports: list[dict[str, Any]]) -> list[int]:
+    return [r["env_steps_trained"] for r in reports]

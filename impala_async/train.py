@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from impala_async.config import BindSection
+from impala_async.config import BindSection, RunConfig
 from impala_async.doors import (
     add_run_flags,
     check_run,
+    chosen_ports,
     default_config_path,
     names_an_env,
     new_parser,
@@ -21,10 +22,13 @@ from impala_async.doors import (
     start_logging,
 )
 from impala_async.errors import EXIT_CONFIG
-from impala_async.launch.local import LocalRun, free_url
+from impala_async.launch.local import LocalRun, free_ports
 from impala_async.learner.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
+
+ANY_PORT = "tcp://127.0.0.1:*"
+LOOPBACK = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,54 +46,68 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     config, folder = check_run(args, default=default_config_path())
     start_logging()
-    bind = _chosen(config.bind)
+    unnamed = _unnamed_ports(config.bind)
+    bind = _chosen(config.bind.model_copy(update=unnamed))
+    overrides = [*args.overrides, *(f"bind.{key}={url}" for key, url in unnamed.items())]
     before = folder.read_json("summary.json") if args.resume else None
     started = time.monotonic()
-    run = LocalRun(_learner_flags(args, folder, bind), bind.data, folder.path / "actors")
+    run = LocalRun(
+        _learner_flags(args, folder, overrides),
+        _reached_at(bind.data),
+        folder.path,
+        chosen_ports(bind),
+    )
     code = run.run(config.train.num_actors)
+    if run.has_given_up:
+        return code
+    if not folder.exists():
+        run.remove_logs()
     summary = folder.read_json("summary.json")
     if summary is not None and summary != before:
-        _show(summary, folder, launched_s=time.monotonic() - started)
+        _show(summary, folder, config, launched_s=time.monotonic() - started)
     elif code != EXIT_CONFIG:
         logger.error("the learner ended without a summary, with exit code %d", code)
     return code
 
 
+def _unnamed_ports(bind: BindSection) -> dict[str, str]:
+    """Where the settings name no port any will do, in the run folder too, for a later resume."""
+    return {key: ANY_PORT for key in ("data", "weights") if key not in bind.model_fields_set}
+
+
 def _chosen(bind: BindSection) -> BindSection:
-    """Ports that are free, unless the settings name some: the actors must know them as well."""
-    if bind == BindSection():
-        return BindSection(data=free_url(), weights=free_url())
-    return BindSection(data=_without_star(bind.data), weights=_without_star(bind.weights))
+    """A port for each `*`: the actors are started at once, before the learner has a port."""
+    data, weights = (
+        f"{url.removesuffix('*')}{port}" if url.endswith(":*") else url
+        for url, port in zip((bind.data, bind.weights), free_ports(2), strict=True)
+    )
+    return BindSection(data=data, weights=weights)
 
 
-def _without_star(url: str) -> str:
-    host, _, port = url.rpartition(":")
-    return f"{host}:{free_url().rpartition(':')[2]}" if port == "*" else url
+def _reached_at(url: str) -> str:
+    """Where an actor of this host finds what listens at a url, on every interface perhaps."""
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    return f"tcp://{LOOPBACK.get(host, host)}:{port}"
 
 
-def _learner_flags(args: argparse.Namespace, folder: RunFolder, bind: BindSection) -> list[str]:
-    """The same flags for the learner, and the ports that were chosen."""
+def _learner_flags(
+    args: argparse.Namespace, folder: RunFolder, overrides: Sequence[str]
+) -> list[str]:
+    """The same flags for the learner."""
     flags = ["--run-dir", str(folder.path)]
     config = args.config if names_an_env(args) else default_config_path()
     if args.resume:
         flags.append("--resume")
     elif config is not None:
         flags += ["--config", str(config)]
-    overrides = [*args.overrides, f"bind.data={bind.data}", f"bind.weights={bind.weights}"]
     return flags + [part for override in overrides for part in ("--set", override)]
 
 
-def _show(summary: dict[str, Any], folder: RunFolder, launched_s: float) -> None:
+def _show(summary: dict[str, Any], folder: RunFolder, config: RunConfig, launched_s: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from impala_async.plot import draw_learning_curve
-
-    try:
-        picture = draw_learning_curve(folder.metrics, folder.path / "learning_curve.png")
-        drawn = str(picture) if picture else "no report to draw"
-    except OSError as error:
-        drawn = f"cannot be written: {error.strerror}"
+    drawn = _draw(summary, folder, goal=config.stop.mean_return)
     mean_return = summary["mean_return_100"]
     lag = summary["lag_quantiles"]
     table = Table(
@@ -104,12 +122,28 @@ def _show(summary: dict[str, Any], folder: RunFolder, launched_s: float) -> None
         "lag, median (largest)": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
         "trajectories dropped": str(sum(summary["dropped"].values())),
         "what limits it": str(summary["bottleneck"]),
-        "run folder": str(folder.path),
-        "learning curve": drawn,
     }
     for name, value in rows.items():
         table.add_row(name, value)
     Console().print(table)
+    # Outside of the table, which would cut what is longer than the terminal is wide.
+    print(f"run folder: {folder.path}\nlearning curve: {drawn}")
+
+
+def _draw(summary: dict[str, Any], folder: RunFolder, goal: float | None) -> str:
+    """Where the picture is, or why there is none."""
+    from impala_async.plot import draw_learning_curve
+
+    mean_return = summary["mean_return_100"]
+    title = str(summary["env_id"])
+    if mean_return is not None:
+        title += f": mean return {mean_return:.1f}"
+    picture = folder.path / "learning_curve.png"
+    try:
+        is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    return str(picture) if is_drawn else "no report to draw"
 
 
 if __name__ == "__main__":

@@ -150,6 +150,42 @@ def test_a_late_heartbeat_does_not_end_a_lease() -> None:
     assert "heartbeat_s (2.0) must be at most half of lease_s (3.9)" in text
 
 
+@pytest.mark.parametrize(
+    ("data", "weights", "is_fine"),
+    [
+        ("127.0.0.1:5000", "127.0.0.1:5000", False),
+        ("127.0.0.1:5556", None, False),
+        ("0.0.0.0:5000", "10.0.0.1:5000", False),
+        ("10.0.0.1:5000", "*:5000", False),
+        ("[::]:5000", "[::1]:5000", False),
+        ("10.0.0.1:5000", "10.0.0.2:5000", True),
+        ("127.0.0.1:5000", "127.0.0.1:5001", True),
+        ("127.0.0.1:*", "127.0.0.1:*", True),
+        ("*:*", "*:*", True),
+    ],
+)
+def test_each_socket_has_a_port_of_its_own(data: str, weights: str | None, is_fine: bool) -> None:
+    settings = {"bind__data": f"tcp://{data}"}
+    if weights is not None:
+        settings["bind__weights"] = f"tcp://{weights}"
+    if is_fine:
+        config_of(**settings)
+        return
+    (line,) = complaint(**settings).splitlines()
+    assert line == (
+        f"config: bind: data and weights each need a port of their own, got tcp://{data} and "
+        f"tcp://{weights or '127.0.0.1:5556'}"
+    )
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    config_of(bind__data="tcp://[fe80::1%eth0]:5555", bind__weights="tcp://[::]:*")
+    text = complaint(bind__data="tcp://::1:5555")
+    assert "bind.data: wants tcp://HOST:PORT" in text
+    assert "an IPv6 address stands in brackets, as in tcp://[::1]:5555" in text
+    assert "IPv6" not in complaint(bind__data="tcp://host")
+
+
 def test_a_message_fits_into_a_batch() -> None:
     config_of(actor__num_envs=16, learner__batch_columns=16)
     text = complaint(actor__num_envs=17, learner__batch_columns=16)

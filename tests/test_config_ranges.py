@@ -22,15 +22,15 @@ NEEDS = {
     "learner.heartbeat_s": {"learner.lease_s": 100.0},
 }
 NAN, INF = math.nan, math.inf
-POSITIVE = [0, -1, NAN, INF, "x", [], None]
-NOT_NEGATIVE = [-0.1, NAN, INF, "x", [], None]
-COUNT = [0, -1, 1.5, "x", [], None]
+POSITIVE = [0, -1, NAN, INF, "x", [], True, None]
+NOT_NEGATIVE = [-0.1, NAN, INF, "x", [], False, None]
+COUNT = [0, -1, 1.5, "x", [], True, None]
 OPTIONAL_POSITIVE = POSITIVE[:-1]
 OPTIONAL_COUNT = COUNT[:-1]
 
 # key: (values that are fine, values that are not)
 RANGES: dict[str, tuple[list[Any], list[Any]]] = {
-    "seed": ([0, 2**31 - 1], [-1, 2**31, 1.5, "x", None]),
+    "seed": ([0, 2**31 - 1], [-1, 2**31, 1.5, "x", True, None]),
     "env.id": (["CartPole-v1", "my.envs:Maze"], ["", 5, None, ["x"]]),
     "env.kwargs": ([{}, {"a": [1, None]}], [None, 5, "x", [1]]),
     "env.wrappers": (
@@ -60,7 +60,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "algorithm.reward_scale": ([-1, 0.5], [NAN, INF, "x", None]),
     "algorithm.reduction": (["mean", "sum"], ["max", None]),
     "model.name": (["mlp"], ["cnn", None]),
-    "model.hidden_sizes": ([[1], [64, 32, 16]], [[], [0], [64, -1], 64, "64", [1.5], None]),
+    "model.hidden_sizes": ([[1], [64, 32, 16]], [[], [0], [64, -1], 64, "64", [1.5], [True], None]),
     "model.activation": (["tanh", "relu"], ["gelu", None]),
     "model.shared_torso": ([True, False], ["x", 2, None]),
     "trajectory.rows": ([1, 65535], [*COUNT, 65536]),
@@ -87,6 +87,8 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
             *("", "127.0.0.1:5555", "ipc:///tmp/x", "tcp://:5555", "tcp://host", "tcp://host:"),
             *("tcp://host:0", "tcp://host:65536", "tcp://host:x", "tcp://host:-1", "tcp://h:²"),
             *("tcp://h:٣", "tcp://h:1.5", "udp://h:5", None, 5),
+            *("tcp://::1:5", "tcp://[::1:5", "tcp://[h]:5", "tcp://[]:5", "tcp://a b:5"),
+            *("tcp://tcp://h:5", "tcp://h/x:5"),
         ],
     ),
     "bind.weights": (["tcp://0.0.0.0:*"], ["tcp://host", None]),
@@ -131,3 +133,6 @@ def test_values_that_are_not(key: str, value: Any) -> None:
     # Which field, and what it got.
     assert key in text or (f"config: {section}: " in text and leaf in text)
     assert "got" in text
+    # In a user's words, and not in pydantic's.
+    assert "Input should" not in text
+    assert " valid " not in text

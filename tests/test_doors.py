@@ -10,12 +10,14 @@ import pytest
 
 from impala_async import __version__, errors
 from impala_async.__main__ import DOORS
-from impala_async.config import RunConfig
+from impala_async.config import BindSection, RunConfig
 from impala_async.config_load import load_config
 from impala_async.doors import (
     FIXED_SECTIONS,
     add_run_flags,
+    at_chosen_ports,
     check_run,
+    chosen_ports,
     default_config_path,
     names_an_env,
     run_door,
@@ -65,6 +67,27 @@ def test_flags_are_frozen(door: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("/usr/bin/impala-async", "usage: impala-async {door} "),
+        ("/somewhere/impala_async/{door}.py", "usage: python -m impala_async.{door} "),
+    ],
+)
+def test_the_usage_is_the_command_that_was_typed(
+    door: str,
+    typed: str,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", [typed.format(door=door), door, "--help"])
+    with pytest.raises(SystemExit):
+        importlib.import_module(DOORS[door][0]).main(["--help"])
+    assert capsys.readouterr().out.startswith(shown.format(door=door))
+
+
+@pytest.mark.parametrize("door", DOORS)
 def test_each_door_says_its_version(door: str) -> None:
     command = [sys.executable, "-m", f"impala_async.{door}", "--version"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -87,7 +110,7 @@ WRONG = [
     ("train", ["--config", "/nowhere.toml"]),
     ("train", ["--resume"]),
     ("train", ["--run-dir", "/proc/nowhere"]),
-    ("learner", ["--set", "nonsense"]),
+    ("learner", ["--set", "nonsense", "--set", "env.id=X"]),
     ("learner", []),
     ("learner", ["--run-dir", "/nowhere", "--resume"]),
     ("learner", ["--run-dir", "/proc/nowhere", "--set", "env.id=CartPole-v1"]),
@@ -192,6 +215,8 @@ def test_the_default_config_is_cartpole() -> None:
         (["--set", " env.id = X"], True),
         (["--set", 'env={id="X"}'], True),
         (["--config", "some.toml"], True),
+        (["--set", "nonsense", "--set", "env.id=X"], True),
+        (["--set", "nonsense"], False),
     ],
 )
 def test_what_names_an_env(flags: list[str], is_named: bool) -> None:
@@ -262,6 +287,27 @@ def test_wrong_flags_of_a_resumed_run(
 ) -> None:
     with pytest.raises(error, match=says):
         check_run(parse("--resume", "--run-dir", run_dir, *flags), None)
+
+
+def test_all_mistakes_in_the_flags_of_a_resumed_run_are_told(run_dir: str) -> None:
+    flags = ("--set", "nonsense", "--set", "seed=-1", "--set", "more")
+    with pytest.raises(ConfigError) as caught:
+        check_run(parse("--resume", "--run-dir", run_dir, *flags), None)
+    assert [line.split(" ")[1] for line in str(caught.value).splitlines()] == [
+        "'nonsense'",
+        "'more'",
+        "seed:",
+    ]
+
+
+def test_a_learner_listens_where_train_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(default_config_path(), ["bind.data=tcp://127.0.0.1:*"])
+    assert at_chosen_ports(config) is config
+    chosen = BindSection(data="tcp://127.0.0.1:7001", weights="tcp://127.0.0.1:7002")
+    for name, value in chosen_ports(chosen).items():
+        monkeypatch.setenv(name, value)
+    assert at_chosen_ports(config).bind == chosen
+    assert at_chosen_ports(config).env == config.env
 
 
 def test_only_a_run_can_be_resumed(run_dir: str, tmp_path: Path) -> None:

@@ -140,6 +140,21 @@ def test_the_newest_checkpoint_plays(
     assert "mean return of 10 greedy episodes: 0.00" in said
 
 
+def test_a_run_its_checkpoints_and_one_of_them_can_be_named(
+    run: RunFolder,
+    save: Save,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = save(10, prefers=1)
+    for path in (run.path, run.checkpoints, one):
+        assert main([str(path)]) == 0
+        assert "with ckpt-1-10" in capsys.readouterr().out
+        monkeypatch.chdir(path)
+        assert main(["."]) == 0
+        assert "with ckpt-1-10" in capsys.readouterr().out
+
+
 def test_a_damaged_newest_one_falls_back_to_the_older(
     run: RunFolder,
     save: Save,
@@ -190,11 +205,22 @@ def test_a_checkpoint_of_another_model_does_not_fit(
 
 
 @pytest.mark.parametrize(
-    ("path", "says"), [("none", "there is no such folder"), (".", "neither a run folder nor")]
+    ("path", "says"),
+    [
+        ("none", "there is no such folder"),
+        (".", "wants the folder of a run, its checkpoints, or one of them"),
+        ("run/config.json", "wants the folder of a run"),
+        ("run/actors", "wants the folder of a run"),
+        ("run/actors/checkpoints", "wants the folder of a run"),
+        ("run/checkpoints", "holds no whole checkpoint yet"),
+        ("run/checkpoints/note", "is not a checkpoint"),
+    ],
 )
 def test_a_path_that_is_neither(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, says: str
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, says: str
 ) -> None:
+    (run.path / "actors" / "checkpoints").mkdir(parents=True)
+    (run.checkpoints / "note").touch()
     assert main([str(tmp_path / path)]) == 2
     assert says_one_error(capsys.readouterr().err, says)
 

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import pyplot as plt
 
 from impala_async.plot import draw_learning_curve, read_reports
 
@@ -62,6 +63,25 @@ def test_two_runs_do_not_look_the_same(tmp_path: Path) -> None:
         assert picture is not None
         pictures.append(picture.read_bytes())
     assert pictures[0] != pictures[1]
+
+
+def test_it_has_a_title_and_a_line_at_the_goal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(plt, "close", kept.append)
+    metrics = write(tmp_path, *(report(n) for n in range(5)))
+    for goal in (None, 475.0):
+        draw_learning_curve(metrics, tmp_path / "curve.png", title="A $b$ c$", goal=goal)
+    monkeypatch.undo()
+    plain, with_goal = (figure.axes[0] for figure in kept)
+    assert plain.get_title() == with_goal.get_title() == "A $b$ c$"
+    (line,) = (line for line in with_goal.lines if line.get_label() == "goal")
+    assert set(line.get_ydata()) == {475.0}
+    assert line.get_linestyle() == "--"
+    assert len(with_goal.lines) == len(plain.lines) + 1
+    assert with_goal.get_ylim()[1] > 475.0
+    plt.close("all")
 
 
 def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:

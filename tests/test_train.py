@@ -2,19 +2,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from impala_async import train
+from impala_async import plot, train
 from impala_async.config_load import load_config
-from impala_async.doors import default_config_path
+from impala_async.doors import PORTS_VARIABLE, default_config_path
 from impala_async.learner.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 FREE = "tcp://127.0.0.1:"
+ANY = "tcp://127.0.0.1:*"
 SUMMARY = {
     "exit_reason": "mean_return",
     "env_id": "CartPole-v1",
@@ -34,18 +35,30 @@ class FakeRun:
 
     made: list["FakeRun"]
     code = 0
+    has_given_up = False
 
-    def __init__(self, learner_flags: Sequence[str], data_url: str, log_dir: Path) -> None:
+    def __init__(
+        self,
+        learner_flags: Sequence[str],
+        data_url: str,
+        run_dir: Path,
+        environment: Mapping[str, str],
+    ) -> None:
         self.flags = list(learner_flags)
         self.data_url = data_url
-        self.log_dir = log_dir
+        self.run_dir = run_dir
+        self.ports: dict[str, str] = json.loads(environment[PORTS_VARIABLE])
         self.num_actors = 0
+        self.has_removed_logs = False
         FakeRun.made.append(self)
 
     def run(self, num_actors: int) -> int:
         self.num_actors = num_actors
-        self.during(RunFolder(self.log_dir.parent))
+        self.during(RunFolder(self.run_dir))
         return self.code
+
+    def remove_logs(self) -> None:
+        self.has_removed_logs = True
 
     @staticmethod
     def during(folder: RunFolder) -> None: ...
@@ -78,9 +91,10 @@ def test_without_arguments_it_trains_cartpole_at_free_ports() -> None:
     assert run.values("--config") == [str(default_config_path())]
     (run_dir,) = run.values("--run-dir")
     assert Path(run_dir).parent == Path("runs")
-    assert run.log_dir == Path(run_dir) / "actors"
-    assert run.settings["bind.data"] == run.data_url
-    urls = set(run.settings.values())
+    assert run.run_dir == Path(run_dir)
+    assert run.settings == {"bind.data": ANY, "bind.weights": ANY}
+    assert run.ports["data"] == run.data_url
+    urls = set(run.ports.values())
     assert len(urls) == 2
     assert all(url.startswith(FREE) and url[len(FREE) :].isdigit() for url in urls)
 
@@ -111,19 +125,60 @@ def test_a_config_file_is_handed_on(tmp_path: Path) -> None:
 
 def test_ports_that_are_named_are_kept_and_stars_are_chosen_here() -> None:
     run = started("--set", "bind.data=tcp://0.0.0.0:7001", "--set", "bind.weights=tcp://0.0.0.0:*")
-    assert run.data_url == run.settings["bind.data"] == "tcp://0.0.0.0:7001"
-    host, _, port = run.settings["bind.weights"].rpartition(":")
+    assert run.settings == {"bind.data": "tcp://0.0.0.0:7001", "bind.weights": "tcp://0.0.0.0:*"}
+    assert run.ports["data"] == "tcp://0.0.0.0:7001"
+    host, _, port = run.ports["weights"].rpartition(":")
     assert host == "tcp://0.0.0.0"
     # The actors are told a port before the learner has one.
     assert port.isdigit()
 
 
+def test_a_port_that_is_named_is_kept_though_it_is_the_default_one() -> None:
+    run = started("--set", "bind.data=tcp://127.0.0.1:5555")
+    assert run.data_url == run.ports["data"] == "tcp://127.0.0.1:5555"
+    assert run.settings["bind.weights"] == ANY
+
+
+@pytest.mark.parametrize(
+    ("bind", "dialled"),
+    [
+        ("tcp://*:7001", "tcp://127.0.0.1:7001"),
+        ("tcp://0.0.0.0:7001", "tcp://127.0.0.1:7001"),
+        ("tcp://[::]:7001", "tcp://[::1]:7001"),
+        ("tcp://[::1]:7001", "tcp://[::1]:7001"),
+        ("tcp://10.0.0.1:7001", "tcp://10.0.0.1:7001"),
+    ],
+)
+def test_actors_dial_an_address_that_can_be_dialled(bind: str, dialled: str) -> None:
+    run = started("--set", f"bind.data={bind}")
+    assert run.ports["data"] == bind
+    assert run.data_url == dialled
+
+
+def begin(*overrides: str) -> None:
+    """What a learner writes down at its start, before it has a port."""
+    folder = RunFolder(Path("here"))
+    folder.begin(load_config(default_config_path(), overrides))
+    folder.let_go()
+
+
 def test_a_resumed_run_is_resumed_by_the_learner() -> None:
-    RunFolder(Path("here")).begin(load_config(default_config_path(), ["train.num_actors=4"]))
+    begin("train.num_actors=4")
     run = started("--resume", "--run-dir", "here")
     assert run.num_actors == 4
     assert "--resume" in run.flags
     assert run.values("--config") == []
+
+
+def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user() -> None:
+    first = started("--run-dir", "here", "--set", "bind.weights=tcp://127.0.0.1:7002")
+    begin(*first.values("--set"))
+    FakeRun.made.clear()
+    run = started("--resume", "--run-dir", "here")
+    assert run.settings == {}
+    assert run.ports["data"].startswith(FREE)
+    assert run.ports["data"] not in (ANY, first.ports["data"])
+    assert run.ports["weights"] == "tcp://127.0.0.1:7002"
 
 
 @pytest.mark.parametrize("flags", [["--set", "seed=-1"], ["--resume"]])
@@ -148,7 +203,7 @@ Said = Callable[[], str]
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     return lambda: capsys.readouterr().out
 
 
@@ -160,8 +215,53 @@ def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, sa
     for value in ("475.2", "123,456", "1,234", "12.3 (", "10,004", "2 (9) updates", "the learner"):
         assert value in shown
     assert any("dropped" in line and " 7 " in line for line in shown.splitlines())
-    assert "here/learning_curve.png" in shown
     assert Path("here/learning_curve.png").exists()
+
+
+def test_paths_are_shown_whole_however_long(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    write_summary(monkeypatch)
+    path = "/".join(["a-folder-of-some-length"] * 6)
+    started("--run-dir", path)
+    last = said().splitlines()[-2:]
+    assert last == [f"run folder: {path}", f"learning curve: {path}/learning_curve.png"]
+
+
+@pytest.mark.parametrize(
+    ("mean_return", "title"),
+    [(475.25, "CartPole-v1: mean return 475.2"), (None, "CartPole-v1")],
+)
+def test_the_picture_has_a_title_and_the_goal(
+    monkeypatch: pytest.MonkeyPatch, mean_return: float | None, title: str
+) -> None:
+    write_summary(monkeypatch, mean_return_100=mean_return)
+    drawn: list[dict[str, Any]] = []
+    monkeypatch.setattr(plot, "draw_learning_curve", lambda *paths, **how: drawn.append(how))
+    started("--set", "stop.mean_return=400")
+    assert drawn == [{"title": title, "goal": 400.0}]
+
+
+def test_a_run_that_was_given_up_has_no_table(
+    monkeypatch: pytest.MonkeyPatch, said: Said, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_summary(monkeypatch, exit_reason="terminated", env_steps_trained=0)
+    monkeypatch.setattr(FakeRun, "code", 78)
+    monkeypatch.setattr(FakeRun, "has_given_up", True)
+    run = started("--run-dir", "here", code=78)
+    assert said() == ""
+    # The reason is told by who gave up, and it names a log.
+    assert caplog.messages == []
+    assert not run.has_removed_logs
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_run_that_never_began_keeps_no_logs(
+    monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    monkeypatch.setattr(FakeRun, "code", 2)
+    if has_begun:
+        monkeypatch.setattr(FakeRun, "during", staticmethod(lambda folder: begin()))
+    run = started("--run-dir", "here", code=2)
+    assert run.has_removed_logs == (not has_begun)
 
 
 def test_a_run_without_updates_has_a_summary_too(
@@ -229,5 +329,11 @@ def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path: Path) -
     )
     assert answer.returncode == 78, answer.stderr
     (reason,) = [line for line in answer.stderr.splitlines() if "cannot run" in line]
+    assert "actor 0 cannot run: " in reason or "actor 1 cannot run: " in reason
     assert "picky:Picky failed to be made: RuntimeError: there is no display here (78)" in reason
+    log = Path(reason.partition("its log: ")[2])
+    assert log.parent == tmp_path / "run" / "actors"
+    assert "there is no display here" in log.read_text()
+    assert answer.stderr.splitlines()[-1] == reason
+    assert answer.stdout == ""
     assert "Traceback" not in answer.stderr

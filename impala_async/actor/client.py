@@ -80,6 +80,7 @@ class Client:
         self._send_wait_s = 0.0
         self._weights_wait_s = 0.0
         self._has_left = False
+        self._has_session = False
         self._is_joined = False
         self._offered_at = 0.0
 
@@ -199,8 +200,8 @@ class Client:
         if self._has_left:
             return
         self._has_left = True
-        if self._welcome is not None:
-            say_goodbye(self._data, self._welcome.session)
+        if self._has_session:
+            say_goodbye(self._data, self.welcome.session)
         if self._link is not None:
             self._link.close()
         self._data.close()
@@ -222,6 +223,7 @@ class Client:
 
     def _accept(self, welcome: Welcome, settings: ActorSettings) -> ActorSettings:
         former, self._welcome, self._settings = self._welcome, welcome, settings
+        self._has_session = True
         self._connect_s = settings.actor.reconnect_s
         self._last_heard = time.monotonic()
         if former is not None and former.run_id != welcome.run_id:
@@ -262,13 +264,16 @@ class Client:
             self._is_joined |= message.session == self.welcome.session
             self._take_grant(message)
         elif isinstance(message, Reject):
-            raise_if_final(message)
+            # With any other refusal the learner has ended the session.
+            self._has_session &= message.code == REJECT_CODES.index("bad_message")
+            raise_if_final(message, is_joined=self._is_joined)
             if message.code == REJECT_CODES.index("hello_again"):
                 self._come_back()
             else:
                 logger.warning("the learner refused a message: %s", message.text)
         elif isinstance(message, Bye):
-            self._data.send([pack(ByeOk(message.session))])
+            self._has_session = False
+            self._data.send_last([pack(ByeOk(message.session))])
             logger.info("the learner says goodbye: %s", BYE_REASONS[message.reason])
             if message.reason == BYE_REASONS.index("finished"):
                 raise RunFinished
@@ -299,6 +304,7 @@ class Client:
 
     def _come_back(self) -> None:
         """A new session with whoever is at the address now; what is not settled goes again."""
+        self._has_session = False
         logger.info("looking for the learner at %s again", self._url)
         is_open = False
         while not is_open:

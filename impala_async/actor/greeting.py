@@ -38,6 +38,8 @@ HELLO_EVERY_S = 1.0
 CONNECT_POLL_S = 0.02
 ANSWER_POLL_S = 0.1
 BYE_OK_S = 0.5
+# What a learner says to whoever dialled the other one of its two ports.
+_WRONG_PORT = "Hello on the weights port"
 
 
 def find_learner(
@@ -65,7 +67,7 @@ def find_learner(
         frames = socket.receive(poll_s)
         message = read(frames[0]) if frames else None
         if isinstance(message, Reject):
-            raise_if_final(message)
+            raise_if_final(message, is_joined=False)
             logger.warning("the learner refuses us for now: %s", message.text)
             say_at = max(say_at, now + message.retry_after_s)
         elif frames and isinstance(message, Welcome) and _is_current(message, hello):
@@ -97,13 +99,18 @@ def read(frame: bytes) -> Message | None:
         return None
 
 
-def raise_if_final(refusal: Reject) -> None:
-    """A refusal that no second try will change ends this actor."""
+def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
+    """A refusal that no second try will change ends this actor.
+
+    Once it has joined, a message that the learner does not understand is only one message.
+    """
     code = REJECT_CODES[refusal.code]
-    if code in ("mismatch", "protocol"):
-        raise MismatchError(refusal.text)
     if code == "not_allowed":
         raise NotAllowedError(refusal.text)
+    if _WRONG_PORT in refusal.text:
+        raise MismatchError("this is the weights port of a learner: dial its data port instead")
+    if code in ("mismatch", "protocol") or (refusal.retry_after_s < 0 and not is_joined):
+        raise MismatchError(refusal.text)
 
 
 def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:

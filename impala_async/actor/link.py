@@ -59,7 +59,9 @@ class Link:
         self._layout_digest = layout_digest
         self._heartbeat_s = heartbeat_s
         self._reply_timeout_s = reply_timeout_s
-        self._wanted = NO_VERSION
+        # Newest versions that the sampler thread and the link thread have heard of: one each, so
+        # that neither overwrites what the other has just written.
+        self._wanted = self._named = NO_VERSION
         self._have = have
         self._asked_at: float | None = None
         self._newest: deque[Weights] = deque(maxlen=1)
@@ -75,6 +77,10 @@ class Link:
     def is_asking(self) -> bool:
         """Whether weights may be on their way."""
         return self._asked_at is not None
+
+    @property
+    def _is_behind(self) -> bool:
+        return max(self._wanted, self._named) > self._have
 
     def want(self, version: Version) -> None:
         """The learner named a version: fetch it if it is newer."""
@@ -145,7 +151,7 @@ class Link:
         is_first = self._have == NO_VERSION
         timeout_s = FIRST_WEIGHTS_EVERY_S if is_first else self._reply_timeout_s
         is_waiting = self._asked_at is not None and now - self._asked_at <= timeout_s
-        if not is_waiting and (is_first or self._wanted > self._have):
+        if not is_waiting and (is_first or self._is_behind):
             was_sent = socket.send([pack(Get(self._session, *self._have))])
             self._asked_at = now if was_sent else None
             return timeout_s if was_sent else CONNECT_POLL_S
@@ -156,12 +162,12 @@ class Link:
         message = read(frames[0])
         if isinstance(message, Grant):
             self._grants.append(message)
-            self._wanted = max(self._wanted, Version(message.epoch, message.update))
+            self._named = max(self._named, Version(message.epoch, message.update))
         elif isinstance(message, WeightsReply):
             self._take_weights(message, frames)
         elif isinstance(message, NotModified):
             # Nothing is published yet: the first pull is repeated after its short time-out.
-            if self._have != NO_VERSION and self._wanted <= self._have:
+            if self._have != NO_VERSION and not self._is_behind:
                 self._asked_at = None
         elif isinstance(message, Reject):
             self.is_session_over |= message.code == REJECT_CODES.index("hello_again")

@@ -25,9 +25,10 @@ from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
 
-# Grants are looked at this often within a trajectory, so that newer weights are under way
-# before its end.
+# What the learner says is looked at this often within a trajectory, whichever comes first: newer
+# weights are to be under way before its end, and a goodbye is to be answered.
 PUMP_EVERY_STEPS = 16
+PUMP_EVERY_S = 0.05
 TIMERS_EVERY_S = 0.5
 
 
@@ -111,7 +112,8 @@ class ActorService:
 
     def _sample(self, sampler: Sampler, rows: int) -> None:
         num_steps = 0
-        report_at = time.monotonic() + TIMERS_EVERY_S
+        now = time.monotonic()
+        report_at, pump_at = now + TIMERS_EVERY_S, now + PUMP_EVERY_S
         while True:
             for finished in sampler.step():
                 self._client.send(finished)
@@ -122,8 +124,10 @@ class ActorService:
             num_steps += 1
             if self._signal is not None:
                 raise RunFinished
-            if num_steps % PUMP_EVERY_STEPS == 0:
+            now = time.monotonic()
+            if num_steps % PUMP_EVERY_STEPS == 0 or now >= pump_at:
                 self._client.pump(0)
+                pump_at = now + PUMP_EVERY_S
 
     def _stage_times(self, sampler: Sampler, rows: int) -> dict[str, float]:
         """Milliseconds per trajectory and stage, since the last call."""

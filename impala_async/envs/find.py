@@ -6,6 +6,7 @@ Ids register themselves on the way: a module that is named before a colon is imp
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -124,7 +125,16 @@ def _explain_unknown(gym_id: str) -> None:
             "is registered when its package is imported."
         ) from error
     except gym.error.Error as error:
-        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}") from error
+        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{_colon_hint(gym_id)}") from error
+
+
+def _colon_hint(gym_id: str) -> str:
+    """For a name like package.module.Name, of a package that is there."""
+    module, _, name = gym_id.rpartition(".")
+    package = module.partition(".")[0]
+    if not package.isidentifier() or importlib.util.find_spec(package) is None:
+        return ""
+    return f" Write {module}:{name} for an environment that this module holds."
 
 
 def _not_in(module: ModuleType, name: str) -> str:

@@ -1,9 +1,12 @@
 """One learner and its actors as processes of this machine, watched until the learner ends.
 
 Every child holds a lifeline: whatever ends this process, SIGKILL included, ends them too. An
-actor that dies is started again; one that says it does not fit ends the run.
+actor that ends before the learner is started again; one that says it does not fit, or that dies
+again and again, ends the run.
 """
 
+import contextlib
+import json
 import logging
 import os
 import signal
@@ -11,38 +14,38 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from impala_async.errors import (
-    EXIT_CONFIG,
-    EXIT_DONE,
-    EXIT_MISMATCH,
-    EXIT_NOT_ALLOWED,
-    ConfigError,
-)
+from impala_async.errors import EXIT_DONE, EXIT_MISMATCH, EXIT_NOT_ALLOWED, ConfigError
 from impala_async.lifeline import Lifeline
 
 logger = logging.getLogger(__name__)
 
-HOPELESS = (EXIT_CONFIG, EXIT_NOT_ALLOWED, EXIT_MISMATCH)
+# What no second try can mend. An environment that raised in mid-run (2) may never do so again.
+HOPELESS = (EXIT_NOT_ALLOWED, EXIT_MISMATCH)
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
+# What a learner that has told its actors that the run is over mostly needs to end.
+GOODBYE_S = 3.0
 MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
-LEARNER_END_S = 12.0
+# Longer than a learner gives itself for its end, the last checkpoint included.
+LEARNER_END_S = 660.0
 ACTOR_END_S = 3.0
 ASKED_END_S = 3.0
 # Small tensors gain nothing from more threads, and the processes share the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def free_url() -> str:
-    """A loopback url whose port is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+def free_ports(count: int) -> list[int]:
+    """Different ports of this host that are free now."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class _Actor:
@@ -54,11 +57,14 @@ class _Actor:
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at = time.monotonic()
         self.started_at = 0.0
+        self.log_begin = 0
         self.num_quick_deaths = 0
+        self.is_done = False
 
     def last_error(self) -> str:
-        """What it said at its end."""
-        lines = self.log_path.read_text(errors="replace").splitlines()
+        """What it said at its end; the log may hold the ends of others before it."""
+        said = self.log_path.read_bytes()[self.log_begin :]
+        lines = said.decode(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         return (
             errors[-1].removeprefix("error: ")
@@ -68,20 +74,32 @@ class _Actor:
 
 
 class LocalRun:
-    """Owns the processes of one run on this machine."""
+    """Owns the processes of one run on this machine.
 
-    def __init__(self, learner_flags: Sequence[str], data_url: str, log_dir: Path) -> None:
+    `environment` is what only the learner finds in its environment.
+    """
+
+    def __init__(
+        self,
+        learner_flags: Sequence[str],
+        data_url: str,
+        run_dir: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        log_dir = run_dir / "actors"
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--run-dir: cannot write to {log_dir}: {error.strerror}") from None
         self._data_url = data_url
         self._lifeline = Lifeline()
+        self._run_dir = run_dir
         self._log_dir = log_dir
         self._actors: list[_Actor] = []
         self._verdict: int | None = None
+        self._reason = ""
         self._is_told_to_end = False
-        self._learner = self._spawn("learner", learner_flags, None)
+        self._learner = self._spawn("learner", learner_flags, None, environment)
 
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
@@ -93,39 +111,87 @@ class LocalRun:
         try:
             while self._learner.poll() is None and self._verdict is None:
                 for actor in self._actors:
-                    if self._verdict is None:
+                    if self._verdict is None and not self._is_told_to_end:
                         self._look_after(actor)
                 time.sleep(POLL_S)
         finally:
             self._end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return _exit_code(self._learner.returncode) if self._verdict is None else self._verdict
+        if self._verdict is None:
+            return _exit_code(self._learner.returncode)
+        # Only now, so that it comes after what the learner had to say at its end.
+        logger.error("%s", self._reason)
+        return self._verdict
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the run was ended because of an actor that cannot run."""
+        return self._verdict is not None
+
+    def remove_logs(self) -> None:
+        """The run never began: leave nothing of it."""
+        for actor in self._actors:
+            actor.log_path.unlink(missing_ok=True)
+        for folder in (self._log_dir, self._run_dir):
+            with contextlib.suppress(OSError):  # somebody else has left something in it
+                folder.rmdir()
 
     def _look_after(self, actor: _Actor) -> None:
         if actor.process is None:
-            if time.monotonic() >= actor.start_at:
+            if time.monotonic() >= actor.start_at and (not actor.is_done or self._serves()):
                 self._start(actor)
             return
         code = actor.process.poll()
-        if code is None or code == EXIT_DONE:
+        if code is None:
             return
         actor.process = None
+        actor.is_done = code == EXIT_DONE
+        if actor.is_done:
+            # The learner has said goodbye to it, or somebody has ended it.
+            actor.start_at = time.monotonic() + GOODBYE_S
+        else:
+            self._mind_death(actor, code)
+
+    def _serves(self) -> bool:
+        """Whether the learner takes actors, as it says itself."""
+        try:
+            service = json.loads((self._run_dir / "service.json").read_text())
+        except (OSError, ValueError):
+            return False
+        return bool(service["pid"] == self._learner.pid)
+
+    def _mind_death(self, actor: _Actor, code: int) -> None:
         is_quick = time.monotonic() - actor.started_at < QUICK_DEATH_S
         actor.num_quick_deaths = actor.num_quick_deaths + 1 if is_quick else 0
         if code in HOPELESS or actor.num_quick_deaths > MAX_QUICK_DEATHS:
             self._give_up(actor, code)
-        else:
-            logger.warning("actor %d ended with code %d: starting it again", actor.number, code)
-            actor.start_at = time.monotonic() + RESTART_AFTER_S
+            return
+        logger.warning(
+            "actor %d ended with code %d: starting it again; its log: %s",
+            actor.number,
+            code,
+            actor.log_path,
+        )
+        actor.start_at = time.monotonic() + RESTART_AFTER_S
 
     def _start(self, actor: _Actor) -> None:
+        if actor.is_done:
+            logger.warning(
+                "actor %d was ended, but the run goes on: starting it again; its log: %s",
+                actor.number,
+                actor.log_path,
+            )
         with actor.log_path.open("ab") as log:
-            actor.process = self._spawn("actor", ["--learner", self._data_url], log)
+            actor.log_begin = log.tell()
+            actor.process = self._spawn("actor", ["--learner", self._data_url], log, {})
         actor.started_at = time.monotonic()
 
     def _give_up(self, actor: _Actor, code: int) -> None:
-        logger.error("actor %d cannot run: %s (%s)", actor.number, actor.last_error(), code)
+        self._reason = (
+            f"actor {actor.number} cannot run: {actor.last_error()} ({code}); "
+            f"its log: {actor.log_path}"
+        )
         self._verdict = _exit_code(code)
 
     def _pass_on(self, number: int, frame: object) -> None:
@@ -135,14 +201,18 @@ class LocalRun:
             self._learner.send_signal(number)
 
     def _spawn(
-        self, door: str, flags: Sequence[str], output: IO[bytes] | None
+        self,
+        door: str,
+        flags: Sequence[str],
+        output: IO[bytes] | None,
+        environment: Mapping[str, str],
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", f"impala_async.{door}", *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**ONE_THREAD, **os.environ, **self._lifeline.environment},
+            env={**ONE_THREAD, **os.environ, **self._lifeline.environment, **environment},
             pass_fds=self._lifeline.fds,
             # Ctrl-C reaches this process alone, which passes it on once.
             process_group=0,

@@ -18,9 +18,9 @@ from impala_async.learner.desk import Desk, Terms
 from impala_async.learner.ingest import Ingest
 from impala_async.learner.ledger import Ledger, Settlement
 from impala_async.learner.local_link import LocalLink
+from impala_async.learner.lockstep import LockstepFiller
 from impala_async.learner.port import Port, WireCounters
 from impala_async.learner.publisher import Publisher
-from impala_async.learner.lockstep import LockstepFiller
 from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller, Submit
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Lineage, Weights
@@ -32,8 +32,8 @@ from impala_async.wire.sockets import AddressInUseError, Router, new_context
 MAX_MESSAGE_BYTES = 1 << 30
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
-# Credit may lie unused for so many leases while others wait for some. Its owner then says hello
-# again when it wakes up, and loses nothing.
+# Credit may lie unused for so many leases, and twice its owner's own longest time, while others
+# wait for some. Its owner then says hello again when it wakes up, and loses nothing.
 HOARDING_LEASES = 3.0
 
 

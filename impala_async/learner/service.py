@@ -30,11 +30,10 @@ from impala_async.errors import (
 from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
-from impala_async.learner.slots import Episodes
-from impala_async.learner.ledger import Settlement
 from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Restored, Saver
+from impala_async.learner.slots import Episodes
 from impala_async.learner.summary import summarise
 from impala_async.learner.thread import Captured, LearnerReport, Ports, Progress
 from impala_async.learner.watchdog import Watchdog
@@ -270,15 +269,17 @@ class LearnerService:
             self._ports.is_capture_due.raise_()
 
     async def _wind_down(self, reason: str) -> None:
-        """Close the doors, let the threads end, settle every column, save, say goodbye."""
+        """Close the doors, let the threads end, settle every column, say goodbye, save."""
         logger.info("ending: %s", reason)
         num_actors = sum(peer.columns > 0 for peer in self._front.table)
         self._front.close_admission()
-        # Before anything that takes long: actors need not wait for our disk.
-        await self._front.say_bye("finished" if reason in GOALS else "restarting", GOODBYE_S)
+        # Nobody is to look for us here any more.
+        self._folder.remove("service.json")
         if self._learner is not None:
             await self._end_threads(self._learner)
         report = self._reporter.report()
+        # Actors need not wait for our disk.
+        await self._front.say_bye("finished" if reason in GOALS else "restarting", GOODBYE_S)
         if self._last_words is not None:
             self._saver.begin(self._last_words)
         self._watchdog.save_begins(SAVE_WITHIN_S)

@@ -193,11 +193,8 @@ class LearnerThread:
         account = loaded.account
         lag_B = self._update - loaded.updates_B
         account.drop(lag_B > self._section.max_lag, "stale")
-        valid_rows = int(loaded.valid_rows_B[account.alive_B].sum())
-        if valid_rows:
-            # Steps count once, at their first pass.
-            env_steps = self._env_steps + (valid_rows if draw.pass_index == 0 else 0)
-            self._learn(loaded, lag_B[account.alive_B], valid_rows, env_steps)
+        if loaded.valid_rows_B[account.alive_B].any():
+            self._learn(loaded, lag_B, is_first_pass=draw.pass_index == 0)
         else:
             self._num_skipped += 1
         account.use()
@@ -207,30 +204,40 @@ class LearnerThread:
         self._queue_size.push(self._loader.num_waiting())
 
     def _learn(
-        self, loaded: LoadedBatch, lags: NDArray[np.int64], valid_rows: int, env_steps: int
+        self, loaded: LoadedBatch, lag_B: NDArray[np.int64], *, is_first_pass: bool
     ) -> None:
         account = loaded.account
-        alive_B = torch.from_numpy(account.alive_B).to(self._device, non_blocking=True)
+        # Steps count once, at their first pass.
+        new_rows_B = loaded.valid_rows_B * is_first_pass
+        env_steps = self._env_steps + int(new_rows_B[account.alive_B].sum())
         with self._grad:
-            result = self._step.run(loaded.tensors, alive_B, env_steps)
+            result = self._step.run(
+                loaded.tensors,
+                torch.from_numpy(account.alive_B),
+                env_steps,
+                is_first_pass=is_first_pass,
+            )
         self._last = result
         # One that is skipped counts too: a run whose every loss is NaN must reach its time limit.
         self._first_update_at = self._first_update_at or time.monotonic()
+        if result.is_failed_B.any():
+            self._skip(account, result.is_failed_B.numpy())
         if not result.applied:
-            self._skip(account)
             return
-        self._update += 1
-        self._env_steps = env_steps
+        before, self._update = self._update, self._update + result.num_updates
+        self._env_steps += int(new_rows_B[account.alive_B].sum())
+        lags = lag_B[account.alive_B]
         self._lag.push_many(lags)
         self._lag_histogram += np.bincount(lags, minlength=len(self._lag_histogram))
-        self._valid_rows.push(valid_rows)
-        if self._update % self._section.publish_every_updates == 0:
+        self._valid_rows.push(int(loaded.valid_rows_B[account.alive_B].sum()))
+        every = self._section.publish_every_updates
+        if self._update // every > before // every:
             self._publish()
 
-    def _skip(self, account: BatchAccount) -> None:
-        """The loss or the gradient is not finite: nothing of this batch is learned."""
+    def _skip(self, account: BatchAccount, is_failed_B: NDArray[np.bool_]) -> None:
+        """The loss or the gradient is not finite: nothing of these columns is learned."""
         self._num_skipped += 1
-        account.drop(account.alive_B.copy(), "nonfinite_update")
+        account.drop(is_failed_B, "nonfinite_update")
         now = time.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_EVERY_S

@@ -1,8 +1,8 @@
 """One update: from a batch, through the loss, to an optimizer step that is taken or skipped.
 
 Owns the optimizer and all that learning remembers besides the weights: the target network, the
-scale of returns, and the order in which minibatches are drawn. Changes the policy's weights and
-its statistics of observations in place, and nothing else.
+scale of returns, and how many updates there were. Changes the policy's weights and its statistics
+of observations in place, and nothing else.
 
     B columns of a batch, T action rows, S = T+1 observation rows, N rows of any kind
 """
@@ -20,7 +20,7 @@ from impala_async.algo.terms import LossTerms
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.algorithms import ALGORITHMS, Rows, View
-from impala_async.training.minibatches import Minibatches
+from impala_async.training.minibatches import split_columns
 from impala_async.training.optimizer import (
     build_optimizer,
     clip_gradients,
@@ -127,8 +127,9 @@ class UpdateStep:
         self.optimizer = build_optimizer(self.parameters, algorithm)
         self.target = Target(policy, algorithm) if algorithm.name == "appo" else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
-        self._minibatches = Minibatches(algorithm.num_minibatches, seed)
         self._section = algorithm
+        self._seed = seed
+        self._num_updates = 0
         self._device = torch.device(device)
         self._algorithm = ALGORITHMS[algorithm.name](algorithm)
         horizon = algorithm.schedule_env_steps
@@ -160,6 +161,7 @@ class UpdateStep:
             elif outcome.num_valid:
                 is_failed_B |= part.is_in_B
         applied = [outcome for outcome in outcomes if outcome.is_applied]
+        self._num_updates += len(applied)
         if is_first_pass:
             self._update_statistics(batch, is_learned_B, applied, scale)
         if self.target is not None:
@@ -172,7 +174,7 @@ class UpdateStep:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides the tensors of model, target and optimizer."""
-        state: dict[str, Any] = {"minibatches": self._minibatches.state()}
+        state: dict[str, Any] = {"num_updates": self._num_updates}
         if self.target is not None:
             state["target"] = self.target.state()
         if self.return_scale is not None:
@@ -181,14 +183,16 @@ class UpdateStep:
 
     def restore(self, target: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Undo `state`, and take over the tensors of the target network, if there is one."""
-        self._minibatches.restore(state["minibatches"])
+        self._num_updates = int(state["num_updates"])
         if self.target is not None:
             self.target.restore(target, state["target"])
         if self.return_scale is not None:
             self.return_scale.restore(state["return_scale"])
 
     def _parts(self, batch: Batch, alive_B: Tensor, scale: float) -> Iterator[_Part]:
-        groups = self._minibatches.split(alive_B)
+        # By the updates taken, so that one that is skipped leaves no trace here either.
+        seeds = (self._seed, self._num_updates)
+        groups = split_columns(alive_B, self._section.num_minibatches, seeds)
         if len(groups) == 1:
             yield _Part(batch, self._rows(batch, alive_B, scale), alive_B)
             return
@@ -259,7 +263,9 @@ class UpdateStep:
         model = self.policy.model
         if applied and len(model.normalizers):
             is_valid_BT = batch.mask_BT & is_learned_B.to(self._device).unsqueeze(-1)
-            rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in batch.obs.items()}
+            # Others, images among them, are not normalised.
+            leaves = {name: leaf for name, leaf in batch.obs.items() if leaf.is_floating_point()}
+            rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in leaves.items()}
             model.update_statistics(rows, is_valid_BT.flatten())
 
     def _knobs(self) -> dict[str, Tensor | float]:

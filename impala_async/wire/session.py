@@ -7,6 +7,7 @@ Credits are counts, not places. The invariant: the columns granted and not yet s
 sessions, never exceed the columns that free slots can hold.
 """
 
+import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -54,8 +55,8 @@ class Peer:
     streams: int = 1
     granted: int = 0
     dealt_at: int = 0
-    credit: tuple[int, int] = (0, 0)
-    credit_since: float = 0.0
+    has_sent: bool = False
+    idle_since: float = 0.0
     verdicts: list[list[int]] = field(default_factory=list)
 
     @property
@@ -85,7 +86,11 @@ class Peer:
             self.granted += 1
 
     def grant(self, version: Version) -> Grant:
-        """What this peer may do now, and what became of what it sent."""
+        """What this peer may do now, and what became of what it sent.
+
+        Verdicts are said once and lost with a grant that does not arrive: they are for people.
+        What the actor acts on, `settled`, is said again in every grant.
+        """
         verdicts, self.verdicts = self.verdicts, []
         return Grant(self.session, self.granted, self.watermark.below, *version, verdicts)
 
@@ -98,6 +103,7 @@ class _KnownActor:
     watermark: Watermark
     last_heard: float
     has_joined: bool = False
+    longest_idle_s: float = 0.0
 
 
 class SessionTable:
@@ -125,6 +131,7 @@ class SessionTable:
         self._next_rank = 0
         self._num_dealt = 0
         self._last_expiry: float | None = None
+        self._all_had_credit_at = 0.0
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -196,6 +203,7 @@ class SessionTable:
         """A seq is admitted (None) or refused for good; its credit comes back."""
         if verdict is not None and len(peer.verdicts) < MAX_VERDICTS:
             peer.verdicts.append([seq, VERDICTS.index(verdict)])
+        peer.has_sent = True
         peer.watermark.settle(seq)
         peer.granted = max(peer.granted, peer.watermark.below)
 
@@ -206,24 +214,28 @@ class SessionTable:
         One with nothing under way is waited for until what it needs is left: nobody starves,
         however few columns there are and however many of them its messages have.
         """
-        left = free_columns - self.outstanding_columns
-        ready = [peer for peer in self._peers.values() if peer.columns and left > 0]
+        # The number keeps those in order that never had a turn.
+        turns = [
+            (peer.outstanding_messages, peer.dealt_at, number, peer)
+            for number, peer in enumerate(self._peers.values())
+            if peer.columns
+        ]
+        left = free_columns - sum(under_way * peer.columns for under_way, _, _, peer in turns)
+        if left <= 0:
+            return []
+        heapq.heapify(turns)
         dealt: dict[bytes, Peer] = {}
-        narrowest = min((peer.columns for peer in ready), default=0)
-        for round_ in range(max((peer.window for peer in ready), default=0)):
-            if left < narrowest:
+        while turns and left > 0:
+            under_way, _, number, peer = turns[0]
+            if peer.columns <= left and peer.may_have_more:
+                left -= peer.columns
+                self._extend(peer)
+                dealt[peer.session] = peer
+                heapq.heapreplace(turns, (under_way + 1, peer.dealt_at, number, peer))
+            elif under_way == 0:
                 break
-            ready.sort(key=lambda peer: peer.dealt_at)
-            for peer in ready:
-                under_way = peer.outstanding_messages
-                if under_way > round_ or not peer.may_have_more:
-                    continue
-                if peer.columns <= left:
-                    left -= peer.columns
-                    self._extend(peer)
-                    dealt[peer.session] = peer
-                elif under_way == 0:
-                    return list(dealt.values())
+            else:
+                heapq.heappop(turns)
         return list(dealt.values())
 
     def silent(self, now: float, longer_than_s: float) -> list[Peer]:
@@ -233,16 +245,22 @@ class SessionTable:
     def hoarding(self, now: float, longer_than_s: float) -> list[Peer]:
         """Peers whose credit has lain unused for a while, though others have none.
 
-        An environment that hangs must not keep all columns to itself. Asked regularly.
+        An environment that hangs must not keep all columns to itself. A slow one is given twice
+        the longest time that its actor ever took, too. Asked regularly.
         """
-        ready = [peer for peer in self._peers.values() if peer.columns]
-        is_wanted = any(peer.outstanding_messages == 0 for peer in ready)
+        if all(peer.outstanding_messages > 0 for peer in self._peers.values() if peer.columns):
+            self._all_had_credit_at = now
+        wanted_s = now - self._all_had_credit_at
         found = []
-        for peer in ready:
-            credit = (peer.granted, peer.watermark.below)
-            if credit != peer.credit or not is_wanted or peer.outstanding_messages == 0:
-                peer.credit, peer.credit_since = credit, now
-            elif now - peer.credit_since > longer_than_s:
+        for peer in self._peers.values():
+            known = self._known[peer.actor]
+            idle_s = now - peer.idle_since
+            if peer.has_sent or peer.outstanding_messages == 0:
+                known.longest_idle_s = max(known.longest_idle_s, idle_s)
+                peer.has_sent, peer.idle_since = False, now
+            elif min(idle_s, wanted_s) > longer_than_s + 2 * known.longest_idle_s:
+                # Should it come back, it is only slow, and is waited for longer then.
+                known.longest_idle_s = idle_s
                 found.append(peer)
         return found
 
@@ -256,7 +274,7 @@ class SessionTable:
         self._last_expiry = now
         if stood_still:
             for peer in self._peers.values():
-                peer.last_heard = now
+                peer.last_heard = peer.idle_since = now
             return []
         expired = self.silent(now, self._lease_s)
         for peer in expired:
@@ -316,6 +334,7 @@ class SessionTable:
             last_heard=now,
             data_route=route,
             granted=known.watermark.below,
+            idle_since=now,
         )
         self._peers[peer.session] = peer
         self._by_actor[actor] = peer

@@ -21,6 +21,8 @@ _HEADER_BUFFER_BYTES = MAX_HEADER_BYTES + MAX_INLINE_BYTES
 _TRANSPORT_HEARTBEAT_MS = 5000
 # A reply waits behind the frame that is being transferred, however big that is on a thin line.
 _TRANSPORT_TIMEOUT_MS = 600_000
+# A last word waits this long behind frames that are still being transferred.
+_LAST_WORD_MS = 200
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -35,6 +37,17 @@ def new_context() -> Context:
     return zmq.Context(io_threads=IO_THREADS)
 
 
+def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
+    """What both ends have in common."""
+    made = context.socket(kind)
+    made.set(zmq.LINGER, 0)
+    # Not always: `localhost` would become ::1, and miss a learner at 127.0.0.1.
+    made.set(zmq.IPV6, int(url.startswith("tcp://[")))
+    made.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
+    made.set(zmq.HEARTBEAT_TIMEOUT, _TRANSPORT_TIMEOUT_MS)
+    return made
+
+
 class Router:
     """The learner's end. Never blocks: a peer that cannot be reached costs a counter."""
 
@@ -45,12 +58,9 @@ class Router:
         ipc_path: str | None,
         max_message_bytes: int,
     ) -> None:
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.set(zmq.LINGER, 0)
+        self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
-        self._socket.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
-        self._socket.set(zmq.HEARTBEAT_TIMEOUT, _TRANSPORT_TIMEOUT_MS)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
@@ -135,12 +145,9 @@ class Dealer:
     """An actor's end of one connection."""
 
     def __init__(self, context: Context, url: str) -> None:
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 0)
+        self._socket = _new_socket(context, zmq.DEALER, url)
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
-        self._socket.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
-        self._socket.set(zmq.HEARTBEAT_TIMEOUT, _TRANSPORT_TIMEOUT_MS)
         self._socket.set(zmq.RECONNECT_IVL, 50)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
         self._socket.connect(url)
@@ -155,6 +162,11 @@ class Dealer:
         except zmq.Again:
             return False
         return True
+
+    def send_last(self, frames: Sequence[Frame]) -> None:
+        """Send what nothing will follow: closing waits a moment until it is out."""
+        self._socket.set(zmq.LINGER, _LAST_WORD_MS)
+        self.send(frames)
 
     def receive(self, timeout_s: float) -> list[bytes] | None:
         """The next message's frames, or None if none came in time."""

@@ -16,7 +16,9 @@ class Watermark:
 
     def num_unsettled_below(self, seq: int) -> int:
         """How many seqs under this one are still to come."""
-        return max(0, seq - self.below) - sum(settled < seq for settled in self._above)
+        # Asked for every actor whenever credit is dealt; mostly there is nothing above.
+        num_settled = sum(settled < seq for settled in self._above) if self._above else 0
+        return max(0, seq - self.below) - num_settled
 
     def is_settled(self, seq: int) -> bool:
         return seq < self.below or seq in self._above

@@ -18,7 +18,13 @@ import numpy as np
 
 from impala_async.actor.client import Client
 from impala_async.actor.offer import Offer
-from impala_async.config import ActorSection, ActorSettings, EnvSection, RunConfig
+from impala_async.config import (
+    ActorSection,
+    ActorSettings,
+    EnvSection,
+    RunConfig,
+    TrajectorySection,
+)
 from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.codec import encode_settings
@@ -39,9 +45,12 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Context, Router, new_context
+from tests.actor.fakes import schema_of
 
 WITHIN_S = 10.0
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
+OFFER = Offer(schema_of(3), LAYOUT, 2, 1)
+V1 = Version(1, 1)
 Kind = TypeVar("Kind", bound=Message)
 Result = TypeVar("Result")
 
@@ -79,9 +88,9 @@ class Ear:
                 select.select([self.router.fd], [], [], 0.005)
         return self._heard.popleft()
 
-    def hear(self, kind: type[Kind]) -> Heard:
+    def hear(self, kind: type[Kind], within_s: float = WITHIN_S) -> Heard:
         """The next message, which must be of this kind."""
-        heard = self.next()
+        heard = self.next(within_s)
         assert isinstance(heard.message, kind), heard.message
         return heard
 
@@ -208,7 +217,8 @@ class Session:
         self.say(Grant(session or self.id, granted, settled, *version, verdicts or []))
 
     def reject(self, code: str, text: str = "no") -> None:
-        self.say(reject(code, text, 0.0))
+        # As a learner says it: again at once, or never.
+        self.say(reject(code, text, 0.0 if code == "hello_again" else -1.0))
 
     def bye(self, reason: str) -> None:
         self.say(Bye(self.id, BYE_REASONS.index(reason)))
@@ -248,7 +258,8 @@ class Scene:
         """The actor says hello again, on a thread that is in the middle of a call."""
         hello = self.learner.data.hear(Hello)
         answered = self.learner.welcome(hello, settings or settings_of(), **welcome)
-        return Session(self.learner.data.hear(Spec), answered)
+        # It may have said hello once more before it saw the answer.
+        return Session(self.learner.data.find(Spec), answered)
 
     def data_of(self, actor: Actor) -> Heard:
         """What the actor sends, once it has seen its credit."""
@@ -288,6 +299,14 @@ def settings_of(
     return ActorSettings.of(config).model_copy(update={"max_lag": max_lag})
 
 
+def settings_for(probe: str, rows: int = 4, seed: int = 0, **kwargs: Any) -> ActorSettings:
+    """For one of our own environments."""
+    settings = settings_of(
+        f"impala_async.envs.probes:{probe}", trajectory=TrajectorySection(rows=rows), seed=seed
+    )
+    return settings.model_copy(update={"env": settings.env.model_copy(update={"kwargs": kwargs})})
+
+
 def weights_of(value: float, version: Version) -> Weights:
     return Weights(version, np.full(4, value, np.float32).view(np.uint8))
 
@@ -299,6 +318,12 @@ def reply_of(weights: Weights, layout: WeightsLayout = LAYOUT) -> tuple[WeightsR
 
 def nothing_published() -> NotModified:
     return NotModified(*NO_VERSION)
+
+
+def body_of(heard: Heard) -> bytes:
+    """Of `Data`, however it travelled."""
+    body: bytes | None = heard.message.body
+    return body if body is not None else b"".join(heard.frames)
 
 
 def seq_of(heard: Heard) -> int:

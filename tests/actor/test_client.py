@@ -6,21 +6,22 @@ import pytest
 from impala_async.actor.client import RunFinished
 from impala_async.actor.offer import Offer
 from impala_async.actor.unroll import Finished, MessageBuffer
-from impala_async.weights import NO_VERSION, Version
+from impala_async.weights import NO_VERSION
 from impala_async.wire.messages import Bye, Data, Get, Grant, Heartbeat, Hello, Spec
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
     LAYOUT,
+    V1,
     WITHIN_S,
     Actor,
     Heard,
     Scene,
     Session,
+    body_of,
     seq_of,
     settings_of,
 )
 
-V1 = Version(1, 1)
 # Inline; as frames of their own that are copied; and that are not.
 SIZES = {"inline": 3, "small frames": 500, "big frames": 8000}
 MANY = 1000
@@ -41,10 +42,6 @@ def unroll(actor: Actor, seq: int) -> MessageBuffer:
     fill(buffer, seq)
     actor.client.send(Finished(buffer, V1, []))
     return buffer
-
-
-def body_of(heard: Heard) -> bytes:
-    return heard.message.body if heard.message.body is not None else b"".join(heard.frames)
 
 
 def is_intact(heard: Heard) -> bool:

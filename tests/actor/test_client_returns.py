@@ -14,11 +14,13 @@ from impala_async.config import TrajectorySection
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
 from impala_async.spec import ArraySpec
 from impala_async.weights import NO_VERSION, Version, WeightsLayout
-from impala_async.wire.messages import Bye, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec
+from impala_async.wire.messages import Bye, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec, pack
 from impala_async.wire.session import reject
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
     LAYOUT,
+    OFFER,
+    V1,
     WITHIN_S,
     Actor,
     Scene,
@@ -29,8 +31,6 @@ from tests.actor.scripted import (
     weights_of,
 )
 
-V1 = Version(1, 1)
-OFFER = Offer(schema_of(3), LAYOUT, 2, 1)
 RUN_B = b"another run here"
 
 
@@ -225,6 +225,43 @@ def test_when_the_run_is_finished_so_is_the_actor(scene: Scene) -> None:
         pumped.result(WITHIN_S)
 
 
+@pytest.mark.parametrize("how", ["finished", "mismatch", "restarting", "hello_again"])
+def test_nothing_more_is_said_in_a_session_that_is_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(greeting, "BYE_OK_S", WITHIN_S)
+    actor, session = at_work(scene)
+    pumped = actor.begin(actor.pump_until, lambda: False)
+    (session.bye if how in ("finished", "restarting") else session.reject)(how)
+    if how in ("restarting", "hello_again"):
+        # It looks for the next learner, and finds one that does not answer, when it is stopped.
+        scene.learner.data.find(Hello)
+        actor.stop.set()
+    with pytest.raises((RunFinished, MismatchError)):
+        pumped.result(WITHIN_S)
+    started = time.monotonic()
+    actor.do(actor.client.leave)
+    assert time.monotonic() - started < WITHIN_S / 2
+
+
+def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, Offer(schema_of(1000, num_obs=2000), LAYOUT, 2, 1))
+    session.grant(1)
+
+    def work() -> None:
+        try:
+            actor.pump_until(lambda: False)
+        except RunFinished:
+            actor.client.leave()
+
+    actor.do(unroll, actor)
+    session.bye("finished")
+    left = actor.begin(work)
+    assert scene.learner.data.find(ByeOk).message.session == session.id
+    left.result(WITHIN_S)
+
+
 @pytest.mark.parametrize(
     ("code", "error", "exit_code"),
     [
@@ -240,6 +277,15 @@ def test_refusals_for_good(scene: Scene, code: str, error: type[Any], exit_code:
     with pytest.raises(error, match="rows: 50 here, 20 there") as caught:
         pumped.result(WITHIN_S)
     assert caught.value.exit_code == exit_code
+
+
+def test_a_spec_that_is_not_understood_is_final(scene: Scene) -> None:
+    """Another release of the learner, say: it would refuse the next one too."""
+    actor = scene.actor()
+    session = scene.join(actor, OFFER)
+    session.say(reject("bad_message", "wrong_size: a schema of 70000 bytes"))
+    with pytest.raises(MismatchError, match="a schema of 70000 bytes"):
+        actor.do(actor.pump_until, lambda: False)
 
 
 def test_words_without_meaning_change_nothing(
@@ -305,7 +351,8 @@ def test_a_spec_that_was_lost_is_made_good(scene: Scene) -> None:
     with actor.pumping():
         while not heard and time.monotonic() < give_up_at:
             for beat in scene.learner.weights.drain():
-                beat.answer(Grant(session.id, 0, 0, *NO_VERSION, []))
+                # Not `answer`: the link may be closed by now.
+                beat.router.send(beat.route, [pack(Grant(session.id, 0, 0, *NO_VERSION, []))])
             heard = scene.learner.data.drain()
         assert isinstance(heard[0].message, Hello)
         scene.welcome_back()

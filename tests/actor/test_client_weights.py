@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from impala_async.actor.offer import Offer
 from impala_async.weights import Version
 from impala_async.wire.messages import Get, Heartbeat
-from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
-    LAYOUT,
+    OFFER,
+    V1,
     WITHIN_S,
     Actor,
     Scene,
@@ -19,9 +18,6 @@ from tests.actor.scripted import (
     settings_of,
     weights_of,
 )
-
-V1 = Version(1, 1)
-OFFER = Offer(schema_of(3), LAYOUT, 2, 1)
 
 
 def test_it_waits_for_its_first_weights(scene: Scene) -> None:

@@ -126,7 +126,12 @@ def test_a_stop_ends_the_search(find: Find) -> None:
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [("mismatch", MismatchError), ("protocol", MismatchError), ("not_allowed", NotAllowedError)],
+    [
+        ("mismatch", MismatchError),
+        ("protocol", MismatchError),
+        ("not_allowed", NotAllowedError),
+        ("bad_message", MismatchError),
+    ],
 )
 def test_final_refusals_end_the_search(
     scene: Scene, find: Find, code: str, error: type[Exception]
@@ -137,11 +142,20 @@ def test_final_refusals_end_the_search(
         found.result(WITHIN_S)
 
 
+def test_who_dialled_the_weights_port_is_told_so(scene: Scene, find: Find) -> None:
+    found = find()
+    text = "not_allowed_now: Hello on the weights port"
+    scene.learner.data.hear(Hello).answer(reject("bad_message", text))
+    with pytest.raises(MismatchError, match=r"this is the weights port .* dial its data port"):
+        found.result(WITHIN_S)
+
+
 @pytest.mark.parametrize("code", ["full", "hello_again", "bad_message"])
 def test_other_refusals_are_logged_and_not_final(
     scene: Scene, find: Find, caplog: pytest.LogCaptureFixture, code: str
 ) -> None:
-    raise_if_final(reject(code, "later"))
+    raise_if_final(reject(code, "never"), is_joined=True)
+    raise_if_final(reject(code, "later", 0.0), is_joined=False)
     found = find()
     scene.learner.data.hear(Hello).answer(reject(code, "come later", 0.0))
     scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=2)

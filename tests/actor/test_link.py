@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from impala_async.actor import link as link_module
 from impala_async.actor.link import Link
 from impala_async.errors import MismatchError
 from impala_async.spec import ArraySpec
@@ -21,6 +22,7 @@ from tests.actor.scripted import (
     reply_of,
     weights_of,
 )
+from tests.wire.ends import until
 
 SESSION = b"s" * 16
 V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
@@ -51,12 +53,6 @@ def await_weights(link: Link) -> Weights:
         assert time.monotonic() < give_up_at
         link.wait_for_weights(0.1)
     return weights
-
-
-def until(holds: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < give_up_at
 
 
 def grant(version: Version) -> Grant:
@@ -212,6 +208,25 @@ def test_a_version_that_a_grant_names_is_pulled(scene: Scene, open_link: Open) -
     open_link(have=V5)
     scene.learner.weights.hear(Heartbeat).answer(grant(V7))
     assert scene.learner.weights.hear(Get).message == Get(SESSION, *V5)
+
+
+def test_two_versions_named_at_the_same_moment_are_both_heard(
+    scene: Scene, open_link: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampler thread wants one just when the link thread takes in a grant with another."""
+    link = open_link(have=V5)
+    beat = scene.learner.weights.hear(Heartbeat)
+
+    def max_and_want(*values: Version) -> Version:
+        # What it compares is read by now, and not written yet.
+        monkeypatch.undo()
+        link.want(V7)
+        return max(*values)
+
+    monkeypatch.setattr(link_module, "max", max_and_want, raising=False)
+    beat.answer(grant(V6))
+    scene.learner.weights.hear(Get).answer(*reply_of(weights_of(6, V6)))
+    assert scene.learner.weights.hear(Get).message == Get(SESSION, *V6)
 
 
 def test_a_refusal_wakes_who_waits_and_may_end_the_session(scene: Scene, open_link: Open) -> None:

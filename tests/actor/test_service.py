@@ -1,4 +1,5 @@
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
-from impala_async.config import ActorSettings, TrajectorySection
+from impala_async.config import ActorSettings
 from impala_async.envs.probes import Probe
 from impala_async.errors import EnvError, MismatchError
 from impala_async.policy import Policy
@@ -16,7 +17,15 @@ from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
 from impala_async.wire.codec import body_sizes
 from impala_async.wire.messages import Bye, ByeOk, Data, Get, Heartbeat, Hello, Spec, WeightsReply
-from tests.actor.scripted import WITHIN_S, Heard, Scene, Session, settings_of
+from tests.actor.scripted import (
+    WITHIN_S,
+    Heard,
+    Scene,
+    Session,
+    body_of,
+    settings_for,
+    settings_of,
+)
 
 MANY = 1000
 Serve = Callable[[Scene], Any]
@@ -43,14 +52,6 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
 
     monkeypatch.setattr(Probe, "close", close)
     return environments
-
-
-def settings_for(name: str, rows: int = 4, seed: int = 0, **kwargs: Any) -> ActorSettings:
-    settings = settings_of(
-        f"impala_async.envs.probes:{name}", trajectory=TrajectorySection(rows=rows), seed=seed
-    )
-    env = settings.env.model_copy(update={"kwargs": kwargs})
-    return settings.model_copy(update={"env": env})
 
 
 def welcomed(scene: Scene, settings: ActorSettings, **welcome: Any) -> Session:
@@ -80,14 +81,9 @@ def run(scene: Scene, serve: Serve, num_envs: int | None = 2) -> tuple[int, Any]
             served.result(WITHIN_S)
 
 
-def body_of(heard: Heard) -> bytes:
-    return heard.message.body if heard.message.body is not None else b"".join(heard.frames)
-
-
 def finish(scene: Scene, session: Session) -> None:
     session.bye("finished")
     scene.learner.data.find(ByeOk)
-    scene.learner.data.hear(Bye)
 
 
 def play(settings: ActorSettings, num_messages: int = 3, **welcome: Any) -> Serve:
@@ -239,6 +235,24 @@ def test_where_the_time_goes_is_told(scene: Scene, monkeypatch: pytest.MonkeyPat
     # Ten steps of two environments, two milliseconds each, make a trajectory.
     assert 36 < timers["env_time_ms"] < 400
     assert timers["act_time_ms"] > 0
+
+
+def test_a_goodbye_does_not_wait_for_many_slow_steps(scene: Scene) -> None:
+    settings = settings_for("Slow", rows=1000, step_s=0.25)
+
+    def serve(scene: Scene) -> float:
+        session = welcomed(scene, settings, heartbeat_s=0.05)
+        session.grant(MANY)
+        give_weights(scene, session, settings)
+        for _ in range(5):
+            scene.learner.weights.find(Heartbeat)
+        told_at = time.monotonic()
+        finish(scene, session)
+        return time.monotonic() - told_at
+
+    _, took_s = run(scene, serve, num_envs=1)
+    # Sixteen steps take four seconds.
+    assert took_s < 2.0
 
 
 def test_seeds_are_stable_and_no_two_actors_share_one() -> None:

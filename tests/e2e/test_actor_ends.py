@@ -8,27 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from impala_async.config import ActorSettings, TrajectorySection
+from impala_async.config import ActorSettings
 from impala_async.policy import Policy
 from impala_async.weights import Version, Weights
 from impala_async.wire.messages import Bye, ByeOk, Get, Heartbeat, Hello, Spec, WeightsReply
-from tests.actor.scripted import Scene, Session, open_scene, settings_of
+from tests.actor.scripted import Scene, Session, open_scene, settings_for
 from tests.e2e.harness import Door, Site, wait_until
 
 pytestmark = pytest.mark.e2e
+# A process that imports torch, on a machine that does other things too.
+START_S = 30.0
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     with open_scene(tmp_path) as opened:
         yield opened
-
-
-def settings_for(name: str, rows: int, **kwargs: float) -> ActorSettings:
-    settings = settings_of(
-        f"impala_async.envs.probes:{name}", trajectory=TrajectorySection(rows=rows)
-    )
-    return settings.model_copy(update={"env": settings.env.model_copy(update={"kwargs": kwargs})})
 
 
 def start(site: Site, scene: Scene) -> Door:
@@ -41,7 +36,7 @@ def is_importing(actor: Door) -> bool:
 
 def unroll(scene: Scene, settings: ActorSettings) -> Session:
     """Welcome an actor and give it weights; it has no credit."""
-    hello = scene.learner.data.find(Hello)
+    hello = scene.learner.data.hear(Hello, START_S)
     welcome = scene.learner.welcome(hello, settings, heartbeat_s=0.05)
     session = Session(scene.learner.data.hear(Spec), welcome)
     layout = Policy(session.schema, settings.model, seed=0).layout
@@ -74,7 +69,7 @@ def test_sigterm_ends_it_within_2_s_whatever_it_does(site: Site, scene: Scene) -
     ends_within_2_s(importing, -signal.SIGTERM)
 
     connecting = start(site, scene)
-    scene.learner.data.hear(Hello)
+    scene.learner.data.hear(Hello, START_S)
     ends_within_2_s(connecting, 0)
     scene.learner.data.drain()
 
@@ -101,3 +96,12 @@ def test_an_environment_that_raises_ends_its_actor_and_nobody_else(site: Site) -
     assert updates > 0
     site.actor()
     site.wait_report("training goes on", lambda r: r["updates"] > updates)
+
+
+def test_an_actor_at_the_weights_port_is_told_the_way(site: Site) -> None:
+    learner = site.learner("env.id=impala_async.envs.probes:Counting")
+    lost = site.open("actor", "--learner", site.service["weights_url"])
+    assert lost.wait_exit(within_s=20.0) == 78
+    (error,) = [line for line in lost.log.splitlines() if line.startswith("error: ")]
+    assert "this is the weights port of a learner: dial its data port" in error
+    assert learner.process.poll() is None

@@ -53,9 +53,9 @@ class Shaped(gymnasium.Env):
     ("flags", "code", "says"),
     [
         (["--set", "env.id=X", "--set", "learner.num_pases=2"], 2, "did you mean learner.num_pass"),
-        (["--set", "env.id=CartPole-v1", "--set", "learner.num_passes=0"], 2, "greater than or"),
+        (["--set", "env.id=CartPole-v1", "--set", "learner.num_passes=0"], 2, "from 1 up, got 0"),
         (["--config", "/nowhere.toml"], 2, "/nowhere.toml: cannot read"),
-        (["--set", "nonsense"], 2, "section.key=value"),
+        (["--set", "nonsense", "--set", "env.id=CartPole-v1"], 2, "section.key=value"),
         (["--resume"], 2, "--resume needs --run-dir"),
         (["--set", "env.id=CartPole-v9"], 2, "`v1`"),
         (["--set", "env.id=Pendulum-v1"], 2, "Box"),
@@ -71,6 +71,7 @@ def test_wrong_settings(site: Site, door: str, flags: list[str], code: int, says
     assert len(errors) == 1, opened.log
     assert says in errors[0]
     assert "Traceback" not in opened.log
+    assert not site.run_dir.exists()
 
 
 def test_a_second_learner_on_the_same_port(site: Site) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from impala_async.launch.local import free_url
+from impala_async.launch.local import free_ports
 from tests.e2e.harness import Site, cpu_share, identities_hold, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -60,7 +60,8 @@ def test_actors_are_killed_added_stopped_and_come_back(site: Site) -> None:
 
 def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> None:
     settings = (*ENDLESS, *QUICK_LEASE, "checkpoint.every_s=0.5")
-    ports = f"bind.data={free_url()}", f"bind.weights={free_url()}"
+    data, weights = free_ports(2)
+    ports = f"bind.data=tcp://127.0.0.1:{data}", f"bind.weights=tcp://127.0.0.1:{weights}"
     learner = site.learner(*settings, *ports, config=CARTPOLE)
     actors = [site.actor() for _ in range(2)]
     site.wait_report("a while of training", lambda r: r["updates"] > 100)

@@ -3,6 +3,9 @@
 import os
 import re
 import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
 import pytest
@@ -77,21 +80,70 @@ def test_ctrl_c_ends_everybody_in_good_order(site: Site) -> None:
     site.wait_report("training", lambda r: r["updates"] > 5, 40)
     door.signal(signal.SIGINT)
     assert door.wait_exit(15) == 130, door.log
-    assert "ended by interrupted" in door.log
+    # The learner says it in its log, with or without `train`.
+    (line,) = [line for line in door.log.splitlines() if "INFO ended by interrupted after" in line]
+    assert line.endswith(f"; run folder: {site.run_dir}")
+    assert "CartPole-v1: ended by interrupted" in door.log
     assert psutil.Process().children(recursive=True) == []
 
 
-def test_a_killed_actor_is_started_again(site: Site) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_actor_that_was_ended_is_started_again(site: Site, number: int) -> None:
     door = train(site, "stop.mean_return=none", "stop.env_steps=none")
     site.wait_report("two actors", lambda r: r["num_actors"] == 2, 40)
     pids = wait_until("three children", lambda: psutil.Process(door.process.pid).children())
     actor = next(p for p in pids if "impala_async.actor" in p.cmdline())
-    os.kill(actor.pid, signal.SIGKILL)
+    os.kill(actor.pid, number)
     wait_until("a new actor", lambda: "starting it again" in door.log)
     site.wait_report("a third session", lambda r: r["sessions/opened"] >= 3, 30)
     site.wait_report("two at work", lambda r: r["num_actors"] == 2)
     door.signal(signal.SIGTERM)
     assert door.wait_exit(15) == 0
+
+
+def test_a_resumed_run_does_not_insist_on_its_ports(site: Site) -> None:
+    door = train(site, "stop.mean_return=none", "stop.env_steps=none")
+    site.wait_report("training", lambda r: r["updates"] > 5, 40)
+    ports = [int(site.service[name].rpartition(":")[2]) for name in ("data_url", "weights_url")]
+    door.signal(signal.SIGTERM)
+    assert door.wait_exit(15) == 0, door.log
+    with ExitStack() as stack:
+        for port in ports:
+            taken = stack.enter_context(socket.socket())
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+        resumed = site.open("train", "--resume", "--run-dir", str(site.run_dir))
+        before = len(site.reports())
+        wait_until("training goes on", lambda: len(site.reports()) > before, 40)
+        resumed.signal(signal.SIGTERM)
+        assert resumed.wait_exit(15) == 0, resumed.log
+
+
+FLAKY = """
+from pathlib import Path
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Flaky(CartPoleEnv):
+    def step(self, action):
+        if not Path("{flag}").exists():
+            Path("{flag}").touch()
+            raise RuntimeError("the simulator crashed")
+        return super().step(action)
+"""
+
+
+def test_an_environment_that_raises_once_does_not_end_the_run(site: Site) -> None:
+    flags = ("--set", "env.id=flaky:Flaky", "--set", "stop.env_steps=5000")
+    environment = {"PYTHONPATH": f"{site.folder}:{Path.cwd()}"}
+    (site.folder / "flaky.py").write_text(FLAKY.format(flag=str(site.folder / "flaked")))
+    door = site.open("train", "--run-dir", str(site.run_dir), *flags, **environment)
+    assert door.wait_exit(60) == 0, door.log
+    assert "ended with code 2: starting it again; its log: " in door.log
+    assert "the simulator crashed" in "".join(
+        log.read_text() for log in (site.run_dir / "actors").iterdir()
+    )
 
 
 def test_evaluate_plays_the_trained_policy(site: Site) -> None:

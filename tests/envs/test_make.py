@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from impala_async.config import EnvSection
 from impala_async.envs import probes
-from impala_async.envs.make import build_envs, has_vector_env, make_env, make_vector_env
+from impala_async.envs.make import build_envs, make_env, make_vector_env
 from impala_async.envs.probes import Counting, CountingVector, Probe
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
@@ -131,7 +131,9 @@ def test_an_id_without_a_version_is_the_latest_and_says_so() -> None:
         env = make_env(section("CartPole"))
     assert env.spec is not None
     assert env.spec.id == "CartPole-v1"
-    assert has_vector_env(section("CartPole"))
+    vector = make_vector_env(section("CartPole"), 2)
+    assert vector.num_envs == 2
+    vector.close()
 
 
 def test_an_old_version_is_made_and_says_that_it_is_old() -> None:
@@ -145,6 +147,7 @@ def test_an_old_version_is_made_and_says_that_it_is_old() -> None:
         ("CartPoe-v1", "Did you mean: `CartPole`?"),
         ("CartPole-v7", "versioned environments: [ `v0`, `v1` ]"),
         ("Nothing-v0", "`Nothing` doesn't exist"),
+        ("json.decoder.Maze", "Write json.decoder:Maze for an environment"),
         ("nowhere/Thing-v0", "package:nowhere/Thing-v0"),
         ("not an id", "Malformed environment ID"),
         (f"{PROBES}:Countng", "Did you mean: `Counting`?"),
@@ -160,6 +163,11 @@ def test_an_unknown_name_is_an_error_that_helps(
     env_id: str, text: str, make: Callable[[EnvSection], Any]
 ) -> None:
     assert text in fails(env_id, make)
+
+
+def test_a_dotted_name_of_no_package_gets_no_hint() -> None:
+    assert "Write" not in fails("no_such_package.Maze", make_env)
+    assert "Write" not in fails(".Maze", make_env)
 
 
 def test_a_module_that_breaks_is_an_error_with_its_cause(tmp_path: Any, monkeypatch: Any) -> None:
@@ -185,7 +193,7 @@ def test_a_failing_constructor_keeps_its_cause() -> None:
 
 def test_what_is_no_environment_is_refused(module: ModuleType) -> None:
     module.make = lambda: object()  # type: ignore[attr-defined]
-    assert "made a object, which is no gymnasium.Env" in fails("a_module_of_a_test:make")
+    assert "made a object, which is no gymnasium.Env and" in fails("a_module_of_a_test:make")
 
 
 def test_the_checker_does_not_wrap_every_step() -> None:
@@ -278,25 +286,43 @@ def test_those_made_so_far_are_closed_when_a_later_one_fails(module: ModuleType)
 
 
 def test_an_unsupported_environment_is_closed(module: ModuleType) -> None:
-    class Continuous(gym.Env):
+    class Wordy(gym.Env):
         observation_space = gym.spaces.Box(0, 1, (1,))
-        action_space = gym.spaces.Box(0, 1, (1,))
+        action_space = gym.spaces.Text(3)
         closed: list[object] = []  # noqa: RUF012
 
         def close(self) -> None:
             self.closed.append(self)
 
-    class ContinuousVector(SyncVectorEnv):
+    class WordyVector(SyncVectorEnv):
         def __init__(self, num_envs: int) -> None:
-            super().__init__([Continuous] * num_envs)
+            super().__init__([Wordy] * num_envs)
 
-    module.Continuous = Continuous  # type: ignore[attr-defined]
-    module.ContinuousVector = ContinuousVector  # type: ignore[attr-defined]
-    for name in ("Continuous", "ContinuousVector"):
+    module.Wordy = Wordy  # type: ignore[attr-defined]
+    module.WordyVector = WordyVector  # type: ignore[attr-defined]
+    for name in ("Wordy", "WordyVector"):
         text = fails(f"a_module_of_a_test:{name}", lambda s: build_envs("auto", s, 2))
-        assert "supported now is Discrete" in text
-        assert len(Continuous.closed) == 2
-        Continuous.closed.clear()
+        assert "supported are Discrete" in text
+        assert len(Wordy.closed) == 2
+        Wordy.closed.clear()
+
+
+def test_an_environment_whose_keys_are_taken_is_closed(module: ModuleType) -> None:
+    class Taken(Counting):
+        closed: list[object] = []  # noqa: RUF012
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = gym.spaces.Dict(last_reward=gym.spaces.Box(0, 1))
+
+        def close(self) -> None:
+            self.closed.append(self)
+
+    module.Taken = Taken  # type: ignore[attr-defined]
+    taken = EnvSection(id="a_module_of_a_test:Taken", last_reward=True)
+    with pytest.raises(EnvError, match=r"env\.last_reward: the observation has a key"):
+        build_envs("auto", taken, 2)
+    assert len(Taken.closed) == 2
 
 
 def test_probes_are_found_by_name() -> None:
@@ -308,3 +334,36 @@ def test_probes_are_found_by_name() -> None:
         envs.reset(0)
         assert envs.step({"": np.zeros(2, np.int32)}).rewards.shape == (2,)
         envs.close()
+
+
+# -------------------------------------------------------------------------------------- wrappers
+
+
+TENFOLD = {"name": "gymnasium.wrappers:TransformReward", "kwargs": {"func": lambda r: 10 * r}}
+
+
+def wrapped(env_id: str, *wrappers: Any) -> EnvSection:
+    return EnvSection(id=env_id, wrappers=wrappers)
+
+
+def test_wrappers_go_around_each_single_environment() -> None:
+    one = wrapped(f"{PROBES}:Counting", TENFOLD, "gymnasium.wrappers:FlattenObservation")
+    for sampler in ("serial", "auto"):
+        envs = build_envs(sampler, one, 2)  # type: ignore[arg-type]
+        assert isinstance(envs, SerialEnvs)
+        envs.reset(0)
+        assert envs.step({"": np.zeros(2, np.int32)}).rewards.tolist() == [10, 10]
+
+
+def test_wrappers_keep_auto_from_vector_code() -> None:
+    one = wrapped("CartPole-v1", TENFOLD)
+    envs = build_envs("auto", one, 2)
+    assert isinstance(envs, SerialEnvs)
+    envs.close()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", f"{PROBES}:CountingVector"])
+def test_wrappers_are_refused_around_vector_code(env_id: str) -> None:
+    with pytest.raises(EnvError, match=r"env\.wrappers.*single") as caught:
+        build_envs("vector", wrapped(env_id, TENFOLD), 2)
+    assert "\n" not in str(caught.value)

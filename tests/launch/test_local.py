@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from impala_async.errors import ConfigError
 from impala_async.launch import local
-from impala_async.launch.local import LocalRun, free_url
+from impala_async.launch.local import LocalRun, free_ports
 
 URL = "tcp://127.0.0.1:1"
 WITHIN_S = 10.0
@@ -32,6 +33,9 @@ def note(**what):
 
 def count(who):
     return sum(json.loads(line)["who"] == who for line in Path("events").read_text().splitlines())
+
+def serve():
+    Path("run/service.json").write_text(json.dumps({"pid": os.getpid()}))
 
 def wait_for(is_there):
     give_up_at = time.monotonic() + 20
@@ -59,18 +63,23 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local, "POLL_S", 0.005)
     monkeypatch.setattr(local, "RESTART_AFTER_S", 0.02)
+    monkeypatch.setattr(local, "GOODBYE_S", 60.0)
     monkeypatch.setattr(local, "ACTOR_END_S", 0.1)
     monkeypatch.setattr(local, "ASKED_END_S", 2.0)
     Path("events").touch()
 
 
-def run(learner: str, actor: str, num_actors: int = 1) -> int:
+def prepare(learner: str, actor: str) -> LocalRun:
     package = Path("impala_async")
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "learner.py").write_text(START + learner)
     (package / "actor.py").write_text(START + actor)
-    code = LocalRun(["--flag", "1"], URL, Path("logs")).run(num_actors)
+    return LocalRun(["--flag", "1"], URL, Path("run"), {"PORTS": "7"})
+
+
+def run(learner: str, actor: str, num_actors: int = 1) -> int:
+    code = prepare(learner, actor).run(num_actors)
     assert psutil.Process().children() == []
     return code
 
@@ -86,7 +95,7 @@ def test_when_the_learner_is_done_everybody_is() -> None:
     assert code == 0
     assert [e["flags"] for e in events("learner")] == [["--flag", "1"]]
     assert [e["flags"] for e in events("actor")] == [["--learner", URL]] * 3
-    logs = sorted(Path("logs").iterdir())
+    logs = sorted(Path("run/actors").iterdir())
     assert [log.name for log in logs] == ["actor-0.log", "actor-1.log", "actor-2.log"]
     assert [log.read_text() for log in logs] == ["heard\n"] * 3
 
@@ -126,10 +135,25 @@ os.kill(os.getpid(), signal.SIGKILL)
     began = events("actor", "began")
     assert len({e["pid"] for e in began}) == 3
     assert began[2]["at"] - death["at"] >= 0.2
-    assert "ended with code -9: starting it again" in caplog.text
+    assert "ended with code -9: starting it again; its log: run/actors/actor-" in caplog.text
 
 
-def test_an_actor_that_has_ended_in_good_order_is_not_started_again(
+def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local, "GOODBYE_S", 0.2)
+    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 0)
+    assert run("serve()\nwait_for(lambda: count('actor') == 3)", "note()") == 0
+    first, second, third = (e["at"] for e in events("actor"))
+    assert second - first >= 0.2
+    assert third - second >= 0.2
+    (*_, last) = caplog.messages
+    assert last == (
+        "actor 0 was ended, but the run goes on: starting it again; its log: run/actors/actor-0.log"
+    )
+
+
+def test_actors_that_the_learner_said_goodbye_to_are_not_started_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     actor = """
@@ -139,13 +163,68 @@ except FileExistsError:
     note()
     sys.exit(75)
 """
-    # The other one comes again three times meanwhile.
-    assert run("wait_for(lambda: count('actor') == 4)", actor, num_actors=2) == 0
+    # The other one comes again three times before the learner has ended.
+    assert run("serve()\nwait_for(lambda: count('actor') == 4)", actor, num_actors=2) == 0
     assert "ended with code 75" in caplog.text
-    assert "ended with code 0" not in caplog.text
+    assert "was ended" not in caplog.text
 
 
-@pytest.mark.parametrize("code", [2, 77, 78])
+@pytest.mark.parametrize("service", [None, '{"pid": 1}', "{torn"])
+def test_an_actor_that_was_ended_waits_for_a_learner_that_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, service: str | None
+) -> None:
+    """It may have been slow to begin, or be slow to end."""
+    monkeypatch.setattr(local, "GOODBYE_S", 0.0)
+    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.0)
+    learner = f"""
+if {service!r}:
+    Path("run/service.json").write_text({service!r})
+wait_for(lambda: count("actor") == 5)
+serve()
+wait_for(lambda: count("actor") >= 12)
+"""
+    actor = """
+try:
+    open("good", "x").close()
+except FileExistsError:
+    note()
+    sys.exit(75)
+note()
+"""
+    assert run(learner, actor, num_actors=2) == 0
+    (at,) = (n for n, text in enumerate(caplog.messages) if "was ended" in text)
+    assert at >= 3
+
+
+def test_nobody_is_started_again_once_the_run_is_told_to_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local, "GOODBYE_S", 0.0)
+    learner = """
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+note()
+wait_for(lambda: told)
+open("told", "x").close()
+wait_for(lambda: count("actor") == 4)
+time.sleep(0.2)
+"""
+    actor = """
+note()
+wait_for(Path("told").exists)
+note()
+sys.exit(78 * (count("actor") % 2))
+"""
+    thread = signal_when(
+        lambda n: len(events("learner")) + len(events("actor")) == 3, signal.SIGTERM
+    )
+    assert run(learner, actor, num_actors=2) == 0
+    thread.join()
+    assert len(events("actor")) == 4
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("code", [77, 78])
 def test_a_hopeless_actor_ends_the_run_with_its_reason(
     caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
@@ -157,8 +236,10 @@ sys.exit({code})
 """
     started = time.monotonic()
     assert run(LEARNER_UNTIL_TOLD, actor) == code
-    assert time.monotonic() - started < local.LEARNER_END_S / 2
-    assert f"actor 0 cannot run: it does not fit ({code})" in caplog.text
+    assert time.monotonic() - started < 6
+    assert caplog.messages == [
+        f"actor 0 cannot run: it does not fit ({code}); its log: run/actors/actor-0.log"
+    ]
     assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGTERM]
     assert len(events("actor")) == 1
 
@@ -176,6 +257,56 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
         assert "ZeroDivisionError: division by zero" in caplog.text
     else:
         assert "it said nothing" in caplog.text
+
+
+def test_an_environment_that_raised_in_mid_run_gets_another_try(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is an actor that ends with 2, as it would for a wrong flag."""
+    actor = """
+note()
+print("error: the simulator crashed", flush=True)
+sys.exit(2)
+"""
+    assert run("wait_for(lambda: count('actor') == 3)", actor) == 0
+    assert caplog.text.count("actor 0 ended with code 2: starting it again") >= 2
+    assert "cannot run" not in caplog.text
+
+
+def test_only_the_last_try_says_why_an_actor_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 1)
+    actor = """
+note()
+if count("actor") == 1:
+    print("error: something else", flush=True)
+sys.exit(1)
+"""
+    given_up = prepare("wait_for(lambda: False)", actor)
+    assert given_up.run(1) == 1
+    assert given_up.has_given_up
+    (*_, last) = caplog.messages
+    assert last == "actor 0 cannot run: it said nothing (1); its log: run/actors/actor-0.log"
+    assert "something else" in Path("run/actors/actor-0.log").read_text()
+
+
+def test_the_reason_comes_after_the_last_words_of_the_learner(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = """
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+note()
+wait_for(lambda: told)
+note(last_words=True)
+"""
+    ended_before: list[bool] = []
+    monkeypatch.setattr(
+        local.logger, "error", lambda *_: ended_before.append(bool(events("learner", "last_words")))
+    )
+    assert run(learner, "wait_for(lambda: count('learner') == 1)\nsys.exit(78)") == 78
+    assert ended_before == [True]
 
 
 def test_an_actor_that_lived_for_a_while_may_die_as_often_as_it_likes(
@@ -262,6 +393,24 @@ def test_each_process_has_one_thread_unless_told_otherwise(
     assert events("actor")[0]["threads"] == "3"
 
 
+def test_only_the_learner_gets_its_environment() -> None:
+    note = "note(ports=os.environ.get('PORTS'))\n"
+    assert run(f"{note}wait_for(lambda: count('actor'))", note) == 0
+    assert [e["ports"] for e in events("learner") + events("actor")] == ["7", None]
+
+
+def test_a_run_that_never_began_leaves_nothing() -> None:
+    ended = prepare("wait_for(lambda: count('actor') == 2)\nsys.exit(2)", "note()\nprint('x')")
+    assert ended.run(2) == 2
+    assert len(list(Path("run/actors").iterdir())) == 2
+    Path("run/actors/mine").touch()
+    ended.remove_logs()
+    assert list(Path("run/actors").iterdir()) == [Path("run/actors/mine")]
+    Path("run/actors/mine").unlink()
+    ended.remove_logs()
+    assert not Path("run").exists()
+
+
 def test_children_hold_a_lifeline_and_are_spared_the_terminal_s_signals() -> None:
     hold = """
 import stat
@@ -275,13 +424,14 @@ note(holds=stat.S_ISFIFO(os.fstat(fd).st_mode), leads=os.getpgid(0) == os.getpid
 
 def test_a_folder_that_cannot_be_written_is_a_config_error() -> None:
     Path("file").touch()
-    with pytest.raises(ConfigError, match="--run-dir: cannot write to file/logs"):
-        LocalRun([], URL, Path("file/logs"))
+    with pytest.raises(ConfigError, match="--run-dir: cannot write to file/actors"):
+        LocalRun([], URL, Path("file"), {})
     assert psutil.Process().children() == []
 
 
-def test_a_free_url_can_be_bound() -> None:
-    url = free_url()
-    assert url.startswith("tcp://127.0.0.1:")
-    with socket.socket() as here:
-        here.bind(("127.0.0.1", int(url.rpartition(":")[2])))
+def test_free_ports_can_be_bound_all_at_once() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    with ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(socket.socket()).bind(("127.0.0.1", port))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impala_async.learner.ledger import DROP_REASONS
-from impala_async.learner.summary import lag_quantiles, summarise
+from impala_async.learner.summary import describe, lag_quantiles, summarise
 from tests.learner.columns import small_schema
 from tests.learner.world import config_of
 
@@ -49,6 +49,14 @@ def test_a_summary_has_what_others_read() -> None:
     assert summary["mean_return_100"] == 475.5
     assert summary["exit_reason"] == "env_steps"
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_a_summary_in_one_line() -> None:
+    summary = summary_of() | {"env_steps_trained": 123456, "updates": 1234}
+    assert describe(summary) == (
+        "ended by env_steps after 123,456 env steps and 1,234 updates, mean return 475.5"
+    )
+    assert describe(summary | {"mean_return_100": None}).endswith(", mean return -")
 
 
 def test_a_run_without_an_update_has_no_rate() -> None:

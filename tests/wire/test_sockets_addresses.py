@@ -2,6 +2,7 @@
 actor's end waits."""
 
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from impala_async.wire import sockets
 from impala_async.wire.sockets import IPC_PATH_MAX_BYTES, AddressInUseError, Router
-from tests.wire.ends import DEADLINE_S, Ends, greeted
+from tests.wire.ends import DEADLINE_S, Ends, greeted, take, until
 
 
 @pytest.fixture
@@ -69,7 +70,71 @@ def test_a_wildcard_is_told_as_something_to_connect_to(
     assert router.connectable_url() == f"tcp://127.0.0.1:{router.port}"
 
 
+# -------------------- IPv6
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this host has no ::1")
+
+
+@needs_ipv6
+def test_an_address_in_brackets_is_ipv6(ends: Ends) -> None:
+    router = ends.router("tcp://[::1]:*")
+    assert router.connectable_url() == router.url == f"tcp://[::1]:{router.port}"
+    dealer = ends.dealer(router.url)
+    route = greeted(router, dealer)
+    assert router.send(route, [b"welcome"])
+    assert dealer.receive(DEADLINE_S) == [b"welcome"]
+
+
+@needs_ipv6
+def test_all_addresses_of_both_kinds_are_told_as_one_that_works(ends: Ends) -> None:
+    router = ends.router("tcp://[::]:*")
+    assert "[::]" not in router.connectable_url()
+    for url in (router.connectable_url(), f"tcp://[::1]:{router.port}"):
+        greeted(router, ends.dealer(url))
+
+
+def test_a_name_is_looked_up_as_ever(ends: Ends) -> None:
+    """`localhost` is ::1 too on many hosts, where this learner does not listen."""
+    router = ends.router("tcp://127.0.0.1:*")
+    greeted(router, ends.dealer(f"tcp://localhost:{router.port}"))
+
+
 # -------------------- the actor's end
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+def test_a_last_word_is_out_before_the_socket_closes(ends: Ends, tmp_path: Path, kind: str) -> None:
+    router = ends.router(ipc=tmp_path / "ipc", max_bytes=1 << 26)
+    dealer = ends.dealer(router.url if kind == "tcp" else f"ipc://{tmp_path / 'ipc'}")
+    greeted(router, dealer)
+    # It takes its time, and what is behind it must wait.
+    assert dealer.send([bytes(1 << 24)])
+    dealer.send_last([b"understood"])
+    dealer.close()
+    take(router)
+    assert take(router)[1] == b"understood"
+
+
+def test_a_last_word_to_nobody_does_not_hold_up_the_end(ends: Ends) -> None:
+    router = ends.router()
+    dealer = ends.dealer(router.url)
+    greeted(router, dealer)
+    router.close()
+    until(lambda: not dealer.send([b"into the void"]))
+    started = time.monotonic()
+    dealer.send_last([b"understood"])
+    dealer.close()
+    ends.context.term()
+    assert time.monotonic() - started < DEADLINE_S / 2
 
 
 def test_receiving_waits_as_long_as_it_is_told(router: Router, ends: Ends) -> None:

@@ -99,11 +99,9 @@ class DirectSampler(ABC):
         Columns in mid-trajectory act with them too, and keep the older version of their first
         row: lag is never understated.
         """
-        before = perf_counter()
         due = [unroll for unroll in self._unrolls if unroll.needs_buffer]
         buffers = [self._buffers.take(unroll.num_columns) for unroll in due]
         weights = self._newest()
-        self.timers.wait_time_s += perf_counter() - before
         if weights is not None:
             self._policy.load(weights)
         for unroll, buffer in zip(due, buffers, strict=True):

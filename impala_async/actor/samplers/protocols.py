@@ -61,15 +61,13 @@ class SamplerTimers:
 
     act_time_s: float = 0.0
     env_time_s: float = 0.0
-    wait_time_s: float = 0.0
-    """For a free buffer and for newer weights."""
     num_steps: int = 0
     """Calls of `step`; each steps every column."""
 
     def take(self) -> "SamplerTimers":
         """A copy; the sums begin anew."""
         taken = replace(self)
-        self.act_time_s = self.env_time_s = self.wait_time_s = 0.0
+        self.act_time_s = self.env_time_s = 0.0
         self.num_steps = 0
         return taken
 

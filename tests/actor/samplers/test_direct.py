@@ -356,7 +356,6 @@ def test_timers_know_where_the_time_went() -> None:
     assert timers.num_steps == 5
     assert timers.env_time_s >= 0.01
     assert 0 < timers.act_time_s < timers.env_time_s
-    assert timers.wait_time_s > 0
     timers.take()
     assert rig.sampler.timers.num_steps == 0
 

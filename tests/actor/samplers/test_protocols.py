@@ -5,7 +5,6 @@ def test_taking_the_timers_begins_them_anew() -> None:
     timers = SamplerTimers()
     timers.act_time_s += 0.25
     timers.env_time_s += 0.5
-    timers.wait_time_s += 0.125
     timers.num_steps += 3
-    assert timers.take() == SamplerTimers(0.25, 0.5, 0.125, 3)
-    assert timers.take() == SamplerTimers(0.0, 0.0, 0.0, 0)
+    assert timers.take() == SamplerTimers(0.25, 0.5, 3)
+    assert timers.take() == SamplerTimers(0.0, 0.0, 0)

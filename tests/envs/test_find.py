@@ -1,0 +1,133 @@
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.envs.registration import registry
+
+from impala_async.envs import find
+from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
+from impala_async.envs.pool import PoolVector
+from impala_async.envs.probes import Counting, CountingVector
+from impala_async.errors import EnvError
+
+PROBES = "impala_async.envs.probes"
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    """A module that can be imported by name, with whatever a test puts into it."""
+    made = ModuleType("a_module_of_a_test")
+    sys.modules[made.__name__] = made
+    yield made
+    del sys.modules[made.__name__]
+
+
+def test_a_registered_id_stands_for_itself() -> None:
+    assert find_env("CartPole-v1") == "CartPole-v1"
+    assert find_env("CartPole") == "CartPole"
+    assert find_env("gymnasium.envs.classic_control:Acrobot-v1") == "Acrobot-v1"
+
+
+def test_a_name_in_a_module_is_what_it_names() -> None:
+    assert find_env(f"{PROBES}:Counting") is Counting
+    assert find_callable(f"{PROBES}:Counting") is Counting
+    with pytest.raises(EnvError, match="Did you mean: `Counting`"):
+        find_callable(f"{PROBES}:Countig")
+    with pytest.raises(EnvError, match="No module named 'no_such'"):
+        find_callable("no_such:Thing")
+
+
+def test_ids_without_a_version_are_their_latest() -> None:
+    latest = registered("CartPole")
+    assert latest is not None
+    assert latest.id == "CartPole-v1"
+    assert registered("CartPole-v9") is None
+    assert registered("not an id") is None
+
+
+def test_vectors_are_told_from_single_environments() -> None:
+    assert makes_vectors(CountingVector)
+    assert makes_vectors(lambda num_envs: None)
+    assert not makes_vectors(Counting)
+    assert not makes_vectors(lambda size: None)
+    assert not makes_vectors(dict.fromkeys)
+
+
+def test_a_missing_package_of_an_extra_is_told_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("ale_py", "minigrid", "envpool"):
+        # What is None in sys.modules cannot be imported, installed or not.
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(find, "registered", lambda gym_id: None)
+    for env_id, extra in [
+        ("ALE/Pong-v5", "atari"),
+        ("ale_py:ALE/Pong-v5", "atari"),
+        ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid"),
+        ("envpool:Pong-v5", "envpool"),
+    ]:
+        with pytest.raises(EnvError) as caught:
+            find_env(env_id)
+        assert str(caught.value).endswith(f"; pip install 'impala-async[{extra}]'")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_that_we_do_not_know_is_told_without() -> None:
+    with pytest.raises(EnvError) as caught:
+        find_env("no_such_module:Thing-v0")
+    assert "pip install" not in str(caught.value)
+
+
+def test_a_namespace_that_a_package_announces_is_registered(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def register() -> None:
+        gym.register("Announced/Thing-v3", entry_point=Counting)
+
+    def announced(*, group: str, name: str) -> list[EntryPoint]:
+        points = [EntryPoint("Announced", "a_module_of_a_test:register", "gymnasium.envs")]
+        return points if (group, name) == ("gymnasium.envs", "Announced") else []
+
+    module.register = register  # type: ignore[attr-defined]
+    monkeypatch.setattr(find, "entry_points", announced)
+    try:
+        assert find_env("Announced/Thing-v3") == "Announced/Thing-v3"
+        del registry["Announced/Thing-v3"]
+        assert find_env("a_module_of_a_test:Announced/Thing-v3") == "Announced/Thing-v3"
+        # Known now, so nobody is asked again.
+        monkeypatch.setattr(find, "entry_points", None)
+        assert find_env("Announced/Thing-v3") == "Announced/Thing-v3"
+    finally:
+        del registry["Announced/Thing-v3"]
+
+
+def test_a_namespace_that_nobody_announces_is_explained() -> None:
+    with pytest.raises(EnvError, match="Write package:nowhere/Thing-v0"):
+        find_env("nowhere/Thing-v0")
+
+
+def test_a_package_that_fails_to_register_is_blamed(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def register() -> None:
+        raise RuntimeError("no licence")
+
+    def announced(**_: Any) -> list[EntryPoint]:
+        return [EntryPoint("Announced", "a_module_of_a_test:register", "gymnasium.envs")]
+
+    module.register = register  # type: ignore[attr-defined]
+    monkeypatch.setattr(find, "entry_points", announced)
+    with pytest.raises(EnvError, match="to be registered by a_module_of_a_test:register: Runtime"):
+        find_env("Announced/Thing-v3")
+
+
+def test_a_task_of_envpool_is_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", ModuleType("envpool"))
+    found = find_env("envpool:Pong-v5")
+    assert callable(found)
+    assert makes_vectors(found)
+    assert found.func is PoolVector  # type: ignore[attr-defined]
