@@ -111,7 +111,6 @@ class LearnerThread:
         self._section = section
         self._stop = stop
         self._ports = ports
-        self._device = device
         self._ring = MinibatchBuffer(
             loader,
             section.minibatch_buffer_size,
@@ -203,9 +202,7 @@ class LearnerThread:
             self._loader.release(loaded)
         self._queue_size.push(self._loader.num_waiting())
 
-    def _learn(
-        self, loaded: LoadedBatch, lag_B: NDArray[np.int64], *, is_first_pass: bool
-    ) -> None:
+    def _learn(self, loaded: LoadedBatch, lag_B: NDArray[np.int64], *, is_first_pass: bool) -> None:
         account = loaded.account
         # Steps count once, at their first pass.
         new_rows_B = loaded.valid_rows_B * is_first_pass

@@ -296,6 +296,7 @@ def test_signatures_are_stable() -> None:
         "pg_rho_bar": 1.0,
         "lambda_": 1.0,
         "reduction": "mean",
+        "normalize_advantages": False,
         "num_valid": None,
     }
     assert defaults(impala_loss) == shared

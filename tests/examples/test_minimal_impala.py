@@ -193,6 +193,7 @@ def batch_of(rows: Rows, truncated_TB: Tensor) -> Batch:
     return Batch(
         obs={"": rows.obs_SB.transpose(0, 1).contiguous()},
         actions={"": rows.actions_TB.t().int()},
+        state={},
         rewards_BT=rows.rewards_TB.t(),
         log_probs_BT=rows.log_probs_TB.t(),
         terminated_BT=rows.terminated_TB.t(),

@@ -76,7 +76,7 @@ def batch_of(
     return LoadedBatch(
         place=number,
         tensors=FakeBatch(number),
-        account=BatchAccount(number, len(updates_B)),
+        account=BatchAccount(number, np.ones(len(updates_B), np.bool_)),
         updates_B=updates_B,
         valid_rows_B=np.array(tuple(valid_rows), np.int64),
     )
@@ -123,20 +123,41 @@ class FakeLoader:
 
 
 class FakeStep:
-    """An update of one number; not applied where `nonfinite` names the use, from 0."""
+    """An update of one number; not finite where `nonfinite` names the use, from 0.
 
-    def __init__(self, nonfinite: Iterable[int] = ()) -> None:
+    Then these columns fail: all of them, unless `failing` says which. Of what does not fail it
+    makes `num_updates`.
+    """
+
+    def __init__(
+        self,
+        nonfinite: Iterable[int] = (),
+        failing: Iterable[int] | None = None,
+        num_updates: int = 1,
+    ) -> None:
         self.policy = self
         self.tensors = (torch.zeros(3),)
         self.uses: list[tuple[int, list[bool], int]] = []
+        self.first_passes: list[bool] = []
         self._nonfinite = set(nonfinite)
+        self._failing = None if failing is None else list(failing)
+        self._num_updates = num_updates
 
-    def run(self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int) -> StepResult:
-        is_applied = len(self.uses) not in self._nonfinite
+    def run(
+        self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int, *, is_first_pass: bool
+    ) -> StepResult:
+        is_failed_B = torch.zeros_like(alive_B)
+        if len(self.uses) in self._nonfinite:
+            is_failed_B[slice(None) if self._failing is None else self._failing] = True
+            is_failed_B &= alive_B
+        is_applied = bool((alive_B & ~is_failed_B).any())
         self.uses.append((batch.number, alive_B.tolist(), env_steps_trained))
+        self.first_passes.append(is_first_pass)
         if is_applied:
             self.tensors[0].add_(1)
-        return StepResult(is_applied, int(alive_B.sum()), {"loss/total": torch.tensor(0.5)})
+        num_updates = self._num_updates if is_applied else 0
+        stats = {"loss/total": torch.tensor(0.5)}
+        return StepResult(num_updates, int(alive_B.sum()), is_failed_B, stats)
 
     @property
     def batches(self) -> list[int]:

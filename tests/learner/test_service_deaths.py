@@ -47,7 +47,7 @@ async def death_of(run: Voyage) -> ServiceError:
 async def test_a_learner_thread_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     died_at: list[float] = []
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         died_at.append(time.monotonic())
         raise Boom("out of memory")
 

@@ -101,6 +101,7 @@ def closes(settlements: list[Settlement], num_passes: int) -> bool:
 def test_each_batch_is_used_as_often_as_it_has_passes_and_counts_once() -> None:
     run = Run([batch_of(1), batch_of(2)], num_passes=3)()
     assert run.step.uses == [(1, ALL, 12)] * 3 + [(2, ALL, 24)] * 3
+    assert run.step.first_passes == [True, False, False] * 2
     assert run.thread.progress == Progress(1, update=6, env_steps_trained=24)
     assert run.settlements == [Settlement(n, trained=4, passes_done=12) for n in (1, 2)]
     assert run.loader.released == [1, 2]
@@ -178,6 +179,37 @@ def test_an_update_that_is_not_finite_is_skipped_and_its_batch_dropped(
     assert run.loader.released == [1, 2]
     assert caplog.text.count("update skipped") == 1
     assert closes(run.settlements, 2)
+
+
+def test_columns_whose_minibatch_is_not_finite_are_dropped_and_the_others_trained() -> None:
+    step = FakeStep(nonfinite=[0], failing=[1, 3], num_updates=2)
+    run = Run([batch_of(1, valid_rows=(3, 4, 5, 6)), batch_of(2)], step=step, num_passes=2)()
+    assert run.step.uses[:2] == [(1, ALL, 18), (1, [True, False, True, False], 8)]
+    # Steps of what failed are not trained.
+    assert run.thread.progress == Progress(1, update=8, env_steps_trained=20)
+    assert run.settlements[0] == Settlement(
+        1,
+        trained=2,
+        dropped={"nonfinite_update": 2},
+        passes_done=4,
+        passes_partial={"nonfinite_update": 0},
+    )
+    assert run.report["learner/skipped_updates"] == 1
+    assert run.listener.reports[-1].lag_histogram[:7] == [2, 0, 2, 0, 4, 0, 4]
+    assert closes(run.settlements, 2)
+
+
+@pytest.mark.parametrize(
+    ("every", "versions"), [(1, [0, 4, 8, 12]), (4, [0, 4, 8, 12]), (6, [0, 8, 12])]
+)
+def test_several_updates_of_a_batch_count_each_and_publish_once(
+    every: int, versions: list[int]
+) -> None:
+    script = [batch_of(n) for n in range(1, 4)]
+    run = Run(script, step=FakeStep(num_updates=4), publish_every_updates=every)()
+    assert run.thread.progress.update == 12
+    assert [version.update for version in run.listener.versions] == versions
+    assert run.step.first_passes == [True] * 3
 
 
 def test_a_run_whose_losses_are_all_nan_says_so_now_and_then_and_reaches_its_time_limit(

@@ -236,7 +236,7 @@ def test_the_death_of_an_update_is_told_with_its_cause(monkeypatch: pytest.Monke
     works = Works()
     error = RuntimeError("out of memory")
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(thread.UpdateStep, "run", die)

@@ -8,30 +8,51 @@ import torch
 
 from impala_async.config import AlgorithmSection, ModelSection
 from impala_async.policy import Policy
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.spec import (
+    ActionPart,
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    Schema,
+    recurrent_state,
+)
 from impala_async.training.step import Batch, UpdateStep
 from impala_async.trajectory import Columns, columns_over
 
 NUM_ROWS = 6
+CORE_SIZE = 8
 
 
 @pytest.fixture
-def schema() -> Schema:
+def core() -> str | None:
+    """The recurrent core of the policies; a module may say otherwise."""
+    return None
+
+
+@pytest.fixture
+def schema(core: str | None) -> Schema:
     return Schema(
         obs=ObsSpec((ArraySpec("", (3,), "float32"),)),
         action=ActionSpec((ActionPart("", "discrete", (4,)),)),
         rows=NUM_ROWS,
+        state=recurrent_state(core, CORE_SIZE),
     )
 
 
 @pytest.fixture
-def make_step(schema: Schema) -> Callable[..., UpdateStep]:
+def make_step(schema: Schema, core: str | None) -> Callable[..., UpdateStep]:
     """A fresh step around a fresh policy; keywords are the algorithm's settings."""
 
     def make(
-        *, seed: int = 0, hidden: tuple[int, ...] = (16, 16), **settings: object
+        *,
+        seed: int = 0,
+        hidden: tuple[int, ...] = (16, 16),
+        normalize_obs: bool = False,
+        **settings: object,
     ) -> UpdateStep:
-        policy = Policy(schema, ModelSection(hidden_sizes=hidden), seed=seed)
+        model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs}
+        model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
+        policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
         return UpdateStep(policy, AlgorithmSection.model_validate(settings), "cpu")
 
     return make

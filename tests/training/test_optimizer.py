@@ -16,7 +16,7 @@ from impala_async.training.optimizer import (
     set_learning_rate,
 )
 
-SECTION = AlgorithmSection(lr=0.01, adam_eps=1e-3)
+SECTION = AlgorithmSection(lr=0.01, optimizer_eps=1e-3)
 
 
 def make_parameters(seed=0):
