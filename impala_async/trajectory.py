@@ -84,7 +84,7 @@ def _find_row_fault(schema: Schema, columns: Columns) -> str | None:
     is_probability = all(part.kind == "discrete" for part in schema.action.parts)
     if is_probability and (columns.log_probs_CT > LOG_PROB_SLACK).any(where=mask):
         return "invalid"
-    if schema.action.legal is not None and not _has_legal(schema, columns)[mask].all():
+    if schema.action.legal is not None and not _are_choices_legal(schema, columns).all(where=mask):
         return "invalid"
     return None
 
@@ -99,12 +99,16 @@ def _is_beyond(indices: NDArray[Any], choices: tuple[int, ...]) -> bool:
     return bool((items >= np.array(choices)).any())
 
 
-def _has_legal(schema: Schema, columns: Columns) -> NDArray[np.bool_]:
-    """Whether a row allows at least one choice of every item; `[C, T]`."""
+def _are_choices_legal(schema: Schema, columns: Columns) -> NDArray[np.bool_]:
+    """Whether what was chosen in a row is legal there: so something is, for every item.
+
+    The learner would find an illegal action impossible, and its loss infinite.
+    """
     assert schema.action.legal is not None
-    legal_CS = columns.obs[schema.action.legal] != 0
-    legal = legal_CS[:, :-1].reshape(*columns.mask_CT.shape, -1)
-    sizes = [size for part in schema.action.parts for size in part.choices]
-    starts = np.cumsum([0, *sizes[:-1]])
-    has_one = np.logical_or.reduceat(legal, starts, axis=-1)
-    return np.asarray(has_one.all(axis=-1))
+    num_columns, num_rows = columns.mask_CT.shape
+    legal_CTP = columns.obs[schema.action.legal][:, :-1].reshape(num_columns, num_rows, -1)
+    discrete = [part for part in schema.action.parts if part.choices]
+    chosen = [columns.actions[part.name].reshape(num_columns, num_rows, -1) for part in discrete]
+    sizes = [size for part in discrete for size in part.choices]
+    places = np.concatenate(chosen, -1) + np.cumsum([0, *sizes[:-1]])
+    return np.asarray(np.take_along_axis(legal_CTP, places, -1).all(-1))

@@ -1,8 +1,9 @@
 """Column layouts byte by byte, and how two schemas differ."""
 
-from typing import Any
+import math
+from dataclasses import replace
+from typing import Any, get_args
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,11 +12,13 @@ from impala_async import spec
 from impala_async.layout import Leaf
 from impala_async.spec import (
     DTYPES,
+    ActionKind,
     ActionPart,
     ActionSpec,
     ArraySpec,
     ObsSpec,
     Schema,
+    recurrent_state,
 )
 
 SCHEMA = Schema(
@@ -49,55 +52,64 @@ def test_golden_layout() -> None:
 
 
 names = st.text(max_size=3).filter(str.isprintable)
-array_specs = st.builds(
-    ArraySpec,
-    names,
-    st.lists(st.integers(1, 4), max_size=3).map(tuple),
-    st.sampled_from(sorted(DTYPES)),
-)
-distinct_arrays = st.lists(array_specs, max_size=4, unique_by=lambda array: array.name)
-parts = st.builds(ActionPart, names, st.just("discrete"), st.integers(1, 9))
-schemas = st.builds(
-    Schema,
-    obs=distinct_arrays.filter(len).map(tuple).map(ObsSpec),
-    action=st.lists(parts, min_size=1, max_size=3, unique_by=lambda part: part.name)
-    .map(tuple)
-    .map(ActionSpec),
-    rows=st.integers(1, 9),
-    state=distinct_arrays.map(tuple),
-)
+shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+
+
+@st.composite
+def choices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A number of choices for each item."""
+    num_items = math.prod(shape)
+    return tuple(draw(st.lists(st.integers(1, 9), min_size=num_items, max_size=num_items)))
+
+
+@st.composite
+def array_specs(draw: st.DrawFn) -> ArraySpec:
+    name, shape, dtype = draw(names), draw(shapes), draw(st.sampled_from(sorted(DTYPES)))
+    is_category = not dtype.startswith("float") and draw(st.booleans())
+    return ArraySpec(name, shape, dtype, draw(choices(shape)) if is_category else ())
+
+
+@st.composite
+def action_parts(draw: st.DrawFn) -> ActionPart:
+    name, kind, shape = draw(names), draw(st.sampled_from(get_args(ActionKind))), draw(shapes)
+    return ActionPart(name, kind, draw(choices(shape)) if kind == "discrete" else (), shape)
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Schema:
+    arrays = st.lists(array_specs(), max_size=4, unique_by=lambda array: array.name)
+    leaves = draw(arrays.filter(len))
+    parts = tuple(
+        draw(st.lists(action_parts(), min_size=1, max_size=3, unique_by=lambda part: part.name))
+    )
+    action = ActionSpec(parts)
+    if action.num_choices and draw(st.booleans()):
+        action = ActionSpec(parts, "a mask")
+        leaves.append(ArraySpec("a mask", (action.num_choices,), "int8"))
+    return Schema(ObsSpec(tuple(leaves)), action, draw(st.integers(1, 9)), tuple(draw(arrays)))
 
 
 @settings(deadline=None)
-@given(schemas, st.integers(1, 4))
-def test_leaves_neither_overlap_nor_leave_their_column(schema: Schema, num_columns: int) -> None:
-    layout = schema.layout
-    obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
-    small = np.zeros((num_columns, layout.small_bytes), np.uint8)
-    assert layout.obs_bytes % 64 == layout.small_bytes % 64 == 0
-    for number, (name, view) in enumerate(layout.views(obs, small).items(), start=1):
-        leaf = layout.leaves[name]
-        assert leaf.offset % 8 == 0
-        assert view.shape == (num_columns, *leaf.shape)
-        assert view.dtype == leaf.dtype
-        assert view.flags.aligned
-        plane = obs if leaf.plane == "obs" else small
-        before = plane.copy()
-        assert np.shares_memory(view, plane)
-        touched = view.view(np.uint8) if view.ndim > 1 else view[..., None].view(np.uint8)
-        assert not touched.any(), "somebody wrote here before"
-        touched[...] = number
-        changed = (plane != before).sum(axis=1)
-        assert changed.tolist() == [view[0].nbytes] * num_columns
+@given(schemas())
+def test_every_leaf_has_its_rows_and_a_place(schema: Schema) -> None:
+    rows, leaves = schema.rows, schema.layout.leaves
+    for leaf in schema.obs.leaves:
+        placed = leaves[f"obs/{leaf.name}"]
+        assert placed[0] == "obs"
+        assert placed[2:] == ((rows + 1, *leaf.shape), leaf.dtype)
+    for part in schema.action.parts:
+        dtype = "int32" if part.kind == "discrete" else "float32"
+        placed = leaves[f"action/{part.name}"]
+        assert placed[0] == "small"
+        assert placed[2:] == ((rows, *part.shape), dtype)
+    for array in schema.state:
+        assert leaves[f"state/{array.name}"][2:] == (array.shape, array.dtype)
+    num_leaves = len(schema.obs.leaves) + len(schema.action.parts) + len(schema.state)
+    # Log-probability, reward and three flags are always there.
+    assert len(leaves) == num_leaves + 5
 
 
-def test_views_of_some_columns_of_a_slot() -> None:
-    layout = SCHEMA.layout
-    obs = np.zeros((6, layout.obs_bytes), np.uint8)
-    small = np.zeros((6, layout.small_bytes), np.uint8)
-    layout.views(obs[2:4], small[2:4])["reward"][1] = (1.0, 2.0, 3.0)
-    assert layout.views(obs, small)["reward"][3].tolist() == [1.0, 2.0, 3.0]
-    assert not small[[0, 1, 2, 4, 5]].any()
+# -------------------- arrays and parts
 
 
 def test_an_array_is_counted() -> None:
@@ -105,7 +117,68 @@ def test_an_array_is_counted() -> None:
     assert (array.num_items, array.num_bytes, array.is_float) == (12, 24, True)
     assert ArraySpec("x", (), "bool").num_bytes == 1
     assert not ArraySpec("x", (), "bool").is_float
-    assert ActionPart("move", "discrete", (4,)).array == ArraySpec("move", (), "int32")
+
+
+@pytest.mark.parametrize(
+    ("part", "num_parameters", "dtype"),
+    [
+        (ActionPart("move", "discrete", (4,)), 4, "int32"),
+        (ActionPart("move", "discrete", (4, 2, 3), (3,)), 9, "int32"),
+        (ActionPart("move", "continuous", (), (2, 3)), 12, "float32"),
+        (ActionPart("move", "squashed"), 2, "float32"),
+    ],
+)
+def test_a_part_is_counted(part: ActionPart, num_parameters: int, dtype: str) -> None:
+    assert part.num_parameters == num_parameters
+    assert part.array == ArraySpec("move", part.shape, dtype)
+
+
+def test_the_choices_of_an_action_are_those_of_its_discrete_parts() -> None:
+    parts = (
+        ActionPart("move", "discrete", (4,)),
+        ActionPart("turn", "continuous", (), (2,)),
+        ActionPart("look", "discrete", (2, 3), (2,)),
+    )
+    assert ActionSpec(parts).num_choices == 9
+
+
+def test_the_mask_of_legal_actions_is_no_input() -> None:
+    mask = ArraySpec("mask", (6,), "int8")
+    obs = ObsSpec((SCHEMA.obs.leaves[0], mask, SCHEMA.obs.leaves[1]))
+    schema = replace(SCHEMA, obs=obs, action=replace(SCHEMA.action, legal="mask"))
+    assert schema.inputs == SCHEMA.obs
+    assert SCHEMA.inputs == SCHEMA.obs
+
+
+@pytest.mark.parametrize(
+    ("core", "state"),
+    [
+        (None, ()),
+        ("gru", (ArraySpec("hidden", (7,), "float32"),)),
+        ("lstm", (ArraySpec("hidden", (7,), "float32"), ArraySpec("cell", (7,), "float32"))),
+    ],
+)
+def test_the_state_of_a_core(core: str | None, state: tuple[ArraySpec, ...]) -> None:
+    assert recurrent_state(core, 7) == state
+
+
+@pytest.mark.parametrize(("shape", "counts"), [((), (2, 3)), ((2,), (2,)), ((2, 2), (2, 3))])
+def test_each_item_has_its_number_of_choices(
+    shape: tuple[int, ...], counts: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
+        ArraySpec("lamp", shape, "int8", counts)
+    with pytest.raises(ValueError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
+        ActionPart("lamp", "discrete", counts, shape)
+
+
+def test_categories_are_no_floats_and_numbers_have_no_choices() -> None:
+    with pytest.raises(ValueError, match="lamp: categories of dtype float32"):
+        ArraySpec("lamp", (), "float32", (2,))
+    with pytest.raises(ValueError, match="'lamp': a squashed one has no choices"):
+        ActionPart("lamp", "squashed", (2,))
+    with pytest.raises(ValueError, match="lamp: 0 numbers of choices"):
+        ActionPart("lamp", "discrete")
 
 
 @pytest.mark.parametrize("dtype", ["float128", "complex64", "object", "<f4", "str", "uint32", ""])
@@ -118,6 +191,8 @@ def test_other_dtypes_are_unsupported(dtype: str) -> None:
 def test_arrays_without_items_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"speed: empty shape \("):
         ArraySpec("speed", shape, "float32")
+    with pytest.raises(ValueError, match=r"speed: empty shape \("):
+        ActionPart("speed", "continuous", (), shape)
 
 
 def one_leaf(size: int, rows: int) -> Schema:
@@ -151,8 +226,8 @@ def replaced(**changes: Any) -> Schema:
         (replaced(rows=5), "rows: 3 here, 5 there"),
         (
             replaced(state=()),
-            "state: absent here, () there; state.core.dtype: float64 here, absent there; "
-            "state.core.name: core here, absent there",
+            "state: absent here, () there; state.core.choices: () here, absent there; "
+            "state.core.dtype: float64 here, absent there",
         ),
         (
             replaced(obs=ObsSpec((ArraySpec("image", (3, 6), "uint8"), SCHEMA.obs.leaves[1]))),

@@ -9,26 +9,55 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.spec import MAX_DIMENSIONS, Schema
-from tests.test_spec import SCHEMA, schemas
+from impala_async.spec import (
+    MAX_DIMENSIONS,
+    ActionPart,
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    Schema,
+)
+from tests.test_spec import schemas
 
+WIDE = Schema(
+    obs=ObsSpec(
+        (
+            ArraySpec("image", (3, 5), "uint8"),
+            ArraySpec("lamp", (2,), "int64", (3, 4)),
+            ArraySpec("legal", (7,), "int8"),
+        )
+    ),
+    action=ActionSpec(
+        (
+            ActionPart("move", "discrete", (2, 5), (2,)),
+            ActionPart("push", "continuous", (), (2, 2)),
+            ActionPart("turn", "squashed"),
+        ),
+        legal="legal",
+    ),
+    rows=3,
+    state=(ArraySpec("core", (2,), "float64"),),
+)
 JSON = (
-    b'{"action":{"parts":[{"kind":"discrete","name":"move","num_choices":4},'
-    b'{"kind":"discrete","name":"look","num_choices":2}]},'
-    b'"obs":{"leaves":[{"dtype":"uint8","name":"image","shape":[3,5]},'
-    b'{"dtype":"float32","name":"speed","shape":[]}]},'
-    b'"rows":3,"state":[{"dtype":"float64","name":"core","shape":[2]}]}'
+    b'{"action":{"legal":"legal","parts":['
+    b'{"choices":[2,5],"kind":"discrete","name":"move","shape":[2]},'
+    b'{"choices":[],"kind":"continuous","name":"push","shape":[2,2]},'
+    b'{"choices":[],"kind":"squashed","name":"turn","shape":[]}]},'
+    b'"obs":{"leaves":[{"choices":[],"dtype":"uint8","name":"image","shape":[3,5]},'
+    b'{"choices":[3,4],"dtype":"int64","name":"lamp","shape":[2]},'
+    b'{"choices":[],"dtype":"int8","name":"legal","shape":[7]}]},'
+    b'"rows":3,"state":[{"choices":[],"dtype":"float64","name":"core","shape":[2]}]}'
 )
 
 
 def test_golden_json() -> None:
-    assert SCHEMA.to_json() == JSON
-    assert Schema.from_json(JSON) == SCHEMA
-    assert SCHEMA.digest.hex() == "1644341702ab20399d2d441be0456354"
+    assert WIDE.to_json() == JSON
+    assert Schema.from_json(JSON) == WIDE
+    assert WIDE.digest.hex() == "1ee6428360f8e29cbe0e2b95b429906c"
 
 
 @settings(deadline=None)
-@given(schemas)
+@given(schemas())
 def test_there_and_back(schema: Schema) -> None:
     again = Schema.from_json(schema.to_json())
     assert again == schema
@@ -38,7 +67,7 @@ def test_there_and_back(schema: Schema) -> None:
 
 
 @settings(deadline=None)
-@given(schemas, schemas)
+@given(schemas(), schemas())
 def test_digests_tell_schemas_apart(one: Schema, other: Schema) -> None:
     assert (one.digest == other.digest) == (one == other)
 
@@ -84,10 +113,36 @@ HOSTILE: dict[str, bytes] = {
     },
     **{
         f"choices {value!r}": changed(
-            lambda raw, value=value: raw["action"]["parts"][0].update(num_choices=value)
+            lambda raw, value=value: raw["action"]["parts"][0].update(choices=value)
         )
-        for value in (0, -1, 2.0, True, None, 2**31)
+        for value in ([0, 1], [2, -1], [2.0, 5], [True, 5], None, [2**31, 5], [2], [2, 2, 2], [[2]])
     },
+    **{
+        f"choices {value!r} of categories": changed(
+            lambda raw, value=value: raw["obs"]["leaves"][1].update(choices=value)
+        )
+        for value in ([0, 4], [3], None, 3, "ab")
+    },
+    "categories that are floats": changed(
+        lambda raw: raw["obs"]["leaves"][1].update(dtype="float32")
+    ),
+    "numbers with choices": changed(lambda raw: raw["action"]["parts"][2].update(choices=[2])),
+    **{
+        f"shape {value!r} of a part": changed(
+            lambda raw, value=value: raw["action"]["parts"][1].update(shape=value)
+        )
+        for value in ([0], [-1], None, 3, [1] * (MAX_DIMENSIONS + 1))
+    },
+    **{
+        f"legal {value!r}": changed(lambda raw, value=value: raw["action"].update(legal=value))
+        for value in ("image", "nothing", "", 5, ["legal"], True)
+    },
+    "a mask of floats": changed(lambda raw: raw["obs"]["leaves"][2].update(dtype="float32")),
+    "a mask for fewer": changed(lambda raw: raw["obs"]["leaves"][2].update(shape=[6])),
+    "a mask of numbers": changed(
+        lambda raw: raw["action"].update(parts=raw["action"]["parts"][1:])
+    ),
+    "nothing but a mask": changed(lambda raw: raw["obs"].update(leaves=raw["obs"]["leaves"][2:])),
     "another kind": changed(lambda raw: raw["action"]["parts"][0].update(kind="box")),
     "a part with an unprintable name": changed(
         lambda raw: raw["action"]["parts"][0].update(name="a\rb")
@@ -126,7 +181,8 @@ json_values = st.recursive(
 places = st.sampled_from(
     [("rows",), ("obs",), ("obs", "leaves"), ("state",), ("action", "parts")]
     + [("obs", "leaves", 0, key) for key in ("name", "shape", "dtype")]
-    + [("action", "parts", 1, key) for key in ("name", "kind", "num_choices")]
+    + [("obs", "leaves", 1, "choices"), ("action", "legal")]
+    + [("action", "parts", 0, key) for key in ("name", "kind", "choices", "shape")]
 )
 
 

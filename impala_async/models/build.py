@@ -2,8 +2,10 @@
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from impala_async.config import ModelSection
@@ -23,18 +25,17 @@ TORSOS: dict[str, Callable[[ObsSpec, ModelSection], Torso]] = {
 
 def build_model(section: ModelSection, obs: ObsSpec, action: ActionSpec) -> ActorCritic:
     """A freshly initialised model; its random numbers come from torch's default generator."""
-    make = TORSOS.get(section.name) or _import_torso(section.name)
+    make = TORSOS.get(section.name)
+    if make is not None:
+        return ActorCritic(section, obs, action, partial(make, obs, section))
+    imported = _import_torso(section.name)
 
-    def torso() -> Torso:
-        made = make(obs, section)
-        if isinstance(made, nn.Module) and isinstance(made.num_out, int):
-            return cast(Torso, made)
-        raise ValueError(
-            f"model.name: {section.name} must make an nn.Module with a number num_out, as "
-            "impala_async/models/torso.py says"
-        )
+    def make_own() -> Torso:
+        torso = imported(obs, section)
+        _check_own(section.name, torso, obs)
+        return cast(Torso, torso)
 
-    return ActorCritic(section, obs, action, torso)
+    return ActorCritic(section, obs, action, make_own)
 
 
 def _import_torso(name: str) -> Callable[..., Any]:
@@ -44,5 +45,26 @@ def _import_torso(name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"model.name: cannot import {name}: {error}") from error
     if not callable(made):
-        raise ValueError(f"model.name: {name} is a {type(made).__name__}, which makes no model")
+        raise ValueError(f"model.name: {name} is a {type(made).__name__}, which makes no torso")
     return made  # type: ignore[no-any-return]
+
+
+def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
+    """Show it two rows of zeros: what does not fit would fail later, and say less."""
+    num_out = getattr(torso, "num_out", None)
+    if not isinstance(torso, nn.Module) or not isinstance(num_out, int):
+        raise ValueError(
+            f"model.name: {name} must make an nn.Module with a whole number num_out, as "
+            "impala_async/models/torso.py says"
+        )
+    rows = {
+        leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
+        for leaf in obs.leaves
+    }
+    with torch.no_grad():
+        features = torso(rows)
+    if features.shape != (2, num_out) or features.dtype != torch.float32:
+        raise ValueError(
+            f"model.name: {name} must give float32 of [N, {num_out}], its num_out; for two rows "
+            f"it gave {features.dtype} of {list(features.shape)}"
+        )

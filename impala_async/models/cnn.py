@@ -6,8 +6,6 @@ image, goes through hidden layers.
 N rows, H features out
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +14,8 @@ from impala_async.models.leaves import as_image, image_shape, is_image, vector_s
 from impala_async.models.mlp import HIDDEN_GAIN, Hidden, init_orthogonal, joined
 from impala_async.spec import ArraySpec, ObsSpec
 
-MakeBody = Callable[[int], nn.Module]
-"""From a number of channels to convolutions."""
+# What a residual block adds begins small, or six of them would multiply the signal by eight.
+RESIDUAL_GAIN = 0.5
 
 
 class ImageTorso(nn.Module):
@@ -132,7 +130,7 @@ class _Stage(nn.Module):
                 nn.ReLU(),
                 _conv(num_out, num_out, kernel=3, padding=1),
                 nn.ReLU(inplace=True),
-                _conv(num_out, num_out, kernel=3, padding=1),
+                _conv(num_out, num_out, kernel=3, padding=1, gain=RESIDUAL_GAIN),
             )
             for _ in range(2)
         )
@@ -145,8 +143,14 @@ class _Stage(nn.Module):
 
 
 def _conv(
-    num_in: int, num_out: int, *, kernel: int, stride: int = 1, padding: int = 0
+    num_in: int,
+    num_out: int,
+    *,
+    kernel: int,
+    stride: int = 1,
+    padding: int = 0,
+    gain: float = HIDDEN_GAIN,
 ) -> nn.Conv2d:
     layer = nn.Conv2d(num_in, num_out, kernel, stride, padding)
-    init_orthogonal(layer, HIDDEN_GAIN)
+    init_orthogonal(layer, gain)
     return layer

@@ -42,7 +42,9 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
 def as_image(values: Tensor, is_channels_last: bool) -> Tensor:
     """`[N, ...]` values as `[N, channels, height, width]` float32."""
     image = values.permute(0, 3, 1, 2) if is_channels_last else values
-    return image.to(torch.float32).div_(BYTE) if values.dtype == torch.uint8 else image.float()
+    # Convolutions are up to twice as fast over images that lie in memory like this.
+    image = image.to(torch.float32, memory_format=torch.channels_last)
+    return image.div_(BYTE) if values.dtype == torch.uint8 else image
 
 
 def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:

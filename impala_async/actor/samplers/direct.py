@@ -87,8 +87,8 @@ class DirectSampler(ABC):
     def _make_unrolls(self, schema: Schema) -> list[Unroll]: ...
 
     @abstractmethod
-    def _state_of(self, unroll: Unroll) -> Mapping[str, NDArray[np.float32]]:
-        """The state of an unroll's columns before its next row."""
+    def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
+        """The state before the next row of the unroll in this place."""
 
     @abstractmethod
     def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]: ...
@@ -99,13 +99,13 @@ class DirectSampler(ABC):
         Columns in mid-trajectory act with them too, and keep the older version of their first
         row: lag is never understated.
         """
-        due = [unroll for unroll in self._unrolls if unroll.needs_buffer]
-        buffers = [self._buffers.take(unroll.num_columns) for unroll in due]
+        due = [place for place, unroll in enumerate(self._unrolls) if unroll.needs_buffer]
+        buffers = [self._buffers.take(self._unrolls[place].num_columns) for place in due]
         weights = self._newest()
         if weights is not None:
             self._policy.load(weights)
-        for unroll, buffer in zip(due, buffers, strict=True):
-            unroll.begin(buffer, self._policy.version, self._state_of(unroll))
+        for place, buffer in zip(due, buffers, strict=True):
+            self._unrolls[place].begin(buffer, self._policy.version, self._state_of(place))
         self._is_any_waiting = False
         return []
 
@@ -119,7 +119,7 @@ class NextStepSampler(DirectSampler):
         self._was_over = np.zeros(self._envs.num_envs, np.bool_)
         return [unroll]
 
-    def _state_of(self, unroll: Unroll) -> Mapping[str, NDArray[np.float32]]:
+    def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
         return self._state
 
     def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]:
@@ -159,11 +159,10 @@ class SameStepSampler(DirectSampler):
             unroll.start(_cut(self._obs, one))
         return unrolls
 
-    def _state_of(self, unroll: Unroll) -> Mapping[str, NDArray[np.float32]]:
-        column = self._unrolls.index(unroll)
+    def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
         # A masked row belongs to the episode that ended, and so does the state before it.
-        state = self._final_state if column in self._resetting else self._state
-        return _cut(state, self._slices[column])
+        state = self._final_state if place in self._resetting else self._state
+        return _cut(state, self._slices[place])
 
     def _begin(self) -> list[Finished]:
         super()._begin()
