@@ -6,7 +6,6 @@ and the command line. Descriptions are what the help text and the configuration 
 
 import json
 import re
-import typing
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -20,16 +19,14 @@ TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
 
 
 class Wrapper(Section):
-    """What is put around each single environment: `name` alone, or a table."""
+    """What is put around each single environment."""
 
-    name: str = Field(pattern="^[^:]+:[^:]+$", description="package.module:Name.")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
+    name: str = Field(pattern="^[^:]+:[^:]+$")
+    kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _a_name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
 
+def _wrapper(given: Any) -> Wrapper:
+    return Wrapper.model_validate({"name": given} if isinstance(given, str) else given)
 
 
 class EnvSection(Section):
@@ -64,6 +61,19 @@ class EnvSection(Section):
         description="Who describes the spaces: a short-lived child of the learner, or the first "
         "actor (when the environment is not installed at the learner).",
     )
+
+    @field_validator("wrappers", mode="before")
+    @classmethod
+    def _names_or_tables(cls, given: Any) -> Any:
+        """A name alone is a wrapper without arguments."""
+        try:
+            return tuple(_wrapper(one) for one in given)
+        except (TypeError, ValueError):
+            raise ValueError(
+                'wants a list, for example ["package.module:Name"] or '
+                '[{name = "package.module:Name", kwargs = {size = 5}}], '
+                f"got {json.dumps(given, default=str)}"
+            ) from None
 
     @property
     def frames_per_step(self) -> int:
@@ -115,7 +125,7 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _keys_fit_the_network(self) -> Self:
-        if self.name not in TORSOS and ":" not in self.name:
+        if self.name not in TORSOS and not re.fullmatch(r"[\w.]+:\w+", self.name):
             raise ValueError(
                 f"name must be one of {', '.join(TORSOS)}, or package.module:Class of your own, "
                 f"got {self.name!r}"
@@ -123,11 +133,19 @@ class ModelSection(Section):
         if self.hidden_sizes is not None and min(self.hidden_sizes) < 1:
             raise ValueError(f"hidden_sizes must all be at least 1, got {list(self.hidden_sizes)}")
         if self.core is not None and not self.has_shared_torso:
-            raise ValueError("shared_torso must not be false with a core, which both share")
+            raise ValueError(
+                f"shared_torso (false) does not go with core ({self.core}), which policy and value "
+                "share: drop one of them"
+            )
         if self.width != 1 and self.name != "impala_resnet":
-            raise ValueError(f"width ({self.width}) does nothing in {self.name}: drop it")
+            raise ValueError(
+                f"width ({self.width}) does nothing with name ({self.name}): it is for "
+                "impala_resnet"
+            )
         if self.core is None and self.core_size != 256:
-            raise ValueError(f"core_size ({self.core_size}) does nothing without a core: drop it")
+            raise ValueError(
+                f"core_size ({self.core_size}) does nothing without core: set that too"
+            )
         return self
 
 
@@ -265,9 +283,13 @@ class PaceSection(Section):
 
     @model_validator(mode="after")
     def _keys_are_of_the_mode(self) -> Self:
-        set_keys = [key for key, value in (("lag", 0), ("on_loss", "go_on")) if getattr(self, key) != value]
+        set_keys = [
+            key for key, value in (("lag", 0), ("on_loss", "go_on")) if getattr(self, key) != value
+        ]
         if set_keys and not self.is_lockstep:
-            raise ValueError(f"{set_keys[0]} does nothing in mode async: drop it, or set mode lockstep")
+            raise ValueError(
+                f"{set_keys[0]} does nothing in mode async: drop it, or set mode lockstep"
+            )
         return self
 
 

@@ -2,6 +2,7 @@
 
 import json
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -17,9 +18,16 @@ class Section(BaseModel):
     def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         """pydantic reads true as 1, which nobody means."""
         kind = cls.model_fields[str(info.field_name)].annotation
-        takes_numbers = {int, float} & {kind, *typing.get_args(kind)}
+        takes_numbers = {int, float} & set(_within(kind))
         items = value if isinstance(value, list) else [value]
         if takes_numbers and any(isinstance(item, bool) for item in items):
             wanted = "numbers" if isinstance(value, list) else "a number"
             raise ValueError(f"wants {wanted}, got {json.dumps(value)}")
         return value
+
+
+def _within(annotation: Any) -> Iterator[Any]:
+    """An annotation and all those in it: `tuple[int, ...] | None` has an int."""
+    yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _within(inner)
