@@ -124,6 +124,7 @@ def _turn(space: Any, is_squashed: bool) -> Turn:
 
     def squash(values: NDArray[Any]) -> NDArray[Any]:
         # The last bit of a product may lie beyond the bound.
-        return np.clip(center + reach * np.tanh(values), low, high).astype(dtype)
+        squashed: NDArray[Any] = np.clip(center + reach * np.tanh(values), low, high)
+        return squashed.astype(dtype)
 
     return squash

@@ -166,9 +166,7 @@ class AgentEnvs:
             self._obs[leaf.spec.name][column] = leaf.of(obs)
 
 
-def _shared_spaces(
-    name: str, env: ParallelEnv, agents: list[Any]
-) -> tuple[Space[Any], Space[Any]]:
+def _shared_spaces(name: str, env: ParallelEnv, agents: list[Any]) -> tuple[Space[Any], Space[Any]]:
     """The spaces of all agents, who must have the same ones, since they share a policy."""
     if not agents:
         raise EnvError(f"{name} has no possible_agents")

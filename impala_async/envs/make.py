@@ -37,9 +37,7 @@ def build_envs(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBatc
     envs = _build_plain(sampler, section, num_envs)
     if section.last_action or section.last_reward:
         try:
-            return WithHistory(
-                envs, has_action=section.last_action, has_reward=section.last_reward
-            )
+            return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
         except EnvError:
             envs.close()
             raise

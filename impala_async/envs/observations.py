@@ -104,7 +104,7 @@ def short(space: Space[Any]) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def choices_of(space: Discrete[Any] | MultiDiscrete[Any] | MultiBinary) -> tuple[int, ...]:
+def choices_of(space: "Discrete[Any] | MultiDiscrete[Any] | MultiBinary") -> tuple[int, ...]:
     """How many categories each item has."""
     if isinstance(space, Discrete):
         return (int(space.n),)

@@ -131,7 +131,8 @@ def test_an_id_without_a_version_is_the_latest_and_says_so() -> None:
         env = make_env(section("CartPole"))
     assert env.spec is not None
     assert env.spec.id == "CartPole-v1"
-    vector = make_vector_env(section("CartPole"), 2)
+    with pytest.warns(UserWarning, match="Using the latest versioned environment"):
+        vector = make_vector_env(section("CartPole"), 2)
     assert vector.num_envs == 2
     vector.close()
 

@@ -114,9 +114,7 @@ def test_a_mask_alone_is_an_input() -> None:
     ],
     ids=str,
 )
-def test_a_key_of_ones_own_must_fit(
-    obs: Space[Any], action: Space[Any], texts: list[str]
-) -> None:
+def test_a_key_of_ones_own_must_fit(obs: Space[Any], action: Space[Any], texts: list[str]) -> None:
     with pytest.raises(EnvError) as caught:
         Spaces(obs, action, SpaceOptions(mask_key="legal", is_mask_required=True))
     assert str(caught.value).startswith("env.action_mask_key: 'legal' must be")

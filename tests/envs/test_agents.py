@@ -1,0 +1,309 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.vector import AutoresetMode
+
+from impala_async.envs.agents import AgentEnvs, is_parallel
+from impala_async.envs.history import WithHistory
+from impala_async.envs.probes import Counting
+from impala_async.envs.spaces import SpaceOptions
+from impala_async.errors import EnvError
+
+
+class Lives:
+    """Agents whose episodes have lengths of their own.
+
+    Each shows (index, episode, step); the reward is the step's number from 1, plus 10 for action
+    1. `starts`: the step with which an agent comes, 0 being the reset.
+    """
+
+    metadata = {"name": "lives_v0"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        lengths: tuple[int, ...] = (1, 3),
+        starts: tuple[int, ...] = (0, 0),
+        ends: str = "terminated",
+        action_space: Space[Any] | None = None,
+        shows_last: bool = True,
+    ) -> None:
+        self.possible_agents = [f"agent_{i}" for i in range(len(lengths))]
+        self.agents: list[str] = []
+        self.episode = -1
+        self.seeds: list[int | None] = []
+        self.given: list[dict[str, Any]] = []
+        self.num_closed = 0
+        self._lengths, self._starts, self._ends = lengths, starts, ends
+        self._space = Discrete(2) if action_space is None else action_space
+        self._shows_last = shows_last
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return Box(-1, 99, (3,), np.float32)
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return self._space
+
+    def reset(
+        self, seed: int | None = None, options: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.seeds.append(seed)
+        self.episode += 1
+        self.num_steps = 0
+        self.agents = [
+            agent
+            for agent, start in zip(self.possible_agents, self._starts, strict=True)
+            if start == 0
+        ]
+        return {agent: self._show(agent) for agent in self.agents}, {}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        assert set(actions) == set(self.agents)
+        self.given.append(actions)
+        self.num_steps += 1
+        acted = list(self.agents)
+        ends = {a: self.num_steps == self._lengths[self._index(a)] for a in acted}
+        rewards = {a: float(self.num_steps + 10 * (actions[a] == 1)) for a in acted}
+        self.agents = [a for a in acted if not ends[a]]
+        for agent, start in zip(self.possible_agents, self._starts, strict=True):
+            if start == self.num_steps:
+                self.agents.append(agent)
+        shown = {*self.agents, *(acted if self._shows_last else ())}
+        flags = [{a: ends[a] and self._ends == kind for a in acted} for kind in ("terminated", "")]
+        truncated = {a: ends[a] and self._ends == "truncated" for a in acted}
+        return {a: self._show(a) for a in shown}, rewards, flags[0], truncated, {}
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+    def _index(self, agent: str) -> int:
+        return self.possible_agents.index(agent)
+
+    def _show(self, agent: str) -> Any:
+        return np.array([self._index(agent), self.episode, self.num_steps], np.float32)
+
+
+def ones(envs: AgentEnvs, action: int = 1) -> dict[str, Any]:
+    return {"": np.full(envs.num_envs, action, np.int32)}
+
+
+def rows(envs: AgentEnvs, num_steps: int) -> list[list[Any]]:
+    """Of each step: idle, rewards, terminated, truncated, and (episode, step) of each column."""
+    found = []
+    for _ in range(num_steps):
+        step = envs.step(ones(envs))
+        assert step.idle is not None
+        flags = [a.astype(int).tolist() for a in (step.idle, step.terminated, step.truncated)]
+        shown = [tuple(map(int, row)) for row in step.obs[""][:, 1:]]
+        found.append([flags[0], step.rewards.tolist(), *flags[1:], shown])
+    return found
+
+
+def test_agents_are_the_columns_of_their_environments() -> None:
+    envs = AgentEnvs([Lives((2, 2, 2), (0, 0, 0)), Lives((2, 2, 2), (0, 0, 0))])
+    assert envs.num_envs == 6
+    assert envs.name == "lives_v0"
+    assert envs.autoreset is AutoresetMode.NEXT_STEP
+    assert envs.obs_spec.leaves[0].shape == (3,)
+    assert envs.action_spec.parts[0].choices == (2,)
+    assert envs.reset(0)[""][:, 0].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_those_that_end_together_are_as_any_other_batch() -> None:
+    envs = AgentEnvs([Lives((2, 2))])
+    envs.reset(0)
+    assert rows(envs, 4) == [
+        [[0, 0], [11, 11], [0, 0], [0, 0], [(0, 1), (0, 1)]],
+        [[0, 0], [12, 12], [1, 1], [0, 0], [(0, 2), (0, 2)]],
+        [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (1, 0)]],
+        [[0, 0], [11, 11], [0, 0], [0, 0], [(1, 1), (1, 1)]],
+    ]
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+def test_one_that_ends_early_is_idle_until_all_have_ended(ends: str) -> None:
+    envs = AgentEnvs([Lives((1, 3), ends=ends)])
+    envs.reset(0)
+    no, first, last = [0, 0], [1, 0], [0, 1]
+    flags = [[no, no], [first, no], [last, no]]
+    if ends == "truncated":
+        flags = [[b, a] for a, b in flags]
+    assert rows(envs, 5) == [
+        [[0, 0], [11, 11], *flags[1], [(0, 1), (0, 1)]],
+        # The final observation's row, then a row of padding: its observation stays.
+        [[1, 0], [0, 12], *flags[0], [(0, 1), (0, 2)]],
+        [[1, 0], [0, 13], *flags[2], [(0, 1), (0, 3)]],
+        [[1, 1], [0, 0], *flags[0], [(1, 0), (1, 0)]],
+        [[0, 0], [11, 11], *flags[1], [(1, 1), (1, 1)]],
+    ]
+
+
+def test_environments_reset_each_in_its_own_time() -> None:
+    envs = AgentEnvs([Lives((1, 1)), Lives((2, 2))])
+    envs.reset(0)
+    idle = [row[0] for row in rows(envs, 5)]
+    assert idle == [[0, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
+
+
+def test_one_that_comes_later_is_idle_until_it_is_there() -> None:
+    envs = AgentEnvs([Lives((4, 3), starts=(0, 2))])
+    first = envs.reset(0)
+    assert first[""].tolist() == [[0, 0, 0], [0, 0, 0]], "nothing of it was seen yet"
+    assert rows(envs, 5) == [
+        [[0, 1], [11, 0], [0, 0], [0, 0], [(0, 1), (0, 0)]],
+        # Its first observation comes with a step in which it did nothing.
+        [[0, 1], [12, 0], [0, 0], [0, 0], [(0, 2), (0, 2)]],
+        [[0, 0], [13, 13], [0, 1], [0, 0], [(0, 3), (0, 3)]],
+        [[0, 1], [14, 0], [1, 0], [0, 0], [(0, 4), (0, 3)]],
+        [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (0, 3)]],
+    ]
+
+
+def test_one_that_shows_nothing_at_its_end_keeps_its_last_observation() -> None:
+    envs = AgentEnvs([Lives((2, 3), shows_last=False)])
+    envs.reset(0)
+    shown = [row[4][0] for row in rows(envs, 3)]
+    assert shown == [(0, 1), (0, 1), (0, 1)]
+
+
+def test_actions_go_to_those_who_are_there_in_their_own_space() -> None:
+    env = Lives((1, 2), action_space=Discrete(2, start=5))
+    envs = AgentEnvs([env])
+    envs.reset(0)
+    for _ in range(2):
+        envs.step({"": np.array([0, 1], np.int32)})
+    assert env.given == [{"agent_0": 5, "agent_1": 6}, {"agent_1": 6}]
+    env = Lives((2, 2), action_space=Tuple((Discrete(2), Box(0, 1, (1,)))))
+    envs = AgentEnvs([env])
+    envs.reset(0)
+    numbers = np.array([[0.5], [7.0]], np.float32)
+    envs.step({"0": np.array([0, 1], np.int32), "1": numbers})
+    assert env.action_space("").contains(env.given[0]["agent_1"])
+    assert env.given[0]["agent_1"][1].tolist() == [1.0]
+
+
+def test_a_mask_of_each_agent_is_found() -> None:
+    class Masked(Lives):
+        def observation_space(self, agent: str) -> Space[Any]:
+            mask = Box(0, 1, (2,), np.int8)
+            return Dict(observation=super().observation_space(agent), action_mask=mask)
+
+        def _show(self, agent: str) -> Any:
+            return {"observation": super()._show(agent), "action_mask": np.int8([1, 0])}
+
+    envs = AgentEnvs([Masked()])
+    assert envs.action_spec.legal == "action_mask"
+    assert envs.reset(0)["action_mask"].tolist() == [[1, 0], [1, 0]]
+    envs = AgentEnvs([Masked()], SpaceOptions(mask_key=None))
+    assert envs.action_spec.legal is None
+
+
+def test_environments_get_seeds_of_their_own_and_the_same_ones_again() -> None:
+    worlds = [Lives((1, 1)), Lives((1, 1))]
+    envs = AgentEnvs(worlds)
+    envs.reset(3)
+    rows(envs, 2)
+    envs.reset(3)
+    assert worlds[0].seeds[1] is None
+    assert worlds[0].seeds[0] == worlds[0].seeds[2]
+    assert worlds[0].seeds[0] != worlds[1].seeds[0]
+
+
+def test_a_reset_in_the_midst_of_things_forgets_them() -> None:
+    envs = AgentEnvs([Lives((1, 3))])
+    envs.reset(0)
+    rows(envs, 2)
+    envs.reset(0)
+    assert rows(envs, 1)[0][0] == [0, 0]
+
+
+def test_last_action_and_reward_of_idle_rows_are_0() -> None:
+    envs = WithHistory(AgentEnvs([Lives((1, 3))]), has_action=True, has_reward=True)
+    envs.reset(0)
+    seen = []
+    for _ in range(5):
+        step = envs.step({"": np.ones(2, np.int32)})
+        assert step.idle is not None
+        seen.append((step.obs["last_action"].tolist(), step.obs["last_reward"].tolist()))
+    assert seen == [
+        ([1, 1], [11, 11]),  # what led to the final observation of the first
+        ([0, 1], [0, 12]),
+        ([0, 1], [0, 13]),
+        ([0, 0], [0, 0]),
+        ([1, 1], [11, 11]),
+    ]
+
+
+def use(env: Lives) -> None:
+    envs = AgentEnvs([env])
+    envs.reset(0)
+    envs.step(ones(envs))
+
+
+class Different(Lives):
+    def observation_space(self, agent: str) -> Space[Any]:
+        return Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)
+
+
+class Leaving(Lives):
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        result = super().step(actions)
+        self.agents = self.agents[1:]
+        return result
+
+
+class Nobody(Lives):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = []
+        return {}, {}
+
+
+class Stranger(Lives):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        obs, infos = super().reset(seed)
+        self.agents.append("stranger")
+        return obs, infos
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        (Lives(()), "lives_v0 has no possible_agents"),
+        (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),
+        (Leaving((9, 9)), "agent_0 is gone, neither terminated nor truncated"),
+        (Nobody(), "no agents after a reset"),
+        (Stranger(), "stranger is not among its possible_agents"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_does_not_fit_is_refused(env: Lives, text: str) -> None:
+    with pytest.raises(EnvError, match=text) as caught:
+        use(env)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_an_environment_raises_is_an_env_error() -> None:
+    env = Lives()
+    envs = AgentEnvs([env])
+    envs.reset(0)
+    env.agents = ["agent_7"]
+    with pytest.raises(EnvError, match="lives_v0 failed in step: KeyError"):
+        envs.step(ones(envs))
+
+
+def test_all_environments_are_closed() -> None:
+    worlds = [Lives(), Lives()]
+    AgentEnvs(worlds).close()
+    assert [world.num_closed for world in worlds] == [1, 1]
+
+
+def test_parallel_environments_are_told_from_others() -> None:
+    class InTurns(Lives):
+        def last(self) -> None: ...
+
+    assert is_parallel(Lives())
+    assert not is_parallel(InTurns())
+    assert not is_parallel(Counting())
+    assert not is_parallel(object())

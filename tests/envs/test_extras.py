@@ -1,0 +1,160 @@
+"""Environments of other packages, each stepped with every sampler that fits it.
+
+A package that is not installed skips its tests; pyproject.toml has an extra for each.
+"""
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from impala_async.config import EnvSection
+from impala_async.envs.agents import AgentEnvs
+from impala_async.envs.make import Sampling, build_envs
+from impala_async.envs.vector import EnvBatch, SerialEnvs
+from impala_async.errors import EnvError
+
+IMAGE_ALONE = ["minigrid.wrappers:ImgObsWrapper"]
+WITHOUT_WORDS = [
+    {
+        "name": "gymnasium.wrappers:FilterObservation",
+        "kwargs": {"filter_keys": ["image", "direction"]},
+    }
+]
+# What must be installed, the settings, names and shapes of the observation's leaves.
+CASES: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
+    ("mujoco", {"id": "HalfCheetah-v5"}, {"": (17,)}),
+    ("mujoco", {"id": "Hopper-v5", "squash_actions": True}, {"": (11,)}),
+    ("Box2D", {"id": "LunarLander-v3"}, {"": (8,)}),
+    ("Box2D", {"id": "LunarLander-v3", "kwargs": {"continuous": True}}, {"": (8,)}),
+    ("Box2D", {"id": "BipedalWalker-v3"}, {"": (24,)}),
+    ("minatar", {"id": "MinAtar/Breakout-v1"}, {"": (10, 10, 4)}),
+    ("minatar", {"id": "minatar:MinAtar/SpaceInvaders-v1"}, {"": (10, 10, 6)}),
+    (
+        "minigrid",
+        {"id": "minigrid:MiniGrid-Empty-5x5-v0", "wrappers": IMAGE_ALONE},
+        {"": (7, 7, 3)},
+    ),
+    (
+        "minigrid",
+        {"id": "minigrid:MiniGrid-Empty-5x5-v0", "wrappers": WITHOUT_WORDS},
+        {"direction": (), "image": (7, 7, 3)},
+    ),
+    ("mpe2", {"id": "mpe2.simple_spread_v3:parallel_env"}, {"": (18,)}),
+    (
+        "mpe2",
+        {
+            "id": "mpe2.simple_spread_v3:parallel_env",
+            "kwargs": {"N": 2, "continuous_actions": True},
+            "last_action": True,
+        },
+        {"": (12,), "last_action": (5,)},
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo writes its log into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def need(package: str) -> None:
+    with warnings.catch_warnings():
+        # Box2D's module crashes the process where one of its import's warnings is an error.
+        warnings.simplefilter("ignore")
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            pytest.skip(f"{package} is not installed")
+
+
+def random_actions(envs: EnvBatch, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    actions = {}
+    for part in envs.action_spec.parts:
+        shape = (envs.num_envs, *part.shape)
+        if part.choices:
+            choices = np.broadcast_to(np.reshape(part.choices, part.shape), shape)
+            actions[part.name] = rng.integers(choices).astype(np.int32)
+        else:
+            actions[part.name] = rng.standard_normal(shape).astype(np.float32)
+    return actions
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("sampler", ["serial", "auto"])
+@pytest.mark.parametrize(
+    ("package", "settings", "leaves"), CASES, ids=[str(case[1]) for case in CASES]
+)
+def test_environments_of_other_packages(
+    package: str, settings: dict[str, Any], leaves: dict[str, tuple[int, ...]], sampler: Sampling
+) -> None:
+    need(package)
+    envs = build_envs(sampler, EnvSection(**settings), 2)
+    assert {leaf.name: leaf.shape for leaf in envs.obs_spec.leaves} == leaves
+    obs = envs.reset(0)
+    rng = np.random.default_rng(0)
+    num_ends = 0
+    for _ in range(150):
+        step = envs.step(random_actions(envs, rng))
+        for leaf in envs.obs_spec.leaves:
+            assert step.obs[leaf.name].shape == (envs.num_envs, *leaf.shape)
+            assert step.obs[leaf.name].dtype == obs[leaf.name].dtype == leaf.dtype
+        assert np.isfinite(step.rewards).all()
+        num_ends += int((step.terminated | step.truncated).sum())
+    # A cheetah and a walker may go on for longer, and a grid for a hundred steps.
+    assert num_ends > 0 or package in ("mujoco", "Box2D")
+    envs.close()
+
+
+@pytest.mark.parametrize("env_id", ["MinAtar/Breakout-v1", "minigrid:MiniGrid-Empty-5x5-v0"])
+def test_without_vector_code_vector_is_refused(env_id: str) -> None:
+    need(env_id.partition("/")[0].partition(":")[0].lower())
+    with pytest.raises(EnvError, match="no vector code of its own"):
+        build_envs("vector", EnvSection(id=env_id), 2)
+
+
+def test_words_in_a_grid_are_refused_with_the_way_out() -> None:
+    need("minigrid")
+    with pytest.raises(EnvError, match=r"at 'mission': .*leave it out by a wrapper"):
+        build_envs("auto", EnvSection(id="minigrid:MiniGrid-Empty-5x5-v0"), 1)
+
+
+def test_three_agents_spread_in_each_of_two_environments() -> None:
+    need("mpe2")
+    section = EnvSection(id="mpe2.simple_spread_v3:parallel_env", kwargs={"max_cycles": 5})
+    envs = build_envs("auto", section, 2)
+    assert isinstance(envs, AgentEnvs)
+    assert envs.num_envs == 6
+    first = envs.reset(4)[""].copy()
+    assert len(np.unique(first, axis=0)) == 6
+    rng = np.random.default_rng(0)
+    ends = []
+    for _ in range(12):
+        step = envs.step(random_actions(envs, rng))
+        assert step.idle is not None
+        ends.append((int(step.truncated.sum()), int(step.idle.sum())))
+    assert ends == [*[(0, 0)] * 4, (6, 0), (0, 6)] * 2
+    np.testing.assert_array_equal(envs.reset(4)[""], first)
+    envs.close()
+
+
+def test_agents_in_turns_and_agents_of_two_kinds_are_refused() -> None:
+    need("mpe2")
+    with pytest.raises(EnvError, match="no parallel environment of PettingZoo"):
+        build_envs("auto", EnvSection(id="mpe2.simple_spread_v3:env"), 1)
+    with pytest.raises(EnvError, match=r"observation space of adversary_0 is Box\(-inf"):
+        build_envs("auto", EnvSection(id="mpe2.simple_adversary_v3:parallel_env"), 1)
+
+
+def test_a_minatar_game_shows_bits() -> None:
+    need("minatar")
+    envs = build_envs("auto", EnvSection(id="MinAtar/Breakout-v1"), 2)
+    assert isinstance(envs, SerialEnvs)
+    assert envs.obs_spec.leaves[0].dtype == "bool"
+    assert envs.reset(0)[""].any()
+    envs.close()
