@@ -263,7 +263,7 @@ def _flat(actions: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _shaped(items: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return items.reshape(*items.shape[:-1], *shape)
+    return items.reshape(items.shape[:-1] + shape)
 
 
 def _total(terms: list[Tensor]) -> Tensor:

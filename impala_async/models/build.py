@@ -45,7 +45,7 @@ def _import_torso(name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"model.name: cannot import {name}: {error}") from error
     if not callable(made):
-        raise ValueError(f"model.name: {name} is a {type(made).__name__}, which makes no torso")
+        raise ValueError(f"model.name: {name} is of type {type(made).__name__} and makes no torso")
     return made  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Categorical against torch.distributions, and its draws against their probabilities."""
+"""Distributions against those of torch and numeric integrals, draws against their probabilities."""
 
 import math
 
@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impala_async.algo.distributions import Categorical, Distribution
+from impala_async.algo.distributions import (
+    Categorical,
+    Distribution,
+    Gaussian,
+    Joint,
+    MultiCategorical,
+    SquashedGaussian,
+    distribution_of,
+    forbid,
+)
+from impala_async.spec import ActionPart
 
 LEADING = st.sampled_from([(), (1,), (7,), (3, 4)])
 
@@ -163,3 +173,178 @@ def test_nan_is_not_hidden() -> None:
     fine = Categorical(torch.zeros(2))
     terms = broken.entropy(), broken.log_prob(torch.tensor(0)), broken.kl(fine), fine.kl(broken)
     assert all(term.isnan() for term in terms)
+
+
+# -------------------- several items
+
+
+CHOICES = st.lists(st.integers(1, 5), min_size=1, max_size=5).map(tuple)
+
+
+def spread(shape: tuple[int, ...], choices: tuple[int, ...]) -> tuple[int, ...]:
+    """A number of choices for each item of a shape."""
+    return (choices * math.prod(shape))[: math.prod(shape)]
+
+
+def draw_of(items: list[torch.distributions.Distribution], shape: tuple[int, ...]) -> Tensor:
+    return torch.stack([item.sample() for item in items], -1).unflatten(-1, shape)
+
+
+@settings(deadline=None, max_examples=60)
+@given(LEADING, st.sampled_from([(3,), (2, 3), (1, 1)]), CHOICES, st.integers(0, 10**6))
+def test_several_items_are_as_many_of_torchs(
+    leading: tuple[int, ...], shape: tuple[int, ...], some: tuple[int, ...], seed: int
+) -> None:
+    choices = spread(shape, some)
+    logits, other = 3 * normal(2, *leading, sum(choices), seed=seed)
+    ours = MultiCategorical(logits, choices, shape)
+    theirs = [torch.distributions.Categorical(logits=one) for one in logits.split(choices, -1)]
+    others = [torch.distributions.Categorical(logits=one) for one in other.split(choices, -1)]
+    actions = draw_of(list(theirs), shape)
+    flat = actions.flatten(-len(shape)).unbind(-1)
+    log_probs = sum(item.log_prob(a) for item, a in zip(theirs, flat, strict=True))
+    torch.testing.assert_close(ours.log_prob(actions), log_probs)
+    torch.testing.assert_close(ours.entropy(), sum(item.entropy() for item in theirs))
+    gaps = zip(theirs, others, strict=True)
+    kl = sum(torch.distributions.kl_divergence(item, other) for item, other in gaps)
+    torch.testing.assert_close(ours.kl(MultiCategorical(other, choices, shape)), kl)
+    modes = torch.stack([one.argmax(-1) for one in logits.split(choices, -1)], -1)
+    assert torch.equal(ours.mode(), modes.unflatten(-1, shape))
+    assert ours.sample().shape == (*leading, *shape)
+
+
+@pytest.mark.parametrize("choices", [(2, 3, 4), (3, 3, 3)])
+def test_items_are_drawn_with_their_own_probabilities(choices: tuple[int, ...]) -> None:
+    num_draws = 40_000
+    logits = normal(sum(choices), seed=2).float()
+    distribution = MultiCategorical(logits.expand(num_draws, -1), choices, (3,))
+    draws = distribution.sample(torch.Generator().manual_seed(3))
+    for item, logits_A in enumerate(logits.split(choices)):
+        counts = torch.bincount(draws[:, item], minlength=choices[item])
+        probs_A = logits_A.softmax(-1)
+        deviation = (num_draws * probs_A * (1 - probs_A)).sqrt()
+        assert ((counts - num_draws * probs_A).abs() < 4.5 * deviation).all()
+
+
+def test_items_of_different_sizes_leave_finite_gradients() -> None:
+    logits = normal(4, 9, seed=1).requires_grad_()
+    actions = torch.tensor([[1, 2, 3]] * 4)
+
+    def terms(logits: Tensor) -> Tensor:
+        ours = MultiCategorical(logits, (2, 3, 4), (3,))
+        other = MultiCategorical(logits.flip(0), (2, 3, 4), (3,))
+        return ours.log_prob(actions) + ours.entropy() + ours.kl(other)
+
+    assert torch.autograd.gradcheck(terms, logits)
+
+
+# -------------------- parts together
+
+
+PARTS = (
+    ActionPart("move", "discrete", (4,)),
+    ActionPart("look", "discrete", (2, 3), (2,)),
+    ActionPart("push", "continuous", (), (2, 2)),
+    ActionPart("turn", "squashed"),
+)
+
+
+def joint_of(seed: int) -> Joint:
+    return Joint(
+        {
+            part.name: distribution_of(part, normal(5, part.num_parameters, seed=seed + i))
+            for i, part in enumerate(PARTS)
+        }
+    )
+
+
+def test_each_kind_has_its_distribution() -> None:
+    kinds = [type(part) for part in joint_of(0).parts.values()]
+    assert kinds == [Categorical, MultiCategorical, Gaussian, SquashedGaussian]
+
+
+def test_parts_add_up() -> None:
+    joint, other = joint_of(0), joint_of(50)
+    actions = joint.sample(torch.Generator().manual_seed(1))
+    assert {name: tuple(action.shape[1:]) for name, action in actions.items()} == {
+        part.name: part.shape for part in PARTS
+    }
+    parts = joint.parts
+    for got, terms in (
+        (joint.log_prob(actions), [parts[name].log_prob(actions[name]) for name in parts]),
+        (joint.entropy(), [part.entropy() for part in parts.values()]),
+        (joint.kl(other), [parts[name].kl(other.parts[name]) for name in parts]),
+    ):
+        assert got.shape == (5,)
+        torch.testing.assert_close(got, torch.stack(terms).sum(0))
+    assert all(torch.equal(joint.mode()[name], parts[name].mode()) for name in parts)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_every_kind_computes_in_float32(part: ActionPart, low: torch.dtype) -> None:
+    parameters = normal(6, part.num_parameters).to(low)
+    ours, upcast = (distribution_of(part, p) for p in (parameters, parameters.float()))
+    actions = upcast.sample()
+    for got, want in (
+        (ours.log_prob(actions), upcast.log_prob(actions)),
+        (ours.entropy(), upcast.entropy()),
+    ):
+        assert got.dtype == torch.float32
+        assert torch.equal(got, want)
+    assert not ours.sample().requires_grad
+
+
+# -------------------- masks of legal actions
+
+
+@settings(deadline=None, max_examples=40)
+@given(CHOICES, st.integers(0, 10**6), st.sampled_from([torch.bool, torch.int8, torch.uint8]))
+def test_an_illegal_action_is_never_drawn(
+    choices: tuple[int, ...], seed: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    legal_P = torch.randint(0, 2, (sum(choices),), generator=generator).to(dtype)
+    logits_P = 3 * torch.randn(sum(choices), generator=generator)
+    forbidden_P = forbid(logits_P, legal_P, choices)
+    draws = MultiCategorical(forbidden_P.expand(10_000, -1), choices, (len(choices),)).sample(
+        generator
+    )
+    for item, legal_A in enumerate(legal_P.split(choices)):
+        allowed = legal_A.nonzero().flatten().tolist()
+        # Nothing legal means that all are.
+        assert set(draws[:, item].tolist()) <= set(allowed or range(len(legal_A)))
+
+
+def test_what_is_legal_keeps_its_odds_and_what_is_not_gets_no_gradient() -> None:
+    logits_P = normal(3, 5, seed=4).requires_grad_()
+    legal_P = torch.tensor([[1, 0, 1, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
+    choices = (3, 2)
+    distribution = MultiCategorical(forbid(logits_P, legal_P, choices), choices, (2,))
+    actions = torch.tensor([[2, 1], [0, 0], [1, 0]])
+    expected = torch.stack(
+        [
+            logits_P[0, [0, 2]].log_softmax(-1)[1],
+            # No move of row 1 is legal, so all are; looking is certain.
+            logits_P[1, :3].log_softmax(-1)[0],
+            logits_P[2, :3].log_softmax(-1)[1] + logits_P[2, 3:].log_softmax(-1)[0],
+        ]
+    )
+    log_probs = distribution.log_prob(actions)
+    torch.testing.assert_close(log_probs, expected)
+    other = MultiCategorical(forbid(logits_P.flip(0), legal_P, choices), choices, (2,))
+    total = log_probs + distribution.entropy() + distribution.kl(other)
+    assert total.isfinite().all()
+    (gradient,) = torch.autograd.grad(
+        distribution.entropy().sum() + log_probs.sum(), logits_P, retain_graph=True
+    )
+    assert gradient.isfinite().all()
+    assert gradient[0, 1] == gradient[0, 3] == gradient[1, 4] == 0
+    (gradient,) = torch.autograd.grad(other.kl(distribution).sum(), logits_P)
+    assert gradient.isfinite().all()
+
+
+def test_a_single_item_is_masked_alike() -> None:
+    legal = torch.tensor([[True, False, True], [False, False, False]])
+    logits = torch.zeros(2, 3)
+    assert forbid(logits, legal, (3,)).tolist() == [[0, -math.inf, 0], [0, 0, 0]]

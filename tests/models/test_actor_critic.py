@@ -1,79 +1,57 @@
-"""Observation leaves in any dtype and shape; one set of logits per action part; one value."""
+"""Heads, core and normalisers around a torso."""
+
+from functools import partial
 
 import pytest
 import torch
 
 from impala_async.config import ModelSection
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from impala_async.models.mlp import MLPTorso
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 
 PLAIN_OBS = ObsSpec((ArraySpec("", (3,), "float32"),))
 PLAIN_ACTION = ActionSpec((ActionPart("", "discrete", (4,)),))
-MIXED_OBS = ObsSpec(
+MIXED_ACTION = ActionSpec(
     (
-        ArraySpec("image", (2, 2), "uint8"),
-        ArraySpec("flag", (), "bool"),
-        ArraySpec("speed", (1,), "float64"),
+        ActionPart("push", "continuous", (), (2,)),
+        ActionPart("move", "discrete", (2, 3), (2,)),
+        ActionPart("turn", "squashed"),
     )
 )
 
 
 def build(obs=PLAIN_OBS, action=PLAIN_ACTION, **settings):
-    return ActorCritic(ModelSection(hidden_sizes=(8, 8), **settings), obs, action)
+    section = ModelSection(**{"hidden_sizes": (8, 8), **settings})
+    return ActorCritic(section, obs, action, partial(MLPTorso, obs, section))
 
 
-def test_outputs_one_value_and_one_set_of_logits_per_row():
-    output = build()({"": torch.randn(7, 3)})
-    assert [part.shape for part in output.logits] == [(7, 4)]
+def rows(num=5):
+    return {"": torch.randn(num, 3)}
+
+
+# -------------------- heads
+
+
+def test_outputs_one_value_and_all_parameters_per_row():
+    output = build()(rows(7))
+    assert output.parameters_NP.shape == (7, 4)
     assert output.values_N.shape == (7,)
+    assert build(action=MIXED_ACTION)(rows(7)).parameters_NP.shape == (7, 4 + 5 + 2)
 
 
-def test_action_parts_split_the_head_in_their_order():
-    action = ActionSpec((ActionPart("a", "discrete", (2,)), ActionPart("b", "discrete", (5,))))
-    model = build(action=action)
-    with torch.no_grad():
-        model.policy_head.weight.zero_()
-        model.policy_head.bias.copy_(torch.arange(7))
-    first, second = model({"": torch.randn(1, 3)}).logits
-    assert first.tolist() == [[0, 1]]
-    assert second.tolist() == [[2, 3, 4, 5, 6]]
-
-
-def test_leaves_are_flattened_cast_and_joined_in_the_order_of_the_spec():
-    model = build(MIXED_OBS)
-    seen = []
-    model.policy_torso.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    leaves = {
-        "speed": torch.tensor([[0.5], [0.25]], dtype=torch.float64),
-        "flag": torch.tensor([True, False]),
-        "image": torch.tensor([[[1, 2], [3, 255]], [[0, 0], [0, 9]]], dtype=torch.uint8),
-    }
-    model(leaves)
-    assert seen[0].dtype == torch.float32
-    assert seen[0].tolist() == [[1, 2, 3, 255, 1, 0.5], [0, 0, 0, 9, 0, 0.25]]
-
-
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint16", "int16", "int32", "int64"])
-def test_a_single_leaf_that_is_not_float32_is_cast(dtype):
-    model = build(ObsSpec((ArraySpec("", (3,), dtype),)))
-    rows_NF = torch.tensor([[0, 1, 1], [1, 0, 1]])
-    cast = model({"": rows_NF.to(getattr(torch, dtype))})
-    plain = model({"": rows_NF.float()})
-    assert torch.equal(cast.values_N, plain.values_N)
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_logits_alone_equal_those_of_forward(is_shared):
-    model = build(shared_torso=is_shared)
-    obs = {"": torch.randn(5, 3)}
-    assert torch.equal(model.logits(obs)[0], model(obs).logits[0])
+@pytest.mark.parametrize("settings", [{}, {"shared_torso": True}, {"normalize_obs": True}])
+def test_acting_alone_equals_forward(settings):
+    model, obs = build(**settings), rows()
+    parameters_NP, state = model.act(obs, ())
+    assert torch.equal(parameters_NP, model(obs).parameters_NP)
+    assert state == ()
 
 
 def test_a_shared_torso_feeds_both_heads_and_own_torsos_only_their_own():
-    obs = {"": torch.randn(5, 3)}
     shared, separate = build(shared_torso=True), build(shared_torso=False)
-    shared(obs).values_N.sum().backward()
-    separate(obs).values_N.sum().backward()
+    shared(rows()).values_N.sum().backward()
+    separate(rows()).values_N.sum().backward()
     assert shared.policy_torso.layers[0].weight.grad is not None
     assert shared.value_torso is None
     assert separate.policy_torso.layers[0].weight.grad is None
@@ -82,6 +60,139 @@ def test_a_shared_torso_feeds_both_heads_and_own_torsos_only_their_own():
 
 def test_the_first_policy_is_nearly_uniform_and_the_first_value_is_not_tiny():
     model = build()
-    output = model({"": torch.randn(100, 3)})
-    assert (output.logits[0].softmax(-1) - 0.25).abs().max() < 0.02
+    logits_NA = model(rows(100)).parameters_NP
+    assert (logits_NA.softmax(-1) - 0.25).abs().max() < 0.02
     torch.testing.assert_close(model.value_head.weight.norm(), torch.tensor(1.0))
+
+
+def test_a_deviation_is_a_parameter_of_its_own_behind_the_means():
+    model = build(action=MIXED_ACTION)
+    head = model.policy_head
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.copy_(torch.arange(8))
+        head.log_stds[0].copy_(torch.tensor([-1.0, -2.0]))
+        head.log_stds[1].fill_(-3.0)
+    expected = [0, 1, -1, -2, *(2, 3, 4, 5, 6), 7, -3]
+    assert model(rows(2)).parameters_NP.tolist() == [expected] * 2
+
+
+def test_and_it_gets_a_gradient_for_each_of_its_numbers():
+    model = build(action=MIXED_ACTION)
+    assert [p.shape for p in model.policy_head.log_stds] == [(2,), (1,)]
+    model(rows()).parameters_NP[:, [2, 3, 10]].sum().backward()
+    for log_std in model.policy_head.log_stds:
+        assert log_std.grad.tolist() == [5.0] * len(log_std)
+    assert "policy_head.log_stds.0" in model.state_dict()
+
+
+def test_or_it_comes_from_the_state():
+    model = build(action=MIXED_ACTION, state_dependent_std=True)
+    assert len(model.policy_head.log_stds) == 0
+    parameters_NP = model(rows(50)).parameters_NP
+    assert parameters_NP.shape == (50, 11)
+    assert (parameters_NP[:, [2, 3, 10]].std(0) > 0).all()
+    assert parameters_NP[:, [2, 3, 10]].abs().max() < 0.1, "deviations begin near 1"
+
+
+def test_a_deviation_without_numbers_is_refused():
+    with pytest.raises(ValueError, match=r"model\.state_dependent_std: .* no continuous numbers"):
+        build(state_dependent_std=True)
+
+
+# -------------------- core
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_core_stands_between_torso_and_heads(kind):
+    model = build(core=kind, core_size=6)
+    assert model.state == recurrent_state(kind, 6)
+    state = tuple(torch.randn(5, 6) for _ in model.state)
+    obs = rows()
+    parameters_NP, after = model.act(obs, state)
+    assert torch.equal(parameters_NP, model.policy_head(after[0]))
+    expected = model.core.step(model.policy_torso(obs), state)
+    for one, other in zip(after, expected, strict=True):
+        assert torch.equal(one, other)
+    output = model(obs, state, torch.zeros(5, 1, dtype=torch.bool))
+    torch.testing.assert_close(output.parameters_NP, parameters_NP)
+    torch.testing.assert_close(output.values_N, model.value_head(after[0]).squeeze(-1))
+
+
+def test_rows_of_a_core_lie_column_by_column():
+    model = build(core="gru", core_size=6)
+    obs_BS = torch.randn(2, 4, 3)
+    state = (torch.randn(2, 6),)
+    no = torch.zeros(2, 4, dtype=torch.bool)
+    both = model({"": obs_BS.flatten(0, 1)}, state, no).values_N.view(2, 4)
+    for column in range(2):
+        one = model({"": obs_BS[column]}, (state[0][column][None],), no[:1]).values_N
+        torch.testing.assert_close(both[column], one)
+
+
+def test_without_a_core_there_is_no_state():
+    assert build().state == ()
+
+
+# -------------------- normalisers
+
+OBS = ObsSpec(
+    (
+        ArraySpec("speed", (2, 2), "float64"),
+        ArraySpec("lamp", (2,), "int64"),
+        ArraySpec("height", (), "float32"),
+        ArraySpec("depth", (4, 4, 1), "float32"),
+    )
+)
+
+
+def mixed_rows(num=6):
+    return {
+        "speed": torch.randn(num, 2, 2, dtype=torch.float64) * 3 + 5,
+        "lamp": torch.randint(0, 9, (num, 2)),
+        "height": torch.randn(num) * 100,
+        "depth": torch.rand(num, 4, 4, 1),
+    }
+
+
+def test_vectors_of_floats_are_normalised_in_their_own_shapes_and_nothing_else():
+    model, obs = build(OBS, normalize_obs=True), mixed_rows()
+    valid = torch.tensor([True] * 5 + [False])
+    model.update_statistics(obs, valid)
+    seen = []
+    model.policy_torso.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(obs)
+    (leaves,) = seen
+    for name in ("speed", "height"):
+        values, shown = obs[name], leaves[name]
+        assert (shown.shape, shown.dtype) == (values.shape, torch.float32)
+        mean, deviation = values[:5].mean(0), values[:5].std(0, correction=0)
+        expected = ((values - mean) / deviation).clamp(-10, 10).float()
+        torch.testing.assert_close(shown, expected, rtol=1e-3, atol=1e-3)
+    assert leaves["lamp"] is obs["lamp"]
+    assert leaves["depth"] is obs["depth"]
+
+
+def test_statistics_are_part_of_the_state_dict():
+    model, obs = build(OBS, normalize_obs=True), mixed_rows()
+    model.update_statistics(obs, torch.ones(6, dtype=torch.bool))
+    other = build(OBS, normalize_obs=True)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(obs).values_N, model(obs).values_N)
+    assert [name for name in model.state_dict() if "normalizers" in name] == [
+        f"normalizers.{i}.{name}" for i in (0, 1) for name in ("mean", "variance", "count")
+    ]
+
+
+def test_without_them_new_rows_change_nothing():
+    model = build()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.update_statistics(rows(), torch.ones(5, dtype=torch.bool))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 1), ()])
+def test_nothing_to_normalise_is_refused(shape):
+    dtype = "float32" if shape else "int64"
+    with pytest.raises(ValueError, match=r"model\.normalize_obs: .* no vector of floats"):
+        build(ObsSpec((ArraySpec("", shape, dtype),)), normalize_obs=True)
