@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from impala_async.config import EnvSection
+from impala_async.config_env import EnvSection
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.spec import ActionSpec, ObsSpec, Schema
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from impala_async.config import EnvSection
+from impala_async.config_env import EnvSection
 from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.faults import Blame, close_all
 from impala_async.envs.find import find_env, makes_vectors, registered

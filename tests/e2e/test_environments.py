@@ -89,3 +89,105 @@ def test_vector_environments_of_either_autoreset(site: Site, autoreset: str) -> 
     valid_share = last["batch/valid_rows_mean"] / (16 * 50)
     assert valid_share == pytest.approx((3 / 4 + 5 / 6) / 2, abs=0.02)
     assert last["episodes/length_mean"] == pytest.approx(2 / (1 / 4 + 1 / 6) - 1, abs=0.1)
+
+
+SPACES_ENVS = '''
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+
+
+class Rows(gymnasium.Env):
+    """Ten rows, each pays 1 for the right action."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.rows = 0
+        return self._look(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        reward = self._pay(action)
+        self.rows += 1
+        return self._look(), float(reward), self.rows == 10, False, {}
+
+
+class Masked(Rows):
+    """Action 2 pays, but only where it is legal; else 0 does. An illegal action is an error."""
+
+    observation_space = Dict({"noise": Box(-1, 1, (2,)), "action_mask": Box(0, 1, (3,), np.int8)})
+    action_space = Discrete(3)
+
+    def _look(self):
+        self.mask = np.array([1, 1, self.np_random.integers(2)], np.int8)
+        return {"noise": self.np_random.random(2, np.float32), "action_mask": self.mask}
+
+    def _pay(self, action):
+        assert self.mask[action], "illegal"
+        return action == (2 if self.mask[2] else 0)
+
+
+class Several(Rows):
+    """Each part of the action repeats its part of the observation."""
+
+    observation_space = MultiDiscrete([2, 3])
+    action_space = MultiDiscrete([2, 3], start=[5, -1])
+
+    def _look(self):
+        self.answer = self.np_random.integers([2, 3])
+        return self.answer
+
+    def _pay(self, action):
+        return np.mean(action - [5, -1] == self.answer)
+
+
+class Mixed(Rows):
+    """A Tuple in, a Tuple out: the category, and whether the number is positive."""
+
+    observation_space = Tuple((Discrete(3, start=1), Box(-1, 1, (1,))))
+    action_space = Tuple((Discrete(3), Box(-1, 1, (), np.float32)))
+
+    def _look(self):
+        self.category = int(self.np_random.integers(1, 4))
+        self.number = self.np_random.choice(np.float32([-1, 1]), 1)
+        return self.category, self.number
+
+    def _pay(self, action):
+        return (action[0] + 1 == self.category) / 2 + (action[1] * self.number[0] > 0) / 2
+'''
+
+
+@pytest.mark.parametrize("name", ["Masked", "Several", "Mixed"])
+def test_spaces_of_all_kinds_are_learned(site: Site, name: str) -> None:
+    (site.folder / "spaces.py").write_text(SPACES_ENVS)
+    train(
+        site,
+        f"env.id=spaces:{name}",
+        "trajectory.rows=20",
+        "algorithm.gamma=0.5",
+        "algorithm.lr=2e-3",
+        "stop.mean_return=9.2",
+        "stop.wall_s=15",
+        PYTHONPATH=f"{site.folder}:{Path.cwd()}",
+    )
+    summary = site.read("summary.json")
+    assert summary is not None
+    assert summary["exit_reason"] == "mean_return"
+    assert summary["rejected"] == 0
+
+
+@pytest.mark.parametrize("is_squashed", ["true", "false"])
+def test_numbers_as_actions_are_trained_on(site: Site, is_squashed: str) -> None:
+    train(
+        site,
+        "env.id=Pendulum-v1",
+        f"env.squash_actions={is_squashed}",
+        "env.last_action=true",
+        "env.last_reward=true",
+        "algorithm.reward_scale=0.1",
+        "stop.env_steps=20000",
+    )
+    last = site.reports()[-1]
+    assert last["trajectories/rejected"] == 0
+    assert last["episodes/length_mean"] == 200
+    assert last["updates"] >= 20

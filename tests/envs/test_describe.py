@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.config import EnvSection
+from impala_async.config_env import EnvSection
 from impala_async.envs.describe import describe, read_answer
 from impala_async.errors import EnvError
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from impala_async.config import EnvSection
+from impala_async.config_env import EnvSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.make import Sampling, build_envs
 from impala_async.envs.vector import EnvBatch, SerialEnvs

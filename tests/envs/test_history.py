@@ -6,7 +6,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 
-from impala_async.config import EnvSection
+from impala_async.config_env import EnvSection
 from impala_async.envs.history import WithHistory
 from impala_async.envs.make import build_envs
 from impala_async.envs.probes import Counting, CountingVector

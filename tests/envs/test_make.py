@@ -10,7 +10,7 @@ import pytest
 from gymnasium.envs.registration import registry
 from gymnasium.vector import SyncVectorEnv
 
-from impala_async.config import EnvSection
+from impala_async.config_env import EnvSection
 from impala_async.envs import probes
 from impala_async.envs.make import build_envs, make_env, make_vector_env
 from impala_async.envs.probes import Counting, CountingVector, Probe

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from impala_async.config import EnvSection, Wrapper
+from impala_async.config_env import EnvSection, Wrapper
 from impala_async.envs.make import build_envs, make_env
 from impala_async.envs.probes import Counting
 from impala_async.envs.vector import SerialEnvs, VectorEnvs

@@ -1,0 +1,74 @@
+"""The environment's section of the config."""
+
+import json
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from impala_async.config_section import Section
+
+
+class Wrapper(Section):
+    """What is put around each single environment."""
+
+    name: str = Field(pattern="^[^:]+:[^:]+$")
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+def _wrapper(given: Any) -> Wrapper:
+    return Wrapper.model_validate({"name": given} if isinstance(given, str) else given)
+
+
+class EnvSection(Section):
+    """Which environment the actors step, and how the learner gets to know its spaces."""
+
+    id: str = Field(min_length=1, description="Gymnasium id, or package.module:Name.")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the environment."
+    )
+    wrappers: tuple[Wrapper, ...] = Field(
+        (),
+        description="Put around each single environment, the first one innermost: "
+        "package.module:Name, or a table of name and kwargs.",
+    )
+    preprocess: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: Atari as in the papers (84 x 84 grey, four frames stacked, each action "
+        "for four frames). none: the environment as it is.",
+    )
+    action_mask_key: str | None = Field(
+        "action_mask",
+        description="Key of the Dict observation that says which actions are legal; found by "
+        "itself when it fits. none: no mask.",
+    )
+    squash_actions: bool = Field(
+        False, description="Bring continuous actions into their bounds by a tanh, not by clipping."
+    )
+    last_action: bool = Field(False, description="Show the policy its last action as well.")
+    last_reward: bool = Field(False, description="Show the policy its last reward as well.")
+    probe: Literal["learner", "actor"] = Field(
+        "learner",
+        description="Who describes the spaces: a short-lived child of the learner, or the first "
+        "actor (when the environment is not installed at the learner).",
+    )
+
+    @field_validator("wrappers", mode="before")
+    @classmethod
+    def _names_or_tables(cls, given: Any) -> Any:
+        """A name alone is a wrapper without arguments."""
+        try:
+            return tuple(_wrapper(one) for one in given)
+        except (TypeError, ValueError):
+            raise ValueError(
+                'wants a list, for example ["package.module:Name"] or '
+                '[{name = "package.module:Name", kwargs = {size = 5}}], '
+                f"got {json.dumps(given, default=str)}"
+            ) from None
+
+    @property
+    def frames_per_step(self) -> int:
+        """Frames of the emulator that an env step takes: more than one only in Atari."""
+        if "ALE/" not in self.id:
+            return 1
+        skip = self.kwargs.get("frameskip", 4)
+        return skip if isinstance(skip, int) else 1

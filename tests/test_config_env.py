@@ -1,0 +1,38 @@
+from typing import Any
+
+import pytest
+
+from impala_async.config_env import EnvSection, Wrapper
+from impala_async.config_load import load_config
+from impala_async.errors import ConfigError
+
+
+def test_a_wrapper_is_a_name_or_a_table() -> None:
+    wrappers = '["a.b:C", {name = "a:D", kwargs = {size = 2}}]'
+    config = load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
+    assert config.env.wrappers == (Wrapper(name="a.b:C"), Wrapper(name="a:D", kwargs={"size": 2}))
+    assert EnvSection.model_validate_json(config.env.model_dump_json()) == config.env
+
+
+@pytest.mark.parametrize("wrappers", ['[{nome = "a:C"}]', "[{kwargs = {}}]", '["C"]', '"a:C"', 5])
+def test_a_bad_wrapper_is_told_what_is_wanted(wrappers: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
+    text = str(caught.value)
+    assert text.startswith('--set: env.wrappers: wants a list, for example ["package.module:Name"]')
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "frames"),
+    [
+        ("CartPole-v1", {}, 1),
+        ("MyGame-v0", {"frameskip": 9}, 1),
+        ("ALE/Pong-v5", {}, 4),
+        ("ale_py:ALE/Pong-v5", {"frameskip": 2}, 2),
+    ],
+)
+def test_frames_per_step_follow_the_frame_skip(
+    env_id: str, kwargs: dict[str, Any], frames: int
+) -> None:
+    assert EnvSection(id=env_id, kwargs=kwargs).frames_per_step == frames
