@@ -1,30 +1,59 @@
 """The policy acts and evaluates alike, from weights that a seed or a buffer decides."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from impala_async.config import ModelSection
 from impala_async.policy import Policy
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.spec import (
+    ActionPart,
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    Schema,
+    recurrent_state,
+)
+from impala_async.training.checkpoint import open_checkpoint, save_checkpoint
+from impala_async.training.snapshot import Snapshot
 from impala_async.weights import NO_VERSION, Version, Weights
 
 SECTION = ModelSection(hidden_sizes=(16, 16))
-PLAIN = Schema(
-    ObsSpec((ArraySpec("", (3,), "float32"),)),
-    ActionSpec((ActionPart("", "discrete", (4,)),)),
-    rows=5,
-)
+VECTOR = ObsSpec((ArraySpec("", (3,), "float32"),))
+PLAIN = Schema(VECTOR, ActionSpec((ActionPart("", "discrete", (4,)),)), rows=5)
 COMPOSITE = Schema(
     ObsSpec((ArraySpec("near", (2, 2), "uint8"), ArraySpec("far", (), "float32"))),
-    ActionSpec((ActionPart("move", "discrete", (3,)), ActionPart("look", "discrete", (2,)))),
+    ActionSpec(
+        (
+            ActionPart("move", "discrete", (3,)),
+            ActionPart("push", "continuous", (), (2,)),
+            ActionPart("look", "discrete", (2, 4), (2,)),
+            ActionPart("turn", "squashed"),
+        )
+    ),
     rows=5,
 )
+SCHEMAS = {
+    "discrete": PLAIN,
+    "composite": COMPOSITE,
+    **{
+        part.kind + str(part.shape): Schema(VECTOR, ActionSpec((part,)), rows=5)
+        for part in (
+            ActionPart("", "discrete", (2, 3, 2), (3,)),
+            ActionPart("", "continuous"),
+            ActionPart("", "continuous", (), (2, 3)),
+            ActionPart("", "squashed", (), (4,)),
+        )
+    },
+}
+each_kind = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
 
 
-def make_policy(schema=PLAIN, seed=0, sharpen=100.0):
+def make_policy(schema=PLAIN, seed=0, sharpen=100.0, section=SECTION):
     """A policy whose probabilities differ clearly: the initial head is nearly uniform."""
-    policy = Policy(schema, SECTION, seed=seed)
+    policy = Policy(schema, section, seed=seed)
     with torch.no_grad():
         policy.model.policy_head.weight.mul_(sharpen)
     return policy
@@ -46,6 +75,13 @@ def to_torch(arrays):
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+def evaluate(policy, obs_BS, actions_BT, mask_BT=None, state_B=None):
+    if mask_BT is None:
+        first = next(iter(actions_BT.values()))
+        mask_BT = torch.ones(first.shape[:2], dtype=torch.bool)
+    return policy.evaluate(obs_BS, actions_BT, mask_BT, state_B or {})
+
+
 def test_one_seed_gives_bit_equal_weights_whatever_the_global_generator_holds():
     torch.manual_seed(1)
     first = Policy(PLAIN, SECTION, seed=7)
@@ -57,7 +93,7 @@ def test_one_seed_gives_bit_equal_weights_whatever_the_global_generator_holds():
 
 def test_building_and_acting_leave_the_global_generator_alone():
     before = torch.get_rng_state()
-    Policy(PLAIN, SECTION, seed=7).act(random_obs(PLAIN, 2), generator())
+    Policy(PLAIN, SECTION, seed=7).act(random_obs(PLAIN, 2), {}, generator())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -105,68 +141,77 @@ def test_load_refuses_another_size_and_changes_nothing(missing):
     assert policy.version == NO_VERSION
 
 
-@pytest.mark.parametrize("schema", [PLAIN, COMPOSITE], ids=["plain", "composite"])
-def test_act_gives_an_index_per_part_and_one_log_probability_per_column(schema):
-    action = make_policy(schema).act(random_obs(schema, 8), generator())
+@each_kind
+def test_act_gives_an_array_per_part_and_one_log_probability_per_column(schema):
+    action = make_policy(schema).act(random_obs(schema, 8), {}, generator())
     assert list(action.actions) == [part.name for part in schema.action.parts]
     for part in schema.action.parts:
         chosen = action.actions[part.name]
-        assert (chosen.dtype, chosen.shape) == (np.int32, (8,))
-        assert chosen.min() >= 0
-        assert chosen.max() < part.choices[0]
+        assert (chosen.dtype, chosen.shape) == (part.array.dtype, (8, *part.shape))
+        if part.choices:
+            assert chosen.min() >= 0
+            assert (chosen.reshape(8, -1) < np.array(part.choices)).all()
     assert (action.log_probs.dtype, action.log_probs.shape) == (np.float32, (8,))
+    assert action.state == {}
 
 
-@pytest.mark.parametrize("schema", [PLAIN, COMPOSITE], ids=["plain", "composite"])
+@each_kind
 def test_the_log_probability_of_acting_is_that_of_evaluating(schema):
     policy, columns = make_policy(schema), 7
     obs_BS = random_obs(schema, columns, schema.rows + 1)
     actions_BT = {
-        part.name: np.empty((columns, schema.rows), np.int32) for part in schema.action.parts
+        part.name: np.empty((columns, schema.rows, *part.shape), part.array.dtype)
+        for part in schema.action.parts
     }
     acted_TB = np.empty((schema.rows, columns), np.float32)
     source = generator()
     for row in range(schema.rows):
         obs = {name: np.ascontiguousarray(leaf[:, row]) for name, leaf in obs_BS.items()}
-        action = policy.act(obs, source)
+        action = policy.act(obs, {}, source)
         acted_TB[row] = action.log_probs
         for name, chosen in action.actions.items():
             actions_BT[name][:, row] = chosen
-    evaluation = policy.evaluate(to_torch(obs_BS), to_torch(actions_BT))
+    evaluation = evaluate(policy, to_torch(obs_BS), to_torch(actions_BT))
     assert acted_TB.std() > 0.1
     np.testing.assert_allclose(evaluation.log_probs_TB.detach(), acted_TB, rtol=1e-4, atol=1e-5)
 
 
 def test_actions_come_from_the_given_generator_alone():
     policy, obs = make_policy(), random_obs(PLAIN, 64)
-    first = policy.act(obs, generator(1)).actions[""]
-    assert first.tolist() == policy.act(obs, generator(1)).actions[""].tolist()
-    assert first.tolist() != policy.act(obs, generator(2)).actions[""].tolist()
+    first = policy.act(obs, {}, generator(1)).actions[""]
+    assert first.tolist() == policy.act(obs, {}, generator(1)).actions[""].tolist()
+    assert first.tolist() != policy.act(obs, {}, generator(2)).actions[""].tolist()
 
 
 def test_actions_are_as_frequent_as_their_probabilities_say():
     policy = make_policy()
     one = random_obs(PLAIN, 1)
-    action = policy.act({"": np.repeat(one[""], 40_000, axis=0)}, generator())
-    logits = policy.model.logits(to_torch(one))[0][0]
+    action = policy.act({"": np.repeat(one[""], 40_000, axis=0)}, {}, generator())
+    logits = policy.model(to_torch(one)).parameters_NP[0]
     frequencies = np.bincount(action.actions[""], minlength=4) / 40_000
     np.testing.assert_allclose(frequencies, logits.softmax(-1).detach(), atol=0.01)
 
 
 def test_greedy_takes_the_likeliest_action_of_every_part():
     policy, obs = make_policy(COMPOSITE), random_obs(COMPOSITE, 9)
-    greedy = policy.act_greedy(obs)
-    parts = policy.model.logits(to_torch(obs))
-    for name, logits_CA in zip(("move", "look"), parts, strict=True):
-        assert greedy[name].tolist() == logits_CA.argmax(-1).tolist()
-        assert greedy[name].dtype == np.int32
+    greedy, state = policy.act_greedy(obs, {})
+    parameters = policy.model(to_torch(obs)).parameters_NP.detach()
+    move, push, left, right, turn = parameters.split([3, 4, 2, 4, 2], -1)
+    assert greedy["move"].tolist() == move.argmax(-1).tolist()
+    assert greedy["look"].tolist() == torch.stack([left.argmax(-1), right.argmax(-1)], -1).tolist()
+    np.testing.assert_allclose(greedy["push"], push[:, :2], rtol=1e-6)
+    np.testing.assert_allclose(greedy["turn"], turn[:, 0], rtol=1e-6)
+    assert [greedy[part.name].dtype for part in COMPOSITE.action.parts] == [
+        np.dtype(part.array.dtype) for part in COMPOSITE.action.parts
+    ]
+    assert state == {}
 
 
 def test_evaluation_is_time_major_and_every_row_of_its_own_observation():
     policy = make_policy()
     obs_BS = torch.randn(4, 6, 3)
     actions_BT = torch.randint(0, 4, (4, 5), dtype=torch.int32)
-    evaluation = policy.evaluate({"": obs_BS}, {"": actions_BT})
+    evaluation = evaluate(policy, {"": obs_BS}, {"": actions_BT})
     assert evaluation.values_SB.shape == (6, 4)
     assert evaluation.log_probs_TB.shape == evaluation.entropies_TB.shape == (5, 4)
     for column in range(4):
@@ -174,7 +219,7 @@ def test_evaluation_is_time_major_and_every_row_of_its_own_observation():
             output = policy.model({"": obs_BS[column, row][None]})
             torch.testing.assert_close(evaluation.values_SB[row, column], output.values_N[0])
             if row < 5:
-                log_probs_A = output.logits[0][0].log_softmax(-1)
+                log_probs_A = output.parameters_NP[0].log_softmax(-1)
                 chosen = log_probs_A[actions_BT[column, row].long()]
                 torch.testing.assert_close(evaluation.log_probs_TB[row, column], chosen)
                 entropy = -(log_probs_A.exp() * log_probs_A).sum()
@@ -187,28 +232,32 @@ def test_columns_that_lie_apart_in_memory_are_evaluated_alike():
     obs_BS = np.ndarray((4, 6, 3), np.float32, buffer=memory.data, strides=(400, 12, 4))
     obs_BS[:] = np.random.default_rng(0).normal(size=obs_BS.shape)
     actions = {"": torch.zeros(4, 5, dtype=torch.int32)}
-    apart = policy.evaluate({"": torch.from_numpy(obs_BS)}, actions)
-    dense = policy.evaluate({"": torch.from_numpy(obs_BS.copy())}, actions)
-    for one, other in zip(apart, dense, strict=True):
+    apart = evaluate(policy, {"": torch.from_numpy(obs_BS)}, actions)
+    dense = evaluate(policy, {"": torch.from_numpy(obs_BS.copy())}, actions)
+    for one, other in zip(apart[:3], dense[:3], strict=True):
         assert torch.equal(one, other)
 
 
-def test_entropies_and_log_probabilities_add_up_over_parts():
+def test_the_joint_distribution_gives_what_the_evaluation_has():
     policy = make_policy(COMPOSITE)
     obs = to_torch(random_obs(COMPOSITE, 2, 6))
-    actions = {"move": torch.full((2, 5), 2), "look": torch.ones(2, 5, dtype=torch.int32)}
-    evaluation = policy.evaluate(obs, actions)
-    move, look = policy.model.logits({name: leaf[1, 3][None] for name, leaf in obs.items()})
-    move_A, look_A = move[0].log_softmax(-1), look[0].log_softmax(-1)
-    torch.testing.assert_close(evaluation.log_probs_TB[3, 1], move_A[2] + look_A[1])
-    entropy = -(move_A.exp() * move_A).sum() - (look_A.exp() * look_A).sum()
-    torch.testing.assert_close(evaluation.entropies_TB[3, 1], entropy)
+    actions = {
+        part.name: torch.ones(2, 5, *part.shape, dtype=getattr(torch, part.array.dtype))
+        for part in COMPOSITE.action.parts
+    }
+    evaluation = evaluate(policy, obs, actions)
+    joint = evaluation.joint_BT
+    assert list(joint.parts) == [part.name for part in COMPOSITE.action.parts]
+    assert torch.equal(joint.log_prob(actions).t(), evaluation.log_probs_TB)
+    assert torch.equal(joint.entropy().t(), evaluation.entropies_TB)
+    log_probs_BT = sum(part.log_prob(actions[name]) for name, part in joint.parts.items())
+    torch.testing.assert_close(evaluation.log_probs_TB, log_probs_BT.t())
 
 
 def test_the_bootstrap_row_has_a_value_and_no_say_in_the_policy():
     policy = make_policy()
     obs_BS = torch.randn(2, 6, 3, requires_grad=True)
-    evaluation = policy.evaluate({"": obs_BS}, {"": torch.zeros(2, 5, dtype=torch.int32)})
+    evaluation = evaluate(policy, {"": obs_BS}, {"": torch.zeros(2, 5, dtype=torch.int32)})
     total = evaluation.log_probs_TB.sum() + evaluation.entropies_TB.sum()
     (policy_grad,) = torch.autograd.grad(total, obs_BS, retain_graph=True)
     (value_grad,) = torch.autograd.grad(evaluation.values_SB[-1].sum(), obs_BS)
@@ -219,15 +268,113 @@ def test_the_bootstrap_row_has_a_value_and_no_say_in_the_policy():
 
 def test_acting_follows_the_weights_that_training_changes_in_place():
     policy, obs = make_policy(), random_obs(PLAIN, 3)
-    before = policy.act_greedy(obs)[""]
+    before = policy.act_greedy(obs, {})[0][""]
     with torch.no_grad():
         policy.model.policy_head.weight.zero_()
         policy.model.policy_head.bias.copy_(torch.eye(4)[(before[0] + 1) % 4])
-    assert policy.act_greedy(obs)[""].tolist() == [(before[0] + 1) % 4] * 3
+    assert policy.act_greedy(obs, {})[0][""].tolist() == [(before[0] + 1) % 4] * 3
     assert any((tensor == 0).all() for tensor in policy.tensors)
 
 
-def test_a_schema_with_recurrent_state_is_refused():
-    schema = Schema(PLAIN.obs, PLAIN.action, rows=5, state=(ArraySpec("h", (4,), "float32"),))
-    with pytest.raises(ValueError, match="state"):
-        Policy(schema, SECTION, seed=0)
+@pytest.mark.parametrize(
+    ("section", "state", "text"),
+    [
+        (SECTION, recurrent_state("gru", 4), "model.core: None of 256 here, the schema has"),
+        (ModelSection(core="gru"), (), r"model.core: gru of 256 here, the schema has \(\)"),
+        (ModelSection(core="gru"), recurrent_state("lstm", 256), "model.core: gru"),
+        (ModelSection(core="gru"), recurrent_state("gru", 4), "model.core: gru"),
+    ],
+)
+def test_a_state_that_is_not_the_cores_is_refused(section, state, text):
+    with pytest.raises(ValueError, match=text):
+        Policy(replace(PLAIN, state=state), section, seed=0)
+
+
+# -------------------- what travels with the weights
+
+
+def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_path):
+    section = ModelSection(hidden_sizes=(16,), normalize_obs=True)
+    learner, actor, restored = (make_policy(seed=seed, section=section) for seed in (0, 1, 2))
+    obs = random_obs(PLAIN, 64)
+    learner.model.update_statistics(to_torch(obs), torch.ones(64, dtype=torch.bool))
+    actor.load(Snapshot(learner.layout).take(learner.tensors, Version(1, 3)))
+    path = save_checkpoint(tmp_path, Version(1, 3), {"model": learner.model.state_dict()}, {})
+    tensors, _ = open_checkpoint(path).load()
+    restored.model.load_state_dict(tensors["model"])
+    for policy in (actor, restored):
+        (normalizer,) = policy.model.normalizers
+        np.testing.assert_allclose(normalizer.mean, obs[""].mean(0), rtol=1e-5, atol=1e-5)
+        assert normalizer.count.item() == 64
+        assert all(torch.equal(a, b) for a, b in zip(policy.tensors, learner.tensors, strict=True))
+        one, other = (p.act(obs, {}, generator()) for p in (policy, learner))
+        assert one.log_probs.tolist() == other.log_probs.tolist()
+
+
+# -------------------- masks of legal actions
+
+MASKED = Schema(
+    ObsSpec((ArraySpec("legal", (7,), "int8"), ArraySpec("see", (3,), "float32"))),
+    ActionSpec(
+        (
+            ActionPart("move", "discrete", (3,)),
+            ActionPart("push", "continuous"),
+            ActionPart("look", "discrete", (2, 2), (2,)),
+        ),
+        legal="legal",
+    ),
+    rows=5,
+)
+
+
+def masked_obs(*leading, seed=0):
+    obs = random_obs(MASKED, *leading, seed=seed)
+    obs["legal"] = np.random.default_rng(seed).integers(0, 2, (*leading, 7), np.int8)
+    return obs
+
+
+def test_an_illegal_action_is_neither_sampled_nor_greedy():
+    policy, obs = make_policy(MASKED), masked_obs(10_000)
+    legal = obs["legal"] != 0
+    sampled = policy.act(obs, {}, generator()).actions
+    greedy, _ = policy.act_greedy(obs, {})
+    for actions in (sampled, greedy):
+        choices = [(actions["move"], legal[:, :3])]
+        choices += [(actions["look"][:, i], legal[:, 3 + 2 * i : 5 + 2 * i]) for i in (0, 1)]
+        for chosen, allowed in choices:
+            is_legal = np.take_along_axis(allowed, chosen[:, None], 1)[:, 0]
+            assert (is_legal | ~allowed.any(1)).all()
+
+
+def test_acting_and_evaluating_apply_one_mask():
+    policy, obs_BS = make_policy(MASKED), masked_obs(4, 6)
+    actions, acted = {}, []
+    for row in range(5):
+        obs = {name: np.ascontiguousarray(leaf[:, row]) for name, leaf in obs_BS.items()}
+        action = policy.act(obs, {}, generator(row))
+        acted.append(action.log_probs)
+        for name, chosen in action.actions.items():
+            actions.setdefault(name, []).append(chosen)
+    actions_BT = {name: torch.from_numpy(np.stack(rows, 1)) for name, rows in actions.items()}
+    evaluation = evaluate(policy, to_torch(obs_BS), actions_BT)
+    np.testing.assert_allclose(evaluation.log_probs_TB.detach(), acted, rtol=1e-4, atol=1e-5)
+    assert evaluation.entropies_TB.isfinite().all()
+
+
+def test_the_mask_is_no_input_of_the_network():
+    policy, obs = make_policy(MASKED), masked_obs(2, 6)
+    assert policy.model.policy_torso.layers[0].in_features == 3
+    actions = {
+        "move": torch.zeros(2, 5, dtype=torch.int32),
+        "push": torch.zeros(2, 5),
+        "look": torch.zeros(2, 5, 2, dtype=torch.int32),
+    }
+    everything = {**obs, "legal": np.ones_like(obs["legal"])}
+    nothing = {**obs, "legal": np.zeros_like(obs["legal"])}
+    masked, free, none = (
+        evaluate(policy, to_torch(one), actions) for one in (obs, everything, nothing)
+    )
+    assert torch.equal(masked.values_SB, free.values_SB)
+    # Nothing legal is read as everything.
+    assert torch.equal(none.log_probs_TB, free.log_probs_TB)
+    assert not torch.equal(masked.log_probs_TB, free.log_probs_TB)

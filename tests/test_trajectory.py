@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import LOG_PROB_SLACK, Columns, columns_over, find_fault
@@ -218,3 +220,173 @@ def test_any_garbage_has_a_verdict() -> None:
         small = rng.integers(0, 256, (2, layout.small_bytes), np.uint8)
         verdicts.add(find_fault(SCHEMA, columns_over(SCHEMA, obs, small)))
     assert verdicts == {"invalid"}
+
+
+# -------------------- categories, numbers, and masks of legal actions
+
+WIDE = Schema(
+    obs=ObsSpec(
+        (
+            ArraySpec("lamp", (), "uint8", (3,)),
+            ArraySpec("cards", (2, 2), "int64", (4, 4, 4, 4)),
+            ArraySpec("dials", (2,), "int16", (5, 9)),
+            ArraySpec("legal", (7,), "int8"),
+        )
+    ),
+    action=ActionSpec(
+        (
+            ActionPart("move", "discrete", (2, 5), (2,)),
+            ActionPart("push", "continuous", (), (2,)),
+            ActionPart("turn", "squashed"),
+        ),
+        legal="legal",
+    ),
+    rows=NUM_ROWS,
+    state=(ArraySpec("hidden", (2,), "float32"),),
+)
+
+
+def columns_of(schema: Schema) -> Columns:
+    """Zeros throughout, which is within every range, and everything legal."""
+    layout = schema.layout
+    obs = np.zeros((NUM_COLUMNS, layout.obs_bytes), np.uint8)
+    small = np.zeros((NUM_COLUMNS, layout.small_bytes), np.uint8)
+    columns = columns_over(schema, obs, small)
+    columns.mask_CT[:] = True
+    if schema.action.legal is not None:
+        columns.obs[schema.action.legal][:] = 1
+    return columns
+
+
+@pytest.fixture
+def wide() -> Columns:
+    return columns_of(WIDE)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "num_choices"),
+    [
+        ("obs/lamp", (), 3),
+        *[("obs/cards", (i, j), 4) for i in (0, 1) for j in (0, 1)],
+        ("obs/dials", (0,), 5),
+        ("obs/dials", (1,), 9),
+        ("actions/move", (0,), 2),
+        ("actions/move", (1,), 5),
+    ],
+)
+def test_each_category_has_its_own_range(
+    wide: Columns, name: str, place: tuple[int, ...], num_choices: int
+) -> None:
+    group, _, leaf = name.partition("/")
+    array = getattr(wide, group)[leaf]
+    for row in (0, HERE[1], array.shape[1] - 1):
+        array[(HERE[0], row, *place)] = num_choices - 1
+        assert find_fault(WIDE, wide) is None
+        for value in (num_choices, np.iinfo(array.dtype).max, np.iinfo(array.dtype).min):
+            if 0 <= value < num_choices:
+                continue
+            array[(HERE[0], row, *place)] = value
+            assert find_fault(WIDE, wide) == "invalid", value
+        array[(HERE[0], row, *place)] = 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.sampled_from(["lamp", "cards", "dials"]),
+    st.integers(0, NUM_COLUMNS - 1),
+    st.integers(0, NUM_ROWS),
+    st.integers(0, 3),
+    st.integers(-130, 130),
+)
+def test_a_category_is_an_index_or_it_is_invalid(
+    name: str, column: int, row: int, item: int, value: int
+) -> None:
+    columns = columns_of(WIDE)
+    leaf = next(leaf for leaf in WIDE.obs.leaves if leaf.name == name)
+    item %= leaf.num_items
+    items = columns.obs[name][column, row : row + 1].reshape(-1)
+    assert np.shares_memory(items, columns.obs[name])
+    items[item] = np.array(value).astype(leaf.dtype)
+    is_index = 0 <= int(items[item]) < leaf.choices[item]
+    assert find_fault(WIDE, columns) == (None if is_index else "invalid")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", ["push", "turn"])
+def test_numbers_of_an_action_are_finite(wide: Columns, part: str, value: float) -> None:
+    wide.actions[part][HERE] = value
+    assert find_fault(WIDE, wide) == "nonfinite"
+    wide.actions[part][HERE] = 1e30
+    assert find_fault(WIDE, wide) is None, "beyond any bound is fine: they are clipped later"
+
+
+@pytest.mark.parametrize("part", ["push", "turn"])
+def test_in_masked_rows_too(wide: Columns, part: str) -> None:
+    wide.mask_CT[HERE] = False
+    wide.actions[part][HERE] = np.nan
+    assert find_fault(WIDE, wide) == "nonfinite"
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "squashed"])
+def test_only_a_density_may_be_above_one(kind: Any) -> None:
+    parts = (
+        ActionPart("move", "discrete", (2,)),
+        ActionPart("more", kind, (2,) if kind == "discrete" else ()),
+    )
+    schema = Schema(ObsSpec((ArraySpec("", (), "float32"),)), ActionSpec(parts), NUM_ROWS)
+    columns = columns_of(schema)
+    columns.log_probs_CT[HERE] = 25.0
+    assert find_fault(schema, columns) == ("invalid" if kind == "discrete" else None)
+    columns.log_probs_CT[HERE] = np.inf
+    assert find_fault(schema, columns) == "nonfinite"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_states_are_finite(wide: Columns, value: float) -> None:
+    wide.state["hidden"][1, 1] = value
+    assert find_fault(WIDE, wide) == "nonfinite"
+
+
+@pytest.mark.parametrize(
+    ("legal", "chosen", "is_fine"),
+    [
+        ([1, 1, 1, 1, 1, 1, 1], (1, 4), True),
+        ([0, 1, 0, 0, 1, 0, 0], (1, 2), True),
+        # Any number but 0 is a flag that is set.
+        ([0, 2, 0, 0, -1, 0, 0], (1, 2), True),
+        ([1, 0, 1, 1, 1, 1, 1], (1, 4), False),
+        ([1, 1, 1, 1, 1, 1, 0], (1, 4), False),
+        ([0, 0, 1, 1, 1, 1, 1], (0, 0), False),
+        ([1, 1, 0, 0, 0, 0, 0], (0, 0), False),
+        ([0, 0, 0, 0, 0, 0, 0], (0, 0), False),
+    ],
+)
+def test_what_was_chosen_must_be_legal_where_it_counts(
+    wide: Columns, legal: list[int], chosen: tuple[int, int], is_fine: bool
+) -> None:
+    wide.obs["legal"][HERE] = legal
+    wide.actions["move"][HERE] = chosen
+    assert find_fault(WIDE, wide) == (None if is_fine else "invalid")
+    wide.mask_CT[HERE] = False
+    assert find_fault(WIDE, wide) is None
+
+
+def test_nothing_need_be_legal_in_the_bootstrap_row(wide: Columns) -> None:
+    wide.obs["legal"][:, -1] = 0
+    assert find_fault(WIDE, wide) is None
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 2**32 - 1))
+def test_random_masks_are_judged_row_by_row(seed: int) -> None:
+    columns, rng = columns_of(WIDE), np.random.default_rng(seed)
+    legal = rng.random(columns.obs["legal"].shape) < 0.8
+    columns.obs["legal"][:] = legal
+    move = columns.actions["move"]
+    move[:] = rng.integers(0, (2, 5), size=move.shape)
+    columns.mask_CT[:] = rng.random(columns.mask_CT.shape) < 0.3
+    is_fine = all(
+        legal[c, t, move[c, t, 0]] and legal[c, t, 2 + move[c, t, 1]]
+        for c, t in zip(*np.nonzero(columns.mask_CT), strict=True)
+    )
+    assert find_fault(WIDE, columns) == (None if is_fine else "invalid")
