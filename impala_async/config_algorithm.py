@@ -78,7 +78,7 @@ class AlgorithmSection(Section):
         0.2, gt=0, description="ppo, appo: how far from 1 a ratio of policies is followed."
     )
     num_minibatches: int = Field(
-        1, ge=1, description="ppo: parts of a batch, whole columns, one optimizer step for each."
+        1, ge=1, description="ppo: parts of a batch, of whole columns; each is an update."
     )
     is_clip: float = Field(
         2.0, gt=0, description="appo: bar on the ratio of the acting to the target policy."

@@ -10,10 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from impala_async.config import (
     ActorSettings,
-    EnvSection,
     LearnerSection,
     RunConfig,
-    Wrapper,
     is_loopback,
 )
 from impala_async.config_load import load_config, validate_config
@@ -40,17 +38,37 @@ DEFAULTS: dict[str, Any] = {
     "algorithm.schedule_env_steps": None,
     "algorithm.value_cost": 0.5,
     "algorithm.grad_clip": 40.0,
+    "algorithm.returns": None,
     "algorithm.rho_bar": 1.0,
     "algorithm.c_bar": 1.0,
     "algorithm.pg_rho_bar": 1.0,
-    "algorithm.lambda": 1.0,
-    "algorithm.adam_eps": 1e-5,
+    "algorithm.lambda": None,
+    "algorithm.normalize_advantages": None,
+    "algorithm.clip": 0.2,
+    "algorithm.num_minibatches": 1,
+    "algorithm.is_clip": 2.0,
+    "algorithm.tau": 1.0,
+    "algorithm.target_update_every_updates": 4,
+    "algorithm.kl_coeff": 0.0,
+    "algorithm.kl_target": 0.01,
+    "algorithm.reward_clip": None,
     "algorithm.reward_scale": 1.0,
+    "algorithm.normalize_returns": False,
     "algorithm.reduction": "mean",
+    "algorithm.optimizer": "adam",
+    "algorithm.optimizer_eps": None,
+    "algorithm.rms_decay": 0.99,
+    "algorithm.momentum": 0.0,
+    "algorithm.weight_decay": 0.01,
     "model.name": "mlp",
-    "model.hidden_sizes": (64, 64),
-    "model.activation": "tanh",
-    "model.shared_torso": False,
+    "model.hidden_sizes": None,
+    "model.activation": None,
+    "model.width": 1,
+    "model.shared_torso": None,
+    "model.core": None,
+    "model.core_size": 256,
+    "model.normalize_obs": False,
+    "model.state_dependent_std": False,
     "trajectory.rows": 50,
     "actor.num_envs": 8,
     "actor.sampler": "auto",
@@ -142,6 +160,23 @@ def test_max_lag_leaves_room_for_all_passes(size: int, passes: int) -> None:
     text = complaint(**settings, learner__max_lag=needed - 1)
     assert f"max_lag ({needed - 1}) must be at least" in text
     assert f"(num_passes - 1) = {needed}" in text
+
+
+def test_a_minibatch_has_a_column() -> None:
+    ppo = {"algorithm__name": "ppo", "actor__num_envs": 4, "learner__batch_columns": 6}
+    config_of(**ppo, algorithm__num_minibatches=6)
+    text = complaint(**ppo, algorithm__num_minibatches=7)
+    assert "algorithm.num_minibatches (7) must not exceed learner.batch_columns (6)" in text
+
+
+def test_max_lag_leaves_room_for_all_passes_of_all_minibatches() -> None:
+    ppo = {"algorithm__name": "ppo", "algorithm__num_minibatches": 4, "learner__num_passes": 6}
+    config_of(**ppo, learner__max_lag=20)
+    text = complaint(**ppo, learner__max_lag=19)
+    assert (
+        "learner.max_lag (19) must be at least minibatch_buffer_size * (num_passes - 1) *" in text
+    )
+    assert "algorithm.num_minibatches = 20" in text
 
 
 def test_a_late_heartbeat_does_not_end_a_lease() -> None:
@@ -237,6 +272,16 @@ def test_a_long_way_from_acting_to_learning_is_warned_of() -> None:
     assert "learner.queue_size" in warning
 
 
+def test_minibatches_are_updates_too() -> None:
+    (warning,) = config_of(algorithm__name="ppo", algorithm__num_minibatches=3).warnings()
+    assert "12 updates old" in warning
+    assert "GAE to fewer" in warning
+    assert "algorithm.num_minibatches" in warning
+    vtrace = {"algorithm__returns": "vtrace", "algorithm__num_minibatches": 3}
+    (warning,) = config_of(algorithm__name="ppo", **vtrace).warnings()
+    assert "GAE" not in warning
+
+
 def test_open_doors_are_warned_of() -> None:
     warnings = config_of(
         bind__data="tcp://0.0.0.0:5555", bind__weights="tcp://10.0.0.1:*"
@@ -276,39 +321,3 @@ def test_weights_come_out_before_all_data_is_too_old() -> None:
             None,
             ["env.id=X", "learner.max_lag=3", "learner.publish_every_updates=10"],
         )
-
-
-def test_a_wrapper_is_a_name_or_a_table() -> None:
-    wrappers = '["a.b:C", {name = "a:D", kwargs = {size = 2}}]'
-    config = load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
-    assert config.env.wrappers == (Wrapper(name="a.b:C"), Wrapper(name="a:D", kwargs={"size": 2}))
-    assert EnvSection.model_validate_json(config.env.model_dump_json()) == config.env
-
-
-@pytest.mark.parametrize(
-    ("wrappers", "line"),
-    [
-        ('[{nome = "a:C"}]', "--set: env.wrappers.0.nome: unknown key"),
-        ("[{kwargs = {}}]", "env.wrappers.0.name: required"),
-        ('["C"]', "env.wrappers.0.name: String should match pattern"),
-    ],
-)
-def test_a_bad_wrapper_is_named_by_its_place(wrappers: str, line: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
-    assert line.removeprefix("--set: ") in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "kwargs", "frames"),
-    [
-        ("CartPole-v1", {}, 1),
-        ("MyGame-v0", {"frameskip": 9}, 1),
-        ("ALE/Pong-v5", {}, 4),
-        ("ale_py:ALE/Pong-v5", {"frameskip": 2}, 2),
-    ],
-)
-def test_frames_per_step_follow_the_frame_skip(
-    env_id: str, kwargs: dict[str, Any], frames: int
-) -> None:
-    assert EnvSection(id=env_id, kwargs=kwargs).frames_per_step == frames

@@ -3,18 +3,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from impala_async.config import EnvSection, ModelSection, RunConfig
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import Step
+from impala_async.envs.vector import EnvBatch, SerialEnvs, Step, VectorEnvs
 from impala_async.evaluate import _greedy_returns, main
 from impala_async.learner.run_folder import RunFolder
 from impala_async.policy import Policy
-from impala_async.spec import Schema
+from impala_async.spec import Schema, recurrent_state
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 
@@ -24,8 +27,13 @@ PROBES = "impala_async.envs.probes"
 class AlwaysOne:
     """Chooses action 1 in every column; `Counting` gives 10 more for it."""
 
-    def act_greedy(self, obs: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.int32]]:
-        return {"": np.ones(len(obs[""]), np.int32)}
+    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+        return {}
+
+    def act_greedy(
+        self, obs: dict[str, NDArray[Any]], state: dict[str, NDArray[np.float32]]
+    ) -> tuple[dict[str, NDArray[np.int32]], dict[str, NDArray[np.float32]]]:
+        return {"": np.ones(len(obs[""]), np.int32)}, {}
 
 
 def counted(length: int) -> float:
@@ -86,6 +94,61 @@ def test_the_row_of_a_reset_is_in_no_return() -> None:
     envs: Any = ScriptedEnvs([[1, 2], [4], [9, 9, 9]], [[0.5], [-8, 0, 1], [7]])
     policy: Any = AlwaysOne()
     assert _greedy_returns(policy, envs, 4, seed=0) == [3.0, 4.0, 0.5, -7.0]
+
+
+class Recall(gym.Env[Any, np.int64]):
+    """Shows -1 or 1 on an episode's first row, then 0; that action 3 steps later gives 1."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._cue = int(self.np_random.choice([-1, 1]))
+        self._num_steps = 0
+        return np.array([self._cue], np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        is_right = action == (self._cue + 1) // 2
+        is_over = self._num_steps == 4
+        return np.zeros(1, np.float32), float(is_over and is_right), is_over, False, {}
+
+
+class Remembering:
+    """Adds up what it sees; so it answers wrongly if it is not made to forget."""
+
+    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+        return {"sum": np.zeros((num_columns, 1), np.float32)}
+
+    def act_greedy(
+        self, obs: dict[str, NDArray[Any]], state: dict[str, NDArray[np.float32]]
+    ) -> tuple[dict[str, NDArray[np.int32]], dict[str, NDArray[np.float32]]]:
+        # A cue counts half of what is remembered: it cannot make up for a wrong memory.
+        after = np.where(state["sum"] == 0, obs[""], 2 * state["sum"] + obs[""])
+        return {"": (after[:, 0] > 0).astype(np.int32)}, {"sum": after}
+
+
+@pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
+def test_a_memory_is_kept_within_an_episode_and_lost_with_it(mode: str) -> None:
+    envs: EnvBatch = SerialEnvs([Recall() for _ in range(3)])
+    if mode != "serial":
+        envs = VectorEnvs(SyncVectorEnv([Recall] * 3, autoreset_mode=AutoresetMode(mode)))
+    policy: Any = Remembering()
+    assert _greedy_returns(policy, envs, 30, seed=0) == [1.0] * 30
+
+
+def test_a_recurrent_checkpoint_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder(tmp_path / "run")
+    model = ModelSection(hidden_sizes=(4,), core="lstm", core_size=5, normalize_obs=True)
+    run.begin(RunConfig(env=EnvSection(id=f"{PROBES}:Counting"), model=model))
+    config = run.load_config()
+    envs = build_envs("serial", config.env, 1)
+    schema = Schema(envs.obs_spec, envs.action_spec, 50, recurrent_state("lstm", 5))
+    policy = Policy(schema, model, seed=0)
+    save_checkpoint(run.checkpoints, Version(1, 1), {"model": policy.model.state_dict()}, {})
+    assert main([str(run.path), "--episodes", "3"]) == 0
+    assert "mean return of 3 greedy episodes" in capsys.readouterr().out
 
 
 Save = Callable[..., Path]

@@ -132,9 +132,13 @@ SECTIONS: tuple[Section, ...] = (
             Metric("loss/value", "loss", "value term, weighted"),
             Metric("loss/entropy", "loss", "entropy term, weighted: negative"),
             Metric("policy/entropy", "nats", "mean entropy of the policy, unweighted"),
+            Metric("policy/kl", "nats", "appo: from the target network; ppo: from what acted"),
+            Metric("policy/clip_fraction", "1", "appo, ppo: valid rows whose ratio is clipped"),
             Metric("grad/norm", "norm", "global, before clipping"),
             Metric("algorithm/lr", "1", "learning rate now"),
             Metric("algorithm/entropy_cost", "1", "entropy cost now"),
+            Metric("algorithm/kl_coeff", "1", "appo: weight of the KL now"),
+            Metric("algorithm/return_scale", "reward", "deviation that rewards are divided by"),
         ),
     ),
     Section(

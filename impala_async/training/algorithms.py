@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 
 
 class View(NamedTuple):
-    """A batch, or a minibatch of it, as the weights of now see it."""
+    """A batch, or a part of it, as the weights of now see it."""
 
     evaluation: Evaluation
     rows: Rows

@@ -20,13 +20,13 @@ from impala_async.algo.terms import LossTerms
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.algorithms import ALGORITHMS, Rows, View
-from impala_async.training.minibatches import split_columns
 from impala_async.training.optimizer import (
     build_optimizer,
     clip_gradients,
     global_norm,
     set_learning_rate,
 )
+from impala_async.training.parts import split_columns
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.target import Target
 from impala_async.trajectory import Columns
@@ -94,7 +94,7 @@ class StepResult:
 
 
 class _Part(NamedTuple):
-    """A batch, or a minibatch of it, and which of the batch's living columns it has."""
+    """Some columns of a batch, or all of it as it is, and which of the batch's living columns it has."""
 
     batch: Batch
     rows: Rows
@@ -210,19 +210,22 @@ class UpdateStep:
         norm = global_norm(self.parameters)
         with torch.no_grad():
             stats = _stats(terms, view) | self._algorithm.stats(view)
-        nothing = norm.new_zeros(())
-        numbers = [terms.total.detach(), norm, part.rows.num_valid, stats.get("policy/kl", nothing)]
+        numbers = [terms.total.detach(), norm, part.rows.num_valid]
+        if self.target is not None:
+            numbers.append(stats["policy/kl"])
         if self.return_scale is not None:
-            numbers += Moments.sums(self._algorithm.targets(view), part.rows.mask_TB)
+            sums = Moments.sums(self._algorithm.targets(view), part.rows.mask_TB)
+            numbers = [number.double() for number in numbers] + list(sums)
         # The one place where the host waits for the device.
-        total, norm_now, num_valid, kl, *sums = torch.stack([n.double() for n in numbers]).tolist()
+        total, norm_now, num_valid, *more = torch.stack(numbers).tolist()
+        kl = more.pop(0) if self.target is not None else 0.0
         applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm_now)
         if applied:
             clip_gradients(self.parameters, norm_now, self._section.grad_clip)
             set_learning_rate(self.optimizer, lr)
             self.optimizer.step()
         floats = {"loss/total": total, "grad/norm": norm_now}
-        return _Outcome(applied, int(num_valid), kl, Moments(*sums), {**stats, **floats})
+        return _Outcome(applied, int(num_valid), kl, Moments(*more), {**stats, **floats})
 
     def _view(self, batch: Batch, rows: Rows) -> View:
         inputs = (batch.obs, batch.actions, batch.mask_BT, batch.state)

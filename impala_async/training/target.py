@@ -30,7 +30,10 @@ class Target:
     """Starts as a copy of the policy. `note_update` is called after every update taken."""
 
     def __init__(self, policy: Policy, section: AlgorithmSection) -> None:
-        self.policy = copy.deepcopy(policy)
+        # A deep copy of a policy's tensors would no longer be those of its model.
+        self.policy = copy.copy(policy)
+        self.policy.model = copy.deepcopy(policy.model)
+        self.policy.tensors = tuple(self.policy.model.state_dict().values())
         self.kl_coeff = section.kl_coeff
         self._section = section
         self._age = 0

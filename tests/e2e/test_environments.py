@@ -167,7 +167,7 @@ def test_spaces_of_all_kinds_are_learned(site: Site, name: str) -> None:
         "algorithm.gamma=0.5",
         "algorithm.lr=2e-3",
         "stop.mean_return=9.2",
-        "stop.wall_s=15",
+        "stop.wall_s=30",
         PYTHONPATH=f"{site.folder}:{Path.cwd()}",
     )
     summary = site.read("summary.json")

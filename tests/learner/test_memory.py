@@ -7,7 +7,14 @@ import pytest
 
 from impala_async.learner import memory
 from impala_async.learner.memory import GIB, check_memory
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.spec import (
+    ActionPart,
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    Schema,
+    recurrent_state,
+)
 from tests.learner.columns import small_schema
 from tests.learner.world import config_of
 
@@ -40,3 +47,19 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(num_choices: i
     action = ActionSpec((ActionPart("action", "discrete", (num_choices,)),))
     with pytest.raises(ValueError, match=r"GiB for the model"):
         check(replace(small_schema(), action=action))
+
+
+def test_a_wide_core_that_does_not_fit_is_refused() -> None:
+    schema = replace(small_schema(), state=recurrent_state("lstm", 10**5))
+    config = config_of(schema, model={"core": "lstm", "core_size": 10**5})
+    with pytest.raises(ValueError, match=r"GiB for the model"):
+        check_memory(config, schema, 4)
+
+
+def test_the_mask_of_legal_actions_needs_no_weights() -> None:
+    """It may be wider than all that the network sees."""
+    num_choices = 10**6
+    wide = ObsSpec((*small_schema().obs.leaves, ArraySpec("legal", (num_choices,), "int8")))
+    action = ActionSpec((ActionPart("", "discrete", (num_choices,)),), legal="legal")
+    schema = replace(small_schema(rows=1), obs=wide, action=action)
+    check_memory(config_of(schema, learner={"batch_columns": 1}), schema, 1)

@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from impala_async.config import ActorSection, EnvSection
+from impala_async.config import ActorSection, EnvSection, ModelSection
 from impala_async.errors import EnvError
 from impala_async.learner import probe
 from impala_async.learner.probe import SpaceProbe
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.spec import (
+    ActionPart,
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    Schema,
+    recurrent_state,
+)
 
 PROBES = "impala_async.envs.probes"
 
@@ -35,7 +42,7 @@ def test_the_child_describes_the_spaces_and_ends(
     children: list[subprocess.Popen[bytes]],
 ) -> None:
     env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_actions": 5})
-    schema = SpaceProbe(env, ActorSection()).schema(rows=7)
+    schema = SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=7)
     assert schema == Schema(
         ObsSpec((ArraySpec("", (1,), "float32"),)),
         ActionSpec((ActionPart("", "discrete", (5,)),)),
@@ -45,14 +52,22 @@ def test_the_child_describes_the_spaces_and_ends(
     assert "gymnasium" not in children[0].args
 
 
+def test_the_state_is_that_of_the_core() -> None:
+    env = EnvSection(id=f"{PROBES}:ActionReward")
+    model = ModelSection(core="lstm", core_size=32)
+    schema = SpaceProbe(env, ActorSection(), model).schema(rows=7)
+    assert schema.state == recurrent_state("lstm", 32)
+
+
 def test_the_environment_is_never_imported_here() -> None:
     """In a process of its own, where no other test has imported anything."""
     code = (
         "import sys\n"
-        "from impala_async.config import ActorSection, EnvSection\n"
+        "from impala_async.config import ActorSection, EnvSection, ModelSection\n"
         "from impala_async.learner.probe import SpaceProbe\n"
         f"env = EnvSection(id='{PROBES}:Counting')\n"
-        "SpaceProbe(env, ActorSection(sampler='serial')).schema(3)\n"
+        "actor = ActorSection(sampler='serial')\n"
+        "SpaceProbe(env, actor, ModelSection(core='gru')).schema(3)\n"
         "assert not {'gymnasium', 'torch', 'zmq'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(probe.__file__).parents[2])
@@ -61,7 +76,7 @@ def test_the_environment_is_never_imported_here() -> None:
 def test_an_environment_that_cannot_be_made_is_one_line() -> None:
     env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_acts": 5})
     with pytest.raises(EnvError, match="num_acts") as error:
-        SpaceProbe(env, ActorSection()).schema(rows=7)
+        SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=7)
     assert "\n" not in str(error.value)
 
 
@@ -73,7 +88,7 @@ def test_one_that_takes_for_ever_is_killed(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
     with pytest.raises(EnvError, match=r"env\.id: hanging:Env was not made within 0 s"):
-        SpaceProbe(EnvSection(id="hanging:Env"), ActorSection()).schema(rows=7)
+        SpaceProbe(EnvSection(id="hanging:Env"), ActorSection(), ModelSection()).schema(rows=7)
     (child,) = children
     assert child.poll() == -signal.SIGKILL
     assert child.stdout is not None

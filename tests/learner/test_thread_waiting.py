@@ -13,7 +13,7 @@ from impala_async.learner import thread
 from impala_async.learner.build import build_learner
 from impala_async.learner.handoff import start_thread
 from impala_async.learner.ledger import Ledger
-from impala_async.learner.slots import Slot, SlotFiller
+from impala_async.learner.slots import Arrival, Slot, SlotFiller
 from impala_async.learner.thread import LearnerThread, Progress
 from impala_async.weights import Version
 from tests.learner.columns import planes_of, small_schema
@@ -150,7 +150,7 @@ class Works:
             ports=self.listener.ports,
             release=self.released.append,
         )
-        self.filler = SlotFiller(self.learner.slots, self._submit)
+        self.filler = SlotFiller(self.learner.slots, self._submit, lambda _: None)
 
     def _submit(self, slot: Slot) -> None:
         self.ledger.submit(slot.batch, len(slot.obs))
@@ -164,11 +164,12 @@ class Works:
         """One message of three columns, as soon as there is room."""
         self.wait_for(self._has_room)
         planes = planes_of(self.schema, 3, seed=seed)
-        target = self.filler.obs_target(3)
+        target = self.filler.obs_target(3, 0)
         target[:] = planes.obs
         self.ledger.receive(3)
         self.ledger.admit(3)
-        self.filler.commit(target, planes.small, planes.columns.mask_CT.sum(1), Version(1, 0))
+        valid_rows = planes.columns.mask_CT.sum(1)
+        self.filler.commit(Arrival(0, target, planes.small, valid_rows, Version(1, 0)))
 
     def _has_room(self) -> bool:
         while self.released:

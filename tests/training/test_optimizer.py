@@ -148,3 +148,75 @@ def test_a_state_of_another_kind_or_shape_is_refused():
         restore_optimizer(optimizer, {**tensors, "3.exp_avg": torch.zeros(2, 2)}, options)
     with pytest.raises(ValueError, match="argument 2"):
         restore_optimizer(optimizer, tensors, {**options, "groups": options["groups"] * 2})
+
+
+def build(parameters, **settings):
+    return build_optimizer(parameters, AlgorithmSection(lr=0.01, **settings))
+
+
+def final_weights(optimizer, parameters):
+    for seed in range(6):
+        set_gradients(parameters, seed)
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+
+def test_each_kind_is_the_one_it_is_named_after():
+    wanted = {
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-5, weight_decay=0.01),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.99, eps=1e-5),
+    }
+    found = {}
+    for kind, make in wanted.items():
+        parameters, theirs = make_parameters(), make_parameters()
+        found[kind] = final_weights(build(parameters, optimizer=kind), parameters)
+        torch.testing.assert_close(found[kind], final_weights(make(theirs), theirs))
+    parameters = make_parameters()
+    found["rmsprop_tf"] = final_weights(build(parameters, optimizer="rmsprop_tf"), parameters)
+    kinds = list(found)
+    for number, kind in enumerate(kinds):
+        for other in kinds[number + 1 :]:
+            assert not torch.allclose(found[kind], found[other], rtol=1e-4), (kind, other)
+
+
+def test_torchs_rmsprop_by_hand():
+    """From a mean square of 0, epsilon outside the root: where TF1 has 1, and inside."""
+    weight = torch.nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+    optimizer = build([weight], optimizer="rmsprop", rms_decay=0.9, optimizer_eps=0.1, momentum=0.8)
+    square, moment, want = 0.0, 0.0, 1.0
+    for gradient in (2.0, -1.0, 0.5):
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+        square = 0.9 * square + 0.1 * gradient**2
+        moment = 0.8 * moment + gradient / (math.sqrt(square) + 0.1)
+        want -= 0.01 * moment
+        assert weight.item() == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "rmsprop_tf", "rms_decay": 0.9, "momentum": 0.5},
+        {"optimizer": "rmsprop", "rms_decay": 0.9, "momentum": 0.5},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"optimizer": "rmsprop_tf", "optimizer_eps": 0.5},
+    ],
+)
+def test_every_kind_goes_on_bit_for_bit_and_its_keys_do_something(settings):
+    parameters, resumed = make_parameters(), make_parameters()
+    optimizer = build(parameters, **settings)
+    train(optimizer, parameters, range(4))
+    tensors, options = flatten_optimizer(optimizer)
+    assert tensors
+    with torch.no_grad():
+        for mine, theirs in zip(resumed, parameters, strict=True):
+            mine.copy_(theirs)
+    other = build(resumed, **settings)
+    restore_optimizer(other, {k: v.clone() for k, v in tensors.items()}, options)
+    train(optimizer, parameters, range(4, 9))
+    train(other, resumed, range(4, 9))
+    assert all(torch.equal(a, b) for a, b in zip(parameters, resumed, strict=True))
+    plain = make_parameters()
+    train(build(plain, optimizer=settings["optimizer"]), plain, range(9))
+    assert not torch.allclose(plain[0], parameters[0], rtol=1e-4)

@@ -1,0 +1,133 @@
+"""What each algorithm makes of its section, and that no key is set where it does nothing."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from impala_async.config_algorithm import AlgorithmSection
+
+ALGORITHMS = ("impala", "appo", "ppo", "a2c")
+
+
+def section(**settings: Any) -> AlgorithmSection:
+    return AlgorithmSection.model_validate(settings)
+
+
+def complaint(**settings: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        section(**settings)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "returns", "decay", "is_normal"),
+    [
+        ("impala", "vtrace", 1.0, False),
+        ("appo", "vtrace", 1.0, False),
+        ("ppo", "gae", 0.95, True),
+        ("a2c", "gae", 0.95, True),
+    ],
+)
+def test_what_an_algorithm_does_unless_told_otherwise(
+    name: str, returns: str, decay: float, is_normal: bool
+) -> None:
+    plain = section(name=name)
+    assert plain.returns_kind == returns
+    assert plain.trace_decay == decay
+    assert plain.has_normal_advantages == is_normal
+    told = section(name=name, normalize_advantages=not is_normal, **{"lambda": 0.0})
+    assert told.has_normal_advantages != is_normal
+    assert told.trace_decay == 0
+    assert section(name=name, returns=returns) == plain.model_copy(update={"returns": returns})
+
+
+def test_ppo_may_have_returns_of_v_trace() -> None:
+    ppo = section(name="ppo", returns="vtrace", rho_bar=2.0, c_bar=None)
+    assert (ppo.returns_kind, ppo.trace_decay) == ("vtrace", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "returns", "fix"),
+    [("impala", "gae", "ppo"), ("appo", "gae", "ppo"), ("a2c", "vtrace", "impala")],
+)
+def test_returns_that_do_not_go_with_an_algorithm(name: str, returns: str, fix: str) -> None:
+    text = complaint(name=name, returns=returns)
+    assert f"returns ({returns}) do not go with name ({name})" in text
+    assert f"set name = {fix}" in text
+
+
+# A key, a value that is not its default, and the algorithms that have a use for it.
+USES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "rho_bar": (2.0, ("impala", "appo")),
+    "c_bar": (None, ("impala", "appo")),
+    "pg_rho_bar": (2.0, ("impala", "appo")),
+    "clip": (0.3, ("appo", "ppo")),
+    "num_minibatches": (2, ("ppo",)),
+    "is_clip": (3.0, ("appo",)),
+    "tau": (0.5, ("appo",)),
+    "target_update_every_updates": (2, ("appo",)),
+    "kl_coeff": (1.0, ("appo",)),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("key", USES)
+def test_a_key_that_does_nothing_in_an_algorithm_is_refused(key: str, name: str) -> None:
+    value, algorithms = USES[key]
+    default = AlgorithmSection.model_fields[key].default
+    # A resolved config holds all keys, so the defaults must go with everything.
+    assert getattr(section(name=name, **{key: default}), key) == default
+    if name in algorithms:
+        assert getattr(section(name=name, **{key: value}), key) == value
+        return
+    text = complaint(name=name, **{key: value})
+    assert f"{key} ({value}) does nothing where" in text
+    assert "drop it, or set" in text
+
+
+def test_the_fix_is_named() -> None:
+    assert "where name is impala: drop it, or set name = appo or ppo" in complaint(clip=0.3)
+    text = complaint(name="ppo", rho_bar=2.0)
+    assert (
+        "rho_bar (2.0) does nothing where returns is gae: drop it, or set returns = vtrace" in text
+    )
+    text = complaint(name="ppo", returns="vtrace", pg_rho_bar=2.0)
+    assert "pg_rho_bar (2.0) does nothing where name is ppo" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "optimizers"),
+    [
+        ("rms_decay", 0.9, ("rmsprop", "rmsprop_tf")),
+        ("momentum", 0.9, ("rmsprop", "rmsprop_tf")),
+        ("weight_decay", 0.1, ("adamw",)),
+    ],
+)
+def test_keys_of_other_optimizers_are_refused(
+    key: str, value: float, optimizers: tuple[str, ...]
+) -> None:
+    for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
+        if optimizer in optimizers:
+            section(optimizer=optimizer, **{key: value})
+        else:
+            text = complaint(optimizer=optimizer, **{key: value})
+            assert f"{key} ({value}) does nothing where optimizer is {optimizer}" in text
+
+
+def test_each_optimizer_has_its_epsilon() -> None:
+    found = {o: section(optimizer=o).epsilon for o in ("adam", "adamw", "rmsprop", "rmsprop_tf")}
+    assert found == {"adam": 1e-5, "adamw": 1e-5, "rmsprop": 1e-5, "rmsprop_tf": 0.1}
+    assert section(optimizer="rmsprop_tf", optimizer_eps=0.01).epsilon == 0.01
+
+
+def test_a_kl_that_weighs_nothing_has_no_target() -> None:
+    text = complaint(name="appo", kl_target=0.02)
+    assert "kl_target (0.02) does nothing while kl_coeff is 0" in text
+    section(name="appo", kl_target=0.02, kl_coeff=0.1)
+
+
+def test_a_kl_from_the_policy_itself_is_refused() -> None:
+    always_equal = {"name": "appo", "kl_coeff": 1.0, "target_update_every_updates": 1}
+    assert "kl_coeff (1.0) does nothing while" in complaint(**always_equal)
+    section(**always_equal, tau=0.5)

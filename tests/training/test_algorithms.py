@@ -1,0 +1,160 @@
+"""Each name is its loss, with the section's settings; values regress to what the loss says."""
+
+import math
+
+import pytest
+import torch
+
+from impala_async.algo import losses, losses_on_policy
+from impala_async.algo.gae import gae
+from impala_async.algo.vtrace import vtrace
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.training.algorithms import ALGORITHMS, Rows, View
+from impala_async.training.target import Target
+
+SHARED = {"value_cost": 0.7, "reduction": "sum"}
+BARS = {"rho_bar": 1.5, "c_bar": 0.7}
+# The settings, and the loss that must get them.
+CASES = {
+    "impala": (BARS | {"pg_rho_bar": 1.2, "lambda": 0.8}, losses.impala_loss),
+    "appo": (
+        BARS | {"pg_rho_bar": 1.2, "lambda": 0.8, "clip": 0.05, "is_clip": 1.1, "kl_coeff": 0.4},
+        losses.appo_loss,
+    ),
+    "ppo": ({"clip": 0.05, "lambda": 0.8}, losses_on_policy.ppo_loss),
+    "ppo, vtrace": (
+        BARS | {"clip": 0.05, "lambda": 0.8, "returns": "vtrace"},
+        losses_on_policy.ppo_loss,
+    ),
+    "a2c": ({"lambda": 0.8}, losses_on_policy.a2c_loss),
+}
+EACH = pytest.mark.parametrize("case", CASES)
+
+
+@pytest.fixture
+def view(make_step, make_batch):
+    """A view of a policy that has moved away from its target."""
+    policy, batch = make_step().policy, make_batch()
+    inputs = (batch.obs, batch.actions, batch.mask_BT, batch.state)
+    target = Target(policy, AlgorithmSection(name="appo", kl_coeff=0.4))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.manual_seed(0)))
+    rows = Rows(
+        behaviour_log_probs_TB=batch.log_probs_BT.t(),
+        rewards_TB=batch.rewards_BT.t(),
+        discounts_TB=torch.where(batch.terminated_BT, 0.0, 0.9).t(),
+        mask_TB=batch.mask_BT.t(),
+        num_valid=batch.mask_BT.sum(),
+    )
+    return View(policy.evaluate(*inputs), rows, target.look(*inputs))
+
+
+def section_of(case, **settings):
+    own = CASES[case][0] | SHARED | settings
+    return AlgorithmSection.model_validate({"name": case.partition(",")[0]} | own)
+
+
+def wanted_inputs(case, view):
+    wanted = {
+        "log_probs_TB": view.evaluation.log_probs_TB,
+        "entropies_TB": view.evaluation.entropies_TB,
+        "values_SB": view.evaluation.values_SB,
+        **view.rows._asdict(),
+    }
+    if case == "a2c":
+        del wanted["behaviour_log_probs_TB"]
+    if case == "appo":
+        joint_BT = view.target.evaluation.joint_BT
+        wanted["target_log_probs_TB"] = view.target.evaluation.log_probs_TB
+        wanted["kl_TB"] = joint_BT.kl(view.evaluation.joint_BT).t()
+    return wanted
+
+
+@EACH
+@pytest.mark.parametrize("is_normal", [True, False])
+def test_a_name_is_its_loss_with_the_settings_of_its_section(case, view, is_normal):
+    settings, function = CASES[case]
+    own = {("lambda_" if key == "lambda" else key): value for key, value in settings.items()}
+    got = ALGORITHMS[case.partition(",")[0]](section_of(case, normalize_advantages=is_normal)).loss(
+        view, 0.03
+    )
+    want = function(
+        **wanted_inputs(case, view),
+        **own,
+        **SHARED,
+        entropy_cost=0.03,
+        normalize_advantages=is_normal,
+    )
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    # None of the settings is lost on the way: each default gives another loss.
+    plain = function(**wanted_inputs(case, view), entropy_cost=0.03, reduction="sum")
+    assert not torch.isclose(plain.total, want.total, rtol=1e-6)
+
+
+@EACH
+def test_targets_are_those_of_the_loss(case, view):
+    """The value loss is that of the errors to them."""
+    section = section_of(case, reduction="mean")
+    algorithm = ALGORITHMS[section.name](section)
+    targets_TB = algorithm.targets(view)
+    errors_TB = (targets_TB - view.evaluation.values_SB[:-1])[view.rows.mask_TB]
+    want = 0.5 * 0.7 * errors_TB.square().mean()
+    torch.testing.assert_close(algorithm.loss(view, 0.0).value, want)
+    assert not targets_TB.requires_grad
+
+
+def test_stats_of_appo_are_the_exact_kl_and_the_share_beyond_the_clip(view):
+    section = section_of("appo")
+    stats = ALGORITHMS["appo"](section).stats(view)
+    mask_TB = view.rows.mask_TB
+    kl_TB = view.target.evaluation.joint_BT.kl(view.evaluation.joint_BT).t()
+    torch.testing.assert_close(stats["policy/kl"], kl_TB[mask_TB].mean())
+    log_mu_TB = view.rows.behaviour_log_probs_TB
+    weights_TB = (log_mu_TB - view.target.evaluation.log_probs_TB).exp().clamp(max=1.1)
+    ratios_TB = weights_TB * (view.evaluation.log_probs_TB - log_mu_TB).exp()
+    share = ((ratios_TB - 1).abs() > 0.05)[mask_TB].float().mean()
+    torch.testing.assert_close(stats["policy/clip_fraction"], share)
+    assert 0 < share < 1
+
+
+def test_stats_of_ppo_are_of_what_acted(view):
+    stats = ALGORITHMS["ppo"](section_of("ppo")).stats(view)
+    log_ratios_TB = view.evaluation.log_probs_TB - view.rows.behaviour_log_probs_TB
+    ratios = log_ratios_TB[view.rows.mask_TB].exp()
+    torch.testing.assert_close(stats["policy/kl"], (ratios - 1 - ratios.log()).mean())
+    share = ((ratios - 1).abs() > 0.05).float().mean()
+    torch.testing.assert_close(stats["policy/clip_fraction"], share)
+    assert stats["policy/kl"] > 0
+
+
+def test_stats_know_nothing_of_masked_rows(view):
+    mask_TB = view.rows.mask_TB
+    dirty = view.rows._replace(
+        behaviour_log_probs_TB=torch.where(mask_TB, view.rows.behaviour_log_probs_TB, math.nan)
+    )
+    for name in ("appo", "ppo"):
+        algorithm = ALGORITHMS[name](section_of(name))
+        got, want = algorithm.stats(view._replace(rows=dirty)), algorithm.stats(view)
+        assert got == want
+        assert all(stat.isfinite() for stat in got.values())
+
+
+def test_without_kl_there_is_no_gradient_from_it(view):
+    """And where it is infinite, the loss is finite."""
+    algorithm = ALGORITHMS["appo"](section_of("appo"))
+    free = view._replace(target=view.target._replace(kl_coeff=0.0))
+    assert algorithm.loss(free, 0.0).kl == 0
+    assert algorithm.loss(view, 0.0).kl > 0
+
+
+def test_returns_are_of_the_kind_that_is_named(view):
+    numbers = view.values | {"lambda_": 0.95}
+    assert torch.equal(
+        ALGORITHMS["a2c"](AlgorithmSection(name="a2c")).targets(view), gae(**numbers).targets_TB
+    )
+    log_rhos_TB = view.evaluation.log_probs_TB - view.rows.behaviour_log_probs_TB
+    assert torch.equal(
+        ALGORITHMS["impala"](AlgorithmSection()).targets(view),
+        vtrace(log_rhos_TB=log_rhos_TB, **view.values).targets_TB,
+    )

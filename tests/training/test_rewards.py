@@ -1,0 +1,100 @@
+"""What becomes of rewards before the loss: clips as published, and a scale that is the returns'."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
+
+
+def test_clips_are_the_published_ones():
+    rewards = torch.tensor([-30.0, -0.5, 0.0, 0.5, 30.0])
+    assert clip_rewards(rewards, None) is rewards
+    assert clip_rewards(rewards, "unit").tolist() == [-1, -0.5, 0, 0.5, 1]
+    half = math.tanh(0.5)
+    wanted = [-0.3, -0.3 * half, 0, 5 * half, 5]
+    assert clip_rewards(rewards, "soft_asymmetric").tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+def moments_of(targets, mask=None):
+    targets_TB = torch.as_tensor(targets, dtype=torch.float32).reshape(-1, 1)
+    mask_TB = torch.ones_like(targets_TB) > 0 if mask is None else torch.tensor(mask).reshape(-1, 1)
+    return Moments(*Moments.sums(targets_TB, mask_TB).tolist())
+
+
+def test_moments_are_of_valid_rows_and_of_parts_add_up():
+    whole = moments_of([1.0, 3.0, 5.0, 7.0])
+    parts = [moments_of([1.0, math.nan, 3.0], [True, False, True]), moments_of([5.0, 7.0])]
+    total = sum(parts, Moments())
+    assert (total.count, total.mean, total.mean_square) == (4, 4, 21)
+    assert (whole.count, whole.mean, whole.mean_square) == (4, 4, 21)
+    assert whole.scale == pytest.approx(math.sqrt(5))
+
+
+def test_without_any_target_the_scale_is_one():
+    scale = ReturnScale()
+    assert scale.is_empty
+    scale.add(Moments(), 1.0)
+    assert scale.is_empty
+    assert scale.scale == 1
+    assert Moments().scale == 1
+
+
+def test_the_first_batches_count_alike():
+    """Corrected for its start at zero: the plain deviation of two batches, nearly."""
+    scale = ReturnScale()
+    scale.add(moments_of([0.0, 4.0]), 1.0)
+    assert scale.scale == pytest.approx(2)
+    scale.add(moments_of([0.0, 8.0]), 1.0)
+    # Weights 0.99 and 1: the square of the mean is off by less than a hundredth.
+    mean, mean_square = (2 * 0.99 + 4) / 1.99, (8 * 0.99 + 32) / 1.99
+    assert scale.scale == pytest.approx(math.sqrt(mean_square - mean**2), rel=1e-9)
+
+
+def test_it_follows_slowly_and_arrives():
+    scale = ReturnScale()
+    for _ in range(300):
+        scale.add(moments_of([-1.0, 1.0]), 1.0)
+    scale.add(moments_of([-100.0, 100.0]), 1.0)
+    assert 1 < scale.scale < 15
+    for _ in range(1500):
+        scale.add(moments_of([-100.0, 100.0]), 1.0)
+    assert scale.scale == pytest.approx(100, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e8])
+def test_what_targets_were_divided_by_is_taken_back(size):
+    """Fed with its own output, as it is in training: scaled targets of deviation 1 stay so."""
+    scale = ReturnScale()
+    divisor = moments_of([-size, size]).scale
+    for _ in range(50):
+        scale.add(moments_of([-size / divisor, size / divisor]), divisor)
+        divisor = scale.scale
+    assert divisor == pytest.approx(max(size, 0.01), rel=1e-5)
+
+
+def test_nothing_is_divided_by_next_to_nothing():
+    constant, nothing = ReturnScale(), ReturnScale()
+    for _ in range(1000):
+        constant.add(moments_of([500.0] * 4), 1.0)
+        nothing.add(moments_of([0.0] * 4), nothing.scale)
+    assert constant.scale == pytest.approx(50)
+    assert nothing.scale == 0.01
+
+
+def test_targets_that_are_not_finite_give_no_finite_scale():
+    """So that the update that would use it is skipped."""
+    for targets in ([math.inf, 1.0], [math.nan, 1.0], [math.inf, -math.inf]):
+        assert math.isnan(moments_of(targets).scale)
+
+
+def test_its_state_survives_json_and_goes_on_bit_for_bit():
+    scale, resumed = ReturnScale(), ReturnScale()
+    scale.add(moments_of([1.0, 2.5]), 0.7)
+    resumed.restore(json.loads(json.dumps(scale.state())))
+    for each in (scale, resumed):
+        each.add(moments_of([3.0, -2.5]), each.scale)
+    assert scale.scale == resumed.scale
+    assert scale.state() == resumed.state()

@@ -1,0 +1,284 @@
+"""What an update step does besides the loss: parts of a batch, statistics, the target, and no
+trace of what is skipped."""
+
+import math
+
+import pytest
+import torch
+
+from impala_async.metrics.names import REGISTRY
+from impala_async.training.checkpoint import capture
+from impala_async.training.rewards import Moments
+
+PPO = {"name": "ppo", "num_minibatches": 3}
+APPO = {"name": "appo", "kl_coeff": 0.5, "target_update_every_updates": 2}
+EVERYTHING = {"normalize_obs": True, "normalize_returns": True, "lr": 1e-2}
+CASES = {
+    "impala": EVERYTHING,
+    "appo": EVERYTHING | APPO,
+    "ppo": EVERYTHING | PPO,
+    "a2c": EVERYTHING | {"name": "a2c", "optimizer": "rmsprop_tf"},
+}
+EACH = pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
+ALIVE = torch.ones(5, dtype=torch.bool)
+
+
+def snapshot(step):
+    """All that a step remembers."""
+    captured = capture(step)
+    tensors = {
+        f"{group}/{name}": tensor
+        for group, members in captured.tensors().items()
+        for name, tensor in members.items()
+    }
+    return tensors, captured.state()
+
+
+def are_equal(first, second):
+    (tensors, state), (other_tensors, other_state) = first, second
+    assert tensors.keys() == other_tensors.keys()
+    return state == other_state and all(torch.equal(tensors[k], other_tensors[k]) for k in tensors)
+
+
+# -------------------- parts
+
+
+def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch):
+    step, batch = make_step(**PPO), make_batch()
+    singles = make_step(name="ppo")
+    alive_B = torch.tensor([True, True, False, True, True])
+    seen = []
+    original = step._update
+    step._update = lambda part, *rest: seen.append(part.is_in_B) or original(part, *rest)
+    result = step.run(batch, alive_B, 0)
+    assert result.num_updates == 3
+    assert result.num_valid_rows == int(batch.mask_BT[alive_B].sum())
+    assert torch.equal(torch.stack(seen).sum(0).bool(), alive_B)
+    assert sorted(int(part.sum()) for part in seen) == [1, 1, 2]
+    # The same as one update after the other with only these columns alive.
+    stats = [singles.run(batch, part, 0).floats() for part in seen]
+    for mine, theirs in zip(step.parameters, singles.parameters, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    for name, value in result.floats().items():
+        mean = sum(each[name] for each in stats) / 3
+        assert value == pytest.approx(mean, rel=1e-3, abs=1e-5), name
+
+
+def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, make_batch):
+    batch = make_batch()
+
+    def parts_of(step):
+        return [part.is_in_B.tolist() for part in step._parts(batch, ALIVE, 1.0)]
+
+    first, second = make_step(**PPO), make_step(**PPO)
+    found = []
+    for _ in range(4):
+        assert parts_of(first) == parts_of(second)
+        found.append(parts_of(first))
+        for step in (first, second):
+            step.run(batch, ALIVE, 0)
+    assert any(parts != found[0] for parts in found)
+
+
+def test_a_part_holds_the_rows_of_its_columns(make_step, make_batch):
+    batch = make_batch()
+    for part in make_step(**PPO)._parts(batch, ALIVE, 1.0):
+        numbers = part.is_in_B.nonzero().flatten()
+        assert sorted(part.batch.rewards_BT[:, 0].tolist()) == sorted(
+            batch.rewards_BT[numbers, 0].tolist()
+        )
+        assert part.batch.obs[""].shape == (len(numbers), 7, 3)
+        assert torch.equal(part.rows.mask_TB, part.batch.mask_BT.t())
+
+
+def test_a_part_that_is_not_finite_fails_alone(make_step, make_batch):
+    batch = make_batch()
+    batch.rewards_BT[3, 0] = math.nan
+    batch.mask_BT[3, 0] = True
+    step = make_step(**PPO)
+    result = step.run(batch, ALIVE, 0)
+    assert result.num_updates == 2
+    assert result.is_failed_B[3]
+    assert 1 <= int(result.is_failed_B.sum()) <= 2
+    assert all(math.isfinite(value) for value in result.floats().values())
+    assert all(parameter.isfinite().all() for parameter in step.parameters)
+
+
+def test_a_part_without_a_valid_row_is_left_out_and_no_failure(make_step, make_batch):
+    batch = make_batch()
+    batch.mask_BT[2] = False
+    step = make_step(name="ppo", num_minibatches=5)
+    result = step.run(batch, ALIVE, 0)
+    assert result.num_updates == 4
+    assert not result.is_failed_B.any()
+
+
+def test_of_a_whole_batch_that_fails_only_the_living_columns_are_named(make_step, make_batch):
+    batch, alive_B = make_batch(), torch.tensor([True, False, True, True, True])
+    batch.rewards_BT[:, 0] = math.nan
+    batch.mask_BT[:, 0] = True
+    result = make_step().run(batch, alive_B, 0)
+    assert (result.num_updates, result.applied) == (0, False)
+    assert torch.equal(result.is_failed_B, alive_B)
+
+
+# -------------------- no trace of what is skipped
+
+
+@EACH
+def test_a_skipped_update_leaves_everything_as_it_was(make_step, make_batch, settings):
+    step, undisturbed = make_step(**settings), make_step(**settings)
+    good, bad = make_batch(seed=1), make_batch(seed=2)
+    bad.rewards_BT[:, 0] = math.inf
+    bad.mask_BT[:, 0] = True
+    fresh = snapshot(step)
+    assert not step.run(bad, ALIVE, 0).applied
+    assert are_equal(snapshot(step), fresh)
+    for number in range(3):
+        for each in (step, undisturbed):
+            assert each.run(good, ALIVE, number).applied
+        before = snapshot(step)
+        assert not step.run(bad, ALIVE, 50).applied
+        assert not step.run(good, torch.zeros(5, dtype=torch.bool), 50).applied
+        assert are_equal(snapshot(step), before)
+    assert are_equal(snapshot(step), snapshot(undisturbed))
+
+
+# -------------------- statistics
+
+
+def test_observations_count_once_at_the_first_pass(make_step, make_batch):
+    step, batch = make_step(normalize_obs=True), make_batch()
+    (normalizer,) = step.policy.model.normalizers
+    alive_B = torch.tensor([True, False, True, True, True])
+    step.run(batch, alive_B, 0, is_first_pass=False)
+    assert normalizer.count == 0
+    step.run(batch, alive_B, 0)
+    step.run(batch, alive_B, 0, is_first_pass=False)
+    rows = batch.obs[""][:, :-1][batch.mask_BT & alive_B.unsqueeze(-1)]
+    assert normalizer.count == len(rows)
+    torch.testing.assert_close(normalizer.mean, rows.mean(0))
+    torch.testing.assert_close(normalizer.variance, rows.var(0, correction=0))
+
+
+def test_observations_of_a_failed_part_do_not_count(make_step, make_batch):
+    batch = make_batch()
+    batch.rewards_BT[3, 0] = math.nan
+    batch.mask_BT[3, 0] = True
+    step = make_step(normalize_obs=True, name="ppo", num_minibatches=5)
+    step.run(batch, ALIVE, 0)
+    (normalizer,) = step.policy.model.normalizers
+    assert normalizer.count == int(batch.mask_BT[[0, 1, 2, 4]].sum())
+
+
+def scales_of(step, batches, is_first_pass=True):
+    found = []
+    for batch in batches:
+        stats = step.run(batch, ALIVE, 0, is_first_pass=is_first_pass).floats()
+        found.append(stats["algorithm/return_scale"])
+    return found
+
+
+def test_the_scale_is_that_of_the_returns_before_it(make_step, make_batch):
+    """With gamma 0 returns are the rewards."""
+    batch = make_batch()
+    batch.rewards_BT.mul_(70).add_(10)
+    step = make_step(gamma=0.0, normalize_returns=True)
+    (found,) = scales_of(step, [batch])
+    rewards = batch.rewards_BT[batch.mask_BT]
+    targets = step_targets(make_step(gamma=0.0), batch)
+    assert found == pytest.approx(Moments(*targets).scale, rel=2e-2)
+    assert 0.3 * rewards.std() < found < 1.5 * rewards.std()
+
+
+def step_targets(step, batch):
+    view = step._view(batch, step._rows(batch, ALIVE, 1.0))
+    return Moments.sums(step._algorithm.targets(view), view.rows.mask_TB).tolist()
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo", "a2c"])
+def test_losses_do_not_depend_on_the_size_of_rewards(make_step, make_batch, name):
+    """Already in the first batch, whose own returns then are the scale."""
+    losses = []
+    for factor in (1.0, 1e4):
+        step = make_step(name=name, normalize_returns=True)
+        with torch.no_grad():
+            step.policy.model.value_head.weight.zero_()
+        for seed in range(3):
+            batch = make_batch(seed=seed)
+            batch.rewards_BT.mul_(factor)
+            losses.append(step.run(batch, ALIVE, 0).floats()["loss/total"])
+    assert losses[:3] == pytest.approx(losses[3:], rel=1e-3)
+    assert all(abs(loss) < 10 for loss in losses)
+
+
+def test_the_scale_moves_once_per_batch(make_step, make_batch):
+    step, batch = make_step(normalize_returns=True), make_batch()
+    first, second = scales_of(step, [batch, make_batch(seed=3)])
+    assert first != second
+    assert scales_of(step, [batch] * 3, is_first_pass=False) == [second] * 3
+
+
+def test_parts_are_measured_as_one_batch(make_step, make_batch):
+    """The learning rate is next to nothing, so that they all see the same values."""
+    settings = {"name": "ppo", "normalize_returns": True, "lr": 1e-12}
+    batch = make_batch()
+    whole = scales_of(make_step(**settings), [batch])
+    split = scales_of(make_step(**settings, num_minibatches=4), [batch])
+    assert split == pytest.approx(whole, rel=1e-5)
+
+
+def test_rewards_are_clipped_then_scaled_in_the_loss_only(make_step, make_batch):
+    batch, clipped = make_batch(), make_batch()
+    batch.rewards_BT.mul_(3)
+    before = batch.rewards_BT.clone()
+    clipped.rewards_BT.copy_(batch.rewards_BT.clamp(-1, 1) * 0.5)
+    step = make_step(reward_clip="unit", reward_scale=0.5)
+    assert step.run(batch, ALIVE, 0).floats() == make_step().run(clipped, ALIVE, 0).floats()
+    assert torch.equal(batch.rewards_BT, before)
+
+
+# -------------------- the target, and what is reported
+
+
+def test_the_target_moves_with_updates_taken(make_step, make_batch):
+    step, batch = make_step(**APPO), make_batch()
+    start = [tensor.clone() for tensor in step.target.policy.tensors]
+    stats = step.run(batch, ALIVE, 0).floats()
+    assert stats["policy/kl"] == pytest.approx(0, abs=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(step.target.policy.tensors, start, strict=True))
+    assert step.run(batch, ALIVE, 0).floats()["policy/kl"] > 0
+    live = step.policy.tensors
+    assert all(torch.equal(a, b) for a, b in zip(step.target.policy.tensors, live, strict=True))
+    assert step.run(batch, ALIVE, 0).floats()["policy/kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_target_gets_the_statistics_of_the_weights_it_takes(make_step, make_batch):
+    step = make_step(**APPO | {"target_update_every_updates": 1, "tau": 0.5, "normalize_obs": True})
+    step.run(make_batch(), ALIVE, 0)
+    for mine, theirs in zip(
+        step.target.policy.model.buffers(), step.policy.model.buffers(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+@EACH
+def test_everything_reported_is_declared(make_step, make_batch, settings):
+    result = make_step(**settings).run(make_batch(), ALIVE, 0)
+    assert set(result.stats) <= REGISTRY.keys()
+    assert "algorithm/return_scale" in result.stats
+    assert ("algorithm/kl_coeff" in result.stats) == (settings.get("name") == "appo")
+    assert not any(getattr(value, "requires_grad", False) for value in result.stats.values())
+    assert all(type(value) is float for value in result.floats().values())
+
+
+@pytest.mark.parametrize("core", ["gru", "lstm"])
+@EACH
+def test_recurrent_policies_are_trained_too(make_step, make_batch, schema, core, settings):
+    assert len(schema.state) == {"gru": 1, "lstm": 2}[core]
+    step = make_step(**settings)
+    before = [tensor.clone() for tensor in step.policy.tensors]
+    for seed in range(3):
+        assert step.run(make_batch(seed=seed), ALIVE, 0).applied
+    assert all(tensor.isfinite().all() for tensor in step.policy.tensors)
+    assert not torch.equal(before[-1], step.policy.tensors[-1])

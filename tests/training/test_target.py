@@ -1,0 +1,110 @@
+"""The target network follows the live one as told; the KL's weight follows the KL, strictly."""
+
+import json
+
+import pytest
+import torch
+
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.training.target import Target, adapted
+
+
+@pytest.fixture
+def policy(make_step):
+    return make_step(normalize_obs=True).policy
+
+
+def target_of(policy, **settings):
+    return Target(policy, AlgorithmSection(name="appo", **settings))
+
+
+def drift(policy, amount=1.0):
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(amount)
+        for buffer in policy.model.buffers():
+            buffer.add_(amount)
+
+
+def tensors_of(policy):
+    return {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+
+
+def are_equal(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_it_is_a_copy_that_stays_until_its_time_and_then_is_the_live_one(policy):
+    target = target_of(policy, target_update_every_updates=3)
+    start = tensors_of(policy)
+    for move in range(2):
+        before = tensors_of(target.policy)
+        assert are_equal(before, start if move == 0 else tensors_of(policy))
+        for _ in range(2):
+            drift(policy)
+            target.note_update(policy, kl=0.0)
+            assert are_equal(before, tensors_of(target.policy))
+        drift(policy)
+        target.note_update(policy, kl=0.0)
+        assert are_equal(tensors_of(policy), tensors_of(target.policy))
+
+
+def test_tau_moves_weights_part_of_the_way_and_statistics_all_of_it(policy):
+    target = target_of(policy, tau=0.25, target_update_every_updates=1)
+    start = tensors_of(policy)
+    drift(policy, 2.0)
+    target.note_update(policy, kl=0.0)
+    moved, live = tensors_of(target.policy), tensors_of(policy)
+    buffers = {name for name, _ in policy.model.named_buffers()}
+    assert buffers
+    for name, tensor in moved.items():
+        want = live[name] if name in buffers else start[name] + 0.5
+        torch.testing.assert_close(tensor, want)
+
+
+def test_it_looks_without_gradient_and_with_its_own_weights(policy, make_batch):
+    target, batch = target_of(policy, kl_coeff=0.3), make_batch()
+    inputs = (batch.obs, batch.actions, batch.mask_BT, batch.state)
+    before = policy.evaluate(*inputs)
+    drift(policy, 0.5)
+    view = target.look(*inputs)
+    assert view.kl_coeff == 0.3
+    assert not view.evaluation.log_probs_TB.requires_grad
+    assert torch.equal(view.evaluation.log_probs_TB, before.log_probs_TB)
+    assert not torch.allclose(policy.evaluate(*inputs).log_probs_TB, before.log_probs_TB)
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [(0.0, 0.5), (0.0049, 0.5), (0.005, 1), (0.01, 1), (0.02, 1), (0.0201, 1.5), (9.0, 1.5)],
+)
+def test_the_coefficient_follows_the_kl_strictly(kl, factor):
+    assert adapted(0.8, kl, 0.01) == pytest.approx(0.8 * factor)
+    assert adapted(0.8, kl, None) == 0.8
+
+
+def test_it_is_adapted_when_the_target_moves_by_the_last_kl(policy):
+    target = target_of(policy, kl_coeff=1.0, kl_target=0.1, target_update_every_updates=2)
+    found = []
+    for kl in (9.0, 0.1, 0.0, 0.21, 9.0, 0.01):
+        target.note_update(policy, kl)
+        found.append(target.kl_coeff)
+    assert found == [1, 1, 1, 1.5, 1.5, 0.75]
+
+
+def test_its_state_goes_on_where_it_was(policy, make_step):
+    settings = {"kl_coeff": 1.0, "target_update_every_updates": 3}
+    target = target_of(policy, **settings)
+    for _ in range(4):
+        drift(policy)
+        target.note_update(policy, kl=1.0)
+    resumed = target_of(make_step(seed=4, normalize_obs=True).policy, **settings)
+    tensors = {name: tensor.clone() for name, tensor in target.tensors().items()}
+    resumed.restore(tensors, json.loads(json.dumps(target.state())))
+    for each in (target, resumed):
+        assert are_equal(tensors_of(each.policy), tensors)
+        each.note_update(policy, kl=1.0)
+        assert each.kl_coeff == 1.5
+        each.note_update(policy, kl=1.0)
+        assert each.kl_coeff == 2.25
+    assert are_equal(tensors_of(resumed.policy), tensors_of(target.policy))
