@@ -115,7 +115,11 @@ class LearnerSection(Section):
     init_num_passes: int | None = Field(
         None, ge=1, description="Passes of the ring's first batch; none: num_passes."
     )
-    queue_size: int = Field(2, ge=1, description="Batches that may wait for the learner.")
+    queue_size: int = Field(
+        2,
+        ge=1,
+        description="Batches that may wait for the learner, beside the one that is filling.",
+    )
     max_lag: int = Field(
         100,
         ge=1,
@@ -164,6 +168,12 @@ TCP_URL = re.compile(
 )
 # Hosts that stand for every interface of a machine.
 EVERY_HOST = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether only processes of this host can reach a tcp url."""
+    host = url.removeprefix("tcp://").rpartition(":")[0]
+    return host in {"localhost", "[::1]", "::1"} or host.startswith("127.")
 
 
 class BindSection(Section):
@@ -322,6 +332,11 @@ class RunConfig(Section):
                 "lower learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
                 "algorithm.num_minibatches"
             )
+        if is_loopback(self.bind.data) != is_loopback(self.bind.weights):
+            found.append(
+                f"bind.data ({self.bind.data}) and bind.weights ({self.bind.weights}): actors of "
+                "other hosts must reach both"
+            )
         for key, url in (("bind.data", self.bind.data), ("bind.weights", self.bind.weights)):
             if not is_loopback(url):
                 found.append(
@@ -353,9 +368,3 @@ class ActorSettings(Section):
             pace=config.pace,
             max_lag=config.learner.max_lag,
         )
-
-
-def is_loopback(url: str) -> bool:
-    """Whether only processes of this host can reach a tcp url."""
-    host = url.removeprefix("tcp://").rpartition(":")[0]
-    return host in {"localhost", "[::1]", "::1"} or host.startswith("127.")

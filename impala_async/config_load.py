@@ -40,7 +40,8 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     """
     from_file = {} if path is None else _read_toml(path)
     settings, sources, mistakes = merge_overrides(from_file, overrides)
-    in_file = dict.fromkeys(_dotted_keys(from_file), str(path))
+    # What a whole section of the file was overridden with is no mistake of the file.
+    in_file = {key: str(path) for key in _dotted_keys(from_file) if _is_at(settings, key)}
     return validate_config(settings, in_file | sources, mistakes)
 
 
@@ -88,6 +89,15 @@ def _dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]
         yield prefix + key
         if isinstance(value, dict):
             yield from _dotted_keys(value, f"{prefix}{key}.")
+
+
+def _is_at(settings: Mapping[str, Any], dotted: str) -> bool:
+    found: Any = settings
+    for part in dotted.split("."):
+        if not isinstance(found, dict) or part not in found:
+            return False
+        found = found[part]
+    return True
 
 
 def _apply_override(settings: dict[str, Any], override: str) -> str:

@@ -23,6 +23,9 @@ class Section(BaseModel):
         if takes_numbers and any(isinstance(item, bool) for item in items):
             wanted = "numbers" if isinstance(value, list) else "a number"
             raise ValueError(f"wants {wanted}, got {json.dumps(value)}")
+        takes_truth = {bool, str} & set(_within(kind)) == {bool}
+        if takes_truth and isinstance(value, int | float | str) and not isinstance(value, bool):
+            raise ValueError(f"wants true or false, got {json.dumps(value)}")
         return value
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FIXED_SECTIONS = ("env", "model", "trajectory")
 # Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
 # no settings: those are written down, and a resumed run would insist on ports long taken.
-PORTS_VARIABLE = "IMPALA_ASYNC_PORTS"
+BIND_VARIABLE = "IMPALA_ASYNC_BIND"
 CONSOLE_COMMAND = "impala-async"
 
 
@@ -87,22 +87,22 @@ def _check_resumed(args: argparse.Namespace) -> tuple[RunConfig, RunFolder]:
     folder = RunFolder.open(args.run_dir)
     before = folder.load_config()
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
-    for section in FIXED_SECTIONS:
-        if getattr(config, section) != getattr(before, section):
-            raise ConfigError(
-                f"--set: {section}.*: cannot change in a resumed run; start a new one"
-            )
+    changed = [f"{s}.*" for s in FIXED_SECTIONS if getattr(config, s) != getattr(before, s)]
+    if changed:
+        raise ConfigError(
+            f"--set: {' and '.join(changed)}: cannot change in a resumed run; start a new one"
+        )
     return config, folder
 
 
-def chosen_ports(bind: BindSection) -> dict[str, str]:
+def bind_of_this_start(bind: BindSection) -> dict[str, str]:
     """The environment that tells a learner where to listen in this start."""
-    return {PORTS_VARIABLE: bind.model_dump_json()}
+    return {BIND_VARIABLE: bind.model_dump_json()}
 
 
-def at_chosen_ports(config: RunConfig) -> RunConfig:
+def with_bind_of_this_start(config: RunConfig) -> RunConfig:
     """The settings for this start, with the ports that `train` has chosen if it has."""
-    chosen = os.environ.get(PORTS_VARIABLE)
+    chosen = os.environ.get(BIND_VARIABLE)
     if chosen is None:
         return config
     return config.model_copy(update={"bind": BindSection.model_validate_json(chosen)})

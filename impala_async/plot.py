@@ -25,7 +25,8 @@ def draw_learning_curve(
     metrics: Path, picture: Path, *, title: str = "", goal: float | None = None
 ) -> Path | None:
     """Return over env steps, with the lag beneath it; None if no episode was reported."""
-    reports = [r for r in read_reports(metrics) if r.get("episodes/return_mean") is not None]
+    lived = _without_lost_branches(read_reports(metrics))
+    reports = [r for r in lived if r.get("episodes/return_mean") is not None]
     if not reports:
         return None
     import matplotlib as mpl
@@ -46,6 +47,16 @@ def draw_learning_curve(
     figure.savefig(picture, dpi=120)
     plt.close(figure)
     return picture
+
+
+def _without_lost_branches(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a resumed run had to do again is drawn once: steps only grow."""
+    kept: list[dict[str, Any]] = []
+    for report in reports:
+        while kept and kept[-1]["env_steps_trained"] > report["env_steps_trained"]:
+            kept.pop()
+        kept.append(report)
+    return kept
 
 
 def _draw_returns(axes: "Axes", reports: list[dict[str, Any]], goal: float | None) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 from impala_async.config import BindSection, RunConfig
 from impala_async.doors import (
     add_run_flags,
+    bind_of_this_start,
     check_run,
-    chosen_ports,
     default_config_path,
     names_an_env,
     new_parser,
     run_door,
     start_logging,
 )
-from impala_async.errors import EXIT_CONFIG
+from impala_async.errors import EXIT_CONFIG, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.learner.run_folder import RunFolder
 
@@ -55,7 +55,7 @@ def _train(args: argparse.Namespace) -> int:
         _learner_flags(args, folder, overrides),
         _reached_at(bind.data),
         folder.path,
-        chosen_ports(bind),
+        bind_of_this_start(bind),
     )
     code = run.run(config.train.num_actors)
     if run.has_given_up:
@@ -65,7 +65,7 @@ def _train(args: argparse.Namespace) -> int:
     summary = folder.read_json("summary.json")
     if summary is not None and summary != before:
         _show(summary, folder, config, launched_s=time.monotonic() - started)
-    elif code != EXIT_CONFIG:
+    elif code not in (EXIT_CONFIG, EXIT_INTERRUPTED):
         logger.error("the learner ended without a summary, with exit code %d", code)
     return code
 
@@ -108,19 +108,20 @@ def _show(summary: dict[str, Any], folder: RunFolder, config: RunConfig, launche
     from rich.table import Table
 
     drawn = _draw(summary, folder, goal=config.stop.mean_return)
+    seconds = f"{summary['wall_s']:.1f} ({launched_s:.1f} since launch)"
+    this_start = "" if summary["run_s"] < launched_s + 1 else ", this start"
     mean_return = summary["mean_return_100"]
     lag = summary["lag_quantiles"]
-    table = Table(
-        title=f"{summary['env_id']}: ended by {summary['exit_reason']}", show_header=False
-    )
+    table = Table(title=f"{summary['env_id']}: ended ({summary['exit_reason']})", show_header=False)
     rows = {
         "mean return of 100 episodes": "-" if mean_return is None else f"{mean_return:.1f}",
         "env steps trained": f"{summary['env_steps_trained']:,}",
         "updates": f"{summary['updates']:,}",
-        "seconds of training": f"{summary['wall_s']:.1f} ({launched_s:.1f} since launch)",
-        "env steps per second": f"{summary['env_steps_per_s']:,.0f}",
+        f"seconds of training{this_start}": seconds,
+        f"env steps per second{this_start}": f"{summary['env_steps_per_s']:,.0f}",
         "lag, median (largest)": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
         "trajectories dropped": str(sum(summary["dropped"].values())),
+        "trajectories refused": str(summary["rejected"]),
         "what limits it": str(summary["bottleneck"]),
     }
     for name, value in rows.items():

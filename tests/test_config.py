@@ -290,6 +290,11 @@ def test_open_doors_are_warned_of() -> None:
     assert all("trust" in warning for warning in warnings)
 
 
+def test_half_an_open_door_is_warned_of() -> None:
+    first, *_ = config_of(bind__data="tcp://0.0.0.0:5555").warnings()
+    assert first.endswith("actors of other hosts must reach both")
+
+
 @pytest.mark.parametrize(
     ("host", "is_ours"),
     [

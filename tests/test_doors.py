@@ -15,12 +15,12 @@ from impala_async.config_load import load_config
 from impala_async.doors import (
     FIXED_SECTIONS,
     add_run_flags,
-    at_chosen_ports,
+    bind_of_this_start,
     check_run,
-    chosen_ports,
     default_config_path,
     names_an_env,
     run_door,
+    with_bind_of_this_start,
 )
 from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError
 from impala_async.learner.run_folder import RunFolder
@@ -302,12 +302,12 @@ def test_all_mistakes_in_the_flags_of_a_resumed_run_are_told(run_dir: str) -> No
 
 def test_a_learner_listens_where_train_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(default_config_path(), ["bind.data=tcp://127.0.0.1:*"])
-    assert at_chosen_ports(config) is config
+    assert with_bind_of_this_start(config) is config
     chosen = BindSection(data="tcp://127.0.0.1:7001", weights="tcp://127.0.0.1:7002")
-    for name, value in chosen_ports(chosen).items():
+    for name, value in bind_of_this_start(chosen).items():
         monkeypatch.setenv(name, value)
-    assert at_chosen_ports(config).bind == chosen
-    assert at_chosen_ports(config).env == config.env
+    assert with_bind_of_this_start(config).bind == chosen
+    assert with_bind_of_this_start(config).env == config.env
 
 
 def test_only_a_run_can_be_resumed(run_dir: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from matplotlib import pyplot as plt
 
-from impala_async.plot import draw_learning_curve, read_reports
+from impala_async.plot import _without_lost_branches, draw_learning_curve, read_reports
 
 
 def report(steps: int, **changes: Any) -> str:
@@ -101,3 +101,9 @@ def test_without_episodes_there_is_no_picture(tmp_path: Path, lines: list[str]) 
 def test_without_metrics_there_is_no_picture(tmp_path: Path) -> None:
     assert read_reports(tmp_path / "none.jsonl") == []
     assert draw_learning_curve(tmp_path / "none.jsonl", tmp_path / "curve.png") is None
+
+
+def test_what_a_resumed_run_did_again_is_drawn_once() -> None:
+    steps = [100, 200, 300, 150, 250, 250, 400]
+    reports = [{"env_steps_trained": step, "n": n} for n, step in enumerate(steps)]
+    assert [report["n"] for report in _without_lost_branches(reports)] == [0, 3, 4, 5, 6]

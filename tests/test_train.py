@@ -10,7 +10,7 @@ import pytest
 
 from impala_async import plot, train
 from impala_async.config_load import load_config
-from impala_async.doors import PORTS_VARIABLE, default_config_path
+from impala_async.doors import BIND_VARIABLE, default_config_path
 from impala_async.learner.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +22,8 @@ SUMMARY = {
     "env_steps_trained": 123456,
     "updates": 1234,
     "wall_s": 12.34,
+    "run_s": 12.34,
+    "rejected": 0,
     "env_steps_per_s": 10004.5,
     "mean_return_100": 475.25,
     "lag_quantiles": [0, 1, 2, 3, 9],
@@ -47,7 +49,7 @@ class FakeRun:
         self.flags = list(learner_flags)
         self.data_url = data_url
         self.run_dir = run_dir
-        self.ports: dict[str, str] = json.loads(environment[PORTS_VARIABLE])
+        self.ports: dict[str, str] = json.loads(environment[BIND_VARIABLE])
         self.num_actors = 0
         self.has_removed_logs = False
         FakeRun.made.append(self)
@@ -211,7 +213,7 @@ def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, sa
     write_summary(monkeypatch)
     started("--run-dir", "here")
     shown = said()
-    assert "CartPole-v1: ended by mean_return" in shown
+    assert "CartPole-v1: ended (mean_return)" in shown
     for value in ("475.2", "123,456", "1,234", "12.3 (", "10,004", "2 (9) updates", "the learner"):
         assert value in shown
     assert any("dropped" in line and " 7 " in line for line in shown.splitlines())
@@ -270,7 +272,7 @@ def test_a_run_without_updates_has_a_summary_too(
     monkeypatch.setattr(FakeRun, "code", 130)
     write_summary(monkeypatch, mean_return_100=None, lag_quantiles=[], bottleneck=None)
     started("--run-dir", "here", code=130)
-    assert "ended by mean_return" in said()
+    assert "ended (mean_return)" in said()
 
 
 def test_the_summary_of_an_earlier_start_is_not_shown(
@@ -329,7 +331,7 @@ def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path: Path) -
     )
     assert answer.returncode == 78, answer.stderr
     (reason,) = [line for line in answer.stderr.splitlines() if "cannot run" in line]
-    assert "actor 0 cannot run: " in reason or "actor 1 cannot run: " in reason
+    assert "actor process 0 cannot run: " in reason or "actor process 1 cannot run: " in reason
     assert "picky:Picky failed to be made: RuntimeError: there is no display here (78)" in reason
     log = Path(reason.partition("its log: ")[2])
     assert log.parent == tmp_path / "run" / "actors"

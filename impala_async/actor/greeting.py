@@ -21,6 +21,7 @@ from impala_async.wire.codec import decode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
     REJECT_CODES,
+    WRONG_PORT,
     Bye,
     ByeOk,
     Hello,
@@ -38,8 +39,6 @@ HELLO_EVERY_S = 1.0
 CONNECT_POLL_S = 0.02
 ANSWER_POLL_S = 0.1
 BYE_OK_S = 0.5
-# What a learner says to whoever dialled the other one of its two ports.
-_WRONG_PORT = "Hello on the weights port"
 
 
 def find_learner(
@@ -107,7 +106,7 @@ def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
     code = REJECT_CODES[refusal.code]
     if code == "not_allowed":
         raise NotAllowedError(refusal.text)
-    if _WRONG_PORT in refusal.text:
+    if WRONG_PORT in refusal.text:
         raise MismatchError("this is the weights port of a learner: dial its data port instead")
     if code in ("mismatch", "protocol") or (refusal.retry_after_s < 0 and not is_joined):
         raise MismatchError(refusal.text)

@@ -132,7 +132,11 @@ def _colon_hint(gym_id: str) -> str:
     """For a name like package.module.Name, of a package that is there."""
     module, _, name = gym_id.rpartition(".")
     package = module.partition(".")[0]
-    if not package.isidentifier() or importlib.util.find_spec(package) is None:
+    try:
+        is_there = package.isidentifier() and importlib.util.find_spec(package) is not None
+    except ValueError:  # __main__ has no spec
+        is_there = False
+    if not is_there:
         return ""
     return f" Write {module}:{name} for an environment that this module holds."
 

@@ -18,7 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from impala_async.errors import EXIT_DONE, EXIT_MISMATCH, EXIT_NOT_ALLOWED, ConfigError
+from impala_async.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_MISMATCH,
+    EXIT_NOT_ALLOWED,
+    ConfigError,
+)
 from impala_async.lifeline import Lifeline
 
 logger = logging.getLogger(__name__)
@@ -56,10 +62,19 @@ class _Actor:
         self.log_path = log_path
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at = time.monotonic()
-        self.started_at = 0.0
+        self.spoke_at: float | None = None
         self.log_begin = 0
         self.num_quick_deaths = 0
         self.is_done = False
+
+    def listen(self) -> None:
+        """Its life begins with its first word: to start up may take long on a busy machine."""
+        if self.spoke_at is None and self.log_path.stat().st_size > self.log_begin:
+            self.spoke_at = time.monotonic()
+
+    @property
+    def lived_s(self) -> float:
+        return 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
 
     def last_error(self) -> str:
         """What it said at its end; the log may hold the ends of others before it."""
@@ -99,6 +114,7 @@ class LocalRun:
         self._verdict: int | None = None
         self._reason = ""
         self._is_told_to_end = False
+        self._is_interrupted = False
         self._learner = self._spawn("learner", learner_flags, None, environment)
 
     def run(self, num_actors: int) -> int:
@@ -119,7 +135,9 @@ class LocalRun:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if self._verdict is None:
-            return _exit_code(self._learner.returncode)
+            code = _exit_code(self._learner.returncode)
+            # A learner that Ctrl-C met in its first second had not learned yet what that means.
+            return EXIT_INTERRUPTED if self._is_interrupted and code != EXIT_DONE else code
         # Only now, so that it comes after what the learner had to say at its end.
         logger.error("%s", self._reason)
         return self._verdict
@@ -144,6 +162,7 @@ class LocalRun:
             return
         code = actor.process.poll()
         if code is None:
+            actor.listen()
             return
         actor.process = None
         actor.is_done = code == EXIT_DONE
@@ -162,15 +181,16 @@ class LocalRun:
         return bool(service["pid"] == self._learner.pid)
 
     def _mind_death(self, actor: _Actor, code: int) -> None:
-        is_quick = time.monotonic() - actor.started_at < QUICK_DEATH_S
+        is_quick = actor.lived_s < QUICK_DEATH_S
         actor.num_quick_deaths = actor.num_quick_deaths + 1 if is_quick else 0
         if code in HOPELESS or actor.num_quick_deaths > MAX_QUICK_DEATHS:
             self._give_up(actor, code)
             return
         logger.warning(
-            "actor %d ended with code %d: starting it again; its log: %s",
+            "actor process %d ended with code %d (%s): starting it again; its log: %s",
             actor.number,
             code,
+            actor.last_error(),
             actor.log_path,
         )
         actor.start_at = time.monotonic() + RESTART_AFTER_S
@@ -178,18 +198,18 @@ class LocalRun:
     def _start(self, actor: _Actor) -> None:
         if actor.is_done:
             logger.warning(
-                "actor %d was ended, but the run goes on: starting it again; its log: %s",
+                "actor process %d was ended, but the run goes on: starting it again; its log: %s",
                 actor.number,
                 actor.log_path,
             )
         with actor.log_path.open("ab") as log:
             actor.log_begin = log.tell()
             actor.process = self._spawn("actor", ["--learner", self._data_url], log, {})
-        actor.started_at = time.monotonic()
+        actor.spoke_at = None
 
     def _give_up(self, actor: _Actor, code: int) -> None:
         self._reason = (
-            f"actor {actor.number} cannot run: {actor.last_error()} ({code}); "
+            f"actor process {actor.number} cannot run: {actor.last_error()} ({code}); "
             f"its log: {actor.log_path}"
         )
         self._verdict = _exit_code(code)
@@ -197,6 +217,7 @@ class LocalRun:
     def _pass_on(self, number: int, frame: object) -> None:
         """Only the learner decides what a signal means; the actors end with it."""
         self._is_told_to_end = True
+        self._is_interrupted |= number == signal.SIGINT
         if self._learner.poll() is None:
             self._learner.send_signal(number)
 

@@ -11,11 +11,11 @@ from impala_async import lifeline
 from impala_async.config import RunConfig
 from impala_async.doors import (
     add_run_flags,
-    at_chosen_ports,
     check_run,
     new_parser,
     run_door,
     start_logging,
+    with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner.probe import SpaceProbe
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lifeline.hold()
         folder.begin(config)
         try:
-            return _serve(at_chosen_ports(config), folder, is_resumed=args.resume)
+            return _serve(with_bind_of_this_start(config), folder, is_resumed=args.resume)
         except (ConfigError, EnvError):
             if not args.resume:
                 folder.withdraw()

@@ -77,6 +77,7 @@ def build_learner(
         progress=start,
         ports=ports,
         device=device,
+        max_waiting=max_waiting(section, device),
     )
     bodies["learner"] = thread.run
     return Learner(slots, full, loader, policy.layout.digest, bodies)
@@ -88,6 +89,12 @@ def num_host_slots(section: LearnerSection, device: torch.device) -> int:
     if device.type == "cuda":
         return waiting_and_filling + 1
     return section.minibatch_buffer_size + waiting_and_filling
+
+
+def max_waiting(section: LearnerSection, device: torch.device) -> int:
+    """Batches that can be full, loading or ready at once: all slots but those of the ring."""
+    device_slots = section.minibatch_buffer_size + 1 if device.type == "cuda" else 0
+    return num_host_slots(section, device) + device_slots - section.minibatch_buffer_size
 
 
 def pick_device(name: str) -> torch.device:

@@ -18,6 +18,7 @@ from impala_async.spec import Schema
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     BYE_REASONS,
+    WRONG_PORT,
     Bye,
     ByeOk,
     Get,
@@ -99,6 +100,8 @@ class Desk:
 
     def handle_weights_side(self, port: Port, route: bytes, message: Message) -> None:
         """A message on the weights port."""
+        if isinstance(message, Hello):
+            raise ProtocolError("not_allowed_now", WRONG_PORT)
         if not isinstance(message, Get | Heartbeat):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the weights port")
         peer = self._find(message)

@@ -27,7 +27,7 @@ from impala_async.weights import NO_VERSION, Lineage, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.messages import Data, Message
 from impala_async.wire.session import SessionTable
-from impala_async.wire.sockets import AddressInUseError, Router, new_context
+from impala_async.wire.sockets import AddressError, Router, new_context
 
 MAX_MESSAGE_BYTES = 1 << 30
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
@@ -190,15 +190,15 @@ class Front:
         for key, url, ipc_path in ends:
             try:
                 routers.append(Router(self._context, url, ipc_path, max_message_bytes))
-            except AddressInUseError as error:
+            except AddressError as error:
                 for router in routers:
                     router.close()
                 self._context.term()
                 self._link.close()
-                raise ConfigError(
-                    f"{key}: {error}; is another learner running? name another port, or * for "
-                    "any free one"
-                ) from None
+                advice = "is another learner running? name another port, or * for any free one"
+                if not error.is_taken:
+                    advice = "name an address of this host, or 0.0.0.0 for all of them"
+                raise ConfigError(f"{key}: {error}; {advice}") from None
         return routers[0], routers[1]
 
     def _make_filler(self, slots: list[Slot], submit: Submit, count: Count) -> Filler:

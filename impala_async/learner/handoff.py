@@ -183,6 +183,24 @@ class Threads:
             self._on_death(f"the {name} thread", error)
 
 
+async def on_thread(name: str, body: Callable[[], None]) -> None:
+    """Run a body in a thread of its own and wait for its end; what it raises is raised here.
+
+    A process that dies does not wait for such a thread, as it would for one of the loop's pool.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[BaseException | None] = loop.create_future()
+
+    def end(error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    start_thread(name, body, Inbox(loop, end))
+    error = await ended
+    if error is not None:
+        raise error
+
+
 def start_thread(
     name: str, body: Callable[[], None], done: Inbox[BaseException | None]
 ) -> threading.Thread:

@@ -1,6 +1,7 @@
 """Refuses, before anything is built, a learner that this machine's memory cannot hold.
 
-The spaces may come from an actor: what they ask for must not end the learner that they ask.
+The spaces may come from an actor: what they ask for must not end the learner that they ask. What
+is free is what the system says; the limit of a container, and a GPU's memory, are not looked at.
 
     B columns of a batch, S observation rows
 
@@ -28,10 +29,13 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
     model_bytes = _model_bytes(config, schema)
     free_bytes = psutil.virtual_memory().available
     if slot_bytes + model_bytes > free_bytes:
+        keys = "learner.batch_columns, trajectory.rows or learner.queue_size"
+        if model_bytes > slot_bytes:
+            keys = "model.hidden_sizes, or choose an environment with fewer actions"
         raise ValueError(
             f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches and "
             f"{model_bytes / GIB:.1f} GiB for the model, and {free_bytes / GIB:.1f} GiB are free: "
-            "lower learner.batch_columns, trajectory.rows or learner.queue_size"
+            f"lower {keys}"
         )
 
 

@@ -79,6 +79,8 @@ class Port:
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
         """Send, or count that it could not be; never waits."""
+        if not self._is_open:
+            return False
         was_sent = self.router.send(route, frames)
         if not was_sent:
             self._counters.unroutable += 1

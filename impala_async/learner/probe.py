@@ -43,5 +43,10 @@ class SpaceProbe:
             raise EnvError(
                 f"env.id: {self._env.id} was not made within {PROBE_TIMEOUT_S:.0f} s"
             ) from None
+        if not answer:
+            raise EnvError(
+                f"env.id: {self._env.id}: the process that made it died (exit code "
+                f"{self._child.returncode}); what it printed is above"
+            )
         obs, action = read_answer(answer)
         return Schema(obs, action, rows, self._state)

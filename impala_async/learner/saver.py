@@ -7,12 +7,14 @@ Runs on: event loop; files are written on a worker thread
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from impala_async.errors import CheckpointError
+from impala_async.learner.handoff import on_thread
 from impala_async.learner.ledger import Ledger
 from impala_async.learner.reporter import EpisodeStats
 from impala_async.learner.run_folder import RunFolder
@@ -81,9 +83,9 @@ class Saver:
         self._episodes = episodes
         self._run_s = run_s
         self._on_death = on_death
-        self._saves: set[asyncio.Task[bool]] = set()
+        self._waiting: Captured | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._best: Best | None = None
-        self._lock = asyncio.Lock()
 
     def restore(self, state: dict[str, Any], now: float) -> None:
         """Continue the accounts of a checkpoint."""
@@ -95,20 +97,32 @@ class Saver:
             self._best = (score, Version(epoch, update))
 
     def begin(self, captured: Captured) -> None:
-        """Write a checkpoint while everything else goes on."""
-        task = asyncio.get_running_loop().create_task(self.save(captured), name="save")
-        self._saves.add(task)
-        task.add_done_callback(self._note_end)
+        """Write a checkpoint while everything else goes on.
+
+        Where the disk is slower than they come, the newest waits and the others are left out.
+        """
+        self._waiting = captured
+        # One that is done may not have been noted yet, and takes nothing more.
+        if self._writing is None or self._writing.done():
+            loop = asyncio.get_running_loop()
+            self._writing = loop.create_task(self._write_newest(), name="save")
+            self._writing.add_done_callback(self._note_end)
 
     async def finish(self) -> None:
         """Wait for what was begun. The last checkpoint is the run's result: no limit here."""
-        while self._saves:
-            _, left = await asyncio.wait(self._saves, timeout=NEWS_EVERY_S)
+        while self._writing is not None:
+            _, left = await asyncio.wait([self._writing], timeout=NEWS_EVERY_S)
             if left:
                 logger.info("still writing the last checkpoint")
 
-    def _note_end(self, task: asyncio.Task[bool]) -> None:
-        self._saves.discard(task)
+    async def _write_newest(self) -> None:
+        while self._waiting is not None:
+            captured, self._waiting = self._waiting, None
+            await self.save(captured)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if task is self._writing:
+            self._writing = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._on_death(error)
@@ -116,18 +130,17 @@ class Saver:
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""
         state, score = self._state(captured), self._episodes.mean_return
-        async with self._lock:
-            best = self._best
-            if score is not None and (best is None or score > best[0]):
-                best = (score, captured.progress.version)
-            state["best"] = [best[0], *best[1]] if best else None
-            try:
-                await asyncio.to_thread(self._write, captured, state, best)
-            except CheckpointError as error:
-                logger.error("%s; training goes on and the last good one stays", error)
-                return False
-            # Only now: until it is on the disk, the former best must stay there.
-            self._best = best
+        best = self._best
+        if score is not None and (best is None or score > best[0]):
+            best = (score, captured.progress.version)
+        state["best"] = [best[0], *best[1]] if best else None
+        try:
+            await on_thread("save", functools.partial(self._write, captured, state, best))
+        except CheckpointError as error:
+            logger.error("%s; the last good one stays", error)
+            return False
+        # Only now: until it is on the disk, the former best must stay there.
+        self._best = best
         return True
 
     def _state(self, captured: Captured) -> dict[str, Any]:

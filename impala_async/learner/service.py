@@ -75,7 +75,6 @@ class LearnerService:
         self._learner: Learner | None = None
         self._last_words: Captured | None = None
         self._late_death: ServiceError | None = None
-
         self._goal_return: float | None = None
         self._begin(restored)
         events = Events(on_schema=self._open, on_episodes=self._on_episodes)
@@ -195,7 +194,7 @@ class LearnerService:
         try:
             self._open(schema)
         except ValueError as error:
-            raise ConfigError(f"env.id: cannot train on {self._config.env.id}: {error}") from error
+            raise ConfigError(f"cannot train on {self._config.env.id}: {error}") from error
 
     def _announce(self) -> None:
         """Say where we are; from here on actors may come."""
@@ -234,9 +233,9 @@ class LearnerService:
         self._reporter.answered()
 
     def _on_captured(self, captured: Captured) -> None:
-        if self._ended.done():
-            self._last_words = captured
-        else:
+        # The newest of them is saved once more at the end, with the accounts of the end.
+        self._last_words = captured
+        if not self._ended.done():
             self._saver.begin(captured)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -269,7 +268,7 @@ class LearnerService:
             self._ports.is_capture_due.raise_()
 
     async def _wind_down(self, reason: str) -> None:
-        """Close the doors, let the threads end, settle every column, say goodbye, save."""
+        """Close the doors, let the threads end, settle every column, save, say goodbye."""
         logger.info("ending: %s", reason)
         num_actors = sum(peer.columns > 0 for peer in self._front.table)
         self._front.close_admission()
@@ -278,14 +277,16 @@ class LearnerService:
         if self._learner is not None:
             await self._end_threads(self._learner)
         report = self._reporter.report()
-        # Actors need not wait for our disk.
-        await self._front.say_bye("finished" if reason in GOALS else "restarting", GOODBYE_S)
+        if reason in GOALS:
+            # Nobody need wait for our disk. Who is to come back must not look for us before.
+            await self._front.say_bye("finished", GOODBYE_S)
         if self._last_words is not None:
             self._saver.begin(self._last_words)
         self._watchdog.save_begins(SAVE_WITHIN_S)
         await self._saver.finish()
         if self._late_death is not None:
             raise self._late_death
+        await self._front.say_bye("restarting", GOODBYE_S)
         self._summarise(reason, {**report, "num_actors": num_actors})
 
     async def _end_threads(self, learner: Learner) -> None:
@@ -302,7 +303,8 @@ class LearnerService:
             self._config,
             report,
             exit_reason=reason,
-            wall_s=self._wall_s or 0.0,
+            # Of the report, which was written when the threads had ended.
+            wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
             env_steps_this_start=self._progress.env_steps_trained - self._start.env_steps_trained,
             lag_histogram=reading.lag_histogram,
             mean_return=mean_return,

@@ -52,7 +52,7 @@ def describe(summary: dict[str, Any]) -> str:
     """The summary in one line, for a log."""
     mean_return = summary["mean_return_100"]
     return (
-        f"ended by {summary['exit_reason']} after {summary['env_steps_trained']:,} env steps and "
+        f"ended ({summary['exit_reason']}) after {summary['env_steps_trained']:,} env steps and "
         f"{summary['updates']:,} updates, mean return "
         f"{'-' if mean_return is None else format(mean_return, '.1f')}"
     )

@@ -104,6 +104,7 @@ class LearnerThread:
         progress: Progress,
         ports: Ports,
         device: torch.device,
+        max_waiting: int,
     ) -> None:
         self._step = step
         self._snapshot = snapshot
@@ -111,6 +112,7 @@ class LearnerThread:
         self._section = section
         self._stop = stop
         self._ports = ports
+        self._max_waiting = max_waiting
         self._ring = MinibatchBuffer(
             loader,
             section.minibatch_buffer_size,
@@ -278,7 +280,7 @@ class LearnerThread:
         metrics: dict[str, object] = {
             "learner/starved_total_s": self._starved_total_s + starved_s,
             "learner/skipped_updates": self._num_skipped,
-            "learner_queue/capacity": self._section.queue_size,
+            "learner_queue/capacity": self._max_waiting,
             "batch/valid_rows_mean": self._valid_rows.summary().mean,
             "lag/mean": lag.mean,
             "lag/max": self._lag.max,

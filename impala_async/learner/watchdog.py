@@ -51,6 +51,7 @@ class Watchdog:
             self._deadline.cancel()
         self._end_within_s = within_s
         self._deadline = self._loop.call_later(within_s, self._insist)
+        faulthandler.dump_traceback_later(within_s + STUCK_AFTER_S, file=self._output)
 
     def close(self) -> None:
         """The end is near enough."""

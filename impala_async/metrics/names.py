@@ -37,7 +37,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Run",
         (
-            Metric("time_s", "s", "since the learner started, by a monotonic clock"),
+            Metric("time_s", "s", "of the whole run, earlier starts included"),
             Metric("env_steps_trained", "rows", "valid rows at their first pass"),
             Metric("updates", "updates", "optimizer steps taken"),
             Metric("env_steps_per_s", "rows/s", "trained over this report's interval"),

@@ -12,6 +12,8 @@ files do not match its manifest is passed over. Nothing here executes what it re
 One thread at a time writes and prunes a folder of checkpoints.
 """
 
+import ctypes
+import errno
 import hashlib
 import json
 import logging
@@ -42,6 +44,9 @@ TENSORS_SUFFIX = ".safetensors"
 
 _NAME = re.compile(r"ckpt-(0|[1-9]\d*)-(0|[1-9]\d*)")
 _HIDDEN = ".partial-"
+# Of the Linux call that os.rename does not offer.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """Groups of named tensors; a group is a file."""
@@ -132,22 +137,20 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint whole, or leave the folder as it was and raise CheckpointError.
 
-    A version that is there already is the same training, and stays: to replace it would need a
-    moment without either of the two.
+    One of the same version is replaced: the training is the same, its accounts have gone on.
     """
     final = directory / f"ckpt-{version.epoch}-{version.update}"
     partial = directory / f"{_HIDDEN}{final.name}"
     try:
-        if _looks_whole(version, final):
-            return final
         directory.mkdir(parents=True, exist_ok=True)
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir()
         _write_files(partial, version, tensors, state)
         if final.exists():
-            shutil.rmtree(_hide(final))  # it is damaged
-        partial.rename(final)
+            _exchange(partial, final)
+        else:
+            partial.rename(final)
         _sync(directory)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
@@ -230,6 +233,20 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _exchange(path: Path, other: Path) -> None:
+    """Let two folders trade their names at once, so that there is no moment without either."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    here = _AT_FDCWD, os.fsencode(path)
+    if libc.renameat2(*here, _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return
+    if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    # Some network file systems cannot.
+    hidden = _hide(other)
+    path.rename(other)
+    hidden.rename(path)
 
 
 def _hide(path: Path) -> Path:

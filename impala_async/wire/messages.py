@@ -31,6 +31,8 @@ VERDICTS = ("duplicate", "invalid", "nonfinite", "unknown_session", "stale", "de
 # Why a session was refused, and whether the actor should come again.
 REJECT_CODES = ("hello_again", "full", "protocol", "mismatch", "not_allowed", "bad_message")
 BYE_REASONS = ("finished", "restarting", "leaving")
+# What an actor is told that dialled the other one of the two ports.
+WRONG_PORT = "Hello on the weights port"
 
 Check = Callable[[Any], bool]
 

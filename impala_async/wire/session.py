@@ -256,7 +256,8 @@ class SessionTable:
             known = self._known[peer.actor]
             idle_s = now - peer.idle_since
             if peer.has_sent or peer.outstanding_messages == 0:
-                known.longest_idle_s = max(known.longest_idle_s, idle_s)
+                # Only while somebody wanted it: a sleep that hurt nobody is no habit.
+                known.longest_idle_s = max(known.longest_idle_s, min(idle_s, wanted_s))
                 peer.has_sent, peer.idle_since = False, now
             elif min(idle_s, wanted_s) > longer_than_s + 2 * known.longest_idle_s:
                 # Should it come back, it is only slow, and is waited for longer then.

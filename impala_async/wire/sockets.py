@@ -28,8 +28,12 @@ _LAST_WORD_MS = 200
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
-class AddressInUseError(Exception):
-    """A bind address is taken or does not exist on this host."""
+class AddressError(Exception):
+    """An address cannot be listened on; `is_taken`: because somebody else does."""
+
+    def __init__(self, text: str, *, is_taken: bool) -> None:
+        super().__init__(text)
+        self.is_taken = is_taken
 
 
 def new_context() -> Context:
@@ -138,7 +142,10 @@ class Router:
             self._socket.bind(url)
         except zmq.ZMQError as error:
             self._socket.close()
-            raise AddressInUseError(f"cannot listen on {url}: {error.strerror}") from None
+            raise AddressError(
+                f"cannot listen on {url}: {error.strerror}",
+                is_taken=error.errno == zmq.EADDRINUSE,
+            ) from None
 
 
 class Dealer:

@@ -81,9 +81,9 @@ def test_ctrl_c_ends_everybody_in_good_order(site: Site) -> None:
     door.signal(signal.SIGINT)
     assert door.wait_exit(15) == 130, door.log
     # The learner says it in its log, with or without `train`.
-    (line,) = [line for line in door.log.splitlines() if "INFO ended by interrupted after" in line]
+    (line,) = [line for line in door.log.splitlines() if "INFO ended (interrupted) after" in line]
     assert line.endswith(f"; run folder: {site.run_dir}")
-    assert "CartPole-v1: ended by interrupted" in door.log
+    assert "CartPole-v1: ended (interrupted)" in door.log
     assert psutil.Process().children(recursive=True) == []
 
 
@@ -140,7 +140,7 @@ def test_an_environment_that_raises_once_does_not_end_the_run(site: Site) -> Non
     (site.folder / "flaky.py").write_text(FLAKY.format(flag=str(site.folder / "flaked")))
     door = site.open("train", "--run-dir", str(site.run_dir), *flags, **environment)
     assert door.wait_exit(60) == 0, door.log
-    assert "ended with code 2: starting it again; its log: " in door.log
+    assert "ended with code 2 (it raised): starting it again; its log: " in door.log
     assert "the simulator crashed" in "".join(
         log.read_text() for log in (site.run_dir / "actors").iterdir()
     )

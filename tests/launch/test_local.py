@@ -135,7 +135,10 @@ os.kill(os.getpid(), signal.SIGKILL)
     began = events("actor", "began")
     assert len({e["pid"] for e in began}) == 3
     assert began[2]["at"] - death["at"] >= 0.2
-    assert "ended with code -9: starting it again; its log: run/actors/actor-" in caplog.text
+    assert (
+        "ended with code -9 (it said nothing): starting it again; its log: run/actors/actor-"
+        in caplog.text
+    )
 
 
 def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
@@ -149,7 +152,8 @@ def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
     assert third - second >= 0.2
     (*_, last) = caplog.messages
     assert last == (
-        "actor 0 was ended, but the run goes on: starting it again; its log: run/actors/actor-0.log"
+        "actor process 0 was ended, but the run goes on: starting it again; its log: "
+        "run/actors/actor-0.log"
     )
 
 
@@ -238,7 +242,7 @@ sys.exit({code})
     assert run(LEARNER_UNTIL_TOLD, actor) == code
     assert time.monotonic() - started < 6
     assert caplog.messages == [
-        f"actor 0 cannot run: it does not fit ({code}); its log: run/actors/actor-0.log"
+        f"actor process 0 cannot run: it does not fit ({code}); its log: run/actors/actor-0.log"
     ]
     assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGTERM]
     assert len(events("actor")) == 1
@@ -259,6 +263,23 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
         assert "it said nothing" in caplog.text
 
 
+def test_a_slow_start_is_no_life(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a busy machine imports may take longer than any death that is called quick."""
+    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.05)
+    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
+    actor = """
+note()
+time.sleep(0.1)
+print("error: it raised", flush=True)
+sys.exit(2)
+"""
+    assert run(LEARNER_UNTIL_TOLD, actor) == 2
+    assert len(events("actor")) == 3
+    assert "actor process 0 cannot run: it raised (2)" in caplog.text
+
+
 def test_an_environment_that_raised_in_mid_run_gets_another_try(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -269,7 +290,7 @@ print("error: the simulator crashed", flush=True)
 sys.exit(2)
 """
     assert run("wait_for(lambda: count('actor') == 3)", actor) == 0
-    assert caplog.text.count("actor 0 ended with code 2: starting it again") >= 2
+    assert caplog.text.count("process 0 ended with code 2 (the simulator crashed)") >= 2
     assert "cannot run" not in caplog.text
 
 
@@ -287,7 +308,9 @@ sys.exit(1)
     assert given_up.run(1) == 1
     assert given_up.has_given_up
     (*_, last) = caplog.messages
-    assert last == "actor 0 cannot run: it said nothing (1); its log: run/actors/actor-0.log"
+    assert (
+        last == "actor process 0 cannot run: it said nothing (1); its log: run/actors/actor-0.log"
+    )
     assert "something else" in Path("run/actors/actor-0.log").read_text()
 
 

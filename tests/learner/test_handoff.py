@@ -14,6 +14,7 @@ from impala_async.learner.handoff import (
     Inbox,
     IndexQueue,
     Mailbox,
+    on_thread,
     start_thread,
 )
 from impala_async.metrics.report import merge
@@ -241,3 +242,27 @@ async def test_the_end_of_a_thread_reaches_the_loop(
     assert thread.daemon
     assert ends[0] is (error if reported else None)
     thread.join()
+
+
+async def test_a_body_on_its_thread_is_waited_for_and_its_error_is_raised_here() -> None:
+    threads: list[threading.Thread] = []
+    await on_thread("save", lambda: threads.append(threading.current_thread()))
+    assert threads[0] is not threading.current_thread()
+    # A process that ends does not wait for it.
+    assert threads[0].daemon
+
+    def die() -> None:
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        await on_thread("save", die)
+
+
+async def test_one_that_waits_for_a_body_can_be_cancelled() -> None:
+    may_end = threading.Event()
+    waiting = asyncio.create_task(on_thread("save", lambda: may_end.wait(10) and None))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    may_end.set()

@@ -156,7 +156,7 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(
     assert await ship.save(1)
     block(ship.folder)
     assert not await ship.save(2)
-    assert "training goes on" in caplog.text
+    assert "the last good one stays" in caplog.text
     unblock(ship.folder)
     assert ship.names() == {"ckpt-1-1"}
     assert await ship.save(3)
@@ -176,16 +176,23 @@ async def test_a_best_that_was_never_written_does_not_replace_the_one_that_was(
     assert ship.names() == {"ckpt-1-1", "ckpt-1-4"}
 
 
-async def test_saves_at_the_same_time_are_written_one_after_the_other(
-    make_ship: Callable[..., Ship],
+async def test_the_newest_waits_for_a_slow_disk_and_the_others_are_left_out(
+    make_ship: Callable[..., Ship], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ship = make_ship(keep=5)
-    results = await asyncio.gather(*(ship.save(update) for update in range(1, 6)))
-    assert results == [True] * 5
-    assert ship.names() == {f"ckpt-1-{update}" for update in range(1, 6)}
-    restored = load_newest(ship.folder)
-    assert restored is not None
-    assert restored.progress.update == 5
+    ship, may_write, write = make_ship(keep=9), threading.Event(), Saver._write
+
+    def write_late(*arguments: Any) -> None:
+        assert may_write.wait(10)
+        write(*arguments)
+
+    monkeypatch.setattr(Saver, "_write", write_late)
+    for update in range(1, 6):
+        ship.saver.begin(Captured(Progress(1, update, update * 10), capture(ship.step)))
+        await asyncio.sleep(0)
+    may_write.set()
+    await ship.saver.finish()
+    assert ship.names() == {"ckpt-1-1", "ckpt-1-5"}
+    assert ship.deaths == []
 
 
 async def test_a_slow_disk_is_waited_for_and_told(

@@ -54,7 +54,7 @@ def test_a_summary_has_what_others_read() -> None:
 def test_a_summary_in_one_line() -> None:
     summary = summary_of() | {"env_steps_trained": 123456, "updates": 1234}
     assert describe(summary) == (
-        "ended by env_steps after 123,456 env steps and 1,234 updates, mean return 475.5"
+        "ended (env_steps) after 123,456 env steps and 1,234 updates, mean return 475.5"
     )
     assert describe(summary | {"mean_return_100": None}).endswith(", mean return -")
 

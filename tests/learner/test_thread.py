@@ -74,6 +74,7 @@ class Run:
             progress=progress or Progress(1),
             ports=self.listener.ports,
             device=torch.device("cpu"),
+            max_waiting=2,
         )
 
     def __call__(self) -> "Run":

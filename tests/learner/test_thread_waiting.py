@@ -60,6 +60,7 @@ class Famine:
             progress=Progress(1),
             ports=self.listener.ports,
             device=torch.device("cpu"),
+            max_waiting=2,
         )
 
     def monotonic(self) -> float:

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 
 from impala_async.errors import CheckpointError
+from impala_async.training import checkpoint
 from impala_async.training.checkpoint import (
     Checkpoint,
     TrainingState,
@@ -308,13 +309,16 @@ def test_a_leftover_of_the_same_name_is_no_obstacle(folder):
     assert newest_checkpoint(folder).version == Version(1, 2)
 
 
-def test_a_version_that_is_there_is_never_taken_away(folder, monkeypatch):
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_the_same_version_again_replaces_the_earlier_one(folder, monkeypatch, can_exchange):
     save(folder, 1, 2, {"env_steps_trained": 4})
-    with monkeypatch.context() as patch:
-        patch.setattr(type(folder), "rename", lambda *_: pytest.fail("a moment without it"))
-        save(folder, 1, 2, {"env_steps_trained": 5})
+    if can_exchange:
+        monkeypatch.setattr(type(folder), "rename", lambda *_: pytest.fail("a moment without it"))
+    else:
+        monkeypatch.setattr(checkpoint, "_RENAME_EXCHANGE", 1 << 20)  # no flag of Linux
+    save(folder, 1, 2, {"env_steps_trained": 5})
     assert names(folder) == ["ckpt-1-2"]
-    assert newest_checkpoint(folder).load()[1] == {"env_steps_trained": 4}
+    assert newest_checkpoint(folder).load()[1] == {"env_steps_trained": 5}
 
 
 def test_a_damaged_one_of_the_same_version_is_replaced(folder):
