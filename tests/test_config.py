@@ -39,7 +39,6 @@ DEFAULTS: dict[str, Any] = {
     "algorithm.value_cost": 0.5,
     "algorithm.grad_clip": 40.0,
     "algorithm.returns": None,
-    "algorithm.returns": None,
     "algorithm.rho_bar": 1.0,
     "algorithm.c_bar": 1.0,
     "algorithm.pg_rho_bar": 1.0,
@@ -180,23 +179,6 @@ def test_max_lag_leaves_room_for_all_passes_of_all_minibatches() -> None:
     assert "algorithm.num_minibatches = 20" in text
 
 
-def test_a_minibatch_has_a_column() -> None:
-    ppo = {"algorithm__name": "ppo", "actor__num_envs": 4, "learner__batch_columns": 6}
-    config_of(**ppo, algorithm__num_minibatches=6)
-    text = complaint(**ppo, algorithm__num_minibatches=7)
-    assert "algorithm.num_minibatches (7) must not exceed learner.batch_columns (6)" in text
-
-
-def test_max_lag_leaves_room_for_all_passes_of_all_minibatches() -> None:
-    ppo = {"algorithm__name": "ppo", "algorithm__num_minibatches": 4, "learner__num_passes": 6}
-    config_of(**ppo, learner__max_lag=20)
-    text = complaint(**ppo, learner__max_lag=19)
-    assert (
-        "learner.max_lag (19) must be at least minibatch_buffer_size * (num_passes - 1) *" in text
-    )
-    assert "algorithm.num_minibatches = 20" in text
-
-
 def test_a_late_heartbeat_does_not_end_a_lease() -> None:
     config_of(learner__lease_s=4, learner__heartbeat_s=2)
     text = complaint(learner__lease_s=3.9, learner__heartbeat_s=2)
@@ -288,16 +270,6 @@ def test_a_long_way_from_acting_to_learning_is_warned_of() -> None:
     assert "9 updates old" in warning
     assert "about 8" in warning
     assert "learner.queue_size" in warning
-
-
-def test_minibatches_are_updates_too() -> None:
-    (warning,) = config_of(algorithm__name="ppo", algorithm__num_minibatches=3).warnings()
-    assert "12 updates old" in warning
-    assert "GAE to fewer" in warning
-    assert "algorithm.num_minibatches" in warning
-    vtrace = {"algorithm__returns": "vtrace", "algorithm__num_minibatches": 3}
-    (warning,) = config_of(algorithm__name="ppo", **vtrace).warnings()
-    assert "GAE" not in warning
 
 
 def test_minibatches_are_updates_too() -> None:
