@@ -12,76 +12,11 @@ from pydantic import Field, field_validator, model_validator
 
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
+from impala_async.config_model import ModelSection
 from impala_async.config_section import Section
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
-TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
-
-
-class ModelSection(Section):
-    """The network."""
-
-    name: str = Field(
-        "mlp",
-        description="The torso: mlp, nature_cnn, impala_resnet, small_cnn, or your own as "
-        "package.module:Class.",
-    )
-    hidden_sizes: tuple[int, ...] | None = Field(
-        None,
-        min_length=1,
-        description="Hidden widths; none: 64, 64 (mlp), 512 (nature_cnn), 256 (impala_resnet), "
-        "128 (small_cnn).",
-    )
-    activation: Literal["tanh", "relu"] | None = Field(
-        None, description="Of the hidden layers; none: tanh (mlp), relu (images)."
-    )
-    width: int = Field(1, ge=1, le=64, description="impala_resnet: times as many channels.")
-    shared_torso: bool | None = Field(
-        None,
-        description="One torso for policy and value, or one each; none: one each for a plain mlp.",
-    )
-    core: Literal["lstm", "gru"] | None = Field(
-        None, description="A recurrent core between torso and heads; none: no memory."
-    )
-    core_size: int = Field(256, ge=1, description="Units of the core.")
-    normalize_obs: bool = Field(
-        False, description="Normalise vectors of floats by their running mean and deviation."
-    )
-    state_dependent_std: bool = Field(
-        False, description="Continuous actions: the deviation comes from the state, too."
-    )
-
-    @property
-    def has_shared_torso(self) -> bool:
-        if self.shared_torso is None:
-            return self.name != "mlp" or self.core is not None
-        return self.shared_torso
-
-    @model_validator(mode="after")
-    def _keys_fit_the_network(self) -> Self:
-        if self.name not in TORSOS and not re.fullmatch(r"[\w.]+:\w+", self.name):
-            raise ValueError(
-                f"name must be one of {', '.join(TORSOS)}, or package.module:Class of your own, "
-                f"got {self.name!r}"
-            )
-        if self.hidden_sizes is not None and min(self.hidden_sizes) < 1:
-            raise ValueError(f"hidden_sizes must all be at least 1, got {list(self.hidden_sizes)}")
-        if self.core is not None and not self.has_shared_torso:
-            raise ValueError(
-                f"shared_torso (false) does not go with core ({self.core}), which policy and value "
-                "share: drop one of them"
-            )
-        if self.width != 1 and self.name != "impala_resnet":
-            raise ValueError(
-                f"width ({self.width}) does nothing with name ({self.name}): it is for "
-                "impala_resnet"
-            )
-        if self.core is None and self.core_size != 256:
-            raise ValueError(
-                f"core_size ({self.core_size}) does nothing without core: set that too"
-            )
-        return self
 
 
 class TrajectorySection(Section):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from impala_async.algo.distributions import Joint, distribution_of, forbid
-from impala_async.config import ModelSection
+from impala_async.config_model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
 from impala_async.spec import ArraySpec, Schema

@@ -11,7 +11,8 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
-from impala_async.config import EnvSection, ModelSection, RunConfig
+from impala_async.config import EnvSection, RunConfig
+from impala_async.config_model import ModelSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch, SerialEnvs, Step, VectorEnvs
 from impala_async.evaluate import _greedy_returns, main

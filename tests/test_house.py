@@ -28,7 +28,7 @@ GROUND, ROOMS, LANDING, WORKSHOP, PROCESSES, ROOF = range(6)
 FLOORS = {
     # The package's own __init__ stands on the ground too.
     **dict.fromkeys(["__init__", "errors", "config", "config_load"], GROUND),
-    **dict.fromkeys(["config_algorithm", "config_env", "config_section"], GROUND),
+    **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
     **dict.fromkeys(["layout", "spec", "trajectory", "weights", "lifeline"], GROUND),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
     "policy": LANDING,
@@ -41,7 +41,7 @@ LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "__init__", 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
     *("__init__", "errors", "config", "config_load", "layout", "spec", "trajectory", "weights"),
-    *("config_algorithm", "config_env", "config_section", "lifeline"),
+    *("config_algorithm", "config_env", "config_model", "config_section", "lifeline"),
     *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
 )

@@ -85,7 +85,7 @@ class ActorService:
     def _join(self, settings: ActorSettings, envs: EnvBatch) -> Sampler:
         state = recurrent_state(settings.model.core, settings.model.core_size)
         schema = Schema(envs.obs_spec, envs.action_spec, settings.trajectory.rows, state)
-        policy = Policy(schema, settings.model, seed=settings.seed)
+        policy = _build_policy(schema, settings)
         columns = columns_per_message(envs)
         streams = envs.num_envs // columns
         self._client.join(Offer(schema, policy.layout, columns, streams))
@@ -145,6 +145,14 @@ class ActorService:
         if self._signal is not None:
             raise KeyboardInterrupt
         self._signal = number
+
+
+def _build_policy(schema: Schema, settings: ActorSettings) -> Policy:
+    try:
+        return Policy(schema, settings.model, seed=settings.seed)
+    except ValueError as error:
+        # An own torso that is not installed here, or a network that does not fit the spaces.
+        raise MismatchError(str(error)) from error
 
 
 def _close(owner: EnvBatch | Sampler) -> None:

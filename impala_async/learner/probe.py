@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 from impala_async import lifeline
-from impala_async.config import ActorSection, ModelSection
+from impala_async.config import ActorSection
 from impala_async.config_env import EnvSection
+from impala_async.config_model import ModelSection
 from impala_async.envs.describe import read_answer
 from impala_async.errors import EnvError
 from impala_async.spec import Schema, recurrent_state

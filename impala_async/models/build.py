@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from impala_async.config import ModelSection
+from impala_async.config_model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
 from impala_async.models.mlp import MLPTorso

@@ -1,6 +1,6 @@
 """Observation leaves as what a network takes: vectors of numbers, or images.
 
-Bytes of an image become numbers up to 1; other integers stay what they are.
+As an image, bytes become numbers up to 1. In a vector, numbers stay what they are.
 
 N rows, F numbers of a vector
 """
@@ -35,8 +35,7 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
         places = flat.long() + _starts(leaf.choices, flat.device)
         zeros = torch.zeros(len(flat), sum(leaf.choices), device=flat.device)
         return zeros.scatter_(1, places, 1.0)
-    numbers = flat.to(torch.float32)
-    return numbers.div_(BYTE) if flat.dtype == torch.uint8 and is_image(leaf) else numbers
+    return flat.to(torch.float32)
 
 
 def as_image(values: Tensor, is_channels_last: bool) -> Tensor:

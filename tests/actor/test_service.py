@@ -153,6 +153,26 @@ def test_an_environment_that_cannot_be_made_here_does_not_fit(
     assert caught.value.exit_code == 78
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("no_such_package:Torso", "cannot import no_such_package"), ("nature_cnn", "wants an image")],
+)
+def test_a_network_that_cannot_be_built_here_does_not_fit(
+    scene: Scene, name: str, says: str
+) -> None:
+    settings = settings_for("Counting")
+    settings = settings.model_copy(
+        update={"model": settings.model.model_copy(update={"name": name})}
+    )
+
+    def serve(scene: Scene) -> None:
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
+        scene.learner.data.hear(Bye)
+
+    with pytest.raises(MismatchError, match=rf"model\.name.*{says}"):
+        run(scene, serve)
+
+
 def test_an_environment_that_raises_ends_the_actor_with_its_name(
     scene: Scene, closed: list[Probe]
 ) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from impala_async.config import ActorSection, EnvSection, ModelSection
+from impala_async.config import ActorSection, EnvSection
+from impala_async.config_model import ModelSection
 from impala_async.errors import EnvError
 from impala_async.learner import probe
 from impala_async.learner.probe import SpaceProbe
@@ -63,7 +64,8 @@ def test_the_environment_is_never_imported_here() -> None:
     """In a process of its own, where no other test has imported anything."""
     code = (
         "import sys\n"
-        "from impala_async.config import ActorSection, EnvSection, ModelSection\n"
+        "from impala_async.config import ActorSection, EnvSection\n"
+        "from impala_async.config_model import ModelSection\n"
         "from impala_async.learner.probe import SpaceProbe\n"
         f"env = EnvSection(id='{PROBES}:Counting')\n"
         "actor = ActorSection(sampler='serial')\n"

@@ -24,12 +24,13 @@ def test_floats_of_one_number_per_row(dtype):
     assert vector.tolist() == [[0.5], [-2.0]]
 
 
-def test_bytes_are_scaled_only_in_images():
-    image, counts = ArraySpec("x", (1, 2, 1), "uint8"), ArraySpec("x", (2,), "uint8")
-    values = torch.tensor([[0, 255]], dtype=torch.uint8)
-    assert as_vector(counts, values).tolist() == [[0, 255]]
-    assert as_vector(image, values.view(1, 1, 2, 1)).tolist() == [[0, 1]]
-    assert values.tolist() == [[0, 255]]
+def test_bytes_are_scaled_only_as_images():
+    """What an mlp sees as a vector may be object numbers, as in MiniGrid."""
+    leaf = ArraySpec("x", (1, 2, 1), "uint8")
+    values = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 2, 1)
+    assert as_vector(leaf, values).tolist() == [[0, 255]]
+    assert as_image(values, True).flatten().tolist() == [0, 1]
+    assert values.flatten().tolist() == [0, 255]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64", "bool"])

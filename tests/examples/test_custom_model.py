@@ -1,0 +1,70 @@
+"""The example's torso fits any observation, and is trained by real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples.custom_model import MyTorso
+from impala_async.config_model import ModelSection
+from impala_async.models.build import build_model
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "examples.custom_model:MyTorso"
+ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
+OBS = ObsSpec(
+    (
+        ArraySpec("eye", (5, 5, 2), "uint8"),
+        ArraySpec("lamp", (), "int64", (3,)),
+        ArraySpec("speed", (2,), "float64"),
+    )
+)
+
+
+@pytest.mark.parametrize("core", [None, "gru"])
+def test_the_package_finds_it_by_its_name(core: str | None) -> None:
+    section = ModelSection.model_validate({"name": NAME, "hidden_sizes": (8, 8, 8), "core": core})
+    model = build_model(section, OBS, ACTION)
+    assert isinstance(model.policy_torso, MyTorso)
+    assert len(model.policy_torso.layers) == 3
+    obs = {
+        "eye": torch.randint(0, 256, (4, 5, 5, 2), dtype=torch.uint8),
+        "lamp": torch.tensor([0, 1, 2, 0]),
+        "speed": torch.randn(4, 2, dtype=torch.float64),
+    }
+    assert model.policy_torso(obs).shape == (4, 8)
+
+
+def test_what_it_cannot_build_is_said() -> None:
+    with pytest.raises(ValueError, match=r"model\.hidden_sizes: MyTorso wants equal ones"):
+        build_model(ModelSection(name=NAME, hidden_sizes=(8, 9)), OBS, ACTION)
+
+
+@pytest.mark.e2e
+def test_it_is_trained(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    settings = (
+        "env.id=CartPole-v1",
+        f"model.name={NAME}",
+        "algorithm.lr=1e-3",
+        "stop.mean_return=100",
+        "stop.env_steps=400_000",
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "impala_async.train", "--run-dir", str(run_dir)]
+        + [part for setting in settings for part in ("--set", setting)],
+        # Not in the checkout: nothing may depend on the folder that it is started from.
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["exit_reason"] == "mean_return", summary
