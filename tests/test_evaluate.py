@@ -98,7 +98,10 @@ def test_the_row_of_a_reset_is_in_no_return() -> None:
 
 
 class Recall(gym.Env[Any, np.int64]):
-    """Shows -1 or 1 on an episode's first row, then 0; that action 3 steps later gives 1."""
+    """Shows -1 or 1 on an episode's first row, then 0; that action 3 steps later gives 1.
+
+    The last observation shows 1 again: who takes that into the next episode is misled.
+    """
 
     observation_space = Box(-1, 1, (1,), np.float32)
     action_space = Discrete(2)
@@ -113,7 +116,7 @@ class Recall(gym.Env[Any, np.int64]):
         self._num_steps += 1
         is_right = action == (self._cue + 1) // 2
         is_over = self._num_steps == 4
-        return np.zeros(1, np.float32), float(is_over and is_right), is_over, False, {}
+        return np.array([is_over], np.float32), float(is_over and is_right), is_over, False, {}
 
 
 class Remembering:
@@ -125,7 +128,7 @@ class Remembering:
     def act_greedy(
         self, obs: dict[str, NDArray[Any]], state: dict[str, NDArray[np.float32]]
     ) -> tuple[dict[str, NDArray[np.int32]], dict[str, NDArray[np.float32]]]:
-        # A cue counts half of what is remembered: it cannot make up for a wrong memory.
+        # What is remembered counts twice: a new cue cannot make up for a wrong memory.
         after = np.where(state["sum"] == 0, obs[""], 2 * state["sum"] + obs[""])
         return {"": (after[:, 0] > 0).astype(np.int32)}, {"sum": after}
 

@@ -62,4 +62,5 @@ def test_the_mask_of_legal_actions_needs_no_weights() -> None:
     wide = ObsSpec((*small_schema().obs.leaves, ArraySpec("legal", (num_choices,), "int8")))
     action = ActionSpec((ActionPart("", "discrete", (num_choices,)),), legal="legal")
     schema = replace(small_schema(rows=1), obs=wide, action=action)
-    check_memory(config_of(schema, learner={"batch_columns": 1}), schema, 1)
+    model = {"hidden_sizes": [64, 64]}
+    check_memory(config_of(schema, learner={"batch_columns": 1}, model=model), schema, 1)
