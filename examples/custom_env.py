@@ -4,8 +4,8 @@
 
 An environment is named `package.module:Name`, where `Name` is a class or a function that makes
 one. Every process imports it by that name, so its module must be where Python finds it: installed,
-in the folder that you start from, or on PYTHONPATH. Supported now are observations of Box, or Dict
-of Box, and a Discrete action.
+in the folder that you start from, or on PYTHONPATH. docs/environments.md has the spaces that are
+supported.
 
 The best that can be done here is a mean return of about 0.67; the run ends at 0.6.
 """
