@@ -74,6 +74,8 @@ class Client:
         self._outbox: Outbox[Finished] = Outbox()
         self._free: deque[MessageBuffer] = deque()
         self._version = NO_VERSION
+        # Of lockstep: boundaries that keep their weights, and versions to pass over.
+        self._num_kept_left = self._num_late = 0
         self._named = NO_VERSION
         self._last_heard = time.monotonic()
         self._timers: Mapping[str, float] = {}
@@ -152,15 +154,29 @@ class Client:
         self.pump(0)
 
     def newest(self) -> Weights | None:
-        """Newer weights, at a trajectory boundary. Waits only for the first, or at max_lag."""
+        """Newer weights, at a trajectory boundary.
+
+        Waits for the first, and at max_lag; in lockstep for the next, from the boundary on at
+        which the lag is that of the pace.
+        """
+        if self._num_kept_left > 0:
+            self._num_kept_left -= 1
+            return None
         before = time.perf_counter()
         weights = self.link.take_newest()
         while weights is None and self._must_wait_for_weights():
             self.link.wait_for_weights(POLL_S)
             self.pump(0)
             weights = self.link.take_newest()
+            if weights is not None and self._num_late > 0:
+                # We were late, and are so with this version too.
+                self._num_late -= 1
+                self._version, weights = weights.version, None
         self._weights_wait_s += time.perf_counter() - before
         if weights is not None:
+            if self._version == NO_VERSION:
+                self._num_late = 0
+                self._num_kept_left = self.settings.pace.lag
             self._version = weights.version
         return weights
 
@@ -245,6 +261,7 @@ class Client:
             have=self._version,
             heartbeat_s=welcome.heartbeat_s,
             reply_timeout_s=welcome.lease_s + offer.weights_s,
+            num_kept=1 + self.settings.pace.lag,
         )
         self._link.timers = self._timers
         self._named = NO_VERSION
@@ -284,6 +301,7 @@ class Client:
             return
         for seq, verdict in grant.verdicts:
             logger.debug("trajectory %d was refused: %s", seq, VERDICTS[verdict])
+            self._num_late += VERDICTS[verdict] == "stale" and self.settings.pace.is_lockstep
         self._free.extend(finished.buffer for finished in self._outbox.on_grant(grant))
         self._named = max(self._named, Version(grant.epoch, grant.update))
         self.link.want(self._named)
@@ -298,7 +316,7 @@ class Client:
             self._outbox.mark_sent(seq, now)
 
     def _must_wait_for_weights(self) -> bool:
-        if self._version == NO_VERSION:
+        if self._version == NO_VERSION or self.settings.pace.is_lockstep:
             return True
         return self._named.update - self._version.update >= self.settings.max_lag
 
@@ -307,6 +325,10 @@ class Client:
         self._has_session = False
         logger.info("looking for the learner at %s again", self._url)
         is_open = False
+        if self.settings.pace.is_lockstep:
+            # The others go on without us: what was acted for them comes too late.
+            self._free.extend(finished.buffer for finished in self._outbox.give_up())
+            self._version = NO_VERSION
         while not is_open:
             self.link.close()
             self._data.close()

@@ -49,6 +49,7 @@ class Link:
         have: Version,
         heartbeat_s: float,
         reply_timeout_s: float,
+        num_kept: int = 1,
     ) -> None:
         self.last_heard = time.monotonic()
         self.is_session_over = False
@@ -64,7 +65,8 @@ class Link:
         self._wanted = self._named = NO_VERSION
         self._have = have
         self._asked_at: float | None = None
-        self._newest: deque[Weights] = deque(maxlen=1)
+        # One, the newest; in lockstep none may be passed over.
+        self._newest: deque[Weights] = deque(maxlen=num_kept)
         self._grants: deque[Grant] = deque(maxlen=16)
         self._arrived = threading.Event()
         self._failure: BaseException | None = None
@@ -92,7 +94,7 @@ class Link:
         """Weights that arrived since the last call."""
         self._check()
         self._arrived.clear()
-        return self._newest.pop() if self._newest else None
+        return self._newest.popleft() if self._newest else None
 
     def wait_for_weights(self, timeout_s: float) -> None:
         """Until new weights are there, or the time is over."""

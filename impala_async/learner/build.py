@@ -48,7 +48,7 @@ def build_learner(
     num_slots = num_host_slots(section, device)
     check_memory(config, schema, num_slots)
     policy = Policy(schema, config.model, seed=config.seed, device=device)
-    step = UpdateStep(policy, config.algorithm, device)
+    step = UpdateStep(policy, config.algorithm, device, seed=config.seed)
     if training is not None:
         restore(step, training)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
@@ -67,7 +67,8 @@ def build_learner(
         bodies["loader"] = moving.run
         loader = moving
     else:
-        loader = HostLoader(slots, full, release)
+        # Where the end falls among the batches must not depend on the clock.
+        loader = HostLoader(slots, full, release, is_drained=config.pace.is_lockstep)
     thread = LearnerThread(
         step=step,
         snapshot=Snapshot(policy.layout),
@@ -78,6 +79,7 @@ def build_learner(
         ports=ports,
         device=device,
         max_waiting=max_waiting(section, device),
+        is_lockstep=config.pace.is_lockstep,
     )
     bodies["learner"] = thread.run
     return Learner(slots, full, loader, policy.layout.digest, bodies)

@@ -53,6 +53,7 @@ class Terms:
     heartbeat_s: float
     max_columns: int
     rows: int
+    lockstep_columns: int | None
     settings_frame: bytes
 
 
@@ -123,6 +124,13 @@ class Desk:
     def remind(self, port: Port, peer: Peer) -> bool:
         """Say again what a silent actor may do; False if its connection is closed."""
         return port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
+
+    def announce(self, weights_port: Port) -> None:
+        """Name the newest version to everybody who has asked for weights before."""
+        for peer in self._table:
+            if peer.weights_route:
+                grant = peer.grant(self._publisher.version)
+                weights_port.send(peer.weights_route, [pack(grant)])
 
     def lose(self, peer: Peer, why: str) -> None:
         """The actor is gone without a word."""
@@ -241,6 +249,13 @@ class Desk:
             return (
                 f"actor.num_envs: {spec.columns} at the actor, but a batch of this learner has "
                 f"learner.batch_columns = {self._terms.max_columns}: start fewer environments"
+            )
+        wanted = self._terms.lockstep_columns
+        if wanted is not None and (spec.columns, spec.streams) != (wanted, 1):
+            return (
+                f"pace.mode lockstep wants one message of {wanted} columns from each actor, this "
+                f"one has {spec.streams} of {spec.columns}: start it without --num-envs, and use "
+                "actor.sampler = serial where the environment's own vectors reset in the same step"
             )
         layout = self._publisher.layout_digest
         if layout and spec.layout_digest != layout:

@@ -61,6 +61,7 @@ class Front:
     ) -> None:
         self._config = config
         self._events = events
+        self._lineage = lineage
         self._settings_frame = _settings_frame(config)
         self._heartbeat_s = config.learner.heartbeat_s
         self.ledger = Ledger()
@@ -68,7 +69,7 @@ class Front:
             run_id=run_id,
             lineage=lineage,
             lease_s=config.learner.lease_s,
-            max_lag=config.learner.max_lag,
+            max_lag=config.pace.lag if config.pace.is_lockstep else config.learner.max_lag,
             new_id=lambda: secrets.token_bytes(16),
             num_ranks=config.train.num_actors if config.pace.is_lockstep else None,
         )
@@ -113,6 +114,9 @@ class Front:
     def publish(self, weights: Weights) -> None:
         is_first = self._publisher.version == NO_VERSION
         self._publisher.publish(weights)
+        if self._config.pace.is_lockstep:
+            # Everybody waits for it: the thread that fetches weights is told at once.
+            self._desk.announce(self._weights)
         if is_first:
             self._answer()
 
@@ -211,7 +215,8 @@ class Front:
             count,
             num_ranks=self._config.train.num_actors,
             lag=pace.lag,
-            on_loss=self._events.on_loss,
+            first_update=self._lineage.forks[self._lineage.epoch],
+            on_loss=self._events.on_loss if pace.on_loss == "stop" else lambda: None,
         )
 
     def _terms(self, epoch: int, weights_port: int) -> Terms:
@@ -227,6 +232,7 @@ class Front:
             heartbeat_s=learner.heartbeat_s,
             max_columns=learner.batch_columns,
             rows=self._config.trajectory.rows,
+            lockstep_columns=self._config.actor.num_envs if self._config.pace.is_lockstep else None,
             settings_frame=self._settings_frame,
         )
 

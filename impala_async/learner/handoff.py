@@ -38,6 +38,7 @@ class IndexQueue:
         self._items: deque[int] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
+        self._is_drained = False
         self._get_wait = WindowStat("get_wait")
         self._depth = WindowStat("depth")
 
@@ -57,7 +58,7 @@ class IndexQueue:
         started = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._is_closed, timeout)
-            if self._is_closed:
+            if self._is_closed and not (self._is_drained and self._items):
                 raise ClosedError(self.name)
             if not self._items:
                 raise queue.Empty
@@ -71,10 +72,10 @@ class IndexQueue:
             self._items.clear()
             return items
 
-    def close(self) -> None:
-        """From any side: every waiter wakes and raises ClosedError."""
+    def close(self, *, is_drained: bool = False) -> None:
+        """From any side: every waiter wakes and raises ClosedError, drained: once it is empty."""
         with self._changed:
-            self._is_closed = True
+            self._is_closed, self._is_drained = True, is_drained
             self._changed.notify_all()
 
     def report(self) -> dict[str, object]:

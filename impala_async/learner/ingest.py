@@ -96,6 +96,7 @@ class Ingest:
         if self._filler is None or self._schema is None:
             raise ProtocolError("not_allowed_now", "Data before Spec")
         verdict = self._table.reserve(peer, data, self._publisher.version)
+        verdict = verdict or self._filler.judge(peer.rank, Version(data.epoch, data.update))
         try:
             verdict = verdict or self._take_body(port, peer, data, self._schema, self._filler)
         except ProtocolError:

@@ -68,11 +68,17 @@ class Loader(Protocol):
 
 
 class HostLoader:
-    """The loader of a CPU: hands out views."""
+    """The loader of a CPU: hands out views. `is_drained`: what is full at the close still goes."""
 
     def __init__(
-        self, slots: list[Slot], full: IndexQueue, release_slot: Callable[[int], None]
+        self,
+        slots: list[Slot],
+        full: IndexQueue,
+        release_slot: Callable[[int], None],
+        *,
+        is_drained: bool = False,
     ) -> None:
+        self._is_drained = is_drained
         self._slots = slots
         self._full = full
         self._release_slot = release_slot
@@ -100,7 +106,7 @@ class HostLoader:
         return self._full.report()
 
     def close(self) -> None:
-        self._full.close()
+        self._full.close(is_drained=self._is_drained)
 
 
 @dataclass(slots=True, eq=False)

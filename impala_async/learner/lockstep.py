@@ -18,12 +18,13 @@ from impala_async.errors import ProtocolError
 from impala_async.layout import Bytes2D
 from impala_async.learner.slots import Arrival, Count, Episodes, Slot, Submit
 from impala_async.metrics.window import WindowStat
+from impala_async.weights import Version
 from impala_async.wire.session import Peer, SessionTable
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Open:
     """A batch that is filling: who is in it, and the episodes that they brought."""
 
@@ -46,6 +47,7 @@ class LockstepFiller:
         *,
         num_ranks: int,
         lag: int,
+        first_update: int,
         on_loss: Callable[[], None],
     ) -> None:
         self.batch_columns = len(slots[0].obs)
@@ -55,6 +57,8 @@ class LockstepFiller:
         self._on_loss = on_loss
         self._width = self.batch_columns // num_ranks
         self._max_open = lag + 1
+        # The smallest that the first batch may have acted with.
+        self._first_update = first_update - lag
         self._idle = deque(slot.index for slot in slots)
         self._open: deque[_Open] = deque()
         # The first batch waits for everybody.
@@ -79,6 +83,12 @@ class LockstepFiller:
                 dealt.append(peer)
         return dealt
 
+    def judge(self, rank: int, version: Version) -> str | None:
+        """Who acted with weights that are too old for the next batch is late, and skips it."""
+        batch = self._batch_of(rank)
+        index = self._num_batches + self._open.index(batch)
+        return "stale" if version.update < self._first_update + index else None
+
     def obs_target(self, num_columns: int, rank: int) -> Bytes2D:
         """Where the observations of the next message of a rank are to be received."""
         if num_columns != self._width:
@@ -94,7 +104,9 @@ class LockstepFiller:
         batch.slot.updates_B[place] = arrival.version.update
         batch.slot.valid_rows_B[place] = arrival.valid_rows
         batch.slot.filled_B[place] = True
-        batch.episodes[arrival.rank] = arrival.episodes
+        # They lie in memory that the next message will use.
+        episodes = None if arrival.episodes is None else arrival.episodes.copy()
+        batch.episodes[arrival.rank] = episodes
         self._submit_complete()
 
     def skip(self, rank: int) -> None:
@@ -139,7 +151,8 @@ class LockstepFiller:
         for batch in self._open:
             if rank not in batch.episodes:
                 return batch
-        assert self._idle and len(self._open) < self._max_open, "columns without a credit"
+        assert self._idle, "columns without a credit"
+        assert len(self._open) < self._max_open, "columns without a credit"
         self._idle_depth.push(len(self._idle))
         slot = self._slots[self._idle.popleft()]
         slot.filled_B.fill(False)

@@ -45,7 +45,9 @@ class Publisher:
         if have >= self.version:
             self._counters.add("not_modified")
             return self._not_modified
-        published = next(kept for kept in self._kept if kept.weights.version > have)
+        # Who has none is to begin where everybody is now.
+        newer = [kept for kept in self._kept if kept.weights.version > have]
+        published = newer[-1] if have == NO_VERSION else newer[0]
         # Once per version that somebody wants: many are replaced before anybody asks.
         published.frames = published.frames or self._encode(published.weights)
         self._counters.add("served")

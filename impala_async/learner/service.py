@@ -23,6 +23,7 @@ from impala_async.config import RunConfig
 from impala_async.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
+    EXIT_TRY_AGAIN,
     CheckpointError,
     ConfigError,
     ServiceError,
@@ -48,6 +49,8 @@ REAP_EVERY_S = 1.0
 GOODBYE_S = 1.0
 THREAD_END_S = 8.0
 SAVE_WITHIN_S = 600.0
+ACTOR_LOST = "actor_lost"
+EXITS = {"interrupted": EXIT_INTERRUPTED, ACTOR_LOST: EXIT_TRY_AGAIN}
 GOALS = ("env_steps", "mean_return", "wall_s")
 
 
@@ -77,7 +80,8 @@ class LearnerService:
         self._late_death: ServiceError | None = None
         self._goal_return: float | None = None
         self._begin(restored)
-        events = Events(on_schema=self._open, on_episodes=self._on_episodes)
+        on_loss = functools.partial(self.stop, ACTOR_LOST)
+        events = Events(on_schema=self._open, on_episodes=self._on_episodes, on_loss=on_loss)
         self._front = Front(
             config, run_id=folder.run_id, lineage=self._lineage, schema=schema, events=events
         )
@@ -96,7 +100,7 @@ class LearnerService:
             await self._wind_down(reason)
         finally:
             self._close()
-        return EXIT_INTERRUPTED if reason == "interrupted" else EXIT_DONE
+        return EXITS.get(reason, EXIT_DONE)
 
     async def _serve(self) -> None:
         """The tasks, until `_ended`; the death of one of them is such an end."""
@@ -119,8 +123,9 @@ class LearnerService:
             self._fail(f"the {dead[0]} task", deaths.exceptions[0])
 
     def stop(self, reason: str) -> None:
-        """End the run in good order."""
+        """End the run in good order: from now on nothing comes in."""
         if not self._ended.done():
+            self._front.close_admission()
             self._ended.set_result(reason)
 
     def _begin(self, restored: Restored | None) -> None:
@@ -140,9 +145,11 @@ class LearnerService:
     def _make_reporter(self, sinks: Sequence[Sink]) -> None:
         self._loop_lag = LoopLag()
         self._episodes = EpisodeStats()
+        is_lockstep = self._config.pace.is_lockstep
         self._ports = Ports(
             settlements=Inbox(self._loop, self._front.settle),
-            weights=Mailbox(self._loop, self._front.publish),
+            # In lockstep no version may be passed over.
+            weights=(Inbox if is_lockstep else Mailbox)(self._loop, self._front.publish),
             reports=Mailbox(self._loop, self._on_reading),
             captures=Mailbox(self._loop, self._on_captured),
             stops=Inbox(self._loop, self.stop),

@@ -97,6 +97,10 @@ class Filler(Protocol):
         """Give out credit for free columns; those who got some."""
         ...
 
+    def judge(self, rank: int, version: Version) -> str | None:
+        """Why the next message of this rank cannot be taken, if so."""
+        ...
+
     def obs_target(self, num_columns: int, rank: int) -> Bytes2D: ...
 
     def commit(self, arrival: Arrival) -> None:
@@ -139,6 +143,10 @@ class SlotFiller:
     def deal(self, table: SessionTable) -> list[Peer]:
         """Give out credit: at most one batch ahead, as more would only make the data older."""
         return table.deal(min(self.free_columns, self.batch_columns))
+
+    def judge(self, rank: int, version: Version) -> str | None:
+        """The session table has judged: everything else can be taken."""
+        return None
 
     def obs_target(self, num_columns: int, rank: int) -> Bytes2D:
         """Where the observations of the next columns are to be received, of whatever rank."""

@@ -82,7 +82,7 @@ class Ports:
     """Where the thread's words go, and what the loop asks of it."""
 
     settlements: Inbox[Settlement]
-    weights: Mailbox[Weights]
+    weights: Mailbox[Weights] | Inbox[Weights]
     reports: Mailbox[LearnerReport]
     captures: Mailbox[Captured]
     stops: Inbox[str]
@@ -105,6 +105,7 @@ class LearnerThread:
         ports: Ports,
         device: torch.device,
         max_waiting: int,
+        is_lockstep: bool = False,
     ) -> None:
         self._step = step
         self._snapshot = snapshot
@@ -113,6 +114,7 @@ class LearnerThread:
         self._stop = stop
         self._ports = ports
         self._max_waiting = max_waiting
+        self._is_lockstep = is_lockstep
         self._ring = MinibatchBuffer(
             loader,
             section.minibatch_buffer_size,
@@ -200,6 +202,9 @@ class LearnerThread:
             self._num_skipped += 1
         account.use()
         if draw.is_last_pass:
+            if self._is_lockstep:
+                # All passes of a batch are one update there, and who acts waits for its version.
+                self._advance(1)
             self._ports.settlements.post(account.settle(self._section.num_passes))
             self._loader.release(loaded)
         self._queue_size.push(self._loader.num_waiting())
@@ -223,12 +228,16 @@ class LearnerThread:
             self._skip(account, result.is_failed_B.numpy())
         if not result.applied:
             return
-        before, self._update = self._update, self._update + result.num_updates
         self._env_steps += int(new_rows_B[account.alive_B].sum())
         lags = lag_B[account.alive_B]
         self._lag.push_many(lags)
         self._lag_histogram += np.bincount(lags, minlength=len(self._lag_histogram))
         self._valid_rows.push(int(loaded.valid_rows_B[account.alive_B].sum()))
+        if not self._is_lockstep:
+            self._advance(result.num_updates)
+
+    def _advance(self, num_updates: int) -> None:
+        before, self._update = self._update, self._update + num_updates
         every = self._section.publish_every_updates
         if self._update // every > before // every:
             self._publish()

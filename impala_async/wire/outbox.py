@@ -74,12 +74,17 @@ class Outbox(Generic[Item]):
         for held in self._held.values():
             held.sent_at = None
 
-    def on_new_run(self) -> list[Item]:
-        """Another run wants none of this; returns what was held."""
+    def give_up(self) -> list[Item]:
+        """Nothing that is held will ever be sent; returns it."""
         items = [held.item for held in self._held.values()]
         self._held.clear()
-        self.next_seq = 0
         self._granted = 0
+        return items
+
+    def on_new_run(self) -> list[Item]:
+        """Another run wants none of this; returns what was held."""
+        items = self.give_up()
+        self.next_seq = 0
         return items
 
     def resend_overdue(self, now: float, after_s: float) -> int:
