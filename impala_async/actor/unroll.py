@@ -135,9 +135,12 @@ class Unroll:
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
         next_obs: Obs,
+        idle: NDArray[np.bool_] | None = None,
     ) -> Finished | None:
         """Write one row and the observation after it; the trajectory, when that was its last."""
         assert self._buffer is not None, "begin comes before append"
+        if idle is not None:
+            self._mark_idle(idle)
         rows, t = self._buffer.rows, self._cursor
         for name, values in actions.items():
             rows.actions[name][t] = values
@@ -155,6 +158,13 @@ class Unroll:
         self._num_appended += 1
         self._cursor = t + 1
         return self._finish(next_obs) if self._cursor == self._num_rows else None
+
+    def _mark_idle(self, idle: NDArray[np.bool_]) -> None:
+        """The row of columns that wait for others is masked, and their episode begins after it."""
+        self._is_over |= idle
+        self._num_over = int(np.count_nonzero(self._is_over))
+        for column in np.flatnonzero(idle).tolist():
+            self._begun_at[column] = self._num_appended + 1
 
     def _mask_row(self, rows: _Rows, t: int) -> None:
         """Take out of row t the columns that are being reset in it."""

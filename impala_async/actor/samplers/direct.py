@@ -125,8 +125,9 @@ class NextStepSampler(DirectSampler):
     def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]:
         if self._state:
             # The row after an end resets the environment; an episode's first row comes after it.
-            _forget(self._state, self._was_over)
-            self._was_over = (step.terminated | step.truncated) & ~self._was_over
+            masked = self._was_over if step.idle is None else self._was_over | step.idle
+            _forget(self._state, masked)
+            self._was_over = (step.terminated | step.truncated) & ~masked
         finished = self._unrolls[0].append(
             chosen.actions,
             chosen.log_probs,
@@ -134,6 +135,7 @@ class NextStepSampler(DirectSampler):
             step.terminated,
             step.truncated,
             step.obs,
+            step.idle,
         )
         return [] if finished is None else [finished]
 
