@@ -27,8 +27,9 @@ def main() -> int:
     if not cases:
         parser.error(f"--only: no case of this suite is called {args.only!r}")
     folder = args.keep or Path(tempfile.mkdtemp(prefix="impala-async-bench-"))
+    print(HEAD, flush=True)
     try:
-        results = [(case, _run(case, args.seeds, folder)) for case in _with_head(cases)]
+        results = [(case, _run(case, args.seeds, folder)) for case in cases]
     finally:
         if args.keep is None:
             shutil.rmtree(folder)
@@ -49,11 +50,6 @@ def _is_asked_for(case: Case, args: argparse.Namespace) -> bool:
         print(f"skipped: {case.name}: {case.needs} is not installed", file=sys.stderr)
         return False
     return True
-
-
-def _with_head(cases: list[Case]) -> list[Case]:
-    print(HEAD, flush=True)
-    return cases
 
 
 def _run(case: Case, num_seeds: int | None, folder: Path) -> list[Outcome]:

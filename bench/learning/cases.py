@@ -41,17 +41,21 @@ class Case:
 
 
 POLE = Case("CartPole-v1, IMPALA", "cartpole.toml", 475, 300_000, num_seeds=5, num_must=5)
-LAGGED = Case(
-    "CartPole-v1, lag of 8 updates", "cartpole_lagged.toml", 475, 500_000
-)
+LAGGED = Case("CartPole-v1, lag of 8 updates", "cartpole_lagged.toml", 475, 500_000)
 MEMORY = Case("CartPole without velocities, LSTM", "cartpole_memory.toml", 400, 600_000)
-REPEAT = Case("RepeatPrevious, LSTM, 4 rows", "repeat_previous.toml", 0.9, 1_000_000)
+REPEAT = Case("RepeatPrevious, LSTM, 4 rows", "repeat_previous.toml", 0.9, 500_000)
 LEGAL = Case("2 of 8 actions legal, mask", "few_legal.toml", 0.9, 200_000)
 SPLIT = Case("CartPole in two keys", "cartpole_dict.toml", 475, 500_000)
 CHEETAH = Case(
     "HalfCheetah-v5, APPO", "halfcheetah_appo.toml", 3000, 1_000_000,
     num_must=2, is_quick=False, needs="mujoco",
 )  # fmt: skip
+UNCORRECTED = (
+    "algorithm.name=a2c",
+    "algorithm.lambda=1.0",
+    "algorithm.normalize_advantages=false",
+)
+NO_CORE = ("model.core=none", "model.core_size=256")
 NOT_NORMAL = ("model.normalize_obs=false", "algorithm.normalize_returns=false")
 
 CASES = (
@@ -60,7 +64,7 @@ CASES = (
     Case("CartPole-v1, PPO", "cartpole_ppo.toml", 475, 300_000),
     Case("CartPole-v1, A2C", "cartpole_a2c.toml", 475, 300_000),
     LAGGED,
-    LAGGED.without("no correction", "algorithm.name=a2c", goal=300),
+    LAGGED.without("no correction", *UNCORRECTED, goal=300),
     Case("Acrobot-v1, IMPALA", "acrobot.toml", -100, 300_000),
     Case("LunarLander-v3, APPO", "lunarlander_appo.toml", 200, 1_500_000,
          num_must=2, is_quick=False, needs="Box2D"),
@@ -73,9 +77,9 @@ CASES = (
     Case("MinAtar space invaders, IMPALA", "minatar_space_invaders.toml", 30, 600_000,
          num_must=2, is_quick=False, needs="minatar"),
     MEMORY,
-    MEMORY.without("MLP", "model.core=none", goal=80, num_must=3),
+    MEMORY.without("MLP", *NO_CORE, goal=80, num_must=3),
     REPEAT,
-    REPEAT.without("MLP", "model.core=none", goal=0.3, num_must=3),
+    REPEAT.without("MLP", *NO_CORE, goal=0.3, num_must=3),
     LEGAL,
     LEGAL.without("no mask", "env.kwargs.is_masked=false", goal=0.85, num_must=3),
     SPLIT,

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.learning.cases import Case
+from bench.learning.cases import CONFIGS, Case
 
 TIME_LIMIT_S = 3600
 
@@ -34,7 +34,7 @@ def train(case: Case, seed: int, folder: Path) -> Outcome:
         f"stop.env_steps={case.env_steps}",
         f"stop.mean_return={'none' if case.is_control else case.goal}",
     ]
-    command = [sys.executable, "-m", "impala_async.train", "--config", str(case.path)]
+    command = [sys.executable, "-m", "impala_async.train", "--config", str(CONFIGS / case.config)]
     command += ["--run-dir", str(run), *(part for s in settings for part in ("--set", s))]
     started = time.monotonic()
     with (folder / "train.log").open("w") as log:
