@@ -161,20 +161,20 @@ def _wanted_at(key: str, *, is_item: bool) -> str | None:
     if field is None:
         return None
     if is_item:
-        return f"wants {_wanted(typing.get_args(field.annotation)[0], field)}"
+        list_of = _without_none(field.annotation)
+        return f"wants {_wanted(typing.get_args(list_of)[0], field)}"
     return f"wants {_wanted(field.annotation, field)}"
 
 
 def _wanted(kind: Any, field: FieldInfo) -> str:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (UnionType, typing.Union):
-        (inner,) = (arg for arg in args if arg is not NoneType)
-        return f"{_wanted(inner, field)}, or none"
+    if _without_none(kind) is not kind:
+        return f"{_wanted(_without_none(kind), field)}, or none"
     if origin is typing.Literal:
         *others, last = args
         return f"{', '.join(others)} or {last}" if others else str(last)
     if origin is tuple:
-        return f"a list, for example {json.dumps(field.default)}"
+        return f"a list, for example {json.dumps(field.default or [64, 64])}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "keys of its own, not a value"
     if kind is str:
@@ -182,6 +182,14 @@ def _wanted(kind: Any, field: FieldInfo) -> str:
     if kind is int or kind is float:
         return ("a whole number" if kind is int else "a number") + _range(field)
     return "true or false" if kind is bool else "a table, for example {size = 5}"
+
+
+def _without_none(kind: Any) -> Any:
+    """The other kind of those that may also be none; any other as it is."""
+    if typing.get_origin(kind) not in (UnionType, typing.Union):
+        return kind
+    (inner,) = (arg for arg in typing.get_args(kind) if arg is not NoneType)
+    return inner
 
 
 def _range(field: FieldInfo) -> str:

@@ -53,7 +53,8 @@ def test_every_config_loads(path: Path) -> None:
             for key, value in keys.items():
                 got = stored[section][key]
                 assert (list(got) if isinstance(got, tuple) else got) == value
-    assert config.warnings() == []
+    # One is there to be far behind.
+    assert bool(config.warnings()) == (path.name == "cartpole_lagged.toml")
 
 
 def test_file_then_overrides_then_defaults(toml: Path) -> None:
@@ -252,8 +253,8 @@ def test_overrides_that_make_no_sense_hide_no_other_mistake(toml: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("model.hidden_sizes=64", "wants a list, for example [64, 64], got 64"),
-        ("model.hidden_sizes=[]", "wants a list, for example [64, 64], got []"),
+        ("model.hidden_sizes=64", "wants a list, for example [64, 64], or none, got 64"),
+        ("model.hidden_sizes=[]", "wants a list, for example [64, 64], or none, got []"),
         ("model.hidden_sizes=[true, 64]", "wants numbers, got [true, 64]"),
         ("learner.threads=1.5", "wants a whole number from 1 up, got 1.5"),
         ("learner.threads=x", 'wants a whole number from 1 up, got "x"'),
@@ -266,7 +267,7 @@ def test_overrides_that_make_no_sense_hide_no_other_mistake(toml: Path) -> None:
         ("algorithm.reward_scale=false", "wants a number, got false"),
         ("stop.mean_return=true", "wants a number, got true"),
         ("model.shared_torso=7", "wants true or false, got 7"),
-        ("model.activation=gelu", 'wants tanh or relu, got "gelu"'),
+        ("model.activation=gelu", 'wants tanh or relu, or none, got "gelu"'),
         ("algorithm.name=dqn", 'wants impala, appo, ppo or a2c, got "dqn"'),
         ("learner.device=5", "wants text, got 5"),
         ("env.kwargs=5", "wants a table, for example {size = 5}, got 5"),

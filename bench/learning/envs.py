@@ -38,7 +38,8 @@ class _Split(gym.ObservationWrapper[dict[str, Obs], Any, Obs]):
         super().__init__(env)
         self._withhold = withhold
         half = Box(-np.inf, np.inf, (2,), np.float32)
-        self.observation_space = Dict({"cart": half, "pole": half})
+        shown: gym.Space[Any] = Dict({"cart": half, "pole": half})
+        self.observation_space = shown
 
     def observation(self, observation: Obs) -> dict[str, Obs]:
         pole = np.zeros(2, np.float32) if self._withhold else observation[2:]
@@ -142,11 +143,10 @@ class TwoPoles(gym.Env[Obs, NDArray[np.int64]]):
         both = [pole.reset(seed=s)[0] for pole, s in zip(self._poles, seeds, strict=True)]
         return np.concatenate(both), {}
 
-    def step(
-        self, action: NDArray[np.int64]
-    ) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.int64]) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         self._num_steps += 1
-        steps = [pole.step(int(a)) for pole, a in zip(self._poles, action, strict=True)]
+        poles: list[gym.Env[Any, Any]] = list(self._poles)
+        steps = [pole.step(int(a)) for pole, a in zip(poles, action, strict=True)]
         has_fallen = any(step[2] for step in steps)
         obs = np.concatenate([step[0] for step in steps]).astype(np.float32)
         return obs, 1.0, has_fallen, self._num_steps >= POLE_STEPS, {}

@@ -46,11 +46,11 @@ def markdown(results: list[tuple[Case, list[Outcome]]], command: str) -> str:
     lines = [
         "# Learning",
         "",
-        f"`{command}`, commit {machine['commit']}, {machine['date']}, on {machine['cores']} cores of "
-        f"{machine['processor']}, torch {machine['torch']}.",
+        f"`{command}`, commit {machine['commit']}, {machine['date']}, on {machine['cores']} cores",
+        f"of {machine['processor']}, torch {machine['torch']}.",
         "",
-        "Returns are the best mean of 100 episodes of a seed; seconds are from launch to end, start of",
-        "the processes included. A control lacks what its task needs, and must stay below.",
+        "Returns are the best mean of 100 episodes of a seed; seconds are from launch to end, the",
+        "start of the processes included. A control lacks what its task needs, and must stay below.",
         "",
         HEAD,
         *(row(case, outcomes) for case, outcomes in results),

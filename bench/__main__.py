@@ -1,0 +1,22 @@
+"""`make bench ARGS="NAME ..."`: a benchmark by its name; without a name, what there is."""
+
+import runpy
+import sys
+
+BENCHES = {"learning": "tasks with floors, and controls that must fail"}
+
+
+def main() -> int:
+    """Hand over to the benchmark, which has a --help of its own."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in BENCHES:
+        for known, what in BENCHES.items():
+            print(f"{known:10} {what}")
+        return 0 if name in ("", "-h", "--help") else 2
+    sys.argv = [f"bench.{name}", *sys.argv[2:]]
+    runpy.run_module(f"bench.{name}", run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The learning suite: its environments are what they say, its verdicts follow from the outcomes."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from bench.learning import envs
+from bench.learning.cases import CASES, CONFIGS, Case
+from bench.learning.table import as_json, is_held, markdown
+from bench.learning.train import Outcome, train
+from impala_async.config_load import load_config
+
+CASE = Case("CartPole, briefly", "cartpole.toml", 475, 3_000)
+
+
+def outcome(seed: int, has_passed: bool) -> Outcome:
+    return Outcome(seed, 12.5, 1000, 3.0, 2, has_passed)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        envs.no_velocities,
+        envs.split_pole,
+        lambda: envs.split_pole(withhold=True),
+        envs.RepeatPrevious,
+        lambda: envs.FewLegal(is_masked=False),
+        envs.TwoPoles,
+    ],
+)
+def test_environments_are_sound(make: Any) -> None:
+    check_env(make(), skip_render_check=True)
+
+
+def test_a_symbol_is_rewarded_after_its_delay() -> None:
+    env = envs.RepeatPrevious(delay=2, length=10)
+    shown = [env.reset(seed=1)[0]]
+    total = 0.0
+    for n in range(10):
+        answer = np.argmax(shown[n - 2]) if n >= 2 else 0
+        obs, reward, terminated, _, _ = env.step(np.int64(answer))
+        shown.append(obs)
+        total += float(reward)
+    assert terminated
+    assert total == pytest.approx(1.0)
+
+
+def test_an_illegal_action_ends_the_episode_or_the_run() -> None:
+    env = envs.FewLegal(is_masked=False)
+    obs, _ = env.reset(seed=0)
+    assert obs.keys() == {"light"}
+    illegal = next(action for action in range(8) if action not in env._legal)
+    assert env.step(np.int64(illegal))[1:3] == (0.0, True)
+    masked = envs.FewLegal()
+    obs, _ = masked.reset(seed=0)
+    illegal = int(np.argmin(obs["action_mask"]))
+    with pytest.raises(AssertionError, match="not legal"):
+        masked.step(np.int64(illegal))
+
+
+def test_both_poles_are_one_s_own() -> None:
+    env = envs.TwoPoles()
+    obs, _ = env.reset(seed=0)
+    assert isinstance(env.action_space, gym.spaces.MultiDiscrete)
+    assert not np.array_equal(obs[:4], obs[4:])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_has_settings_that_hold_together(case: Case) -> None:
+    load_config(CONFIGS / case.config, case.overrides)
+    assert 0 < case.num_must <= case.num_seeds
+
+
+def test_a_floor_is_held_by_as_many_seeds_as_it_says() -> None:
+    passed, missed = outcome(0, True), outcome(1, False)
+    two_of_three = Case("x", "cartpole.toml", 1, 1, num_must=2)
+    assert is_held(two_of_three, [passed, missed, passed])
+    assert not is_held(two_of_three, [passed, missed, missed])
+    # Fewer seeds: as many in proportion, one at least.
+    assert not is_held(two_of_three, [missed])
+    page = markdown([(two_of_three, [passed, missed, missed])], "command")
+    assert "| 1 of 3 **missed** |" in page
+    assert '"held": false' in as_json([(two_of_three, [missed])], "command")
+
+
+def test_a_case_is_trained_through_the_door_of_users(tmp_path: Path) -> None:
+    task = train(CASE, 3, tmp_path / "task")
+    assert not task.has_passed
+    assert task.env_steps >= 3_000
+    control = train(CASE.without("nothing", goal=475), 3, tmp_path / "control")
+    assert control.has_passed
