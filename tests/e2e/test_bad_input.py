@@ -58,7 +58,7 @@ class Shaped(gymnasium.Env):
         (["--set", "nonsense", "--set", "env.id=CartPole-v1"], 2, "section.key=value"),
         (["--resume"], 2, "--resume needs --run-dir"),
         (["--set", "env.id=CartPole-v9"], 2, "`v1`"),
-        (["--set", "env.id=Pendulum-v1"], 2, "Box"),
+        (["--set", "env.id=CartPole-v1", "--set", "env.squash_actions=true"], 2, "Discrete(2)"),
         (["--set", "env.id=CartPole-v1", "--set", "learner.device=gpu"], 2, "learner.device"),
     ],
 )
