@@ -15,7 +15,7 @@ from impala_async.errors import EXIT_TRY_AGAIN
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
 # A child that has not ended in good order by then ends anyway.
-GRACE_S = 1.2
+GRACE_S = 1.0
 
 
 class Lifeline:
