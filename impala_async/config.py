@@ -15,6 +15,7 @@ from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
 from impala_async.config_section import Section
 
+MAX_COLUMNS = 4096
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
 
@@ -28,7 +29,9 @@ class TrajectorySection(Section):
 class ActorSection(Section):
     """An actor process. It gets all of this from the learner when it says hello."""
 
-    num_envs: int = Field(8, ge=1, le=4096, description="Environments, so columns, per actor.")
+    num_envs: int = Field(
+        8, ge=1, le=MAX_COLUMNS, description="Environments, so columns, per actor."
+    )
     sampler: Literal["auto", "serial", "vector"] = Field(
         "auto",
         description="serial: environments in turn; vector: the environment's own numpy code.",
@@ -44,7 +47,12 @@ class LearnerSection(Section):
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: int = Field(1, ge=1, description="torch threads of the learner.")
-    batch_columns: int = Field(16, ge=1, le=4096, description="B: trajectories per batch.")
+    batch_columns: int = Field(
+        16,
+        ge=1,
+        le=MAX_COLUMNS,
+        description="B: trajectories per batch. In lockstep always those of all actors.",
+    )
     num_passes: int = Field(1, ge=1, description="Updates made of each batch.")
     minibatch_buffer_size: int = Field(1, ge=1, description="Batches replayed side by side.")
     init_num_passes: int | None = Field(
@@ -213,6 +221,36 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
 
     @model_validator(mode="after")
+    def _lockstep_is_whole(self) -> Self:
+        """Comes first: the others look at the columns of a batch."""
+        if not self.pace.is_lockstep:
+            return self
+        learner, width = self.learner, self.train.num_actors * self.actor.num_envs
+        if width > MAX_COLUMNS:
+            raise ValueError(
+                f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "
+                f"that has at most {MAX_COLUMNS} columns"
+            )
+        if "batch_columns" not in learner.model_fields_set:
+            learner = learner.model_copy(update={"batch_columns": width})
+            # Frozen for everybody else.
+            self.__dict__["learner"] = learner
+        if learner.batch_columns != width:
+            raise ValueError(
+                f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
+                f"train.num_actors * actor.num_envs ({width}); it is so when it is not set"
+            )
+        for key in ("minibatch_buffer_size", "publish_every_updates"):
+            if (value := getattr(learner, key)) != 1:
+                raise ValueError(f"pace.mode lockstep: learner.{key} ({value}) must be 1")
+        if learner.init_num_passes not in (None, learner.num_passes):
+            raise ValueError(
+                f"pace.mode lockstep: learner.init_num_passes ({learner.init_num_passes}) does "
+                "nothing: every batch has all its passes"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _parts_have_columns(self) -> Self:
         num_minibatches, learner = self.algorithm.num_minibatches, self.learner
         if num_minibatches > learner.batch_columns:
@@ -221,7 +259,8 @@ class RunConfig(Section):
                 f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
             )
         replay_lag = learner.minibatch_buffer_size * (learner.num_passes - 1) * num_minibatches
-        if learner.max_lag < replay_lag:
+        # In lockstep they are one update.
+        if learner.max_lag < replay_lag and not self.pace.is_lockstep:
             raise ValueError(
                 f"learner.max_lag ({learner.max_lag}) must be at least minibatch_buffer_size * "
                 f"(num_passes - 1) * algorithm.num_minibatches = {replay_lag}, or no batch can "
@@ -238,28 +277,11 @@ class RunConfig(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _lockstep_is_whole(self) -> Self:
-        if not self.pace.is_lockstep:
-            return self
-        learner, width = self.learner, self.train.num_actors * self.actor.num_envs
-        if learner.batch_columns != width:
-            raise ValueError(
-                f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
-                f"train.num_actors * actor.num_envs ({width})"
-            )
-        for key, wanted in (("minibatch_buffer_size", 1), ("publish_every_updates", 1)):
-            if getattr(learner, key) != wanted:
-                raise ValueError(f"pace.mode lockstep: learner.{key} must be {wanted}")
-        if learner.init_num_passes not in (None, learner.num_passes):
-            raise ValueError("pace.mode lockstep: learner.init_num_passes must not be set")
-        return self
-
     def warnings(self) -> list[str]:
         """What is allowed but will probably disappoint."""
         found = []
         lag = self.learner.expected_lag_updates * self.algorithm.num_minibatches
-        if lag > SAFE_LAG_UPDATES:
+        if lag > SAFE_LAG_UPDATES and not self.pace.is_lockstep:
             gae = ", GAE to fewer" if self.algorithm.returns_kind == "gae" else ""
             found.append(
                 f"with all queues full a trajectory is {lag} updates old when it is trained on, "

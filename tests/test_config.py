@@ -89,6 +89,9 @@ DEFAULTS: dict[str, Any] = {
     "learner.heartbeat_s": 2.0,
     "bind.data": "tcp://127.0.0.1:5555",
     "bind.weights": "tcp://127.0.0.1:5556",
+    "pace.mode": "async",
+    "pace.lag": 0,
+    "pace.on_loss": "go_on",
     "train.num_actors": 2,
     "stop.env_steps": None,
     "stop.mean_return": None,
@@ -247,6 +250,7 @@ def test_what_an_actor_is_told() -> None:
         "model": config.model.model_dump(),
         "trajectory": {"rows": 50},
         "actor": config.actor.model_dump(),
+        "pace": {"mode": "async", "lag": 0, "on_loss": "go_on"},
         "max_lag": 7,
     }
     assert ActorSettings.model_validate(settings.model_dump(mode="json")) == settings
@@ -326,3 +330,59 @@ def test_weights_come_out_before_all_data_is_too_old() -> None:
             None,
             ["env.id=X", "learner.max_lag=3", "learner.publish_every_updates=10"],
         )
+
+
+# -------------------- lockstep
+
+LOCKSTEP: dict[str, Any] = {"pace__mode": "lockstep"}
+
+
+def test_what_only_lockstep_knows_is_refused_without_it() -> None:
+    for key, value in (("lag", 1), ("on_loss", "stop")):
+        text = complaint(**{f"pace__{key}": value})
+        assert f"pace: {key} does nothing in mode async" in text
+        config_of(**LOCKSTEP, **{f"pace__{key}": value})
+
+
+@pytest.mark.parametrize(("actors", "envs"), [(2, 8), (3, 5), (1, 1), (4, 1024)])
+def test_a_batch_of_lockstep_holds_every_actor_once(actors: int, envs: int) -> None:
+    settings = {**LOCKSTEP, "train__num_actors": actors, "actor__num_envs": envs}
+    config = config_of(**settings)
+    assert config.learner.batch_columns == actors * envs
+    assert config_of(**settings, learner__batch_columns=actors * envs) == config
+    # As it is written into the run folder, and read again.
+    assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+
+
+def test_a_batch_of_lockstep_cannot_be_of_another_size() -> None:
+    text = complaint(**LOCKSTEP, learner__batch_columns=32)
+    assert "learner.batch_columns (32) must be train.num_actors * actor.num_envs (16)" in text
+    text = complaint(**LOCKSTEP, train__num_actors=1024)
+    assert "train.num_actors * actor.num_envs (8192) is a batch" in text
+    assert "at most 4096 columns" in text
+
+
+@pytest.mark.parametrize("key", ["minibatch_buffer_size", "publish_every_updates"])
+def test_lockstep_has_one_batch_and_one_version_at_a_time(key: str) -> None:
+    text = complaint(**LOCKSTEP, **{f"learner__{key}": 2})
+    assert f"pace.mode lockstep: learner.{key} (2) must be 1" in text
+
+
+def test_in_lockstep_every_batch_has_all_its_passes() -> None:
+    settings = {**LOCKSTEP, "learner__num_passes": 3}
+    config_of(**settings, learner__init_num_passes=3)
+    text = complaint(**settings, learner__init_num_passes=1)
+    assert "learner.init_num_passes (1) does nothing" in text
+
+
+def test_in_lockstep_passes_and_minibatches_make_nothing_older() -> None:
+    ppo = {"algorithm__name": "ppo", "algorithm__num_minibatches": 8, "learner__num_passes": 10}
+    config = config_of(**LOCKSTEP, **ppo, learner__max_lag=20)
+    assert config.warnings() == []
+
+
+def test_minibatches_are_of_the_columns_that_lockstep_has() -> None:
+    ppo = {"algorithm__name": "ppo", "actor__num_envs": 2, "train__num_actors": 2}
+    config_of(**LOCKSTEP, **ppo, algorithm__num_minibatches=4)
+    text = complaint(**LOCKSTEP, **ppo, algorithm__num_minibatches=5)
+    assert "algorithm.num_minibatches (5) must not exceed learner.batch_columns (4)" in text

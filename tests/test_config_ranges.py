@@ -33,6 +33,8 @@ NEEDS = {
     "learner.init_num_passes": {"learner.num_passes": 5},
     "learner.lease_s": {"learner.heartbeat_s": 0.1},
     "learner.heartbeat_s": {"learner.lease_s": 100.0},
+    "pace.lag": {"pace.mode": "lockstep"},
+    "pace.on_loss": {"pace.mode": "lockstep"},
 }
 NAN, INF = math.nan, math.inf
 POSITIVE = [0, -1, NAN, INF, "x", [], True, None]
@@ -131,6 +133,9 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
         ],
     ),
     "bind.weights": (["tcp://0.0.0.0:*"], ["tcp://host", None]),
+    "pace.mode": (["async", "lockstep"], ["sync", None, 1]),
+    "pace.lag": ([0, 1], [-1, 2, 0.5, "x", True, None]),
+    "pace.on_loss": (["go_on", "stop"], ["wait", None, True]),
     "train.num_actors": ([1, 1024], [*COUNT, 1025]),
     "stop.env_steps": ([1, 1e6, None], OPTIONAL_COUNT),
     "stop.mean_return": ([-5, 0, 475.0, None], [NAN, INF, "x"]),

@@ -74,8 +74,8 @@ class Client:
         self._outbox: Outbox[Finished] = Outbox()
         self._free: deque[MessageBuffer] = deque()
         self._version = NO_VERSION
-        # Of lockstep: boundaries that keep their weights, and versions to pass over.
-        self._num_kept_left = self._num_late = 0
+        # Of lockstep: so many more trajectories act with the first weights of a session.
+        self._num_kept_left = 0
         self._named = NO_VERSION
         self._last_heard = time.monotonic()
         self._timers: Mapping[str, float] = {}
@@ -150,16 +150,20 @@ class Client:
 
     def send(self, finished: Finished) -> None:
         """Hand over a trajectory; it goes as soon as there is credit."""
-        self._outbox.put(finished)
+        if self.settings.pace.is_lockstep and self._version == NO_VERSION:
+            # It was begun in a session that is over: its batch is trained without it.
+            self._free.append(finished.buffer)
+        else:
+            self._outbox.put(finished)
         self.pump(0)
 
     def newest(self) -> Weights | None:
         """Newer weights, at a trajectory boundary.
 
-        Waits for the first, and at max_lag; in lockstep for the next, from the boundary on at
-        which the lag is that of the pace.
+        Waits for the first, and at max_lag; in lockstep for the next, once the first has served
+        one trajectory and as many more as the lag has updates.
         """
-        if self._num_kept_left > 0:
+        if self._version != NO_VERSION and self._num_kept_left > 0:
             self._num_kept_left -= 1
             return None
         before = time.perf_counter()
@@ -168,14 +172,9 @@ class Client:
             self.link.wait_for_weights(POLL_S)
             self.pump(0)
             weights = self.link.take_newest()
-            if weights is not None and self._num_late > 0:
-                # We were late, and are so with this version too.
-                self._num_late -= 1
-                self._version, weights = weights.version, None
         self._weights_wait_s += time.perf_counter() - before
         if weights is not None:
             if self._version == NO_VERSION:
-                self._num_late = 0
                 self._num_kept_left = self.settings.pace.lag
             self._version = weights.version
         return weights
@@ -301,7 +300,6 @@ class Client:
             return
         for seq, verdict in grant.verdicts:
             logger.debug("trajectory %d was refused: %s", seq, VERDICTS[verdict])
-            self._num_late += VERDICTS[verdict] == "stale" and self.settings.pace.is_lockstep
         self._free.extend(finished.buffer for finished in self._outbox.on_grant(grant))
         self._named = max(self._named, Version(grant.epoch, grant.update))
         self.link.want(self._named)
@@ -326,8 +324,10 @@ class Client:
         logger.info("looking for the learner at %s again", self._url)
         is_open = False
         if self.settings.pace.is_lockstep:
-            # The others go on without us: what was acted for them comes too late.
-            self._free.extend(finished.buffer for finished in self._outbox.give_up())
+            # The others go on without us: what was acted for their batches comes too late.
+            given_up = [finished.buffer for finished in self._outbox.give_up()]
+            logger.info("lockstep: %d trajectories are given up", len(given_up))
+            self._free.extend(given_up)
             self._version = NO_VERSION
         while not is_open:
             self.link.close()

@@ -15,6 +15,7 @@ from impala_async.learner.port import Port
 from impala_async.learner.publisher import Publisher
 from impala_async.metrics.counter import Counters
 from impala_async.spec import Schema
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -110,7 +111,7 @@ class Desk:
             return
         peer.weights_route = route
         if isinstance(message, Get):
-            port.send(route, self._publisher.reply(message))
+            port.send(route, self._weights_for(peer, message))
         else:
             timers = {k: float(v) for k, v in message.timers.items() if k in TIMER_NAMES}
             self._timers[peer.session] = timers
@@ -195,6 +196,15 @@ class Desk:
         )
         frames: list[Frame] = [pack(welcome), terms.settings_frame]
         port.send(route, frames)
+
+    def _weights_for(self, peer: Peer, get: Get) -> list[Frame]:
+        """In lockstep a session begins with the weights of its first batch, and not before."""
+        is_first = Version(get.epoch, get.update) == NO_VERSION
+        if is_first and self._terms.lockstep_columns is not None:
+            newest = self._publisher.version.update
+            if peer.begins_at is None or newest < peer.begins_at:
+                return self._publisher.nothing_new()
+        return self._publisher.reply(get)
 
     def _agree(self, port: Port, peer: Peer, spec: Spec) -> None:
         """Compare the actor's schema with ours; without one yet, the first actor's is ours."""

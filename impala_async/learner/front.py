@@ -44,7 +44,7 @@ class Events:
     on_schema: Callable[[Schema], None]
     on_episodes: Callable[[Episodes], None]
     on_loss: Callable[[], None]
-    """In lockstep an actor is gone that was waited for."""
+    """In lockstep a session has ended, and `pace.on_loss` is "stop"."""
 
 
 class Front:
@@ -64,14 +64,15 @@ class Front:
         self._lineage = lineage
         self._settings_frame = _settings_frame(config)
         self._heartbeat_s = config.learner.heartbeat_s
+        self._is_lockstep = config.pace.is_lockstep
         self.ledger = Ledger()
         self.table = SessionTable(
             run_id=run_id,
             lineage=lineage,
             lease_s=config.learner.lease_s,
-            max_lag=config.pace.lag if config.pace.is_lockstep else config.learner.max_lag,
+            max_lag=config.pace.lag if self._is_lockstep else config.learner.max_lag,
             new_id=lambda: secrets.token_bytes(16),
-            num_ranks=config.train.num_actors if config.pace.is_lockstep else None,
+            num_ranks=config.train.num_actors if self._is_lockstep else None,
         )
         # In lockstep a version may be asked for after the next one is out.
         self._publisher = Publisher(num_kept=1 + config.pace.lag)
@@ -114,7 +115,8 @@ class Front:
     def publish(self, weights: Weights) -> None:
         is_first = self._publisher.version == NO_VERSION
         self._publisher.publish(weights)
-        if self._config.pace.is_lockstep:
+        self._ingest.note_version(weights.version.update)
+        if self._is_lockstep:
             # Everybody waits for it: the thread that fetches weights is told at once.
             self._desk.announce(self._weights)
         if is_first:
@@ -137,12 +139,17 @@ class Front:
         self._desk.expire()
         longest_s = self._heartbeat_s * SILENT_HEARTBEATS
         for peer in self.table.silent(time.monotonic(), longest_s):
-            if not self._desk.remind(self._data, peer):
+            # In lockstep the others wait for it as long as its lease runs, whatever its connection.
+            if not self._desk.remind(self._data, peer) and not self._is_lockstep:
                 self._desk.lose(peer, "its connection is closed")
+        if not self._is_lockstep:
+            self._end_hoarding()
+        self._answer()
+
+    def _end_hoarding(self) -> None:
         patience_s = HOARDING_LEASES * self._config.learner.lease_s
         for peer in self.table.hoarding(time.monotonic(), patience_s):
             self._desk.lose(peer, "it left its credit unused while others had none")
-        self._answer()
 
     def close_admission(self) -> None:
         """Nothing more comes in."""
@@ -207,7 +214,7 @@ class Front:
 
     def _make_filler(self, slots: list[Slot], submit: Submit, count: Count) -> Filler:
         pace = self._config.pace
-        if not pace.is_lockstep:
+        if not self._is_lockstep:
             return SlotFiller(slots, submit, count)
         return LockstepFiller(
             slots,
@@ -216,7 +223,7 @@ class Front:
             num_ranks=self._config.train.num_actors,
             lag=pace.lag,
             first_update=self._lineage.forks[self._lineage.epoch],
-            on_loss=self._events.on_loss if pace.on_loss == "stop" else lambda: None,
+            on_loss=self._events.on_loss if pace.on_loss == "stop" else None,
         )
 
     def _terms(self, epoch: int, weights_port: int) -> Terms:
@@ -232,7 +239,7 @@ class Front:
             heartbeat_s=learner.heartbeat_s,
             max_columns=learner.batch_columns,
             rows=self._config.trajectory.rows,
-            lockstep_columns=self._config.actor.num_envs if self._config.pace.is_lockstep else None,
+            lockstep_columns=self._config.actor.num_envs if self._is_lockstep else None,
             settings_frame=self._settings_frame,
         )
 

@@ -116,6 +116,11 @@ class Ingest:
         assert self._filler is not None
         self._filler.release(slot)
 
+    def note_version(self, update: int) -> None:
+        """A version is published."""
+        if self._filler is not None and not self._is_closed:
+            self._filler.note_version(update)
+
     def answer(self, port: Port) -> None:
         """Deal out the free credit; tell whoever got some, or waits for a word on what it sent."""
         # Before the first version nothing can be judged: what an earlier start earned looks wrong.

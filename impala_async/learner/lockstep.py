@@ -6,6 +6,10 @@ everybody who is expected is in it, and batches are submitted, and episodes coun
 
     rank 0: columns 0 to C-1    rank 1: columns C to 2C-1    ...    of every batch
 
+Batch b, from 0, is trained by update b + 1 of this start, and every message of a session is for
+the batch after that of the one before it. So its version follows: the newest at which its first
+batch can be trained, kept for `lag` more batches, and then one more with each.
+
 Runs on: event loop
 """
 
@@ -13,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from impala_async.errors import ProtocolError
 from impala_async.layout import Bytes2D
@@ -32,11 +37,19 @@ class _Open:
     episodes: dict[int, Episodes | None] = field(default_factory=dict)
 
 
+class _Member(NamedTuple):
+    """Who has a rank, and the update of the first weights of its session."""
+
+    session: bytes
+    begins_at: int
+
+
 class LockstepFiller:
     """Puts the columns of rank r into place r. At most `lag + 1` batches are open at once.
 
-    `on_loss` is told when an actor that was waited for is gone. Batches are complete without it
-    then; the columns of its place are not filled.
+    Everybody is waited for until all have been there at once; from then on whoever is there. When
+    a session ends, `on_loss` is called if there is one, and nothing is submitted any more; else
+    batches are complete without it, and the columns of its place are empty.
     """
 
     def __init__(
@@ -48,22 +61,25 @@ class LockstepFiller:
         num_ranks: int,
         lag: int,
         first_update: int,
-        on_loss: Callable[[], None],
+        on_loss: Callable[[], None] | None,
     ) -> None:
         self.batch_columns = len(slots[0].obs)
         self._slots = slots
         self._submit = submit
         self._count = count
         self._on_loss = on_loss
+        self._num_ranks = num_ranks
         self._width = self.batch_columns // num_ranks
-        self._max_open = lag + 1
-        # The smallest that the first batch may have acted with.
-        self._first_update = first_update - lag
+        self._lag = lag
+        self._first_update = first_update
         self._idle = deque(slot.index for slot in slots)
         self._open: deque[_Open] = deque()
-        # The first batch waits for everybody.
+        self._members: dict[int, _Member] = {}
+        self._was_whole = False
         self._expected = set(range(num_ranks))
         self._num_batches = 0
+        self._newest = first_update
+        self._uncounted: deque[tuple[int, list[Episodes]]] = deque()
         self._idle_depth = WindowStat("depth")
 
     @property
@@ -73,21 +89,27 @@ class LockstepFiller:
 
     def deal(self, table: SessionTable) -> list[Peer]:
         """Give everybody credit for the batches that are open or can be opened."""
-        self._expect({peer.rank for peer in table if peer.columns})
+        self._call_the_roll([peer for peer in table if peer.columns])
         dealt = []
-        for peer in table:
-            num_more = self._num_allowed(peer.rank) - peer.outstanding_messages
-            if peer.columns and num_more > 0:
+        for rank, member in self._members.items():
+            peer = table.peer_of(member.session)
+            if peer is None:
+                continue  # the run ends for its loss
+            peer.begins_at = member.begins_at
+            num_more = self._num_allowed(rank) - peer.outstanding_messages
+            if num_more > 0:
                 for _ in range(num_more):
                     peer.extend()
                 dealt.append(peer)
         return dealt
 
     def judge(self, rank: int, version: Version) -> str | None:
-        """Who acted with weights that are too old for the next batch is late, and skips it."""
-        batch = self._batch_of(rank)
-        index = self._num_batches + self._open.index(batch)
-        return "stale" if version.update < self._first_update + index else None
+        """Each message has one version that it can have acted with."""
+        lagged = self._first_update + self._next_batch(rank) - self._lag
+        wanted = max(lagged, self._members[rank].begins_at)
+        if version.update == wanted:
+            return None
+        return "stale" if version.update < wanted else "invalid"
 
     def obs_target(self, num_columns: int, rank: int) -> Bytes2D:
         """Where the observations of the next message of a rank are to be received."""
@@ -118,6 +140,15 @@ class LockstepFiller:
         """A slot is empty again."""
         self._idle.append(index)
 
+    def note_version(self, update: int) -> None:
+        """A version is published: the batch that is trained next may be counted.
+
+        Never sooner, and nothing after the end: so what is counted at the end are the batches
+        that were trained, however many more were complete by then.
+        """
+        self._newest = update
+        self._count_due()
+
     def report(self) -> dict[str, object]:
         """The numbers of the idle queue. Nobody waits for it: without a slot there is no credit."""
         return {
@@ -130,42 +161,73 @@ class LockstepFiller:
     def _place(self, rank: int) -> slice:
         return slice(rank * self._width, (rank + 1) * self._width)
 
-    def _expect(self, joined: set[int]) -> None:
-        """After the first batch nobody is waited for who is not there."""
-        if not self._num_batches or joined == self._expected:
+    def _call_the_roll(self, peers: list[Peer]) -> None:
+        """Who has joined and who is gone since the last time."""
+        sessions = {peer.rank: peer.session for peer in peers}
+        former = {rank: member.session for rank, member in self._members.items()}
+        if sessions == former:
             return
-        gone = self._expected - joined
-        self._expected = joined
-        if gone:
-            logger.warning("lockstep: going on without actors %s", sorted(gone))
+        is_loss = any(sessions.get(rank) != session for rank, session in former.items())
+        if is_loss and self._on_loss is not None:
             self._on_loss()
-        self._submit_complete()
+            return
+        for rank, session in sessions.items():
+            if former.get(rank) != session:
+                begins_at = self._first_update + self._next_batch(rank)
+                self._members[rank] = _Member(session, begins_at)
+        gone = former.keys() - sessions.keys()
+        for rank in gone:
+            del self._members[rank]
+        self._was_whole |= len(sessions) == self._num_ranks
+        if self._was_whole:
+            self._expected = set(sessions)
+            if gone:
+                logger.warning("lockstep: going on without actors %s", sorted(gone))
+            self._submit_complete()
 
     def _num_allowed(self, rank: int) -> int:
         """How many messages of a rank have a place to go to."""
-        num_new = min(len(self._idle), self._max_open - len(self._open))
+        num_new = min(len(self._idle), self._lag + 1 - len(self._open))
         return sum(rank not in batch.episodes for batch in self._open) + num_new
+
+    def _next_batch(self, rank: int) -> int:
+        """The number of the first batch that this rank is not in, whether it is open or not."""
+        is_in = [rank in batch.episodes for batch in self._open]
+        return self._num_batches + (is_in.index(False) if False in is_in else len(is_in))
 
     def _batch_of(self, rank: int) -> _Open:
         """The first batch that this rank is not in."""
-        for batch in self._open:
-            if rank not in batch.episodes:
-                return batch
-        assert self._idle, "columns without a credit"
-        assert len(self._open) < self._max_open, "columns without a credit"
-        self._idle_depth.push(len(self._idle))
-        slot = self._slots[self._idle.popleft()]
-        slot.filled_B.fill(False)
-        slot.valid_rows_B.fill(0)
-        self._open.append(_Open(slot))
-        return self._open[-1]
+        number = self._next_batch(rank) - self._num_batches
+        if number == len(self._open):
+            assert self._idle, "columns without a credit"
+            assert number <= self._lag, "columns without a credit"
+            self._idle_depth.push(len(self._idle))
+            slot = self._slots[self._idle.popleft()]
+            slot.filled_B.fill(False)
+            slot.valid_rows_B.fill(0)
+            self._open.append(_Open(slot))
+        return self._open[number]
 
     def _submit_complete(self) -> None:
         while self._open and self._expected and self._expected <= self._open[0].episodes.keys():
             batch = self._open.popleft()
+            self._clear_empty(batch.slot)
+            by_rank = [episodes for _, episodes in sorted(batch.episodes.items())]
+            self._uncounted.append((self._num_batches, [e for e in by_rank if e is not None]))
             self._num_batches += 1
             batch.slot.batch = self._num_batches
             self._submit(batch.slot)
-            for _, episodes in sorted(batch.episodes.items()):
-                if episodes is not None:
-                    self._count(episodes)
+        # Only now: a goal that is reached closes the doors.
+        self._count_due()
+
+    def _clear_empty(self, slot: Slot) -> None:
+        """What nobody fills goes through the network with the rest: it must be finite there."""
+        is_empty_B = ~slot.filled_B
+        if is_empty_B.any():
+            slot.obs[is_empty_B] = 0
+            slot.small[is_empty_B] = 0
+
+    def _count_due(self) -> None:
+        while self._uncounted and self._first_update + self._uncounted[0][0] <= self._newest:
+            for episodes in self._uncounted.popleft()[1]:
+                self._count(episodes)

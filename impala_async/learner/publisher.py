@@ -43,9 +43,8 @@ class Publisher:
         """The frames that answer a pull: the oldest that is kept of those that are newer."""
         have = Version(get.epoch, get.update)
         if have >= self.version:
-            self._counters.add("not_modified")
-            return self._not_modified
-        # Who has none is to begin where everybody is now.
+            return self.nothing_new()
+        # Who has none begins where everybody is now.
         newer = [kept for kept in self._kept if kept.weights.version > have]
         published = newer[-1] if have == NO_VERSION else newer[0]
         # Once per version that somebody wants: many are replaced before anybody asks.
@@ -53,6 +52,11 @@ class Publisher:
         self._counters.add("served")
         self._counters.add("bytes", len(published.frames[1]))
         return published.frames
+
+    def nothing_new(self) -> list[Frame]:
+        """The answer to a pull that has to come again."""
+        self._counters.add("not_modified")
+        return self._not_modified
 
     def _encode(self, weights: Weights) -> list[Frame]:
         reply = WeightsReply(*weights.version, self.layout_digest, weights.digest())

@@ -60,6 +60,18 @@ def load_newest(folder: RunFolder) -> Restored | None:
     return Restored(progress, TrainingState.of(tensors, state), state)
 
 
+def begin_epoch(folder: RunFolder, restored: Restored | None) -> tuple[Progress, Lineage]:
+    """A new epoch of a run, from nothing or from a checkpoint."""
+    epoch = folder.next_epoch()
+    if restored is None:
+        # A start before this one, if there was any, had the same first weights and no more.
+        return Progress(epoch), Lineage(epoch - 1).resumed(epoch, 0)
+    past = restored.progress
+    forks = {int(before): at for before, at in restored.state["forks"].items()}
+    lineage = Lineage(past.epoch, forks).resumed(epoch, past.update)
+    return Progress(epoch, past.update, past.env_steps_trained), lineage
+
+
 class Saver:
     """Writes one checkpoint at a time and keeps the newest and the best."""
 

@@ -33,7 +33,7 @@ from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
 from impala_async.learner.run_folder import RunFolder
-from impala_async.learner.saver import Restored, Saver
+from impala_async.learner.saver import Restored, Saver, begin_epoch
 from impala_async.learner.slots import Episodes
 from impala_async.learner.summary import summarise
 from impala_async.learner.thread import Captured, LearnerReport, Ports, Progress
@@ -79,14 +79,15 @@ class LearnerService:
         self._last_words: Captured | None = None
         self._late_death: ServiceError | None = None
         self._goal_return: float | None = None
-        self._begin(restored)
+        self._start, lineage = begin_epoch(folder, restored)
+        self._reading = LearnerReport.before_any(self._start)
         on_loss = functools.partial(self.stop, ACTOR_LOST)
         events = Events(on_schema=self._open, on_episodes=self._on_episodes, on_loss=on_loss)
         self._front = Front(
-            config, run_id=folder.run_id, lineage=self._lineage, schema=schema, events=events
+            config, run_id=folder.run_id, lineage=lineage, schema=schema, events=events
         )
         self._make_reporter(sinks)
-        self._make_saver(restored)
+        self._make_saver(restored, lineage)
         self._schema = schema
 
     async def run(self) -> int:
@@ -128,20 +129,6 @@ class LearnerService:
             self._front.close_admission()
             self._ended.set_result(reason)
 
-    def _begin(self, restored: Restored | None) -> None:
-        """A new epoch, from nothing or from a checkpoint."""
-        epoch = self._folder.next_epoch()
-        if restored is None:
-            self._start = Progress(epoch)
-            # A start before this one, if there was any, had the same first weights and no more.
-            self._lineage = Lineage(epoch - 1).resumed(epoch, 0)
-        else:
-            past = restored.progress
-            self._start = Progress(epoch, past.update, past.env_steps_trained)
-            forks = {int(before): at for before, at in restored.state["forks"].items()}
-            self._lineage = Lineage(past.epoch, forks).resumed(epoch, past.update)
-        self._reading = LearnerReport.before_any(self._start)
-
     def _make_reporter(self, sinks: Sequence[Sink]) -> None:
         self._loop_lag = LoopLag()
         self._episodes = EpisodeStats()
@@ -168,13 +155,13 @@ class LearnerService:
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
         )
 
-    def _make_saver(self, restored: Restored | None) -> None:
+    def _make_saver(self, restored: Restored | None, lineage: Lineage) -> None:
         self._saver = Saver(
             self._folder,
             keep=self._config.checkpoint.keep,
             ledger=self._front.ledger,
             table=self._front.table,
-            lineage=self._lineage,
+            lineage=lineage,
             episodes=self._episodes,
             run_s=lambda: self._reporter.run_s(time.monotonic()),
             on_death=functools.partial(self._fail, "a save"),

@@ -113,6 +113,10 @@ class Filler(Protocol):
 
     def release(self, index: int) -> None: ...
 
+    def note_version(self, update: int) -> None:
+        """A version is published."""
+        ...
+
     def report(self) -> dict[str, object]: ...
 
 
@@ -176,6 +180,9 @@ class SlotFiller:
     def release(self, index: int) -> None:
         """A slot is empty again."""
         self._idle.append(index)
+
+    def note_version(self, update: int) -> None:
+        """Nothing waits for it."""
 
     def report(self) -> dict[str, object]:
         """The numbers of the idle queue. Nobody waits for it: without a slot there is no credit."""

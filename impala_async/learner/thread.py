@@ -125,6 +125,7 @@ class LearnerThread:
         self._epoch = progress.epoch
         self._update = progress.update
         self._env_steps = progress.env_steps_trained
+        self._stop_reason: str | None = None
         self._first_update_at: float | None = None
         self._waited_s = 0.0
         self._starved_at: float | None = None
@@ -150,9 +151,7 @@ class LearnerThread:
         try:
             while True:
                 self._answer()
-                reason = self._reached_stop()
-                if reason:
-                    self._ports.stops.post(reason)
+                if self._is_over():
                     break
                 draw = self._next_draw()
                 if draw is not None:
@@ -203,7 +202,9 @@ class LearnerThread:
         account.use()
         if draw.is_last_pass:
             if self._is_lockstep:
-                # All passes of a batch are one update there, and who acts waits for its version.
+                # All passes of a batch are one update there. The end is told before the version
+                # is out by which others go on: what they do then does not count.
+                self._is_over()
                 self._advance(1)
             self._ports.settlements.post(account.settle(self._section.num_passes))
             self._loader.release(loaded)
@@ -262,8 +263,21 @@ class LearnerThread:
         """What the loop asked for since the last update."""
         if self._ports.is_report_due.take():
             self._ports.reports.post(self._report())
-        if self._ports.is_capture_due.take():
+        if self._is_between_updates and self._ports.is_capture_due.take():
             self._ports.captures.post(self._capture())
+
+    @property
+    def _is_between_updates(self) -> bool:
+        """In lockstep the passes of a batch are one update: nothing ends or is saved in it."""
+        return not self._is_lockstep or len(self._ring) == 0
+
+    def _is_over(self) -> bool:
+        """Whether a limit is reached; the loop is told once."""
+        if self._stop_reason is None and self._is_between_updates:
+            self._stop_reason = self._reached_stop()
+            if self._stop_reason is not None:
+                self._ports.stops.post(self._stop_reason)
+        return self._stop_reason is not None
 
     def _reached_stop(self) -> str | None:
         if self._stop.env_steps is not None and self._env_steps >= self._stop.env_steps:

@@ -58,6 +58,8 @@ class Peer:
     has_sent: bool = False
     idle_since: float = 0.0
     verdicts: list[list[int]] = field(default_factory=list)
+    # In lockstep: the update of its first weights, once it is decided.
+    begins_at: int | None = None
 
     @property
     def outstanding_messages(self) -> int:
@@ -172,6 +174,9 @@ class SessionTable:
         if hello.run_id == self.run_id:
             known.watermark.raise_to(hello.lowest_unsettled)
         return self._open(hello.actor, known, route, now)
+
+    def peer_of(self, session: bytes) -> Peer | None:
+        return self._peers.get(session)
 
     def find(self, session: bytes, now: float) -> Peer | None:
         """The peer of a live session; being heard renews its lease."""

@@ -265,3 +265,15 @@ def test_close_ends_the_thread_and_twice_does_no_harm(open_link: Open) -> None:
     link.close()
     assert time.monotonic() - started < 2.0
     assert not any(thread.name == "link" for thread in threading.enumerate())
+
+
+def test_where_more_are_kept_they_come_one_after_the_other(scene: Scene, open_link: Open) -> None:
+    link = open_link(num_kept=2)
+    get = scene.learner.weights.find(Get)
+    for version in (V5, V6):
+        get.answer(*reply_of(weights_of(version.update, version)))
+    # The link reads in order: when it has this grant, it has seen all of them.
+    get.answer(grant(V6))
+    until(link.take_grants)
+    taken = [link.take_newest() for _ in range(3)]
+    assert [weights and weights.version for weights in taken] == [V5, V6, None]

@@ -10,7 +10,7 @@ import torch
 
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.loader import DeviceLoader, LoadedBatch, allocator_for
-from impala_async.learner.slots import Slot, SlotFiller, allocate_slots
+from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots
 from impala_async.training.step import Batch
 from impala_async.weights import Version
 from tests.learner.columns import Planes, big_schema, planes_of
@@ -36,7 +36,7 @@ class DeviceBench:
             num_device_slots=num_device_slots,
             device=device,
         )
-        self.filler = SlotFiller(self.slots, self._submit)
+        self.filler = SlotFiller(self.slots, self._submit, lambda _: None)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -44,10 +44,10 @@ class DeviceBench:
         """One batch into the next host slot."""
         self.until(self._has_room)
         planes = planes_of(self.schema, COLUMNS, seed=seed)
-        target = self.filler.obs_target(COLUMNS)
+        target = self.filler.obs_target(COLUMNS, 0)
         target[:] = planes.obs
         valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit(target, planes.small, valid_rows, Version(1, seed))
+        self.filler.commit(Arrival(0, target, planes.small, valid_rows, Version(1, seed)))
         return planes
 
     def until(self, is_so: Callable[[], bool]) -> None:

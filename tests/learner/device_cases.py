@@ -64,6 +64,18 @@ def test_at_the_close_every_batch_is_somewhere(device: torch.device, num_taken: 
         bench.loader.get(timeout=None)
 
 
+def test_a_place_that_nobody_filled_is_not_alive(device: torch.device) -> None:
+    bench = DeviceBench(device, num_slots=1)
+    bench.slots[0].filled_B[1:3] = False
+    bench.put(0)
+    loaded = bench.loader.get(timeout=5.0)
+    # The host slot came back, and its next batch may be whole.
+    bench.until(lambda: bool(bench.released))
+    bench.slots[0].filled_B.fill(True)
+    assert loaded.account.alive_B.tolist() == [True, False, False, True]
+    bench.close()
+
+
 def test_its_report_has_both_queues(device: torch.device) -> None:
     bench = DeviceBench(device)
     bench.put(0)

@@ -293,7 +293,7 @@ def new_front(schema, **sections) -> Front:
         run_id=RUN_ID,
         lineage=Lineage(0).resumed(1, 0),
         schema=schema,
-        events=Events(print, print),
+        events=Events(print, print, print),
     )
 
 

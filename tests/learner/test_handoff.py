@@ -266,3 +266,39 @@ async def test_one_that_waits_for_a_body_can_be_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     may_end.set()
+
+
+def test_a_drained_close_gives_out_what_is_there_and_then_ends() -> None:
+    indices = IndexQueue("full", 3)
+    indices.put(2)
+    indices.put(1)
+    indices.close(is_drained=True)
+    assert [indices.get(), indices.get(0.0)] == [2, 1]
+    for timeout in (None, 0.0, DEADLINE_S):
+        with pytest.raises(ClosedError):
+            indices.get(timeout)
+    assert indices.take_all() == []
+
+
+def test_a_drained_close_wakes_who_waits_for_nothing() -> None:
+    indices, ended = IndexQueue("full", 3), threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(ClosedError):
+            indices.get()
+        ended.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    indices.close(is_drained=True)
+    assert ended.wait(DEADLINE_S)
+
+
+def test_a_second_close_may_leave_the_rest_after_all() -> None:
+    indices = IndexQueue("full", 3)
+    indices.put(2)
+    indices.close(is_drained=True)
+    indices.close()
+    with pytest.raises(ClosedError):
+        indices.get()
+    assert indices.take_all() == [2]

@@ -8,7 +8,7 @@ import torch
 
 from impala_async.learner.handoff import ClosedError, IndexQueue
 from impala_async.learner.loader import HostLoader, allocator_for, batch_over
-from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
+from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
 from impala_async.training.step import Batch
 from impala_async.weights import Version
@@ -18,23 +18,24 @@ from tests.learner.columns import Planes, big_schema, planes_of, small_schema
 class Bench:
     """A host loader behind a filler, and what it released."""
 
-    def __init__(self, num_slots: int = 3) -> None:
+    def __init__(self, num_slots: int = 3, *, is_drained: bool = False) -> None:
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, 4, num_slots)
         self.full = IndexQueue("full", num_slots)
         self.released: list[int] = []
-        self.loader = HostLoader(self.slots, self.full, self.released.append)
-        self.filler = SlotFiller(self.slots, self._submit)
+        self.loader = HostLoader(self.slots, self.full, self.released.append, is_drained=is_drained)
+        self.filler = SlotFiller(self.slots, self._submit, lambda _: None)
 
     def _submit(self, slot: Slot) -> None:
         self.full.put(slot.index)
 
     def put(self, seed: int) -> Planes:
         planes = planes_of(self.schema, 4, seed=seed)
-        target = self.filler.obs_target(4)
+        target = self.filler.obs_target(4, 0)
         target[:] = planes.obs
         valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit(target, planes.small, valid_rows, Version(1, 10 + seed))
+        arrival = Arrival(0, target, planes.small, valid_rows, Version(1, 10 + seed))
+        self.filler.commit(arrival)
         return planes
 
 
@@ -100,6 +101,24 @@ def test_waiting_ends_with_the_timeout_or_with_the_close() -> None:
     with pytest.raises(ClosedError):
         bench.loader.get(timeout=None)
     assert bench.loader.leftovers() == [1, 2]
+
+
+def test_a_drained_loader_hands_out_what_was_full_at_the_close() -> None:
+    bench = Bench(is_drained=True)
+    bench.put(0)
+    bench.put(1)
+    bench.loader.close()
+    assert [bench.loader.get(timeout=0.0).account.batch for _ in range(2)] == [1, 2]
+    with pytest.raises(ClosedError):
+        bench.loader.get(timeout=None)
+    assert bench.loader.leftovers() == []
+
+
+def test_a_place_that_nobody_filled_is_not_alive() -> None:
+    bench = Bench()
+    bench.put(0)
+    bench.slots[0].filled_B[1:3] = False
+    assert bench.loader.get(timeout=None).account.alive_B.tolist() == [True, False, False, True]
 
 
 def test_its_report_is_that_of_its_queue() -> None:

@@ -1,11 +1,12 @@
 """Weights down: one frame per version, made once, the same for everybody."""
 
 import numpy as np
+import pytest
 
 from impala_async.learner.publisher import Publisher
 from impala_async.metrics.report import merge
 from impala_async.weights import NO_VERSION, Version, Weights
-from impala_async.wire.codec import decode_weights
+from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import Get, NotModified, WeightsReply, unpack
 
 SESSION = b"s" * 16
@@ -15,8 +16,8 @@ def weights_of(update: int, epoch: int = 1) -> Weights:
     return Weights(Version(epoch, update), np.full(1000, update, np.uint8))
 
 
-def publisher_of(*versions: Weights) -> Publisher:
-    publisher = Publisher()
+def publisher_of(*versions: Weights, num_kept: int = 1) -> Publisher:
+    publisher = Publisher(num_kept)
     publisher.layout_digest = b"d" * 16
     for weights in versions:
         publisher.publish(weights)
@@ -76,3 +77,39 @@ def test_it_counts_replies_and_bytes() -> None:
         "weights/not_modified": 3,
         "weights/bytes": 2000,
     }
+
+
+def version_of(frames: list[Frame]) -> Version | None:
+    reply = unpack(bytes(frames[0]))
+    return Version(reply.epoch, reply.update) if isinstance(reply, WeightsReply) else None
+
+
+@pytest.mark.parametrize(
+    ("have", "served"),
+    [
+        (Version(1, 3), Version(1, 4)),
+        (Version(1, 4), Version(1, 5)),
+        (Version(1, 5), None),
+        # What is no longer kept cannot be had: the next that is.
+        (Version(1, 2), Version(1, 4)),
+        # Who has none begins where everybody is.
+        (NO_VERSION, Version(1, 5)),
+    ],
+)
+def test_where_several_are_kept_nobody_skips_one(have: Version, served: Version | None) -> None:
+    publisher = publisher_of(*(weights_of(update) for update in range(6)), num_kept=2)
+    assert version_of(publisher.reply(Get(SESSION, *have))) == served
+
+
+def test_each_version_that_is_kept_has_its_own_frames() -> None:
+    publisher = publisher_of(weights_of(4), weights_of(5), num_kept=2)
+    older, newer = (publisher.reply(Get(SESSION, 1, update)) for update in (3, 4))
+    assert (bytes(older[1])[0], bytes(newer[1])[0]) == (4, 5)
+    assert publisher.reply(Get(SESSION, 1, 3))[0] is older[0]
+
+
+def test_a_pull_that_has_to_come_again_is_told_of_the_newest_and_counted() -> None:
+    publisher = publisher_of(weights_of(4))
+    (frame,) = publisher.nothing_new()
+    assert unpack(bytes(frame)) == NotModified(1, 4)
+    assert publisher.report()["weights/not_modified"] == 1

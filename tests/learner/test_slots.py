@@ -5,7 +5,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
+from impala_async.learner.slots import (
+    Arrival,
+    Episodes,
+    Slot,
+    SlotFiller,
+    allocate_slots,
+    touched_memory,
+)
 from impala_async.metrics.report import merge
 from impala_async.spec import Schema
 from impala_async.weights import Version
@@ -22,15 +29,16 @@ class Shelf:
         self.schema = schema or small_schema()
         self.slots = allocate_slots(self.schema, B, num_slots)
         self.submitted: list[Slot] = []
-        self.filler = SlotFiller(self.slots, self.submitted.append)
+        self.episodes: list[Episodes] = []
+        self.filler = SlotFiller(self.slots, self.submitted.append, self.episodes.append)
 
     def put(self, planes: Planes, version: Version = V) -> bool:
         """Take in columns as ingest does; whether they were received in place."""
         num_columns = len(planes.obs)
-        target = self.filler.obs_target(num_columns)
+        target = self.filler.obs_target(num_columns, 0)
         target[:] = planes.obs
         valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit(target, planes.small, valid_rows, version)
+        self.filler.commit(Arrival(0, target, planes.small, valid_rows, version))
         return any(np.shares_memory(target, slot.obs) for slot in self.slots)
 
 
@@ -62,7 +70,7 @@ def test_what_does_not_fit_is_split_over_two_slots(schema: Schema) -> None:
 def test_what_was_not_committed_is_written_over() -> None:
     shelf = Shelf()
     shelf.put(planes_of(shelf.schema, 1, seed=1))
-    shelf.filler.obs_target(2)[:] = 0xFF
+    shelf.filler.obs_target(2, 0)[:] = 0xFF
     assert shelf.filler.free_columns == 11
     shelf.put(planes_of(shelf.schema, 3, seed=2))
     (slot,) = shelf.submitted
@@ -85,7 +93,7 @@ def test_free_columns_are_what_could_still_come_in() -> None:
 def test_to_ask_where_does_not_take_anything() -> None:
     shelf = Shelf()
     for _ in range(5):
-        shelf.filler.obs_target(2)
+        shelf.filler.obs_target(2, 1)
         assert shelf.filler.free_columns == 12
 
 
@@ -117,15 +125,15 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     layout = schema.layout
     assert sizes == [B * layout.obs_bytes, B * layout.small_bytes] * 3
     submitted: list[Slot] = []
-    filler = SlotFiller(slots, submitted.append)
+    filler = SlotFiller(slots, submitted.append, lambda _: None)
     places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
     planes = planes_of(schema, 3)
     valid_rows = planes.columns.mask_CT.sum(axis=1)
 
     def fill(num_messages: int) -> None:
         for _ in range(num_messages):
-            target = filler.obs_target(3)
-            filler.commit(target, planes.small, valid_rows, V)
+            target = filler.obs_target(3, 0)
+            filler.commit(Arrival(0, target, planes.small, valid_rows, V))
             while submitted:
                 filler.release(submitted.pop().index)
 

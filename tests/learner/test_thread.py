@@ -58,6 +58,7 @@ class Run:
         stop: dict[str, Any] | None = None,
         progress: Progress | None = None,
         listener: Listener | None = None,
+        is_lockstep: bool = False,
         **section: Any,
     ) -> None:
         self.listener = listener or Listener()
@@ -75,6 +76,7 @@ class Run:
             ports=self.listener.ports,
             device=torch.device("cpu"),
             max_waiting=2,
+            is_lockstep=is_lockstep,
         )
 
     def __call__(self) -> "Run":

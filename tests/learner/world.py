@@ -53,13 +53,14 @@ class Harbour:
         self.full: list[int] = []
         self.schemas: list[Schema] = []
         self.episodes: list[tuple[float, int]] = []
+        self.num_losses = 0
         self.actors: list[Actor] = []
         self.front = Front(
             self.config,
             run_id=RUN_ID,
             lineage=lineage or Lineage(0).resumed(1, 0),
             schema=self.schema if is_open else None,
-            events=Events(self.schemas.append, self._take_episodes),
+            events=Events(self.schemas.append, self._take_episodes, self._note_loss),
         )
         self.slots: list[Slot] = []
         self._num_slots = num_slots
@@ -91,7 +92,8 @@ class Harbour:
         """Be done with the oldest full slot; what it held."""
         slot = self.slots[self.full.pop(0)]
         taken = columns_over(self.schema, slot.obs.copy(), slot.small.copy())
-        self.front.settle(Settlement(slot.batch, trained=len(slot.obs), passes_done=len(slot.obs)))
+        trained = int(slot.filled_B.sum())
+        self.front.settle(Settlement(slot.batch, trained=trained, passes_done=trained))
         self.front.release(slot.index)
         return taken
 
@@ -111,6 +113,9 @@ class Harbour:
         for actor in self.actors:
             actor.close()
         self.front.close()
+
+    def _note_loss(self) -> None:
+        self.num_losses += 1
 
     def _take_episodes(self, episodes: NDArray[np.void]) -> None:
         self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]

@@ -17,7 +17,9 @@ def actor_id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def new_table(lineage: Lineage | None = None, run_id: bytes = RUN) -> SessionTable:
+def new_table(
+    lineage: Lineage | None = None, run_id: bytes = RUN, num_ranks: int | None = None
+) -> SessionTable:
     sessions = itertools.count(1)
     return SessionTable(
         run_id=run_id,
@@ -25,6 +27,7 @@ def new_table(lineage: Lineage | None = None, run_id: bytes = RUN) -> SessionTab
         lease_s=LEASE_S,
         max_lag=MAX_LAG,
         new_id=lambda: b"session" + next(sessions).to_bytes(9, "big"),
+        num_ranks=num_ranks,
     )
 
 

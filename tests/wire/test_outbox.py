@@ -161,3 +161,16 @@ def test_what_is_held_has_no_gaps_and_nothing_is_lost(steps: list[Grant | str]) 
         # In order, each once: what came back, and what is held.
         assert put[: len(back)] == back
         assert len(put) == len(back) + len(outbox)
+
+
+def test_what_is_given_up_never_goes_and_its_seqs_are_not_used_again() -> None:
+    outbox = filled("a", "b", "c")
+    outbox.on_grant(grant_of(2, 1))
+    outbox.mark_sent(1, 0.0)
+    assert outbox.give_up() == ["b", "c"]
+    assert outbox.sendable() is None
+    assert outbox.num_unsent == len(outbox) == 0
+    # The learner is told that none of them will come.
+    assert outbox.lowest_unsettled == 3
+    assert outbox.put("d") == 3
+    assert outbox.sendable() is None
