@@ -94,7 +94,7 @@ class StepResult:
 
 
 class _Part(NamedTuple):
-    """Some columns of a batch, or all of it as it is, and which of the batch's living columns it has."""
+    """Some columns of a batch, or all of it, and which of the living columns it has."""
 
     batch: Batch
     rows: Rows
