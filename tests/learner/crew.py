@@ -42,6 +42,8 @@ SCHEMA = small_schema()
 class Sailor(threading.Thread):
     """An actor that sends whatever it may, as if it had acted with the newest version."""
 
+    poll_s = 0.01
+
     def __init__(self, url: str, layout: bytes, *, mean_return: float = 1.0) -> None:
         super().__init__(name="sailor", daemon=True)
         self.uuid = id(self).to_bytes(16, "big")
@@ -62,11 +64,11 @@ class Sailor(threading.Thread):
         try:
             self._say(Hello(PROTOCOL, self.uuid, "sailor", bytes(16), 0, 0))
             while not self._is_over.is_set():
-                frames = self._socket.receive(0.01)
+                frames = self._socket.receive(self.poll_s)
                 while frames is not None:
                     self._take(unpack(frames[0]))
                     frames = self._socket.receive(0)
-                while self._granted > self._seq and not self.byes and not self._is_over.is_set():
+                while self._may_send() and not self._is_over.is_set():
                     self._send()
         finally:
             self._socket.close()
@@ -91,6 +93,9 @@ class Sailor(threading.Thread):
         elif isinstance(message, Bye):
             self.byes.append(message)
             self._say(ByeOk(message.session))
+
+    def _may_send(self) -> bool:
+        return self._granted > self._seq and not self.byes
 
     def _send(self) -> None:
         planes = planes_of(SCHEMA, self._columns, seed=self._seq)
