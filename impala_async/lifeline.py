@@ -59,5 +59,8 @@ def _watch(fd: int) -> None:
     except OSError:
         return
     os.kill(os.getpid(), signal.SIGTERM)
+    # An interpreter that is being torn down lets no other thread run, and on a busy machine that
+    # takes seconds: then the kernel ends us.
+    signal.setitimer(signal.ITIMER_REAL, GRACE_S + 0.2)
     time.sleep(GRACE_S)
     os._exit(EXIT_TRY_AGAIN)

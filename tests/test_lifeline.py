@@ -238,3 +238,32 @@ def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path: Path, kind: str)
     assert done.returncode == 0
     # What belongs to somebody else was not read either.
     assert kind != "file" or done.stdout == b"content\n"
+
+
+def test_a_child_that_lets_no_thread_run_ends_too() -> None:
+    """As an interpreter does that is being torn down: only the kernel can end it."""
+    code = (
+        "import ctypes, signal, sys\n"
+        "from impala_async import lifeline\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "lifeline.hold()\n"
+        "print('ready', flush=True)\n"
+        "import time; time.sleep(0.3)\n"
+        "ctypes.PyDLL(None).sleep(30)\n"  # with the GIL held
+    )
+    line = Lifeline()
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **line.environment},
+        pass_fds=line.fds,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    line.close()
+    try:
+        assert child.wait(10) in (-signal.SIGALRM, 75)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
