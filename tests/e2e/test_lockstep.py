@@ -150,6 +150,23 @@ def test_so_they_are_with_passes_minibatches_and_environments_that_sleep(
     assert first["lag_quantiles"][1:] == [lag] * 4
 
 
+@pytest.mark.slow
+def test_async_needs_not_many_more_steps_than_lockstep(tmp_path: Path) -> None:
+    steps: dict[str, int] = {}
+    for mode in ("async", "lockstep"):
+        for seed in range(3):
+            with site(tmp_path / f"{mode}-{seed}") as opened:
+                opened.folder.mkdir()
+                flags = ["--set", f"seed={seed}", "--set", f"pace.mode={mode}"]
+                door = opened.open("train", "--run-dir", str(opened.run_dir), *flags)
+                assert door.wait_exit(60) == 0, door.log
+                summary = opened.read("summary.json")
+                assert summary is not None
+                assert summary["exit_reason"] == "mean_return"
+                steps[mode] = steps.get(mode, 0) + summary["env_steps_trained"]
+    assert steps["async"] <= 1.5 * steps["lockstep"]
+
+
 def test_a_run_goes_on_without_a_killed_actor_and_with_its_successor(site: Site) -> None:
     learner = site.learner(*ENDLESS, *QUICK_LEASE, *PACE[1], config=CARTPOLE)
     actors = [site.actor() for _ in range(2)]
