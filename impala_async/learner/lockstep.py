@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from impala_async.errors import ProtocolError
 from impala_async.layout import Bytes2D
-from impala_async.learner.slots import Arrival, Count, Episodes, Slot, Submit
-from impala_async.metrics.window import WindowStat
+from impala_async.learner.slots import Arrival, Count, Episodes, IdleSlots, Slot, Submit
 from impala_async.weights import Version
 from impala_async.wire.session import Peer, SessionTable
 
@@ -64,7 +63,6 @@ class LockstepFiller:
         on_loss: Callable[[], None] | None,
     ) -> None:
         self.batch_columns = len(slots[0].obs)
-        self._slots = slots
         self._submit = submit
         self._count = count
         self._on_loss = on_loss
@@ -72,7 +70,7 @@ class LockstepFiller:
         self._width = self.batch_columns // num_ranks
         self._lag = lag
         self._first_update = first_update
-        self._idle = deque(slot.index for slot in slots)
+        self._idle = IdleSlots(slots)
         self._open: deque[_Open] = deque()
         self._members: dict[int, _Member] = {}
         self._was_whole = False
@@ -80,7 +78,6 @@ class LockstepFiller:
         self._num_batches = 0
         self._newest = first_update
         self._uncounted: deque[tuple[int, list[Episodes]]] = deque()
-        self._idle_depth = WindowStat("depth")
 
     @property
     def free_columns(self) -> int:
@@ -138,7 +135,7 @@ class LockstepFiller:
 
     def release(self, index: int) -> None:
         """A slot is empty again."""
-        self._idle.append(index)
+        self._idle.release(index)
 
     def note_version(self, update: int) -> None:
         """A version is published: the batch that is trained next may be counted.
@@ -150,13 +147,7 @@ class LockstepFiller:
         self._count_due()
 
     def report(self) -> dict[str, object]:
-        """The numbers of the idle queue. Nobody waits for it: without a slot there is no credit."""
-        return {
-            "queue/idle_put_wait_ms": 0.0,
-            "queue/idle_get_wait_ms": 0.0,
-            "queue/idle_depth_quantiles": self._idle_depth.summary().quantiles,
-            "queue/idle_capacity": len(self._slots),
-        }
+        return self._idle.report()
 
     def _place(self, rank: int) -> slice:
         return slice(rank * self._width, (rank + 1) * self._width)
@@ -201,8 +192,7 @@ class LockstepFiller:
         if number == len(self._open):
             assert self._idle, "columns without a credit"
             assert number <= self._lag, "columns without a credit"
-            self._idle_depth.push(len(self._idle))
-            slot = self._slots[self._idle.popleft()]
+            slot = self._idle.take()
             slot.filled_B.fill(False)
             slot.valid_rows_B.fill(0)
             self._open.append(_Open(slot))

@@ -120,6 +120,36 @@ class Filler(Protocol):
     def report(self) -> dict[str, object]: ...
 
 
+class IdleSlots:
+    """The slots that are empty, in the order of their release."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._slots = slots
+        self._indices = deque(slot.index for slot in slots)
+        self._depth = WindowStat("depth")
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self) -> Slot:
+        """The one that has been empty for longest."""
+        self._depth.push(len(self._indices))
+        return self._slots[self._indices.popleft()]
+
+    def release(self, index: int) -> None:
+        """A slot is empty again."""
+        self._indices.append(index)
+
+    def report(self) -> dict[str, object]:
+        """The numbers of the idle queue. Nobody waits for it: without a slot there is no credit."""
+        return {
+            "queue/idle_put_wait_ms": 0.0,
+            "queue/idle_get_wait_ms": 0.0,
+            "queue/idle_depth_quantiles": self._depth.summary().quantiles,
+            "queue/idle_capacity": len(self._slots),
+        }
+
+
 class SlotFiller:
     """Puts columns into slots in the order of their arrival; one slot at a time is filling.
 
@@ -128,16 +158,14 @@ class SlotFiller:
     """
 
     def __init__(self, slots: list[Slot], submit: Submit, count: Count) -> None:
-        self._slots = slots
         self._submit = submit
         self._count = count
-        self._idle = deque(slot.index for slot in slots)
+        self._idle = IdleSlots(slots)
         self._filling: Slot | None = None
         self._num_filled = 0
         self._num_batches = 0
         self.batch_columns = len(slots[0].obs)
         self._scratch = np.zeros_like(slots[0].obs)
-        self._idle_depth = WindowStat("depth")
 
     @property
     def free_columns(self) -> int:
@@ -179,19 +207,13 @@ class SlotFiller:
 
     def release(self, index: int) -> None:
         """A slot is empty again."""
-        self._idle.append(index)
+        self._idle.release(index)
 
     def note_version(self, update: int) -> None:
         """Nothing waits for it."""
 
     def report(self) -> dict[str, object]:
-        """The numbers of the idle queue. Nobody waits for it: without a slot there is no credit."""
-        return {
-            "queue/idle_put_wait_ms": 0.0,
-            "queue/idle_get_wait_ms": 0.0,
-            "queue/idle_depth_quantiles": self._idle_depth.summary().quantiles,
-            "queue/idle_capacity": len(self._slots),
-        }
+        return self._idle.report()
 
     @property
     def _left_in_filling(self) -> int:
@@ -199,8 +221,7 @@ class SlotFiller:
 
     def _open_slot(self) -> None:
         if self._idle:
-            self._idle_depth.push(len(self._idle))
-            self._filling = self._slots[self._idle.popleft()]
+            self._filling = self._idle.take()
             self._num_filled = 0
 
     def _write(self, arrival: Arrival, part: slice) -> None:

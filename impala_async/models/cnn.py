@@ -6,6 +6,8 @@ image, goes through hidden layers.
 N rows, H features out
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ from impala_async.spec import ArraySpec, ObsSpec
 RESIDUAL_GAIN = 0.5
 
 
-class ImageTorso(nn.Module):
+class ImageTorso(nn.Module, ABC):
     """The frame that the torsos below fill with their convolutions."""
 
     name: str
@@ -48,8 +50,9 @@ class ImageTorso(nn.Module):
         )
         self.num_out = self.hidden.num_out
 
+    @abstractmethod
     def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
-        raise NotImplementedError
+        """Convolutions for an image with so many channels."""
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         parts = [

@@ -154,7 +154,7 @@ class UpdateStep:
         scale = self._scale(batch, alive_B)
         outcomes = []
         for part in self._parts(batch, alive_B, scale):
-            outcome = self._update(part, lr, entropy_cost)
+            outcome = self._update(part, lr, entropy_cost, is_first_pass=is_first_pass)
             outcomes.append(outcome)
             if outcome.is_applied:
                 is_learned_B |= part.is_in_B
@@ -201,7 +201,9 @@ class UpdateStep:
             rows = self._rows(part, torch.ones_like(columns_N, dtype=torch.bool), scale)
             yield _Part(part, rows, torch.zeros_like(alive_B).index_fill(0, columns_N, True))
 
-    def _update(self, part: _Part, lr: float, entropy_cost: float) -> _Outcome:
+    def _update(
+        self, part: _Part, lr: float, entropy_cost: float, *, is_first_pass: bool
+    ) -> _Outcome:
         """Loss, gradient and, if they are finite and there is a valid row, a step."""
         view = self._view(part.batch, part.rows)
         terms = self._algorithm.loss(view, entropy_cost)
@@ -213,7 +215,8 @@ class UpdateStep:
         numbers = [terms.total.detach(), norm, part.rows.num_valid]
         if self.target is not None:
             numbers.append(stats["policy/kl"])
-        if self.return_scale is not None:
+        # Each batch counts once: later passes need no targets for it.
+        if self.return_scale is not None and is_first_pass:
             sums = Moments.sums(self._algorithm.targets(view), part.rows.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
         # The one place where the host waits for the device.

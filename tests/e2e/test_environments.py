@@ -51,6 +51,13 @@ def train(site: Site, *settings: str, **environment: str) -> Door:
     return door
 
 
+def check_learned(site: Site) -> None:
+    summary = site.read("summary.json")
+    assert summary is not None
+    assert summary["exit_reason"] == "mean_return"
+    assert summary["rejected"] == 0
+
+
 @pytest.mark.parametrize("probe", ["learner", "actor"])
 def test_images_in_a_dict_of_a_users_own_module(site: Site, probe: str) -> None:
     (site.folder / "bandit.py").write_text(BANDIT_ENV)
@@ -67,10 +74,7 @@ def test_images_in_a_dict_of_a_users_own_module(site: Site, probe: str) -> None:
         "stop.wall_s=60",
         PYTHONPATH=f"{site.folder}:{Path.cwd()}",
     )
-    summary = site.read("summary.json")
-    assert summary is not None
-    assert summary["exit_reason"] == "mean_return"
-    assert summary["rejected"] == 0
+    check_learned(site)
 
 
 @pytest.mark.parametrize("autoreset", ["NextStep", "SameStep"])
@@ -170,10 +174,7 @@ def test_spaces_of_all_kinds_are_learned(site: Site, name: str) -> None:
         "stop.wall_s=30",
         PYTHONPATH=f"{site.folder}:{Path.cwd()}",
     )
-    summary = site.read("summary.json")
-    assert summary is not None
-    assert summary["exit_reason"] == "mean_return"
-    assert summary["rejected"] == 0
+    check_learned(site)
 
 
 @pytest.mark.parametrize("is_squashed", ["true", "false"])

@@ -49,7 +49,12 @@ def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch):
     alive_B = torch.tensor([True, True, False, True, True])
     seen = []
     original = step._update
-    step._update = lambda part, *rest: seen.append(part.is_in_B) or original(part, *rest)
+
+    def noted(part, *rest, **named):
+        seen.append(part.is_in_B)
+        return original(part, *rest, **named)
+
+    step._update = noted
     result = step.run(batch, alive_B, 0)
     assert result.num_updates == 3
     assert result.num_valid_rows == int(batch.mask_BT[alive_B].sum())
