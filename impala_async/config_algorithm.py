@@ -32,7 +32,7 @@ _ALGORITHMS: dict[str, tuple[AlgorithmName, ...]] = {
     "target_update_every_updates": ("appo",),
     "kl_coeff": ("appo",),
     "kl_target": ("appo",),
-    "num_minibatches": ("ppo",),
+    "num_minibatches": ("ppo", "appo"),
 }
 _OPTIMIZERS: dict[str, tuple[OptimizerName, ...]] = {
     "rms_decay": ("rmsprop", "rmsprop_tf"),
@@ -78,7 +78,7 @@ class AlgorithmSection(Section):
         0.2, gt=0, description="ppo, appo: how far from 1 a ratio of policies is followed."
     )
     num_minibatches: int = Field(
-        1, ge=1, description="ppo: parts of a batch, of whole columns; each is an update."
+        1, ge=1, description="ppo, appo: parts of a batch, of whole columns; each is an update."
     )
     is_clip: float = Field(
         2.0, gt=0, description="appo: bar on the ratio of the acting to the target policy."

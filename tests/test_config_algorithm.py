@@ -63,7 +63,7 @@ USES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "c_bar": (None, ("impala", "appo")),
     "pg_rho_bar": (2.0, ("impala", "appo")),
     "clip": (0.3, ("appo", "ppo")),
-    "num_minibatches": (2, ("ppo",)),
+    "num_minibatches": (2, ("appo", "ppo")),
     "is_clip": (3.0, ("appo",)),
     "tau": (0.5, ("appo",)),
     "target_update_every_updates": (2, ("appo",)),

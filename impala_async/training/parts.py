@@ -1,4 +1,4 @@
-"""Which columns of a batch are trained on together, when PPO splits it into parts.
+"""Which columns of a batch are trained on together, when it is split into parts.
 
 Whole columns, because a recurrent state runs along a column and returns run back along it.
 

@@ -165,6 +165,7 @@ class UpdateStep:
         if is_first_pass:
             self._update_statistics(batch, is_learned_B, applied, scale)
         if self.target is not None:
+            # With the statistics of now, so after all parts.
             for outcome in applied:
                 self.target.note_update(self.policy, outcome.kl)
         stats = _means([outcome.stats for outcome in applied or outcomes])

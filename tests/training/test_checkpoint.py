@@ -79,6 +79,8 @@ RUNS = {
     "appo": SCHEDULE
     | STATISTICS
     | {"name": "appo", "kl_coeff": 0.7, "tau": 0.5, "target_update_every_updates": 3},
+    "appo, parts": SCHEDULE
+    | {"name": "appo", "num_minibatches": 3, "target_update_every_updates": 4},
     "ppo": SCHEDULE | STATISTICS | {"name": "ppo", "num_minibatches": 3, "optimizer": "adamw"},
     "a2c": SCHEDULE | {"name": "a2c", "optimizer": "rmsprop"},
 }

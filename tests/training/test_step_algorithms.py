@@ -258,6 +258,18 @@ def test_the_target_moves_with_updates_taken(make_step, make_batch):
     assert step.run(batch, ALIVE, 0).floats()["policy/kl"] == pytest.approx(0, abs=1e-6)
 
 
+def test_every_part_counts_towards_the_next_move_of_the_target(make_step, make_batch):
+    settings = {"name": "appo", "num_minibatches": 3, "target_update_every_updates": 6}
+    step, batch = make_step(**settings, lr=1e-2), make_batch()
+    assert step.target is not None
+    first = {name: tensor.clone() for name, tensor in step.target.tensors().items()}
+    for num_passes in (1, 2):
+        step.run(batch, ALIVE, 0)
+        wanted = first if num_passes == 1 else step.policy.model.state_dict()
+        assert all(torch.equal(step.target.tensors()[name], wanted[name]) for name in wanted)
+    assert not torch.equal(step.target.tensors()["value_head.weight"], first["value_head.weight"])
+
+
 def test_the_target_gets_the_statistics_of_the_weights_it_takes(make_step, make_batch):
     step = make_step(**APPO | {"target_update_every_updates": 1, "tau": 0.5, "normalize_obs": True})
     step.run(make_batch(), ALIVE, 0)
