@@ -112,13 +112,15 @@ def _show(summary: dict[str, Any], folder: RunFolder, config: RunConfig, launche
     this_start = "" if summary["run_s"] < launched_s + 1 else ", this start"
     mean_return = summary["mean_return_100"]
     lag = summary["lag_quantiles"]
+    rate, frame_rate = summary["env_steps_per_s"], summary["frames_per_s"]
+    frames = "" if frame_rate == rate else f" ({frame_rate:,.0f} frames)"
     table = Table(title=f"{summary['env_id']}: ended ({summary['exit_reason']})", show_header=False)
     rows = {
         "mean return of 100 episodes": "-" if mean_return is None else f"{mean_return:.1f}",
         "env steps trained": f"{summary['env_steps_trained']:,}",
         "updates": f"{summary['updates']:,}",
         f"seconds of training{this_start}": seconds,
-        f"env steps per second{this_start}": f"{summary['env_steps_per_s']:,.0f}",
+        f"env steps per second{this_start}": f"{rate:,.0f}{frames}",
         "lag, median (largest)": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
         "trajectories dropped": str(sum(summary["dropped"].values())),
         "trajectories refused": str(summary["rejected"]),

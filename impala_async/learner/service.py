@@ -151,6 +151,7 @@ class LearnerService:
                 self._loop_lag.report,
             ],
             env_steps=lambda: self._progress.env_steps_trained,
+            frames_per_step=self._config.env.frames_per_step,
             ask=self._ports.is_report_due,
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
         )
