@@ -130,7 +130,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
-    """One line for one mistake: source, dotted key, what it got, what it wants."""
+    """A line for each mistake: source, dotted key, what it got, what it wants."""
     named = [part for part in detail["loc"] if isinstance(part, str)]
     key = ".".join(named)
     source = _source(key, sources)
@@ -141,7 +141,8 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
         return f"{source}: {'env.id' if key == 'env' else key}: required{hint}"
     if detail["type"] == "value_error":
         message = detail["msg"].removeprefix("Value error, ")
-        return f"{source}: {key + ': ' if key else ''}{message}"
+        place = f"{source}: {key}: " if key else f"{source}: "
+        return "\n".join(place + line for line in message.splitlines())
     item = "".join(f"[{part}]" for part in detail["loc"] if isinstance(part, int))
     wanted = _wanted_at(key, is_item=bool(item)) or detail["msg"]
     return f"{source}: {key}{item}: {wanted}, got {_shown(detail['input'])}"

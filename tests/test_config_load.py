@@ -294,6 +294,23 @@ def test_a_mistake_between_keys_names_all_its_sources(toml: Path) -> None:
     assert mistake("learner.batch_columns=4").startswith("--set: learner.batch_columns (4) must")
 
 
+def test_all_broken_rules_are_told_each_in_its_line() -> None:
+    overrides = ("init_num_passes=5", "heartbeat_s=9", "num_passes=200")
+    learner = [f"learner.{override}" for override in overrides]
+    lines = mistakes(None, "env.id=X", *learner, "pace.lag=1")
+    assert [line.partition(" (")[0] for line in lines] == [
+        "--set: learner: max_lag",
+        "--set: learner: heartbeat_s",
+        "--set: pace: lag does nothing in mode async: drop it, or set mode lockstep",
+    ]
+    overrides = ("pace.mode=lockstep", "learner.batch_columns=4", "learner.publish_every_updates=2")
+    lines = mistakes(None, "env.id=X", *overrides)
+    assert [line.partition(" (")[0] for line in lines] == [
+        "--set: pace.mode lockstep: learner.batch_columns",
+        "--set: pace.mode lockstep: learner.publish_every_updates",
+    ]
+
+
 def test_one_item_of_a_list_is_named() -> None:
     assert mistake("model.hidden_sizes=[64, 'x']") == (
         '--set: model.hidden_sizes[1]: wants a whole number, got "x"'
