@@ -19,6 +19,9 @@ from impala_async.config_section import Section
 MAX_COLUMNS = 4096
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
+# What lockstep decides by itself: the lag is known, and one batch waits while one is trained.
+DECIDED_BY_LOCKSTEP = ("learner.max_lag", "learner.queue_size")
+LOCKSTEP_QUEUE_SIZE = 1
 
 
 class TrajectorySection(Section):
@@ -62,7 +65,8 @@ class LearnerSection(Section):
     queue_size: int = Field(
         2,
         ge=1,
-        description="Batches that may wait for the learner, beside the one that is filling.",
+        description="Batches that may wait for the learner, beside the one that is filling. In "
+        "lockstep always 1.",
     )
     max_lag: int = Field(
         100,
@@ -81,12 +85,6 @@ class LearnerSection(Section):
             yield (
                 f"init_num_passes ({self.init_num_passes}) must not exceed "
                 f"num_passes ({self.num_passes})"
-            )
-        replay_lag = self.minibatch_buffer_size * (self.num_passes - 1)
-        if self.max_lag < replay_lag:
-            yield (
-                f"max_lag ({self.max_lag}) must be at least minibatch_buffer_size * "
-                f"(num_passes - 1) = {replay_lag}, or no batch can have all its passes"
             )
         if self.publish_every_updates > self.max_lag:
             yield (
@@ -213,10 +211,11 @@ class RunConfig(Section):
 
     def model_post_init(self, context: Any, /) -> None:
         """What lockstep decides. Frozen for everybody else."""
-        if self.pace.is_lockstep and "batch_columns" not in self.learner.model_fields_set:
-            self.__dict__["learner"] = self.learner.model_copy(
-                update={"batch_columns": self._lockstep_columns}
-            )
+        if self.pace.is_lockstep:
+            decided = {"queue_size": LOCKSTEP_QUEUE_SIZE}
+            if "batch_columns" not in self.learner.model_fields_set:
+                decided["batch_columns"] = self._lockstep_columns
+            self.__dict__["learner"] = self.learner.model_copy(update=decided)
 
     def broken_rules(self) -> Iterator[str]:
         learner, num_minibatches = self.learner, self.algorithm.num_minibatches

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from impala_async.config import RunConfig
+from impala_async.config import DECIDED_BY_LOCKSTEP, RunConfig
 from impala_async.errors import ConfigError
 
 COMMAND_LINE = "--set"
@@ -68,11 +68,29 @@ def validate_config(
     lines = list(mistakes)
     try:
         config = RunConfig.model_validate(settings)
+        if config.pace.is_lockstep:
+            lines += _idle_keys(settings, sources or {})
     except ValidationError as error:
         lines += [_explain(dict(detail), sources or {}) for detail in error.errors()]
     if lines:
         raise ConfigError("\n".join(lines))
     return config
+
+
+def _idle_keys(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
+    """What does nothing in lockstep and was set beside it, or on the command line.
+
+    By their sources and not by their values: a preset's are passed over, and a resolved config
+    holds all keys.
+    """
+
+    def source_of(key: str) -> str | None:
+        return sources.get(key, sources.get(key.partition(".")[0]))
+
+    for key in DECIDED_BY_LOCKSTEP:
+        source = source_of(key)
+        if _is_at(settings, key) and source in {COMMAND_LINE, source_of("pace.mode")} - {None}:
+            yield f"{source}: {key}: does nothing with pace.mode lockstep: drop it"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
