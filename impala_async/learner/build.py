@@ -55,6 +55,8 @@ def build_learner(
     full = IndexQueue("full", num_slots)
     bodies: dict[str, Callable[[], None]] = {}
     loader: Loader
+    # Where the end falls among the batches must not depend on the clock.
+    is_drained = config.pace.is_lockstep
     if device.type == "cuda":
         moving = DeviceLoader(
             slots,
@@ -63,12 +65,12 @@ def build_learner(
             schema=schema,
             num_device_slots=section.minibatch_buffer_size + 1,
             device=device,
+            is_drained=is_drained,
         )
         bodies["loader"] = moving.run
         loader = moving
     else:
-        # Where the end falls among the batches must not depend on the clock.
-        loader = HostLoader(slots, full, release, is_drained=config.pace.is_lockstep)
+        loader = HostLoader(slots, full, release, is_drained=is_drained)
     thread = LearnerThread(
         step=step,
         snapshot=Snapshot(policy.layout),
