@@ -267,16 +267,7 @@ class RunConfig(Section):
 
     def warnings(self) -> list[str]:
         """What is allowed but will probably disappoint."""
-        found = []
-        lag = self.learner.expected_lag_updates * self.algorithm.num_minibatches
-        if lag > SAFE_LAG_UPDATES and not self.pace.is_lockstep:
-            gae = ", GAE to fewer" if self.algorithm.returns_kind == "gae" else ""
-            found.append(
-                f"with all queues full a trajectory is {lag} updates old when it is trained on, "
-                f"and V-trace holds to about {SAFE_LAG_UPDATES}{gae}: "
-                "lower learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
-                "algorithm.num_minibatches"
-            )
+        found = [] if self.pace.is_lockstep else list(self._lag_warnings())
         if is_loopback(self.bind.data) != is_loopback(self.bind.weights):
             found.append(
                 f"bind.data ({self.bind.data}) and bind.weights ({self.bind.weights}): actors of "
@@ -289,6 +280,19 @@ class RunConfig(Section):
                     "authenticated: use it only inside a network that you trust"
                 )
         return found
+
+    def _lag_warnings(self) -> Iterator[str]:
+        algorithm = self.algorithm
+        lag = self.learner.expected_lag_updates * algorithm.num_minibatches
+        old = f"with all queues full a trajectory is {lag} updates old when it is trained on, and"
+        if algorithm.returns_kind == "gae":
+            vtrace = ", or algorithm.returns to vtrace" if algorithm.name == "ppo" else ""
+            yield f"{old} returns by GAE take it for new: set pace.mode to lockstep{vtrace}"
+        elif lag > SAFE_LAG_UPDATES:
+            yield (
+                f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower learner.num_passes, "
+                "learner.queue_size, learner.minibatch_buffer_size or algorithm.num_minibatches"
+            )
 
 
 class ActorSettings(Section):

@@ -277,13 +277,24 @@ def test_a_long_way_from_acting_to_learning_is_warned_of() -> None:
 
 
 def test_minibatches_are_updates_too() -> None:
-    (warning,) = config_of(algorithm__name="ppo", algorithm__num_minibatches=3).warnings()
-    assert "12 updates old" in warning
-    assert "GAE to fewer" in warning
-    assert "algorithm.num_minibatches" in warning
     vtrace = {"algorithm__returns": "vtrace", "algorithm__num_minibatches": 3}
     (warning,) = config_of(algorithm__name="ppo", **vtrace).warnings()
+    assert "12 updates old" in warning
+    assert "algorithm.num_minibatches" in warning
     assert "GAE" not in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("ppo", "lockstep, or algorithm.returns to vtrace"), ("a2c", "lockstep")],
+)
+def test_returns_that_take_old_data_for_new_are_warned_of(name: str, fix: str) -> None:
+    """However short the queues are: nothing corrects these for what acted."""
+    (warning,) = config_of(algorithm__name=name, learner__queue_size=1).warnings()
+    assert "3 updates old" in warning
+    assert warning.endswith(f"returns by GAE take it for new: set pace.mode to {fix}")
+    assert config_of(algorithm__name=name, pace__mode="lockstep").warnings() == []
+    assert config_of(algorithm__name="ppo", algorithm__returns="vtrace").warnings() == []
 
 
 def test_open_doors_are_warned_of() -> None:
