@@ -46,7 +46,7 @@ def build_learner(
     device = pick_device(config.learner.device)
     section = config.learner
     num_slots = num_host_slots(section, device)
-    check_memory(config, schema, num_slots)
+    check_memory(config, schema, num_slots, device)
     policy = Policy(schema, config.model, seed=config.seed, device=device)
     step = UpdateStep(policy, config.algorithm, device, seed=config.seed)
     if training is not None:
