@@ -6,9 +6,10 @@ and the command line. Descriptions are what the help text and the configuration 
 
 import json
 import re
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
@@ -18,6 +19,9 @@ from impala_async.config_section import Section
 MAX_COLUMNS = 4096
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
+# What lockstep decides by itself: the lag is known, and one batch waits while one is trained.
+DECIDED_BY_LOCKSTEP = ("learner.max_lag", "learner.queue_size")
+LOCKSTEP_QUEUE_SIZE = 1
 
 
 class TrajectorySection(Section):
@@ -61,7 +65,8 @@ class LearnerSection(Section):
     queue_size: int = Field(
         2,
         ge=1,
-        description="Batches that may wait for the learner, beside the one that is filling.",
+        description="Batches that may wait for the learner, beside the one that is filling. In "
+        "lockstep always 1.",
     )
     max_lag: int = Field(
         100,
@@ -75,30 +80,22 @@ class LearnerSection(Section):
     lease_s: float = Field(10.0, ge=1, description="An actor silent this long loses its credit.")
     heartbeat_s: float = Field(2.0, gt=0, description="How often an actor shows that it lives.")
 
-    @model_validator(mode="after")
-    def _counts_agree(self) -> Self:
+    def broken_rules(self) -> Iterator[str]:
         if self.init_num_passes is not None and self.init_num_passes > self.num_passes:
-            raise ValueError(
+            yield (
                 f"init_num_passes ({self.init_num_passes}) must not exceed "
                 f"num_passes ({self.num_passes})"
             )
-        replay_lag = self.minibatch_buffer_size * (self.num_passes - 1)
-        if self.max_lag < replay_lag:
-            raise ValueError(
-                f"max_lag ({self.max_lag}) must be at least minibatch_buffer_size * "
-                f"(num_passes - 1) = {replay_lag}, or no batch can have all its passes"
-            )
         if self.publish_every_updates > self.max_lag:
-            raise ValueError(
+            yield (
                 f"publish_every_updates ({self.publish_every_updates}) must not exceed max_lag "
                 f"({self.max_lag}), or all data is too old before new weights come out"
             )
         if self.heartbeat_s > self.lease_s / 2:
-            raise ValueError(
+            yield (
                 f"heartbeat_s ({self.heartbeat_s}) must be at most half of lease_s "
                 f"({self.lease_s}), or a single late heartbeat ends a lease"
             )
-        return self
 
     @property
     def expected_lag_updates(self) -> int:
@@ -136,18 +133,16 @@ class BindSection(Section):
             wanted += "; an IPv6 address stands in brackets, as in tcp://[::1]:5555"
         raise ValueError(f"wants {wanted}, got {json.dumps(url)}")
 
-    @model_validator(mode="after")
-    def _ports_differ(self) -> Self:
+    def broken_rules(self) -> Iterator[str]:
         (host, _, port), (other_host, _, other_port) = (
             url.rpartition(":") for url in (self.data, self.weights)
         )
         is_shared = host == other_host or not {host, other_host}.isdisjoint(EVERY_HOST)
         if port == other_port != "*" and is_shared:
-            raise ValueError(
+            yield (
                 f"data and weights each need a port of their own, got {self.data} and "
                 f"{self.weights}"
             )
-        return self
 
 
 class PaceSection(Section):
@@ -169,16 +164,10 @@ class PaceSection(Section):
     def is_lockstep(self) -> bool:
         return self.mode == "lockstep"
 
-    @model_validator(mode="after")
-    def _keys_are_of_the_mode(self) -> Self:
-        set_keys = [
-            key for key, value in (("lag", 0), ("on_loss", "go_on")) if getattr(self, key) != value
-        ]
-        if set_keys and not self.is_lockstep:
-            raise ValueError(
-                f"{set_keys[0]} does nothing in mode async: drop it, or set mode lockstep"
-            )
-        return self
+    def broken_rules(self) -> Iterator[str]:
+        for key, default in (("lag", 0), ("on_loss", "go_on")):
+            if getattr(self, key) != default and not self.is_lockstep:
+                yield f"{key} does nothing in mode async: drop it, or set mode lockstep"
 
 
 class TrainSection(Section):
@@ -220,75 +209,65 @@ class RunConfig(Section):
     stop: StopSection = StopSection()
     checkpoint: CheckpointSection = CheckpointSection()
 
-    @model_validator(mode="after")
-    def _lockstep_is_whole(self) -> Self:
-        """Comes first: the others look at the columns of a batch."""
-        if not self.pace.is_lockstep:
-            return self
-        learner, width = self.learner, self.train.num_actors * self.actor.num_envs
-        if width > MAX_COLUMNS:
-            raise ValueError(
-                f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "
-                f"that has at most {MAX_COLUMNS} columns"
-            )
-        if "batch_columns" not in learner.model_fields_set:
-            learner = learner.model_copy(update={"batch_columns": width})
-            # Frozen for everybody else.
-            self.__dict__["learner"] = learner
-        if learner.batch_columns != width:
-            raise ValueError(
-                f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
-                f"train.num_actors * actor.num_envs ({width}); it is so when it is not set"
-            )
-        for key in ("minibatch_buffer_size", "publish_every_updates"):
-            if (value := getattr(learner, key)) != 1:
-                raise ValueError(f"pace.mode lockstep: learner.{key} ({value}) must be 1")
-        if learner.init_num_passes not in (None, learner.num_passes):
-            raise ValueError(
-                f"pace.mode lockstep: learner.init_num_passes ({learner.init_num_passes}) does "
-                "nothing: every batch has all its passes"
-            )
-        return self
+    def model_post_init(self, context: Any, /) -> None:
+        """What lockstep decides. Frozen for everybody else."""
+        if self.pace.is_lockstep:
+            decided = {"queue_size": LOCKSTEP_QUEUE_SIZE}
+            if "batch_columns" not in self.learner.model_fields_set:
+                decided["batch_columns"] = self._lockstep_columns
+            self.__dict__["learner"] = self.learner.model_copy(update=decided)
 
-    @model_validator(mode="after")
-    def _parts_have_columns(self) -> Self:
-        num_minibatches, learner = self.algorithm.num_minibatches, self.learner
+    def broken_rules(self) -> Iterator[str]:
+        learner, num_minibatches = self.learner, self.algorithm.num_minibatches
+        if self.pace.is_lockstep:
+            yield from self._broken_lockstep()
+        elif self.actor.num_envs > learner.batch_columns:
+            yield (
+                f"learner.batch_columns ({learner.batch_columns}) must be at least "
+                f"actor.num_envs ({self.actor.num_envs}): an actor sends a column per environment"
+            )
         if num_minibatches > learner.batch_columns:
-            raise ValueError(
+            yield (
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
                 f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
             )
         replay_lag = learner.minibatch_buffer_size * (learner.num_passes - 1) * num_minibatches
         # In lockstep they are one update.
         if learner.max_lag < replay_lag and not self.pace.is_lockstep:
-            raise ValueError(
+            yield (
                 f"learner.max_lag ({learner.max_lag}) must be at least minibatch_buffer_size * "
                 f"(num_passes - 1) * algorithm.num_minibatches = {replay_lag}, or no batch can "
                 "have all its passes"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _a_message_fits_a_batch(self) -> Self:
-        if self.actor.num_envs > self.learner.batch_columns:
-            raise ValueError(
-                f"learner.batch_columns ({self.learner.batch_columns}) must be at least "
-                f"actor.num_envs ({self.actor.num_envs}): an actor sends a column per environment"
+    @property
+    def _lockstep_columns(self) -> int:
+        return self.train.num_actors * self.actor.num_envs
+
+    def _broken_lockstep(self) -> Iterator[str]:
+        learner, width = self.learner, self._lockstep_columns
+        if width > MAX_COLUMNS:
+            yield (
+                f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "
+                f"that has at most {MAX_COLUMNS} columns"
             )
-        return self
+        if learner.batch_columns != width:
+            yield (
+                f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
+                f"train.num_actors * actor.num_envs ({width}); it is so when it is not set"
+            )
+        for key in ("minibatch_buffer_size", "publish_every_updates"):
+            if (value := getattr(learner, key)) != 1:
+                yield f"pace.mode lockstep: learner.{key} ({value}) must be 1"
+        if learner.init_num_passes not in (None, learner.num_passes):
+            yield (
+                f"pace.mode lockstep: learner.init_num_passes ({learner.init_num_passes}) does "
+                "nothing: every batch has all its passes"
+            )
 
     def warnings(self) -> list[str]:
         """What is allowed but will probably disappoint."""
-        found = []
-        lag = self.learner.expected_lag_updates * self.algorithm.num_minibatches
-        if lag > SAFE_LAG_UPDATES and not self.pace.is_lockstep:
-            gae = ", GAE to fewer" if self.algorithm.returns_kind == "gae" else ""
-            found.append(
-                f"with all queues full a trajectory is {lag} updates old when it is trained on, "
-                f"and V-trace holds to about {SAFE_LAG_UPDATES}{gae}: "
-                "lower learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
-                "algorithm.num_minibatches"
-            )
+        found = [] if self.pace.is_lockstep else list(self._lag_warnings())
         if is_loopback(self.bind.data) != is_loopback(self.bind.weights):
             found.append(
                 f"bind.data ({self.bind.data}) and bind.weights ({self.bind.weights}): actors of "
@@ -301,6 +280,19 @@ class RunConfig(Section):
                     "authenticated: use it only inside a network that you trust"
                 )
         return found
+
+    def _lag_warnings(self) -> Iterator[str]:
+        algorithm = self.algorithm
+        lag = self.learner.expected_lag_updates * algorithm.num_minibatches
+        old = f"with all queues full a trajectory is {lag} updates old when it is trained on, and"
+        if algorithm.returns_kind == "gae":
+            vtrace = ", or algorithm.returns to vtrace" if algorithm.name == "ppo" else ""
+            yield f"{old} returns by GAE take it for new: set pace.mode to lockstep{vtrace}"
+        elif lag > SAFE_LAG_UPDATES:
+            yield (
+                f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower learner.num_passes, "
+                "learner.queue_size, learner.minibatch_buffer_size or algorithm.num_minibatches"
+            )
 
 
 class ActorSettings(Section):

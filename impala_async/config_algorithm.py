@@ -4,9 +4,10 @@ A key that does nothing in the chosen algorithm, or with the chosen optimizer, i
 is set to something else than its default.
 """
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from impala_async.config_section import Section
 
@@ -143,57 +144,56 @@ class AlgorithmSection(Section):
             return self.optimizer_eps
         return 0.1 if self.optimizer == "rmsprop_tf" else 1e-5
 
-    @model_validator(mode="after")
-    def _schedules_have_a_horizon(self) -> Self:
-        ends = {"lr_end": self.lr_end, "entropy_cost_end": self.entropy_cost_end}
-        named = [f"{key} ({value})" for key, value in ends.items() if value is not None]
-        if named and self.schedule_env_steps is None:
-            raise ValueError(f"{named[0]} needs schedule_env_steps: the steps to get there")
-        if self.schedule_env_steps is not None and not named:
-            raise ValueError(
-                f"schedule_env_steps ({self.schedule_env_steps}) does nothing without lr_end or "
-                "entropy_cost_end"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _keys_do_something(self) -> Self:
-        for key, algorithms in _ALGORITHMS.items():
-            self._check_used(key, "name", self.name, algorithms)
-        for key, optimizers in _OPTIMIZERS.items():
-            self._check_used(key, "optimizer", self.optimizer, optimizers)
-        if self.returns_kind == "gae":
-            for key in ("rho_bar", "c_bar"):
-                self._check_used(key, "returns", "gae", ("vtrace",))
-        if self.kl_coeff == 0 and self._is_set("kl_target"):
-            raise ValueError(
-                f"kl_target ({self.kl_target}) does nothing while kl_coeff is 0: drop it, or set "
-                "kl_coeff, at which the adapting begins"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _keys_agree(self) -> Self:
+    def broken_rules(self) -> Iterator[str]:
+        yield from self._schedules_without_a_horizon()
+        yield from self._idle_keys()
         if self.returns_kind not in _RETURNS[self.name]:
             fix = "impala" if self.name == "a2c" else "ppo"
-            raise ValueError(
+            yield (
                 f"returns ({self.returns}) do not go with name ({self.name}), whose returns are "
                 f"{_RETURNS[self.name][0]}: drop it, or set name = {fix}"
             )
         if self.kl_coeff > 0 and self.tau == 1 and self.target_update_every_updates == 1:
-            raise ValueError(
+            yield (
                 f"kl_coeff ({self.kl_coeff}) does nothing while target_update_every_updates is 1 "
                 "and tau is 1, where the target network is always the current one: raise the "
                 "former or lower tau"
             )
-        return self
+
+    def _schedules_without_a_horizon(self) -> Iterator[str]:
+        ends = {"lr_end": self.lr_end, "entropy_cost_end": self.entropy_cost_end}
+        named = [f"{key} ({value})" for key, value in ends.items() if value is not None]
+        if named and self.schedule_env_steps is None:
+            yield f"{named[0]} needs schedule_env_steps: the steps to get there"
+        if self.schedule_env_steps is not None and not named:
+            yield (
+                f"schedule_env_steps ({self.schedule_env_steps}) does nothing without lr_end or "
+                "entropy_cost_end"
+            )
+
+    def _idle_keys(self) -> Iterator[str]:
+        """Those that do nothing here, one complaint each."""
+        for key, choice, chosen, names in self._choices():
+            if chosen not in names and self._is_set(key):
+                yield (
+                    f"{key} ({getattr(self, key)}) does nothing where {choice} is {chosen}: drop "
+                    f"it, or set {choice} = {' or '.join(names)}"
+                )
+        if self.kl_coeff == 0 and self._is_set("kl_target") and self.name == "appo":
+            yield (
+                f"kl_target ({self.kl_target}) does nothing while kl_coeff is 0: drop it, or set "
+                "kl_coeff, at which the adapting begins"
+            )
+
+    def _choices(self) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+        """Keys, the key that decides whether they do something, its value, and those it needs."""
+        for key, algorithms in _ALGORITHMS.items():
+            yield key, "name", self.name, algorithms
+        for key, optimizers in _OPTIMIZERS.items():
+            yield key, "optimizer", self.optimizer, optimizers
+        if self.name == "ppo":
+            for key in ("rho_bar", "c_bar"):
+                yield key, "returns", self.returns_kind, ("vtrace",)
 
     def _is_set(self, key: str) -> bool:
         return bool(getattr(self, key) != type(self).model_fields[key].default)
-
-    def _check_used(self, key: str, choice: str, chosen: str, uses: tuple[str, ...]) -> None:
-        if chosen not in uses and self._is_set(key):
-            raise ValueError(
-                f"{key} ({getattr(self, key)}) does nothing where {choice} is {chosen}: drop it, "
-                f"or set {choice} = {' or '.join(uses)}"
-            )

@@ -67,8 +67,14 @@ class EnvSection(Section):
 
     @property
     def frames_per_step(self) -> int:
-        """Frames of the emulator that an env step takes: more than one only in Atari."""
-        if "ALE/" not in self.id:
+        """Frames of the emulator that an env step takes: more than one only in ALE's games.
+
+        A skip that is drawn anew for every step counts as 1.
+        """
+        is_v5 = "ALE/" in self.id
+        if not is_v5 and not self.id.startswith("ale_py:"):
             return 1
-        skip = self.kwargs.get("frameskip", 4)
+        # The ids of old have a skip of 1, or one that is drawn.
+        default = 4 if is_v5 or self.preprocess == "auto" else 1
+        skip = self.kwargs.get("frameskip", default)
         return skip if isinstance(skip, int) else 1

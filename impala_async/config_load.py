@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from impala_async.config import RunConfig
+from impala_async.config import DECIDED_BY_LOCKSTEP, RunConfig
 from impala_async.errors import ConfigError
 
 COMMAND_LINE = "--set"
@@ -68,11 +68,29 @@ def validate_config(
     lines = list(mistakes)
     try:
         config = RunConfig.model_validate(settings)
+        if config.pace.is_lockstep:
+            lines += _idle_keys(settings, sources or {})
     except ValidationError as error:
         lines += [_explain(dict(detail), sources or {}) for detail in error.errors()]
     if lines:
         raise ConfigError("\n".join(lines))
     return config
+
+
+def _idle_keys(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
+    """What does nothing in lockstep and was set beside it, or on the command line.
+
+    By their sources and not by their values: a preset's are passed over, and a resolved config
+    holds all keys.
+    """
+
+    def source_of(key: str) -> str | None:
+        return sources.get(key, sources.get(key.partition(".")[0]))
+
+    for key in DECIDED_BY_LOCKSTEP:
+        source = source_of(key)
+        if _is_at(settings, key) and source in {COMMAND_LINE, source_of("pace.mode")} - {None}:
+            yield f"{source}: {key}: does nothing with pace.mode lockstep: drop it"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -130,7 +148,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
-    """One line for one mistake: source, dotted key, what it got, what it wants."""
+    """A line for each mistake: source, dotted key, what it got, what it wants."""
     named = [part for part in detail["loc"] if isinstance(part, str)]
     key = ".".join(named)
     source = _source(key, sources)
@@ -141,7 +159,8 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
         return f"{source}: {'env.id' if key == 'env' else key}: required{hint}"
     if detail["type"] == "value_error":
         message = detail["msg"].removeprefix("Value error, ")
-        return f"{source}: {key + ': ' if key else ''}{message}"
+        place = f"{source}: {key}: " if key else f"{source}: "
+        return "\n".join(place + line for line in message.splitlines())
     item = "".join(f"[{part}]" for part in detail["loc"] if isinstance(part, int))
     wanted = _wanted_at(key, is_item=bool(item)) or detail["msg"]
     return f"{source}: {key}{item}: {wanted}, got {_shown(detail['input'])}"

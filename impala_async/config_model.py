@@ -1,9 +1,10 @@
 """The `[model]` section: the network, and which of its keys go together."""
 
 import re
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from impala_async.config_section import Section
 
@@ -49,27 +50,23 @@ class ModelSection(Section):
             return self.name != "mlp" or self.core is not None
         return self.shared_torso
 
-    @model_validator(mode="after")
-    def _keys_fit_the_network(self) -> Self:
+    def broken_rules(self) -> Iterator[str]:
         if self.name not in TORSOS and not re.fullmatch(r"[\w.]+:\w+", self.name):
-            raise ValueError(
+            yield (
                 f"name must be one of {', '.join(TORSOS)}, or package.module:Class of your own, "
                 f"got {self.name!r}"
             )
         if self.hidden_sizes is not None and min(self.hidden_sizes) < 1:
-            raise ValueError(f"hidden_sizes must all be at least 1, got {list(self.hidden_sizes)}")
+            yield f"hidden_sizes must all be at least 1, got {list(self.hidden_sizes)}"
         if self.core is not None and not self.has_shared_torso:
-            raise ValueError(
+            yield (
                 f"shared_torso (false) does not go with core ({self.core}), which policy and value "
                 "share: drop one of them"
             )
         if self.width != 1 and self.name != "impala_resnet":
-            raise ValueError(
+            yield (
                 f"width ({self.width}) does nothing with name ({self.name}): it is for "
                 "impala_resnet"
             )
         if self.core is None and self.core_size != 256:
-            raise ValueError(
-                f"core_size ({self.core_size}) does nothing without core: set that too"
-            )
-        return self
+            yield (f"core_size ({self.core_size}) does nothing without core: set that too")

@@ -1,11 +1,11 @@
-"""What every section of the config is."""
+"""What every section of the config is, and how it tells which of its rules are broken."""
 
 import json
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -27,6 +27,17 @@ class Section(BaseModel):
         if takes_truth and isinstance(value, int | float | str) and not isinstance(value, bool):
             raise ValueError(f"wants true or false, got {json.dumps(value)}")
         return value
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        """One line for each that does not, so that all are told in one go."""
+        if broken := list(self.broken_rules()):
+            raise ValueError("\n".join(broken))
+        return self
+
+    def broken_rules(self) -> Iterator[str]:
+        """What is wrong between keys that are right one by one."""
+        return iter(())
 
 
 def _within(annotation: Any) -> Iterator[Any]:

@@ -1,4 +1,7 @@
-"""What all doors share: flags, settings from flags, logging, and the way errors leave a process."""
+"""What all doors share: flags, settings from flags, logging, and the way errors leave a process.
+
+What takes long to import, a door imports behind `run_door`, where Ctrl-C is taken care of.
+"""
 
 import argparse
 import logging
@@ -10,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from impala_async import __version__
-from impala_async.config import BindSection, RunConfig
-from impala_async.config_load import load_config, merge_overrides, validate_config
 from impala_async.errors import EXIT_BUG, EXIT_INTERRUPTED, ConfigError, ImpalaAsyncError
-from impala_async.learner.run_folder import RunFolder, default_run_path
+from impala_async.interrupts import quit_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from impala_async.config import BindSection, RunConfig
+    from impala_async.learner.run_folder import RunFolder
 
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
 FIXED_SECTIONS = ("env", "model", "trajectory")
@@ -56,6 +60,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def names_an_env(args: argparse.Namespace) -> bool:
     """Whether the flags say what to run, by a file or by env.id."""
+    from impala_async.config_load import merge_overrides
+
     env = merge_overrides({}, args.overrides).settings.get("env")
     return args.config is not None or (isinstance(env, dict) and "id" in env)
 
@@ -67,8 +73,11 @@ def default_config_path() -> Path:
     return inside if inside.exists() else package.parent / "configs" / "cartpole.toml"
 
 
-def check_run(args: argparse.Namespace, default: Path | None) -> tuple[RunConfig, RunFolder]:
+def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfig, RunFolder]":
     """Settings and folder of a new or a resumed run, before anything is written."""
+    from impala_async.config_load import load_config
+    from impala_async.learner.run_folder import RunFolder, default_run_path
+
     if args.resume:
         return _check_resumed(args)
     config = load_config(args.config if names_an_env(args) else default, args.overrides)
@@ -81,7 +90,10 @@ def check_run(args: argparse.Namespace, default: Path | None) -> tuple[RunConfig
     return config, folder
 
 
-def _check_resumed(args: argparse.Namespace) -> tuple[RunConfig, RunFolder]:
+def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
+    from impala_async.config_load import merge_overrides, validate_config
+    from impala_async.learner.run_folder import RunFolder
+
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     folder = RunFolder.open(args.run_dir)
@@ -95,13 +107,15 @@ def _check_resumed(args: argparse.Namespace) -> tuple[RunConfig, RunFolder]:
     return config, folder
 
 
-def bind_of_this_start(bind: BindSection) -> dict[str, str]:
+def bind_of_this_start(bind: "BindSection") -> dict[str, str]:
     """The environment that tells a learner where to listen in this start."""
     return {BIND_VARIABLE: bind.model_dump_json()}
 
 
-def with_bind_of_this_start(config: RunConfig) -> RunConfig:
+def with_bind_of_this_start(config: "RunConfig") -> "RunConfig":
     """The settings for this start, with the ports that `train` has chosen if it has."""
+    from impala_async.config import BindSection
+
     chosen = os.environ.get(BIND_VARIABLE)
     if chosen is None:
         return config
@@ -125,9 +139,13 @@ def start_logging() -> "Console":
 
 
 def run_door(body: Callable[[], int]) -> int:
-    """The exit code of a door. What a user can mend is one line; a bug of ours is a traceback."""
+    """The exit code of a door. What a user can mend is one line; a bug of ours is a traceback.
+
+    Ctrl-C ends it at once, until the body takes that over.
+    """
     try:
-        return body()
+        with quit_at_once():
+            return body()
     except ImpalaAsyncError as error:
         if error.exit_code == EXIT_BUG:
             traceback.print_exc()

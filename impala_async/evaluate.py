@@ -5,18 +5,19 @@ folder, or of its `checkpoints`; a checkpoint's own folder works as well.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impala_async.config import RunConfig
 from impala_async.doors import new_parser, run_door
 from impala_async.errors import CheckpointError, ConfigError, EnvError
-from impala_async.learner.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from impala_async.config import RunConfig
     from impala_async.envs.vector import EnvBatch
+    from impala_async.learner.run_folder import RunFolder
     from impala_async.policy import Policy
     from impala_async.training.checkpoint import Checkpoint
 
@@ -58,8 +59,10 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _locate(path: Path) -> tuple[RunFolder, Path]:
+def _locate(path: Path) -> "tuple[RunFolder, Path]":
     """The run, and its checkpoints or one of them."""
+    from impala_async.learner.run_folder import RunFolder
+
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such folder")
     whole = path.resolve()
@@ -76,7 +79,9 @@ def _locate(path: Path) -> tuple[RunFolder, Path]:
     )
 
 
-def _play(config: RunConfig, path: Path, args: argparse.Namespace, *, is_one: bool) -> list[float]:
+def _play(
+    config: "RunConfig", path: Path, args: argparse.Namespace, *, is_one: bool
+) -> list[float]:
     from impala_async.envs.make import build_envs
     from impala_async.policy import Policy
     from impala_async.spec import Schema, recurrent_state
@@ -85,6 +90,8 @@ def _play(config: RunConfig, path: Path, args: argparse.Namespace, *, is_one: bo
     checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
+    # From here on there is something to close.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     envs = build_envs(config.actor.sampler, config.env, min(NUM_ENVS, args.episodes))
     state = recurrent_state(config.model.core, config.model.core_size)
     schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows, state)

@@ -8,9 +8,8 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from impala_async.config import BindSection, RunConfig
 from impala_async.doors import (
     add_run_flags,
     bind_of_this_start,
@@ -23,7 +22,10 @@ from impala_async.doors import (
 )
 from impala_async.errors import EXIT_CONFIG, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
-from impala_async.learner.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from impala_async.config import BindSection, RunConfig
+    from impala_async.learner.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +72,15 @@ def _train(args: argparse.Namespace) -> int:
     return code
 
 
-def _unnamed_ports(bind: BindSection) -> dict[str, str]:
+def _unnamed_ports(bind: "BindSection") -> dict[str, str]:
     """Where the settings name no port any will do, in the run folder too, for a later resume."""
     return {key: ANY_PORT for key in ("data", "weights") if key not in bind.model_fields_set}
 
 
-def _chosen(bind: BindSection) -> BindSection:
+def _chosen(bind: "BindSection") -> "BindSection":
     """A port for each `*`: the actors are started at once, before the learner has a port."""
+    from impala_async.config import BindSection
+
     data, weights = (
         f"{url.removesuffix('*')}{port}" if url.endswith(":*") else url
         for url, port in zip((bind.data, bind.weights), free_ports(2), strict=True)
@@ -91,7 +95,7 @@ def _reached_at(url: str) -> str:
 
 
 def _learner_flags(
-    args: argparse.Namespace, folder: RunFolder, overrides: Sequence[str]
+    args: argparse.Namespace, folder: "RunFolder", overrides: Sequence[str]
 ) -> list[str]:
     """The same flags for the learner."""
     flags = ["--run-dir", str(folder.path)]
@@ -103,7 +107,9 @@ def _learner_flags(
     return flags + [part for override in overrides for part in ("--set", override)]
 
 
-def _show(summary: dict[str, Any], folder: RunFolder, config: RunConfig, launched_s: float) -> None:
+def _show(
+    summary: dict[str, Any], folder: "RunFolder", config: "RunConfig", launched_s: float
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -112,13 +118,15 @@ def _show(summary: dict[str, Any], folder: RunFolder, config: RunConfig, launche
     this_start = "" if summary["run_s"] < launched_s + 1 else ", this start"
     mean_return = summary["mean_return_100"]
     lag = summary["lag_quantiles"]
+    rate, frame_rate = summary["env_steps_per_s"], summary["frames_per_s"]
+    frames = "" if frame_rate == rate else f" ({frame_rate:,.0f} frames)"
     table = Table(title=f"{summary['env_id']}: ended ({summary['exit_reason']})", show_header=False)
     rows = {
         "mean return of 100 episodes": "-" if mean_return is None else f"{mean_return:.1f}",
         "env steps trained": f"{summary['env_steps_trained']:,}",
         "updates": f"{summary['updates']:,}",
         f"seconds of training{this_start}": seconds,
-        f"env steps per second{this_start}": f"{summary['env_steps_per_s']:,.0f}",
+        f"env steps per second{this_start}": f"{rate:,.0f}{frames}",
         "lag, median (largest)": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
         "trajectories dropped": str(sum(summary["dropped"].values())),
         "trajectories refused": str(summary["rejected"]),
@@ -131,7 +139,7 @@ def _show(summary: dict[str, Any], folder: RunFolder, config: RunConfig, launche
     print(f"run folder: {folder.path}\nlearning curve: {drawn}")
 
 
-def _draw(summary: dict[str, Any], folder: RunFolder, goal: float | None) -> str:
+def _draw(summary: dict[str, Any], folder: "RunFolder", goal: float | None) -> str:
     """Where the picture is, or why there is none."""
     from impala_async.plot import draw_learning_curve
 

@@ -161,8 +161,8 @@ def test_max_lag_leaves_room_for_all_passes(size: int, passes: int) -> None:
     settings = {"learner__minibatch_buffer_size": size, "learner__num_passes": passes}
     config_of(**settings, learner__max_lag=needed)
     text = complaint(**settings, learner__max_lag=needed - 1)
-    assert f"max_lag ({needed - 1}) must be at least" in text
-    assert f"(num_passes - 1) = {needed}" in text
+    assert f"learner.max_lag ({needed - 1}) must be at least" in text
+    assert f"(num_passes - 1) * algorithm.num_minibatches = {needed}" in text
 
 
 def test_a_minibatch_has_a_column() -> None:
@@ -277,13 +277,24 @@ def test_a_long_way_from_acting_to_learning_is_warned_of() -> None:
 
 
 def test_minibatches_are_updates_too() -> None:
-    (warning,) = config_of(algorithm__name="ppo", algorithm__num_minibatches=3).warnings()
-    assert "12 updates old" in warning
-    assert "GAE to fewer" in warning
-    assert "algorithm.num_minibatches" in warning
     vtrace = {"algorithm__returns": "vtrace", "algorithm__num_minibatches": 3}
     (warning,) = config_of(algorithm__name="ppo", **vtrace).warnings()
+    assert "12 updates old" in warning
+    assert "algorithm.num_minibatches" in warning
     assert "GAE" not in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("ppo", "lockstep, or algorithm.returns to vtrace"), ("a2c", "lockstep")],
+)
+def test_returns_that_take_old_data_for_new_are_warned_of(name: str, fix: str) -> None:
+    """However short the queues are: nothing corrects these for what acted."""
+    (warning,) = config_of(algorithm__name=name, learner__queue_size=1).warnings()
+    assert "3 updates old" in warning
+    assert warning.endswith(f"returns by GAE take it for new: set pace.mode to {fix}")
+    assert config_of(algorithm__name=name, pace__mode="lockstep").warnings() == []
+    assert config_of(algorithm__name="ppo", algorithm__returns="vtrace").warnings() == []
 
 
 def test_open_doors_are_warned_of() -> None:
@@ -376,9 +387,13 @@ def test_in_lockstep_every_batch_has_all_its_passes() -> None:
 
 
 def test_in_lockstep_passes_and_minibatches_make_nothing_older() -> None:
-    ppo = {"algorithm__name": "ppo", "algorithm__num_minibatches": 8, "learner__num_passes": 10}
-    config = config_of(**LOCKSTEP, **ppo, learner__max_lag=20)
-    assert config.warnings() == []
+    ppo = {"algorithm__name": "ppo", "algorithm__num_minibatches": 8, "learner__num_passes": 200}
+    assert config_of(**LOCKSTEP, **ppo).warnings() == []
+
+
+def test_in_lockstep_one_batch_waits_at_most() -> None:
+    """So no memory is kept for more, whatever a preset says."""
+    assert config_of(**LOCKSTEP, learner__queue_size=9).learner.queue_size == 1
 
 
 def test_minibatches_are_of_the_columns_that_lockstep_has() -> None:

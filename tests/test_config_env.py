@@ -30,9 +30,16 @@ def test_a_bad_wrapper_is_told_what_is_wanted(wrappers: str) -> None:
         ("MyGame-v0", {"frameskip": 9}, 1),
         ("ALE/Pong-v5", {}, 4),
         ("ale_py:ALE/Pong-v5", {"frameskip": 2}, 2),
+        ("ale_py:PongNoFrameskip-v4", {}, 4),
+        ("ALE/Pong-v5", {"frameskip": [2, 5]}, 1),
     ],
 )
 def test_frames_per_step_follow_the_frame_skip(
     env_id: str, kwargs: dict[str, Any], frames: int
 ) -> None:
     assert EnvSection(id=env_id, kwargs=kwargs).frames_per_step == frames
+
+
+def test_without_preprocessing_the_frame_skip_is_that_of_the_id() -> None:
+    for env_id, frames in (("ALE/Pong-v5", 4), ("ale_py:PongNoFrameskip-v4", 1)):
+        assert EnvSection(id=env_id, preprocess="none").frames_per_step == frames

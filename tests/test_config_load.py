@@ -293,6 +293,51 @@ def test_a_mistake_between_keys_names_all_its_sources(toml: Path) -> None:
     assert mistake("learner.batch_columns=4").startswith("--set: learner.batch_columns (4) must")
 
 
+def test_all_broken_rules_are_told_each_in_its_line() -> None:
+    overrides = ("init_num_passes=5", "heartbeat_s=9", "num_passes=2")
+    learner = [f"learner.{override}" for override in overrides]
+    lines = mistakes(None, "env.id=X", *learner, "pace.lag=1")
+    assert [line.partition(" (")[0] for line in lines] == [
+        "--set: learner: init_num_passes",
+        "--set: learner: heartbeat_s",
+        "--set: pace: lag does nothing in mode async: drop it, or set mode lockstep",
+    ]
+    overrides = ("pace.mode=lockstep", "learner.batch_columns=4", "learner.publish_every_updates=2")
+    lines = mistakes(None, "env.id=X", *overrides)
+    assert [line.partition(" (")[0] for line in lines] == [
+        "--set: pace.mode lockstep: learner.batch_columns",
+        "--set: pace.mode lockstep: learner.publish_every_updates",
+    ]
+
+
+IDLE = pytest.mark.parametrize("override", ["learner.max_lag=100", "learner.queue_size=1"])
+
+
+@IDLE
+def test_what_does_nothing_in_lockstep_is_refused_on_the_command_line(
+    toml: Path, override: str
+) -> None:
+    key = override.partition("=")[0]
+    line = f"--set: {key}: does nothing with pace.mode lockstep: drop it"
+    assert mistake("pace.mode=lockstep", override) == line
+    assert mistake("pace={mode='lockstep'}", f"learner={{{override[8:]}}}") == line
+    toml.write_text("[env]\nid = 'X'\n[pace]\nmode = 'lockstep'\n")
+    assert mistakes(toml, override) == [line]
+    load_config(toml, [override, "pace.mode=async"])
+
+
+@IDLE
+def test_what_does_nothing_in_lockstep_is_refused_beside_it_and_not_in_a_preset(
+    toml: Path, override: str
+) -> None:
+    key = override.partition("=")[0]
+    preset = f"{override}\nenv.id = 'X'\nlearner.num_passes = 2\n"
+    toml.write_text(preset)
+    load_config(toml, ["pace.mode=lockstep"])
+    toml.write_text(f"{preset}pace.mode = 'lockstep'\n")
+    assert mistakes(toml) == [f"{toml}: {key}: does nothing with pace.mode lockstep: drop it"]
+
+
 def test_one_item_of_a_list_is_named() -> None:
     assert mistake("model.hidden_sizes=[64, 'x']") == (
         '--set: model.hidden_sizes[1]: wants a whole number, got "x"'

@@ -1,6 +1,7 @@
 """What every section refuses: unknown keys, changes, numbers that are none, truth for numbers."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,20 @@ class Sample(Section):
     rate: float | None = 0.5
     is_on: bool = False
     sizes: tuple[int, ...] = (1, 2)
+
+
+class Ruled(Sample):
+    def broken_rules(self) -> Iterator[str]:
+        if self.count > self.sizes[0]:
+            yield "count is too large"
+        if self.is_on and self.rate is None:
+            yield "what is on has a rate"
+
+
+def test_every_broken_rule_is_told() -> None:
+    Ruled(is_on=True)
+    with pytest.raises(ValidationError, match="count is too large\nwhat is on has a rate"):
+        Ruled(count=2, is_on=True, rate=None)
 
 
 @pytest.mark.parametrize(

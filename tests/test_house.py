@@ -29,19 +29,20 @@ FLOORS = {
     # The package's own __init__ stands on the ground too.
     **dict.fromkeys(["__init__", "errors", "config", "config_load"], GROUND),
     **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
-    **dict.fromkeys(["layout", "spec", "trajectory", "weights", "lifeline"], GROUND),
+    **dict.fromkeys(["layout", "spec", "trajectory", "weights", "lifeline", "interrupts"], GROUND),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
     "policy": LANDING,
     "training": WORKSHOP,
     **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
 }
 GROUND_LIBRARIES = {"numpy", "pydantic"}
-LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "__init__", "launch"}
+LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "interrupts"}
+LAUNCH_MAY_IMPORT |= {"__init__", "launch"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
     *("__init__", "errors", "config", "config_load", "layout", "spec", "trajectory", "weights"),
-    *("config_algorithm", "config_env", "config_model", "config_section", "lifeline"),
+    *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
     *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
 )

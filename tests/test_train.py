@@ -25,6 +25,7 @@ SUMMARY = {
     "run_s": 12.34,
     "rejected": 0,
     "env_steps_per_s": 10004.5,
+    "frames_per_s": 10004.5,
     "mean_return_100": 475.25,
     "lag_quantiles": [0, 1, 2, 3, 9],
     "dropped": {"stale": 3, "shutdown": 4},
@@ -218,6 +219,14 @@ def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, sa
         assert value in shown
     assert any("dropped" in line and " 7 " in line for line in shown.splitlines())
     assert Path("here/learning_curve.png").exists()
+
+
+def test_frames_are_shown_where_a_step_takes_several(
+    monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    write_summary(monkeypatch, frames_per_s=40018.0)
+    started("--run-dir", "here")
+    assert "10,004 (40,018 frames)" in said()
 
 
 def test_paths_are_shown_whole_however_long(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:

@@ -104,11 +104,26 @@ class ActorService:
 
     def _build_envs(self, settings: ActorSettings) -> EnvBatch:
         num_envs = self._num_envs or settings.actor.num_envs
+        self._check_num_envs(num_envs, settings)
         try:
             return build_envs(settings.actor.sampler, settings.env, num_envs)
         except EnvError as error:
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(str(error)) from error
+
+    def _check_num_envs(self, num_envs: int, settings: ActorSettings) -> None:
+        """The learner would refuse them too, but only when all of them are built."""
+        wanted, most = settings.actor.num_envs, self._client.welcome.max_columns
+        if settings.pace.is_lockstep and num_envs != wanted:
+            raise MismatchError(
+                f"--num-envs: pace.mode lockstep wants {wanted} environments of each actor, got "
+                f"{num_envs}: start it without the flag"
+            )
+        if num_envs > most:
+            raise MismatchError(
+                f"--num-envs: a batch of this learner has learner.batch_columns = {most}, got "
+                f"{num_envs}: start fewer environments, or more actors"
+            )
 
     def _sample(self, sampler: Sampler, rows: int) -> None:
         num_steps = 0

@@ -21,7 +21,8 @@ DEVIATION_EPS = 1e-8
 
 class LossTerms(NamedTuple):
     """`policy`, `value` and `entropy` carry their weights; `kl` does not, so that it can be
-    compared with a target. `total` = policy + value + entropy + kl_coeff * kl.
+    compared with a target. `total` = policy + value + entropy + kl_coeff * kl. `targets_TB` is what
+    values regress to, and 0 on masked rows.
     """
 
     policy: Tensor
@@ -29,6 +30,7 @@ class LossTerms(NamedTuple):
     entropy: Tensor
     kl: Tensor
     total: Tensor
+    targets_TB: Tensor
 
 
 class ValidRows:
@@ -82,14 +84,16 @@ class ValidRows:
         kl_TB: Tensor | None = None,
         kl_coeff: float = 0.0,
     ) -> LossTerms:
-        errors_TB = self.take(targets_TB) - self.take(values_SB[:-1])
+        targets_TB = self.take(targets_TB)
+        errors_TB = targets_TB - self.take(values_SB[:-1])
         policy = self.reduce(policy_TB)
         value = 0.5 * value_cost * self.reduce(errors_TB.square())
         entropy = -entropy_cost * self.reduce(self.take(entropies_TB))
         kl = torch.zeros_like(policy) if kl_TB is None else self.reduce(self.take(kl_TB))
         total = policy + value + entropy
         # A KL may be infinite, and 0 times that would not be 0.
-        return LossTerms(policy, value, entropy, kl, total + kl_coeff * kl if kl_coeff else total)
+        total = total + kl_coeff * kl if kl_coeff else total
+        return LossTerms(policy, value, entropy, kl, total, targets_TB)
 
 
 def clipped_surrogate(ratios_TB: Tensor, advantages_TB: Tensor, clip: float) -> Tensor:

@@ -7,6 +7,7 @@ behind in it: threads, memory, an OpenGL context, a changed random seed. `read_a
 asking side, and does not import gymnasium.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from impala_async.config_env import EnvSection
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
+from impala_async.interrupts import end_silently
 from impala_async.spec import ActionSpec, ObsSpec, Schema
 
 if TYPE_CHECKING:
@@ -51,10 +53,12 @@ def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec]:
 
 def main() -> int:
     """Answer on the real stdout, while whatever the environment prints goes to stderr."""
+    end_silently()
     answers = os.dup(1)
     os.dup2(2, 1)
     answer, exit_code = _answer(sys.stdin.buffer.read(), sys.argv[1:])
-    os.write(answers, f"{answer}\n".encode())
+    with contextlib.suppress(BrokenPipeError):  # who asked is gone
+        os.write(answers, f"{answer}\n".encode())
     os.close(answers)
     return exit_code
 

@@ -96,7 +96,7 @@ def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, A
     if section.wrappers:
         raise EnvError(
             f"env.wrappers: {section.id} makes a whole vector of environments, and wrappers go "
-            "around single ones: drop them"
+            "around single ones: drop them, or put them on in a function that makes the vector"
         )
     with Blame(section.id, _with(section)):
         if callable(found):

@@ -25,6 +25,7 @@ from impala_async.errors import (
     EXIT_NOT_ALLOWED,
     ConfigError,
 )
+from impala_async.interrupts import deaf_children
 from impala_async.lifeline import Lifeline
 
 logger = logging.getLogger(__name__)
@@ -228,16 +229,17 @@ class LocalRun:
         output: IO[bytes] | None,
         environment: Mapping[str, str],
     ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", f"impala_async.{door}", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**ONE_THREAD, **os.environ, **self._lifeline.environment, **environment},
-            pass_fds=self._lifeline.fds,
-            # Ctrl-C reaches this process alone, which passes it on once.
-            process_group=0,
-        )
+        with deaf_children():
+            return subprocess.Popen(
+                [sys.executable, "-m", f"impala_async.{door}", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**ONE_THREAD, **os.environ, **self._lifeline.environment, **environment},
+                pass_fds=self._lifeline.fds,
+                # Ctrl-C reaches this process alone, which passes it on once.
+                process_group=0,
+            )
 
     def _end(self) -> None:
         """The learner has ended, or the run is given up: nobody stays behind."""

@@ -6,9 +6,9 @@ Runs on: main thread; torch is imported only when the flags and settings are goo
 import logging
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from impala_async import lifeline
-from impala_async.config import RunConfig
 from impala_async.doors import (
     add_run_flags,
     check_run,
@@ -18,8 +18,10 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError
-from impala_async.learner.probe import SpaceProbe
-from impala_async.learner.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from impala_async.config import RunConfig
+    from impala_async.learner.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_door(body)
 
 
-def _serve(config: RunConfig, folder: RunFolder, *, is_resumed: bool) -> int:
+def _serve(config: "RunConfig", folder: "RunFolder", *, is_resumed: bool) -> int:
+    from impala_async.learner.probe import SpaceProbe
+
     console = start_logging()
     probe = (
         SpaceProbe(config.env, config.actor, config.model)

@@ -46,7 +46,7 @@ def build_learner(
     device = pick_device(config.learner.device)
     section = config.learner
     num_slots = num_host_slots(section, device)
-    check_memory(config, schema, num_slots)
+    check_memory(config, schema, num_slots, device)
     policy = Policy(schema, config.model, seed=config.seed, device=device)
     step = UpdateStep(policy, config.algorithm, device, seed=config.seed)
     if training is not None:
@@ -55,6 +55,8 @@ def build_learner(
     full = IndexQueue("full", num_slots)
     bodies: dict[str, Callable[[], None]] = {}
     loader: Loader
+    # Where the end falls among the batches must not depend on the clock.
+    is_drained = config.pace.is_lockstep
     if device.type == "cuda":
         moving = DeviceLoader(
             slots,
@@ -63,12 +65,12 @@ def build_learner(
             schema=schema,
             num_device_slots=section.minibatch_buffer_size + 1,
             device=device,
+            is_drained=is_drained,
         )
         bodies["loader"] = moving.run
         loader = moving
     else:
-        # Where the end falls among the batches must not depend on the clock.
-        loader = HostLoader(slots, full, release, is_drained=config.pace.is_lockstep)
+        loader = HostLoader(slots, full, release, is_drained=is_drained)
     thread = LearnerThread(
         step=step,
         snapshot=Snapshot(policy.layout),

@@ -55,7 +55,7 @@ class Loader(Protocol):
         ...
 
     def leftovers(self) -> list[int]:
-        """After the close: batches that never reached the ring."""
+        """After the end: batches that never reached the ring."""
         ...
 
     def report(self) -> dict[str, object]:
@@ -63,12 +63,19 @@ class Loader(Protocol):
         ...
 
     def close(self) -> None:
-        """Wake whoever waits: it sees ClosedError."""
+        """Nothing more comes in: whoever waits sees ClosedError.
+
+        A loader that is drained hands out first what is there.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Nobody takes batches any more: whatever waits is left over."""
         ...
 
 
 class HostLoader:
-    """The loader of a CPU: hands out views. `is_drained`: what is full at the close still goes."""
+    """The loader of a CPU: hands out views."""
 
     def __init__(
         self,
@@ -108,6 +115,9 @@ class HostLoader:
     def close(self) -> None:
         self._full.close(is_drained=self._is_drained)
 
+    def abandon(self) -> None:
+        self._full.close()
+
 
 @dataclass(slots=True, eq=False)
 class _DeviceSlot:
@@ -134,7 +144,9 @@ class DeviceLoader:
         schema: Schema,
         num_device_slots: int,
         device: torch.device,
+        is_drained: bool = False,
     ) -> None:
+        self._is_drained = is_drained
         self._slots = slots
         self._full = full
         self._release_slot = release_slot
@@ -155,16 +167,12 @@ class DeviceLoader:
     def run(self) -> None:
         """The body of the loader thread; ends with ClosedError."""
         torch.cuda.set_device(self._device)
-        while True:
-            slot = self._slots[self._full.get()]
-            self._num_loading = 1
-            self._interrupted = [slot.batch]
-            place = self._free.get()
-            self._copy(slot, self._places[place])
-            self._interrupted = []
-            self._release_slot(slot.index)
-            self._num_loading = 0
-            self._ready.put(place)
+        try:
+            while True:
+                self._load_next()
+        finally:
+            # Only now nothing more gets ready.
+            self._ready.close(is_drained=self._is_drained)
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         if self.num_waiting():
@@ -194,9 +202,26 @@ class DeviceLoader:
         return {**self._full.report(), **self._ready.report()}
 
     def close(self) -> None:
+        if self._is_drained:
+            self._full.close(is_drained=True)
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
         self._full.close()
         self._free.close()
         self._ready.close()
+
+    def _load_next(self) -> None:
+        slot = self._slots[self._full.get()]
+        self._num_loading = 1
+        self._interrupted = [slot.batch]
+        place = self._free.get()
+        self._copy(slot, self._places[place])
+        self._interrupted = []
+        self._release_slot(slot.index)
+        self._num_loading = 0
+        self._ready.put(place)
 
     def _copy(self, slot: Slot, target: _DeviceSlot) -> None:
         with torch.cuda.stream(self._stream):

@@ -8,10 +8,16 @@ is free is what the system says; the limit of a container, and a GPU's memory, a
 Runs on: event loop, once
 """
 
+import math
+from typing import NamedTuple
+
 import psutil
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from impala_async.config import RunConfig
+from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
 from impala_async.spec import Schema
 
@@ -22,28 +28,73 @@ LOGIT_COPIES = 4
 GIB = 1 << 30
 
 
-def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
-    """Raise ValueError if slots and model want more memory than is free."""
-    batch_columns = config.learner.batch_columns
-    slot_bytes = num_slots * batch_columns * schema.layout.column_bytes
-    model_bytes = _model_bytes(config, schema)
+class _Want(NamedTuple):
+    """So many bytes for something, and what makes them fewer."""
+
+    num_bytes: int
+    purpose: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes / GIB:.1f} GiB for {self.purpose}"
+
+
+def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torch.device) -> None:
+    """Raise ValueError if slots, model and an update want more memory than is free."""
+    slot_bytes = config.learner.batch_columns * schema.layout.column_bytes
+    model = _plan(config, schema)
+    columns = "learner.batch_columns, trajectory.rows"
+    wants = [
+        _Want(num_slots * slot_bytes, f"{num_slots} batches", f"{columns} or learner.queue_size"),
+        _Want(
+            MODEL_COPIES * sum(tensor.nbytes for tensor in model.state_dict().values()),
+            "the model",
+            "model.hidden_sizes, or choose an environment with fewer actions",
+        ),
+    ]
+    if device.type == "cpu":
+        update_bytes = _update_bytes(config, schema, model)
+        wants.append(_Want(update_bytes, "an update", f"{columns}, or choose a smaller network"))
     free_bytes = psutil.virtual_memory().available
-    if slot_bytes + model_bytes > free_bytes:
-        keys = "learner.batch_columns, trajectory.rows or learner.queue_size"
-        if model_bytes > slot_bytes:
-            keys = "model.hidden_sizes, or choose an environment with fewer actions"
+    if sum(want.num_bytes for want in wants) > free_bytes:
+        *others, last = map(str, wants)
         raise ValueError(
-            f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches and "
-            f"{model_bytes / GIB:.1f} GiB for the model, and {free_bytes / GIB:.1f} GiB are free: "
-            f"lower {keys}"
+            f"it wants {', '.join(others)} and {last}, and {free_bytes / GIB:.1f} GiB are free: "
+            f"lower {max(wants).advice}"
         )
 
 
-def _model_bytes(config: RunConfig, schema: Schema) -> int:
-    """An estimate without building anything: `meta` tensors have a shape and no memory."""
+def _plan(config: RunConfig, schema: Schema) -> ActorCritic:
+    """The model without its memory: `meta` tensors have a shape and nothing else."""
     with torch.device("meta"):
-        model = build_model(config.model, schema.inputs, schema.action)
-    weights: int = sum(tensor.nbytes for tensor in model.state_dict().values())
-    num_rows = config.learner.batch_columns * (schema.rows + 1)
-    logits = 4 * num_rows * schema.action.num_choices
-    return MODEL_COPIES * weights + LOGIT_COPIES * logits
+        return build_model(config.model, schema.inputs, schema.action)
+
+
+def _update_bytes(config: RunConfig, schema: Schema, model: ActorCritic) -> int:
+    """An estimate of what a batch, or one of its minibatches, takes while it is learned from."""
+    num_columns = math.ceil(config.learner.batch_columns / config.algorithm.num_minibatches)
+    logit_bytes = LOGIT_COPIES * 4 * schema.action.num_choices
+    return num_columns * (schema.rows + 1) * (_kept_bytes(schema, model) + logit_bytes)
+
+
+def _kept_bytes(schema: Schema, model: ActorCritic) -> int:
+    """What one row leaves behind for the backward pass, and the gradient of the largest of it."""
+    obs = {
+        leaf.name: torch.empty(1, *leaf.shape, dtype=getattr(torch, leaf.dtype), device="meta")
+        for leaf in schema.inputs.leaves
+    }
+    state = tuple(torch.empty(1, *array.shape, device="meta") for array in schema.state)
+    is_first_BS = torch.empty(1, 1, dtype=torch.bool, device="meta")
+    kept: set[torch.UntypedStorage] = set()
+
+    def keep(tensor: Tensor) -> Tensor:
+        # Several tensors may share one, as those that are changed in place do.
+        kept.add(tensor.untyped_storage())
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(obs, state, is_first_BS if state else None)
+    # Weights are counted with the model.
+    kept -= {tensor.untyped_storage() for tensor in model.state_dict().values()}
+    sizes = [storage.nbytes() for storage in kept]
+    return sum(sizes) + max(sizes, default=0)

@@ -12,6 +12,7 @@ from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
 from impala_async.envs.describe import read_answer
 from impala_async.errors import EnvError
+from impala_async.interrupts import deaf_children
 from impala_async.spec import Schema, recurrent_state
 
 PROBE_TIMEOUT_S = 120.0
@@ -23,12 +24,13 @@ class SpaceProbe:
     def __init__(self, env: EnvSection, actor: ActorSection, model: ModelSection) -> None:
         self._env = env
         self._state = recurrent_state(model.core, model.core_size)
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "impala_async.envs.describe", actor.sampler],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=lifeline.inherited_fds(),
-        )
+        with deaf_children():
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "impala_async.envs.describe", actor.sampler],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=lifeline.inherited_fds(),
+            )
         assert self._child.stdin is not None
         self._child.stdin.write(env.model_dump_json().encode())
         self._child.stdin.close()

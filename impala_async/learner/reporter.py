@@ -96,6 +96,7 @@ class Reporter:
         sinks: Sequence[Sink],
         parts: Sequence[Part],
         env_steps: Callable[[], int],
+        frames_per_step: int,
         ask: Flag,
         earlier_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -107,6 +108,7 @@ class Reporter:
         self._sinks = sinks
         self._parts = parts
         self._env_steps = env_steps
+        self._frames_per_step = frames_per_step
         self._ask = ask
         self._answered = asyncio.Event()
         self._rate_from = (now, env_steps())
@@ -141,10 +143,12 @@ class Reporter:
         now, env_steps = self._clock(), self._env_steps()
         since, steps_then = self._rate_from
         self._rate_from = (now, env_steps)
+        steps_per_s = (env_steps - steps_then) / max(now - since, 1e-9)
         own: dict[str, object] = {
             "time_s": round(self.run_s(now), 3),
             "env_steps_trained": env_steps,
-            "env_steps_per_s": (env_steps - steps_then) / max(now - since, 1e-9),
+            "env_steps_per_s": steps_per_s,
+            "frames_per_s": steps_per_s * self._frames_per_step,
             "host/rss_bytes": self._process.memory_info().rss,
         }
         report = assemble(own, *(part() for part in self._parts))

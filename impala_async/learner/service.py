@@ -151,6 +151,7 @@ class LearnerService:
                 self._loop_lag.report,
             ],
             env_steps=lambda: self._progress.env_steps_trained,
+            frames_per_step=self._config.env.frames_per_step,
             ask=self._ports.is_report_due,
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
         )
@@ -192,6 +193,8 @@ class LearnerService:
 
     def _announce(self) -> None:
         """Say where we are; from here on actors may come."""
+        self._loop.add_signal_handler(signal.SIGTERM, self.stop, "terminated")
+        self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         self._folder.write_json(
             "service.json",
             {
@@ -206,8 +209,6 @@ class LearnerService:
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
         logger.info("waiting for actors at %s", self._front.data_url)
-        self._loop.add_signal_handler(signal.SIGTERM, self.stop, "terminated")
-        self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
 
     def _on_interrupt(self) -> None:
         if self._ended.done():

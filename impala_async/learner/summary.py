@@ -27,6 +27,7 @@ def summarise(
     mean_return: float | None,
 ) -> dict[str, Any]:
     """`wall_s` runs from the first update; rates are means over it."""
+    steps_per_s = env_steps_this_start / wall_s if wall_s > 0 else 0.0
     return {
         "exit_reason": exit_reason,
         "env_id": config.env.id,
@@ -36,7 +37,8 @@ def summarise(
         "updates": report["updates"],
         "wall_s": round(wall_s, 3),
         "run_s": report["time_s"],
-        "env_steps_per_s": round(env_steps_this_start / wall_s, 1) if wall_s > 0 else 0.0,
+        "env_steps_per_s": round(steps_per_s, 1),
+        "frames_per_s": round(steps_per_s * config.env.frames_per_step, 1),
         "mean_return_100": mean_return,
         "episodes": report["episodes/count"],
         "lag_quantiles": lag_quantiles(lag_histogram),

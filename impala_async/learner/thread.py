@@ -158,6 +158,9 @@ class LearnerThread:
                     self._use(draw)
         except ClosedError:
             pass
+        finally:
+            # A loader's own thread may be waiting for us.
+            self._loader.abandon()
         self._finish()
 
     def _next_draw(self) -> Draw[LoadedBatch] | None:

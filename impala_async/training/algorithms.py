@@ -1,4 +1,4 @@
-"""The algorithms: what loss each has, what its values regress to, and what it reports.
+"""The algorithms: what loss each has, and what it reports.
 
 Picked once, when an update step is built.
 
@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from impala_async.algo.gae import gae
 from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss
-from impala_async.algo.losses_on_policy import a2c_loss, ppo_loss, ppo_returns
+from impala_async.algo.losses_on_policy import a2c_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
-from impala_async.algo.vtrace import clamped_exp, vtrace
+from impala_async.algo.vtrace import clamped_exp
 from impala_async.config_algorithm import AlgorithmName, AlgorithmSection
 from impala_async.policy import Evaluation
 from impala_async.training.target import TargetView
@@ -75,10 +74,9 @@ class View(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """`loss` takes the entropy cost of now; `targets` are what its values regress to."""
+    """`loss` takes the entropy cost of now."""
 
     loss: Callable[[View, float], LossTerms]
-    targets: Callable[[View], Tensor]
     stats: Callable[[View], dict[str, Tensor]]
 
 
@@ -89,11 +87,7 @@ def _impala(section: AlgorithmSection) -> Algorithm:
         inputs = view.values | view.policy | view.behaviour
         return impala_loss(**inputs, entropy_cost=entropy_cost, **weights, **bars)
 
-    def targets(view: View) -> Tensor:
-        log_rhos_TB = view.log_ratios(view.evaluation.log_probs_TB)
-        return vtrace(log_rhos_TB=log_rhos_TB, **view.values, **bars).targets_TB
-
-    return Algorithm(loss, targets, lambda _: {})
+    return Algorithm(loss, lambda _: {})
 
 
 def _appo(section: AlgorithmSection) -> Algorithm:
@@ -114,10 +108,6 @@ def _appo(section: AlgorithmSection) -> Algorithm:
             **bars,
         )
 
-    def targets(view: View) -> Tensor:
-        log_rhos_TB = view.log_ratios(_target(view).evaluation.log_probs_TB)
-        return vtrace(log_rhos_TB=log_rhos_TB, **view.values, **bars).targets_TB
-
     def stats(view: View) -> dict[str, Tensor]:
         target, rows = _target(view), view.rows
         ratios_TB = impact_ratios(
@@ -131,7 +121,7 @@ def _appo(section: AlgorithmSection) -> Algorithm:
             "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
         }
 
-    return Algorithm(loss, targets, stats)
+    return Algorithm(loss, stats)
 
 
 def _ppo(section: AlgorithmSection) -> Algorithm:
@@ -149,10 +139,6 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
             **settings,
         )
 
-    def targets(view: View) -> Tensor:
-        log_rhos_TB = view.log_ratios(view.evaluation.log_probs_TB)
-        return ppo_returns(log_rhos_TB=log_rhos_TB, **view.values, kind=kind, **settings).targets_TB
-
     def stats(view: View) -> dict[str, Tensor]:
         log_ratios_TB = view.log_ratios(view.evaluation.log_probs_TB)
         ratios_TB = clamped_exp(log_ratios_TB)
@@ -162,7 +148,7 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
             "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
         }
 
-    return Algorithm(loss, targets, stats)
+    return Algorithm(loss, stats)
 
 
 def _a2c(section: AlgorithmSection) -> Algorithm:
@@ -172,10 +158,7 @@ def _a2c(section: AlgorithmSection) -> Algorithm:
         inputs = view.values | view.policy
         return a2c_loss(**inputs, entropy_cost=entropy_cost, lambda_=decay, **weights)
 
-    def targets(view: View) -> Tensor:
-        return gae(**view.values, lambda_=decay).targets_TB
-
-    return Algorithm(loss, targets, lambda _: {})
+    return Algorithm(loss, lambda _: {})
 
 
 def _weights(section: AlgorithmSection) -> dict[str, Any]:

@@ -216,9 +216,9 @@ class UpdateStep:
         numbers = [terms.total.detach(), norm, part.rows.num_valid]
         if self.target is not None:
             numbers.append(stats["policy/kl"])
-        # Each batch counts once: later passes need no targets for it.
+        # Each batch counts once, however many passes it has.
         if self.return_scale is not None and is_first_pass:
-            sums = Moments.sums(self._algorithm.targets(view), part.rows.mask_TB)
+            sums = Moments.sums(terms.targets_TB, part.rows.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
         # The one place where the host waits for the device.
         total, norm_now, num_valid, *more = torch.stack(numbers).tolist()
@@ -258,7 +258,7 @@ class UpdateStep:
             return self.return_scale.scale
         rows = self._rows(batch, alive_B, 1.0)
         with torch.no_grad():
-            targets_TB = self._algorithm.targets(self._view(batch, rows))
+            targets_TB = self._algorithm.loss(self._view(batch, rows), 0.0).targets_TB
         return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
 
     def _update_statistics(

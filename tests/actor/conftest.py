@@ -10,6 +10,12 @@ from tests.actor.scripted import Scene, open_scene
 
 
 @pytest.fixture
+def quick_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as often as they are said in earnest."""
+    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 0.1)
+
+
+@pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     # A scripted learner answers no goodbye.
     monkeypatch.setattr(greeting, "BYE_OK_S", 0.01)

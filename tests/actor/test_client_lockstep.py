@@ -2,7 +2,6 @@
 
 import pytest
 
-from impala_async.actor import greeting
 from impala_async.actor.unroll import Finished
 from impala_async.config import ActorSettings, PaceSection, TrainSection
 from impala_async.weights import NO_VERSION, Version
@@ -19,12 +18,9 @@ from tests.actor.scripted import (
     weights_of,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_hellos")
+
 LAGS = pytest.mark.parametrize("lag", [0, 1])
-
-
-@pytest.fixture(autouse=True)
-def quick_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 0.1)
 
 
 def lockstep(lag: int) -> ActorSettings:

@@ -33,10 +33,7 @@ from tests.actor.scripted import (
 
 RUN_B = b"another run here"
 
-
-@pytest.fixture(autouse=True)
-def quick_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 0.1)
+pytestmark = pytest.mark.usefixtures("quick_hellos")
 
 
 def unroll(actor: Actor) -> None:

@@ -48,9 +48,8 @@ def socket(scene: Scene) -> Iterator[Dealer]:
 
 
 @pytest.fixture
-def find(socket: Dealer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Find]:
-    """Looks for the learner on a thread of its own; hellos come ten times as fast."""
-    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 0.1)
+def find(socket: Dealer, quick_hellos: None) -> Iterator[Find]:
+    """Looks for the learner on a thread of its own."""
     with ThreadPoolExecutor(1) as thread:
 
         def begin(

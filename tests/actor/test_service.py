@@ -154,6 +154,27 @@ def test_an_environment_that_cannot_be_made_here_does_not_fit(
 
 
 @pytest.mark.parametrize(
+    ("pace", "num_envs", "says"),
+    [
+        ("async", 17, "learner.batch_columns = 16, got 17: start fewer"),
+        ("lockstep", 3, "lockstep wants 8 environments of each actor, got 3: start it without"),
+    ],
+)
+def test_a_number_of_environments_that_does_not_fit_is_refused_before_any_is_built(
+    scene: Scene, pace: str, num_envs: int, says: str
+) -> None:
+    # Were one built, it is that which would be told.
+    settings = settings_of("no_such_package:Env", pace={"mode": pace})
+
+    def serve(scene: Scene) -> None:
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings, max_columns=16)
+        scene.learner.data.hear(Bye)
+
+    with pytest.raises(MismatchError, match=f"^--num-envs: .*{says}"):
+        run(scene, serve, num_envs)
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [("no_such_package:Torso", "cannot import no_such_package"), ("nature_cnn", "wants an image")],
 )

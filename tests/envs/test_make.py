@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.registration import registry
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from impala_async.config_env import EnvSection
 from impala_async.envs import probes
@@ -368,3 +368,18 @@ def test_wrappers_are_refused_around_vector_code(env_id: str) -> None:
     with pytest.raises(EnvError, match=r"env\.wrappers.*single") as caught:
         build_envs("vector", wrapped(env_id, TENFOLD), 2)
     assert "\n" not in str(caught.value)
+
+
+def test_a_function_may_wrap_the_vector_that_it_makes(module: ModuleType) -> None:
+    """As the docs advise."""
+
+    def make_tenfold(num_envs: int) -> VectorEnv[Any, Any, Any]:
+        envs = CountingVector(num_envs=num_envs)
+        return gym.wrappers.vector.TransformReward(envs, lambda rewards: 10 * rewards)
+
+    module.make_tenfold = make_tenfold  # type: ignore[attr-defined]
+    envs = build_envs("auto", section("a_module_of_a_test:make_tenfold"), 2)
+    assert isinstance(envs, VectorEnvs)
+    envs.reset(0)
+    assert envs.step({"": np.zeros(2, np.int32)}).rewards.tolist() == [10, 10]
+    envs.close()

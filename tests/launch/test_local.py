@@ -37,6 +37,10 @@ def count(who):
 def serve():
     Path("run/service.json").write_text(json.dumps({"pid": os.getpid()}))
 
+def hear():
+    # As behind a door.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
 def wait_for(is_there):
     give_up_at = time.monotonic() + 20
     while not is_there() and time.monotonic() < give_up_at:
@@ -46,6 +50,7 @@ LEARNER_UNTIL_TOLD = """
 told = []
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, frame: told.append(number))
+hear()
 note(flags=sys.argv[1:])
 wait_for(lambda: told)
 note(signal=told[0])
@@ -396,6 +401,7 @@ def take(number, frame):
     note(signal=number)
 
 signal.signal(signal.SIGINT, take)
+hear()
 note()
 wait_for(lambda: len(signals) == 2)
 sys.exit(130)
@@ -404,6 +410,18 @@ sys.exit(130)
     assert run(learner, ACTOR_UNTIL_KILLED) == 130
     thread.join()
     assert len(events("learner", "signal")) == 2
+
+
+def test_a_learner_that_only_starts_hears_of_ctrl_c_later() -> None:
+    learner = """
+note()
+wait_for(lambda: signal.SIGINT in signal.sigpending())
+signal.signal(signal.SIGINT, lambda number, frame: sys.exit(130))
+hear()
+"""
+    thread = signal_when(lambda _: bool(events("learner")), signal.SIGINT)
+    assert run(learner, ACTOR_UNTIL_KILLED) == 130
+    thread.join()
 
 
 def test_each_process_has_one_thread_unless_told_otherwise(

@@ -22,7 +22,14 @@ COLUMNS = 4
 class DeviceBench:
     """Owns the loader thread. `full` is fed by `put`; `released` are host slots that came back."""
 
-    def __init__(self, device: torch.device, *, num_slots: int = 3, num_device_slots: int = 2):
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        num_slots: int = 3,
+        num_device_slots: int = 2,
+        is_drained: bool = False,
+    ) -> None:
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, COLUMNS, num_slots, allocator_for(device))
         self.full = IndexQueue("full", num_slots)
@@ -35,6 +42,7 @@ class DeviceBench:
             schema=self.schema,
             num_device_slots=num_device_slots,
             device=device,
+            is_drained=is_drained,
         )
         self.filler = SlotFiller(self.slots, self._submit, lambda _: None)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -58,6 +66,9 @@ class DeviceBench:
 
     def close(self) -> None:
         self.loader.close()
+        self.join()
+
+    def join(self) -> None:
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
 

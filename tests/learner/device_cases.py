@@ -64,6 +64,37 @@ def test_at_the_close_every_batch_is_somewhere(device: torch.device, num_taken: 
         bench.loader.get(timeout=None)
 
 
+def test_a_drained_loader_hands_out_what_was_there_at_the_close(device: torch.device) -> None:
+    bench = DeviceBench(device, is_drained=True)
+    sent = [bench.put(seed) for seed in range(5)]
+    bench.loader.close()
+    for number, planes in enumerate(sent):
+        loaded = bench.loader.get(timeout=5.0)
+        assert loaded.account.batch == number + 1
+        assert holds(loaded, planes)
+        bench.loader.release(loaded)
+    with pytest.raises(ClosedError):
+        bench.loader.get(timeout=None)
+    bench.join()
+    assert bench.loader.leftovers() == []
+
+
+@pytest.mark.parametrize("is_closed_first", [True, False])
+def test_a_drained_loader_ends_when_nobody_takes_batches_any_more(
+    device: torch.device, is_closed_first: bool
+) -> None:
+    bench = DeviceBench(device, is_drained=True)
+    for seed in range(5):
+        bench.put(seed)
+    taken = bench.loader.get(timeout=5.0).account.batch
+    ends = [bench.loader.close, bench.loader.abandon]
+    for end in ends if is_closed_first else reversed(ends):
+        end()
+    bench.join()
+    assert isinstance(bench.ends[0], ClosedError)
+    assert [taken, *sorted(bench.loader.leftovers())] == [1, 2, 3, 4, 5]
+
+
 def test_a_place_that_nobody_filled_is_not_alive(device: torch.device) -> None:
     bench = DeviceBench(device, num_slots=1)
     bench.slots[0].filled_B[1:3] = False

@@ -91,6 +91,7 @@ class FakeLoader:
     def __init__(self, script: Iterable[LoadedBatch | Callable[[], None] | None]) -> None:
         self._script = list(script)
         self.released: list[int] = []
+        self.is_abandoned = False
         self.timeouts: list[float | None] = []
         self.load_timer = TimerStat()
         self.load_wait_timer = TimerStat()
@@ -120,6 +121,9 @@ class FakeLoader:
 
     def close(self) -> None:
         self._script.clear()
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
 
 
 class FakeStep:

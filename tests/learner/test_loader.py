@@ -114,6 +114,15 @@ def test_a_drained_loader_hands_out_what_was_full_at_the_close() -> None:
     assert bench.loader.leftovers() == []
 
 
+def test_what_nobody_takes_any_more_is_left_over() -> None:
+    bench = Bench(is_drained=True)
+    bench.put(0)
+    bench.loader.abandon()
+    with pytest.raises(ClosedError):
+        bench.loader.get(timeout=None)
+    assert bench.loader.leftovers() == [1]
+
+
 def test_a_place_that_nobody_filled_is_not_alive() -> None:
     bench = Bench()
     bench.put(0)

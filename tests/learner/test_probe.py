@@ -82,6 +82,21 @@ def test_an_environment_that_cannot_be_made_is_one_line() -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_child_whose_learner_is_interrupted_says_nothing(
+    children: list[subprocess.Popen[bytes]], capfd: pytest.CaptureFixture[str], is_told: bool
+) -> None:
+    """It hears of it as well, or finds nobody to answer to."""
+    SpaceProbe(EnvSection(id=f"{PROBES}:Counting"), ActorSection(), ModelSection())
+    (child,) = children
+    assert child.stdout is not None
+    child.stdout.close()
+    if is_told:
+        child.send_signal(signal.SIGINT)
+    assert child.wait(30) == (-signal.SIGINT if is_told else 0)
+    assert capfd.readouterr().err == ""
+
+
 def test_one_that_takes_for_ever_is_killed(
     children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

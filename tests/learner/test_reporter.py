@@ -96,6 +96,7 @@ class Desk:
                 "sinks": self.sinks,
                 "parts": [lambda: {"updates": 7}, lambda: {"num_actors": 0}],
                 "env_steps": lambda: self.env_steps,
+                "frames_per_step": 1,
                 "ask": self.ask,
                 "clock": lambda: self.now,
                 **settings,
@@ -117,6 +118,11 @@ def test_a_rate_is_that_of_the_interval() -> None:
     assert (second["time_s"], second["env_steps_per_s"]) == (16.0, 100.0)
     assert desk.after(4.0, 0)["env_steps_per_s"] == 0.0
     assert desk.reporter.run_s(desk.now) == 20.0
+
+
+def test_frames_are_as_many_as_each_step_takes() -> None:
+    assert Desk().after(2.0, 500)["frames_per_s"] == 250.0
+    assert Desk(frames_per_step=4).after(2.0, 500)["frames_per_s"] == 1000.0
 
 
 def test_two_reports_at_one_moment_divide_by_nothing() -> None:

@@ -30,7 +30,7 @@ REPORT: dict[str, Any] = {
 }
 
 
-def summary_of(**changes: Any) -> dict[str, Any]:
+def summary_of(env_id: str = "tests:None", **changes: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "exit_reason": "env_steps",
         "wall_s": 4.0,
@@ -38,7 +38,8 @@ def summary_of(**changes: Any) -> dict[str, Any]:
         "lag_histogram": [1, 1],
         "mean_return": 475.5,
     }
-    return summarise(config_of(small_schema()), REPORT, **{**arguments, **changes})
+    config = config_of(small_schema(), env={"id": env_id})
+    return summarise(config, REPORT, **{**arguments, **changes})
 
 
 def test_a_summary_has_what_others_read() -> None:
@@ -49,6 +50,11 @@ def test_a_summary_has_what_others_read() -> None:
     assert summary["mean_return_100"] == 475.5
     assert summary["exit_reason"] == "env_steps"
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_frames_are_as_many_as_each_step_takes() -> None:
+    assert summary_of()["frames_per_s"] == 150.0
+    assert summary_of("ALE/Pong-v5")["frames_per_s"] == 600.0
 
 
 def test_a_summary_in_one_line() -> None:

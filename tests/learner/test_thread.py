@@ -111,6 +111,20 @@ def test_each_batch_is_used_as_often_as_it_has_passes_and_counts_once() -> None:
     assert closes(run.settlements, 3)
 
 
+def test_however_it_ends_the_loader_is_told() -> None:
+    """Its own thread may wait for a batch to be taken."""
+
+    def die() -> None:
+        raise MemoryError
+
+    assert Run([])().loader.is_abandoned
+    assert Run([batch_of(1)] * 9, stop={"env_steps": 1})().loader.is_abandoned
+    dying = Run([die])
+    with pytest.raises(MemoryError):
+        dying()
+    assert dying.loader.is_abandoned
+
+
 def test_the_first_fill_may_have_fewer_passes() -> None:
     run = Run([batch_of(n) for n in (1, 2, 3)], num_passes=3, init_num_passes=1)()
     assert run.step.batches == [1, 2, 2, 3, 3, 3]

@@ -93,15 +93,13 @@ def test_a_name_is_its_loss_with_the_settings_of_its_section(case, view, is_norm
 
 
 @EACH
-def test_targets_are_those_of_the_loss(case, view):
-    """The value loss is that of the errors to them."""
+def test_targets_are_those_of_the_value_loss(case, view):
     section = section_of(case, reduction="mean")
-    algorithm = ALGORITHMS[section.name](section)
-    targets_TB = algorithm.targets(view)
-    errors_TB = (targets_TB - view.evaluation.values_SB[:-1])[view.rows.mask_TB]
-    want = 0.5 * 0.7 * errors_TB.square().mean()
-    torch.testing.assert_close(algorithm.loss(view, 0.0).value, want)
-    assert not targets_TB.requires_grad
+    terms = ALGORITHMS[section.name](section).loss(view, 0.0)
+    errors_TB = (terms.targets_TB - view.evaluation.values_SB[:-1])[view.rows.mask_TB]
+    torch.testing.assert_close(terms.value, 0.5 * 0.7 * errors_TB.square().mean())
+    assert not terms.targets_TB[~view.rows.mask_TB].any()
+    assert not terms.targets_TB.requires_grad
 
 
 def test_stats_of_appo_are_the_exact_kl_and_the_share_beyond_the_clip(view):
@@ -149,12 +147,15 @@ def test_without_kl_there_is_no_gradient_from_it(view):
 
 
 def test_returns_are_of_the_kind_that_is_named(view):
+    def targets_of(name):
+        section = AlgorithmSection(name=name)
+        return ALGORITHMS[name](section).loss(view, 0.0).targets_TB
+
+    def valid(targets_TB):
+        return torch.where(view.rows.mask_TB, targets_TB, 0.0)
+
     numbers = view.values | {"lambda_": 0.95}
-    assert torch.equal(
-        ALGORITHMS["a2c"](AlgorithmSection(name="a2c")).targets(view), gae(**numbers).targets_TB
-    )
+    assert torch.equal(targets_of("a2c"), valid(gae(**numbers).targets_TB))
     log_rhos_TB = view.evaluation.log_probs_TB - view.rows.behaviour_log_probs_TB
-    assert torch.equal(
-        ALGORITHMS["impala"](AlgorithmSection()).targets(view),
-        vtrace(log_rhos_TB=log_rhos_TB, **view.values).targets_TB,
-    )
+    want = vtrace(log_rhos_TB=log_rhos_TB, **view.values).targets_TB
+    assert torch.equal(targets_of("impala"), valid(want))

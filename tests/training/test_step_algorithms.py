@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from impala_async.algo import losses, losses_on_policy
 from impala_async.metrics.names import REGISTRY
 from impala_async.training.checkpoint import capture
 from impala_async.training.rewards import Moments
@@ -198,7 +199,8 @@ def test_the_scale_is_that_of_the_returns_before_it(make_step, make_batch):
 
 def step_targets(step, batch):
     view = step._view(batch, step._rows(batch, ALIVE, 1.0))
-    return Moments.sums(step._algorithm.targets(view), view.rows.mask_TB).tolist()
+    terms = step._algorithm.loss(view, 0.0)
+    return Moments.sums(terms.targets_TB, view.rows.mask_TB).tolist()
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo", "a2c"])
@@ -215,6 +217,26 @@ def test_losses_do_not_depend_on_the_size_of_rewards(make_step, make_batch, name
             losses.append(step.run(batch, ALIVE, 0).floats()["loss/total"])
     assert losses[:3] == pytest.approx(losses[3:], rel=1e-3)
     assert all(abs(loss) < 10 for loss in losses)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "returns"),
+    [
+        ("impala", losses, "vtrace"),
+        ("appo", losses, "vtrace"),
+        ("ppo", losses_on_policy, "gae"),
+        ("a2c", losses_on_policy, "gae"),
+    ],
+)
+def test_returns_are_computed_once_per_update(
+    make_step, make_batch, monkeypatch, name, module, returns
+):
+    """But for the first batch of all, whose own returns are the scale of its rewards."""
+    real, calls = getattr(module, returns), []
+    monkeypatch.setattr(module, returns, lambda **inputs: calls.append(1) or real(**inputs))
+    step = make_step(name=name, normalize_returns=True)
+    scales_of(step, [make_batch(seed=seed) for seed in range(3)])
+    assert len(calls) == 4
 
 
 def test_the_scale_moves_once_per_batch(make_step, make_batch):

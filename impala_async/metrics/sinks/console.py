@@ -142,8 +142,14 @@ def _advance(report: dict[str, Value], targets: Targets) -> str:
     # The limit runs from the first update; without one the age of the run says more.
     clock = "time_s" if targets.wall_s is None else "learner/wall_s"
     time_s = _text(get(clock), ".0f") + _goal(targets.wall_s, ".0f")
-    rate = _text(get("env_steps_per_s"), ",.0f")
-    return f"{time_s} s  steps {steps}  {rate} steps/s  return {mean_return}"
+    return f"{time_s} s  steps {steps}  {_rates(report)}  return {mean_return}"
+
+
+def _rates(report: dict[str, Value]) -> str:
+    """Frames are named where a step takes more than one."""
+    steps, frames = report.get("env_steps_per_s"), report.get("frames_per_s")
+    text = f"{_text(steps, ',.0f')} steps/s"
+    return text if frames == steps else f"{text} ({_text(frames, ',.0f')} frames/s)"
 
 
 def _state(report: dict[str, Value]) -> str:

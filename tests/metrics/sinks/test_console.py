@@ -17,6 +17,7 @@ REPORT: dict[str, Value] = {
     "learner/wall_s": 12.3,
     "env_steps_trained": 12345,
     "env_steps_per_s": 3210.4,
+    "frames_per_s": 3210.4,
     "mean_return_100": 123.44,
     "lag/mean": 1.24,
     "lag/max": 4.0,
@@ -68,6 +69,11 @@ def test_plain_line_without_targets() -> None:
         "200 s  steps 12,345  3,210 steps/s  return 123.4  lag 1.2 (max 4)  queue 1.0 / 2  "
         "actors 3  bottleneck learner: updates take 97 % of its time"
     )
+
+
+def test_frames_are_named_where_a_step_takes_several() -> None:
+    line = describe(REPORT | {"frames_per_s": 12841.6}, Targets())
+    assert "  3,210 steps/s (12,842 frames/s)  return" in line
 
 
 def test_plain_line_with_targets() -> None:
