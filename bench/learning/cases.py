@@ -69,7 +69,7 @@ CASES = (
     Case("LunarLander-v3, APPO", "lunarlander_appo.toml", 200, 1_500_000,
          num_must=2, is_quick=False, needs="Box2D"),
     Case("InvertedPendulum-v5, APPO", "inverted_pendulum_appo.toml", 950, 300_000,
-         num_must=2, needs="mujoco"),
+         needs="mujoco"),
     CHEETAH,
     CHEETAH.without("no normalising", *NOT_NORMAL, goal=1500),
     Case("MinAtar breakout, IMPALA", "minatar_breakout.toml", 5, 1_500_000,
