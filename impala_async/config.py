@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
+from impala_async.config_policies import PoliciesSection
 from impala_async.config_section import Section
 
 MAX_COLUMNS = 4096
@@ -211,6 +212,7 @@ class RunConfig(Section):
     env: EnvSection
     algorithm: AlgorithmSection = AlgorithmSection()
     model: ModelSection = ModelSection()
+    policies: PoliciesSection = PoliciesSection()
     trajectory: TrajectorySection = TrajectorySection()
     actor: ActorSection = ActorSection()
     learner: LearnerSection = LearnerSection()
@@ -235,10 +237,13 @@ class RunConfig(Section):
             learner = learner.model_copy(update={"batch_columns": width})
             # Frozen for everybody else.
             self.__dict__["learner"] = learner
-        if learner.batch_columns != width:
+        # How many agents an environment has, of which each is a column, nobody knows yet.
+        is_wider = bool(self.policies.names) and learner.batch_columns % width == 0
+        if learner.batch_columns != width and not is_wider:
             raise ValueError(
                 f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
-                f"train.num_actors * actor.num_envs ({width}); it is so when it is not set"
+                f"train.num_actors * actor.num_envs ({width}){self._per_agent}; it is so when it "
+                "is not set"
             )
         for key in ("minibatch_buffer_size", "publish_every_updates"):
             if (value := getattr(learner, key)) != 1:
@@ -249,6 +254,10 @@ class RunConfig(Section):
                 "nothing: every batch has all its passes"
             )
         return self
+
+    @property
+    def _per_agent(self) -> str:
+        return " times the agents of an environment" if self.policies.names else ""
 
     @model_validator(mode="after")
     def _parts_have_columns(self) -> Self:
@@ -309,6 +318,7 @@ class ActorSettings(Section):
     seed: int
     env: EnvSection
     model: ModelSection
+    policies: PoliciesSection
     trajectory: TrajectorySection
     actor: ActorSection
     pace: PaceSection
@@ -320,6 +330,7 @@ class ActorSettings(Section):
             seed=config.seed,
             env=config.env,
             model=config.model,
+            policies=config.policies,
             trajectory=config.trajectory,
             actor=config.actor,
             pace=config.pace,

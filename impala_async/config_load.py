@@ -174,7 +174,8 @@ def _wanted(kind: Any, field: FieldInfo) -> str:
         *others, last = args
         return f"{', '.join(others)} or {last}" if others else str(last)
     if origin is tuple:
-        return f"a list, for example {json.dumps(field.default or [64, 64])}"
+        example = ["main", "past"] if args[0] is str else [64, 64]
+        return f"a list, for example {json.dumps(field.default or example)}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "keys of its own, not a value"
     if kind is str:
