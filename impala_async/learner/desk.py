@@ -265,7 +265,8 @@ class Desk:
             return (
                 f"pace.mode lockstep wants one message of {wanted} columns from each actor, this "
                 f"one has {spec.streams} of {spec.columns}: start it without --num-envs, and use "
-                "actor.sampler = serial where the environment's own vectors reset in the same step"
+                "actor.sampler = serial where the environment's own vectors reset in the same "
+                "step; with policies, learner.batch_columns counts every agent"
             )
         layout = self._publisher.layout_digest
         if layout and spec.layout_digest != layout:

@@ -45,5 +45,6 @@ def _model_bytes(config: RunConfig, schema: Schema) -> int:
         model = build_model(config.model, schema.inputs, schema.action)
     weights: int = sum(tensor.nbytes for tensor in model.state_dict().values())
     num_rows = config.learner.batch_columns * (schema.rows + 1)
+    weights *= max(1, len(schema.policies))
     logits = 4 * num_rows * schema.action.num_choices
     return MODEL_COPIES * weights + LOGIT_COPIES * logits
