@@ -5,7 +5,8 @@ observation that ends one and begins the next, which columns wait for their rese
 episodes. Its columns share a cursor; columns that do not complete together need one `Unroll` each.
 
 A row after an episode's end (the final observation) is no transition: mask False, action,
-log-probability and reward 0, no flags. Such a row is in no return and no length.
+log-probability and reward 0, no flags. Such a row is in no return and no length. Rows of columns
+that wait for others, or whose policy is not trained, are masked in the same way.
 
     C columns, T action rows, S = T+1 observation rows; leaves of a buffer are seen time-major here
 
