@@ -138,6 +138,8 @@ def _play_greedily(
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
 
+    from impala_async.team import Team
+
     per_env = -(-num_episodes // envs.num_envs)
     played: list[list[Played]] = [[] for _ in range(envs.num_envs)]
     one_policy = np.zeros(envs.num_envs, np.uint8)
@@ -157,7 +159,7 @@ def _play_greedily(
         obs = step.obs
         totals += np.where(is_reset_row, 0.0, step.rewards)
         is_over = (step.terminated | step.truncated) & ~is_reset_row
-        players = obs.get(POLICY, one_policy)
+        players = obs[POLICY] if isinstance(policy, Team) else one_policy
         for env in np.flatnonzero(is_over).tolist():
             played[env].append(Played(int(players[env]), float(totals[env])))
             totals[env] = 0.0

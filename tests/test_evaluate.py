@@ -105,6 +105,14 @@ def test_the_row_of_a_reset_is_in_no_return() -> None:
     assert returns_of(policy, envs, 4) == [3.0, 4.0, 0.5, -7.0]
 
 
+def test_a_key_called_policy_means_nothing_where_there_is_one() -> None:
+    class Named(ScriptedEnvs):
+        def reset(self, seed: int) -> dict[str, NDArray[Any]]:
+            return {**super().reset(seed), "policy": np.full((2, 3), 7)}
+
+    assert returns_of(AlwaysOne(), Named([[1, 2]], [[3]]), 2) == [3.0, 3.0]
+
+
 class Recall(gym.Env[Any, np.int64]):
     """Shows -1 or 1 on an episode's first row, then 0; that action 3 steps later gives 1.
 
