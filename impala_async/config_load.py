@@ -182,7 +182,10 @@ def _wanted(kind: Any, field: FieldInfo) -> str:
         return "text that is not empty" if field.metadata else "text"
     if kind is int or kind is float:
         return ("a whole number" if kind is int else "a number") + _range(field)
-    return "true or false" if kind is bool else "a table, for example {size = 5}"
+    if kind is bool:
+        return "true or false"
+    example = '{past = "main"}' if str in args[1:] else "{size = 5}"
+    return f"a table, for example {example}"
 
 
 def _without_none(kind: Any) -> Any:
