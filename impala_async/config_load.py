@@ -184,8 +184,8 @@ def _wanted(kind: Any, field: FieldInfo) -> str:
         return ("a whole number" if kind is int else "a number") + _range(field)
     if kind is bool:
         return "true or false"
-    example = '{past = "main"}' if str in args[1:] else "{size = 5}"
-    return f"a table, for example {example}"
+    entry = '{past = "main"}' if str in args[1:] else "{size = 5}"
+    return f"a table, for example {entry}"
 
 
 def _without_none(kind: Any) -> Any:
