@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
+from impala_async.config_policies import PoliciesSection
 from impala_async.config_section import Section
 
 MAX_COLUMNS = 4096
@@ -200,6 +201,7 @@ class RunConfig(Section):
     env: EnvSection
     algorithm: AlgorithmSection = AlgorithmSection()
     model: ModelSection = ModelSection()
+    policies: PoliciesSection = PoliciesSection()
     trajectory: TrajectorySection = TrajectorySection()
     actor: ActorSection = ActorSection()
     learner: LearnerSection = LearnerSection()
@@ -251,10 +253,12 @@ class RunConfig(Section):
                 f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "
                 f"that has at most {MAX_COLUMNS} columns"
             )
-        if learner.batch_columns != width:
+        # How many agents an environment has, of which each is a column, nobody knows yet.
+        if learner.batch_columns % width:
             yield (
                 f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
-                f"train.num_actors * actor.num_envs ({width}); it is so when it is not set"
+                f"train.num_actors * actor.num_envs ({width}), as it is when it is not set, or that "
+                "times the agents of an environment"
             )
         for key in ("minibatch_buffer_size", "publish_every_updates"):
             if (value := getattr(learner, key)) != 1:
@@ -301,6 +305,7 @@ class ActorSettings(Section):
     seed: int
     env: EnvSection
     model: ModelSection
+    policies: PoliciesSection
     trajectory: TrajectorySection
     actor: ActorSection
     pace: PaceSection
@@ -312,6 +317,7 @@ class ActorSettings(Section):
             seed=config.seed,
             env=config.env,
             model=config.model,
+            policies=config.policies,
             trajectory=config.trajectory,
             actor=config.actor,
             pace=config.pace,

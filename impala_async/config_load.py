@@ -193,14 +193,18 @@ def _wanted(kind: Any, field: FieldInfo) -> str:
         *others, last = args
         return f"{', '.join(others)} or {last}" if others else str(last)
     if origin is tuple:
-        return f"a list, for example {json.dumps(field.default or [64, 64])}"
+        example = ["main", "past"] if args[0] is str else [64, 64]
+        return f"a list, for example {json.dumps(field.default or example)}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "keys of its own, not a value"
     if kind is str:
         return "text that is not empty" if field.metadata else "text"
     if kind is int or kind is float:
         return ("a whole number" if kind is int else "a number") + _range(field)
-    return "true or false" if kind is bool else "a table, for example {size = 5}"
+    if kind is bool:
+        return "true or false"
+    entry = '{past = "main"}' if str in args[1:] else "{size = 5}"
+    return f"a table, for example {entry}"
 
 
 def _without_none(kind: Any) -> Any:

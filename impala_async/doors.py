@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from impala_async.learner.run_folder import RunFolder
 
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
-FIXED_SECTIONS = ("env", "model", "trajectory")
+FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
 # Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
 # no settings: those are written down, and a resumed run would insist on ports long taken.
 BIND_VARIABLE = "IMPALA_ASYNC_BIND"

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from impala_async.doors import new_parser, run_door
 from impala_async.errors import CheckpointError, ConfigError, EnvError
@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from impala_async.envs.vector import EnvBatch
     from impala_async.learner.run_folder import RunFolder
     from impala_async.policy import Policy
+    from impala_async.team import Team
     from impala_async.training.checkpoint import Checkpoint
 
 NUM_ENVS = 8
 MAX_STEPS = 100_000
+
+
+class Played(NamedTuple):
+    """One episode: the number of the policy that played it, and its return."""
+
+    policy: int
+    episode_return: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,11 +60,18 @@ def _evaluate(args: argparse.Namespace) -> int:
     folder, path = _locate(args.path)
     config = folder.load_config()
     is_one = path != folder.checkpoints
-    returns = _play(config, path, args, is_one=is_one)
-    mean = sum(returns) / len(returns)
-    print(f"mean return of {len(returns)} greedy episodes: {mean:.2f}")
-    print(f"smallest {min(returns):.2f}, largest {max(returns):.2f}")
+    played = _play(config, path, args, is_one=is_one)
+    for number, name in enumerate(config.policies.names or [""]):
+        returns = [one.episode_return for one in played if one.policy == number]
+        if returns:
+            _tell(f"{name}: " if name else "", returns)
     return 0
+
+
+def _tell(who: str, returns: list[float]) -> None:
+    mean = sum(returns) / len(returns)
+    print(f"{who}mean return of {len(returns)} greedy episodes: {mean:.2f}")
+    print(f"{who}smallest {min(returns):.2f}, largest {max(returns):.2f}")
 
 
 def _locate(path: Path) -> "tuple[RunFolder, Path]":
@@ -81,10 +96,10 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
 
 def _play(
     config: "RunConfig", path: Path, args: argparse.Namespace, *, is_one: bool
-) -> list[float]:
+) -> list[Played]:
     from impala_async.envs.make import build_envs
-    from impala_async.policy import Policy
     from impala_async.spec import Schema, recurrent_state
+    from impala_async.team import build_policy
     from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
 
     checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
@@ -92,24 +107,26 @@ def _play(
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     # From here on there is something to close.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    envs = build_envs(config.actor.sampler, config.env, min(NUM_ENVS, args.episodes))
+    policies, num_envs = config.policies, min(NUM_ENVS, args.episodes)
+    envs = build_envs(config.actor.sampler, config.env, num_envs, policies)
     state = recurrent_state(config.model.core, config.model.core_size)
-    schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows, state)
-    policy = Policy(schema, config.model, seed=config.seed)
+    rows = config.trajectory.rows
+    schema = Schema(envs.obs_spec, envs.action_spec, rows, state, policies.names)
+    policy = build_policy(schema, config.model, policies, seed=config.seed)
     try:
         _load(policy, checkpoint)
         print(f"{config.env.id} with {checkpoint.path.name}")
-        return _greedy_returns(policy, envs, args.episodes, args.seed, args.max_steps)
+        return _play_greedily(policy, envs, args.episodes, args.seed, args.max_steps)
     finally:
         envs.close()
 
 
-def _load(policy: "Policy", checkpoint: "Checkpoint") -> None:
+def _load(policy: "Policy | Team", checkpoint: "Checkpoint") -> None:
     from impala_async.envs.faults import one_line
 
     tensors, _ = checkpoint.load()
     try:
-        policy.model.load_state_dict(tensors["model"])
+        policy.load_tensors(tensors["model"])
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"{checkpoint.path} does not fit this model and environment; did the environment "
@@ -117,23 +134,31 @@ def _load(policy: "Policy", checkpoint: "Checkpoint") -> None:
         ) from None
 
 
-def _greedy_returns(
-    policy: "Policy", envs: "EnvBatch", num_episodes: int, seed: int, max_steps: int = MAX_STEPS
-) -> list[float]:
+def _play_greedily(
+    policy: "Policy | Team",
+    envs: "EnvBatch",
+    num_episodes: int,
+    seed: int,
+    max_steps: int = MAX_STEPS,
+) -> list[Played]:
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
 
+    from impala_async.spec import POLICY
+    from impala_async.team import Team
+
     per_env = -(-num_episodes // envs.num_envs)
-    returns: list[list[float]] = [[] for _ in range(envs.num_envs)]
+    played: list[list[Played]] = [[] for _ in range(envs.num_envs)]
+    one_policy = np.zeros(envs.num_envs, np.uint8)
     totals = np.zeros(envs.num_envs)
     is_reset_row = np.zeros(envs.num_envs, np.bool_)
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
     num_steps = 0
-    while min(map(len, returns)) < per_env:
+    while min(map(len, played)) < per_env:
         num_steps += 1
         if num_steps > max_steps:
             raise EnvError(
-                f"{envs.name}: {sum(map(len, returns))} of {num_episodes} episodes ended within "
+                f"{envs.name}: {sum(map(len, played))} of {num_episodes} episodes ended within "
                 f"{max_steps} steps; allow more with --max-steps, or give it a time limit"
             )
         actions, state = policy.act_greedy(obs, state)
@@ -141,14 +166,17 @@ def _greedy_returns(
         obs = step.obs
         totals += np.where(is_reset_row, 0.0, step.rewards)
         is_over = (step.terminated | step.truncated) & ~is_reset_row
+        players = obs[POLICY] if isinstance(policy, Team) else one_policy
         for env in np.flatnonzero(is_over).tolist():
-            returns[env].append(float(totals[env]))
+            played[env].append(Played(int(players[env]), float(totals[env])))
             totals[env] = 0.0
         is_first = is_reset_row if step.final_obs is None else is_over
+        if step.idle is not None:
+            is_first = is_first | step.idle
         for part in state.values():
             part[is_first] = 0.0
         is_reset_row = is_over if step.final_obs is None else np.zeros_like(is_over)
-    return [total for one in returns for total in one[:per_env]][:num_episodes]
+    return [episode for one in played for episode in one[:per_env]][:num_episodes]
 
 
 if __name__ == "__main__":

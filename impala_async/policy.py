@@ -87,6 +87,14 @@ class Policy:
                 tensor.copy_(torch.from_numpy(view))
         self.version = weights.version
 
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Those of `tensors`, by their names."""
+        return dict(self.model.state_dict())
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Undo `named_tensors`; raises RuntimeError when they do not fit."""
+        self.model.load_state_dict(dict(tensors))
+
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
         """Sample an action for each of `[C, ...]` observations and their states.
 

@@ -24,6 +24,8 @@ DTYPES = frozenset(
 )
 ActionKind = Literal["discrete", "continuous", "squashed"]
 MAX_COLUMN_BYTES = 1 << 30
+POLICY = "policy"
+"""The observation leaf that says which policy plays a column, where there are several."""
 # numpy has 32, and columns and rows come before an array's own.
 MAX_DIMENSIONS = 30
 
@@ -132,14 +134,20 @@ class Schema:
     action: ActionSpec
     rows: int
     state: tuple[ArraySpec, ...] = ()
+    policies: tuple[str, ...] = ()
+    """Names of those that the leaf `policy` has the numbers of; empty where there is one."""
 
     @property
     def inputs(self) -> ObsSpec:
-        """What a network sees: every leaf but the mask of legal actions."""
-        return ObsSpec(tuple(leaf for leaf in self.obs.leaves if leaf.name != self.action.legal))
+        """What a network sees: not the mask of legal actions, nor which policy it belongs to."""
+        hidden = {self.action.legal, POLICY if self.policies else None}
+        return ObsSpec(tuple(leaf for leaf in self.obs.leaves if leaf.name not in hidden))
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        fields = asdict(self)
+        if not self.policies:
+            del fields["policies"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @staticmethod
     def from_json(data: bytes) -> "Schema":
@@ -151,11 +159,13 @@ class Schema:
                 action=_action_spec(raw["action"]),
                 rows=_positive(raw["rows"]),
                 state=tuple(_array_spec(leaf) for leaf in raw["state"]),
+                policies=_names(raw.get("policies", [])),
             )
             _check_names("observation", [leaf.name for leaf in schema.obs.leaves], smallest=1)
             _check_names("action", [part.name for part in schema.action.parts], smallest=1)
             _check_names("state", [leaf.name for leaf in schema.state], smallest=0)
             _check_legal(schema)
+            _check_policies(schema)
             # A column that nobody could hold is refused here.
             _ = schema.layout
             return schema
@@ -193,6 +203,11 @@ def recurrent_state(core: str | None, size: int) -> tuple[ArraySpec, ...]:
     """What a column of a recurrent core carries from row to row; its output comes first."""
     names = {None: (), "gru": ("hidden",), "lstm": ("hidden", "cell")}[core]
     return tuple(ArraySpec(name, (size,), "float32") for name in names)
+
+
+def policy_leaf(policies: tuple[str, ...]) -> ArraySpec:
+    """What holds the number of a policy among these."""
+    return ArraySpec(POLICY, (), "uint8", (len(policies),))
 
 
 def _obs_places(schema: Schema) -> Iterator[Place]:
@@ -258,14 +273,31 @@ def _check_legal(schema: Schema) -> None:
         raise ValueError(f"the observation is nothing but {legal!r}, the mask of legal actions")
 
 
+def _check_policies(schema: Schema) -> None:
+    """If there are several, a leaf says which one it is."""
+    if not schema.policies:
+        return
+    _check_names("team", list(schema.policies), smallest=2)
+    if policy_leaf(schema.policies) not in schema.obs.leaves:
+        raise ValueError(f"no leaf {POLICY!r} says which of {len(schema.policies)} policies plays")
+    if not schema.inputs.leaves:
+        raise ValueError("the observation has nothing that a policy could see")
+
+
 def _check_names(what: str, names: list[str], smallest: int) -> None:
     """Leaves are found by name, and names come into logs and replies."""
     if len(names) < smallest:
-        raise ValueError(f"the {what} has no parts")
+        raise ValueError(f"the {what} has too few parts: {len(names)}")
     if len(set(names)) < len(names):
         raise ValueError(f"the {what} has two parts of one name")
     if not all(name.isprintable() for name in names):
         raise ValueError(f"the {what} has a part with an unprintable name")
+
+
+def _names(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"not a list of names: {values!r}")
+    return tuple(values)
 
 
 def _positives(values: Any) -> tuple[int, ...]:

@@ -69,6 +69,11 @@ DEFAULTS: dict[str, Any] = {
     "model.core_size": 256,
     "model.normalize_obs": False,
     "model.state_dependent_std": False,
+    "policies.names": (),
+    "policies.mapping": "shuffled",
+    "policies.train": None,
+    "policies.copies": {},
+    "policies.copy_every_updates": None,
     "trajectory.rows": 50,
     "actor.num_envs": 8,
     "actor.sampler": "auto",
@@ -248,6 +253,7 @@ def test_what_an_actor_is_told() -> None:
         "seed": 3,
         "env": config.env.model_dump(),
         "model": config.model.model_dump(),
+        "policies": config.policies.model_dump(),
         "trajectory": {"rows": 50},
         "actor": config.actor.model_dump(),
         "pace": {"mode": "async", "lag": 0, "on_loss": "go_on"},
@@ -366,8 +372,10 @@ def test_a_batch_of_lockstep_holds_every_actor_once(actors: int, envs: int) -> N
 
 
 def test_a_batch_of_lockstep_cannot_be_of_another_size() -> None:
-    text = complaint(**LOCKSTEP, learner__batch_columns=32)
-    assert "learner.batch_columns (32) must be train.num_actors * actor.num_envs (16)" in text
+    text = complaint(**LOCKSTEP, learner__batch_columns=24)
+    assert "learner.batch_columns (24) must be train.num_actors * actor.num_envs (16)" in text
+    # Of environments with two agents.
+    assert config_of(**LOCKSTEP, learner__batch_columns=32).learner.batch_columns == 32
     text = complaint(**LOCKSTEP, train__num_actors=1024)
     assert "train.num_actors * actor.num_envs (8192) is a batch" in text
     assert "at most 4096 columns" in text

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from impala_async.config import EnvSection, RunConfig
 from impala_async.config_model import ModelSection
+from impala_async.config_policies import PoliciesSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch, SerialEnvs, Step, VectorEnvs
-from impala_async.evaluate import _greedy_returns, main
+from impala_async.evaluate import _play_greedily, main
 from impala_async.learner.run_folder import RunFolder
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
+from impala_async.team import Team
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 
@@ -37,6 +39,12 @@ class AlwaysOne:
         return {"": np.ones(len(obs[""]), np.int32)}, {}
 
 
+def returns_of(policy: Any, envs: Any, num_episodes: int) -> list[float]:
+    played = _play_greedily(policy, envs, num_episodes, seed=0)
+    assert {one.policy for one in played} == {0}
+    return [one.episode_return for one in played]
+
+
 def counted(length: int) -> float:
     """The return of `length` steps of `Counting` with action 1: each its number, and 10 more."""
     return sum(step + 10 for step in range(1, length + 1))
@@ -50,16 +58,16 @@ def test_returns_are_those_of_the_episodes(autoreset: str, ends: str) -> None:
     envs = build_envs("vector", EnvSection(id=f"{PROBES}:CountingVector", kwargs=kwargs), 3)
     policy: Any = AlwaysOne()
     expected = [counted(length) for length in lengths for _ in range(4)]
-    assert _greedy_returns(policy, envs, 12, seed=0) == expected
+    assert returns_of(policy, envs, 12) == expected
     # As many of each, up to the last one: short episodes are not favoured.
-    assert _greedy_returns(policy, envs, 10, seed=0) == expected[:10]
+    assert returns_of(policy, envs, 10) == expected[:10]
     envs.close()
 
 
 def test_single_environments_in_turn_give_the_same() -> None:
     envs = build_envs("serial", EnvSection(id=f"{PROBES}:Counting", kwargs={"length": 4}), 2)
     policy: Any = AlwaysOne()
-    assert _greedy_returns(policy, envs, 3, seed=0) == [counted(4)] * 3
+    assert returns_of(policy, envs, 3) == [counted(4)] * 3
     envs.close()
 
 
@@ -94,7 +102,15 @@ class ScriptedEnvs:
 def test_the_row_of_a_reset_is_in_no_return() -> None:
     envs: Any = ScriptedEnvs([[1, 2], [4], [9, 9, 9]], [[0.5], [-8, 0, 1], [7]])
     policy: Any = AlwaysOne()
-    assert _greedy_returns(policy, envs, 4, seed=0) == [3.0, 4.0, 0.5, -7.0]
+    assert returns_of(policy, envs, 4) == [3.0, 4.0, 0.5, -7.0]
+
+
+def test_a_key_called_policy_means_nothing_where_there_is_one() -> None:
+    class Named(ScriptedEnvs):
+        def reset(self, seed: int) -> dict[str, NDArray[Any]]:
+            return {**super().reset(seed), "policy": np.full((2, 3), 7)}
+
+    assert returns_of(AlwaysOne(), Named([[1, 2]], [[3]]), 2) == [3.0, 3.0]
 
 
 class Recall(gym.Env[Any, np.int64]):
@@ -139,7 +155,7 @@ def test_a_memory_is_kept_within_an_episode_and_lost_with_it(mode: str) -> None:
     if mode != "serial":
         envs = VectorEnvs(SyncVectorEnv([Recall] * 3, autoreset_mode=AutoresetMode(mode)))
     policy: Any = Remembering()
-    assert _greedy_returns(policy, envs, 30, seed=0) == [1.0] * 30
+    assert returns_of(policy, envs, 30) == [1.0] * 30
 
 
 def test_a_recurrent_checkpoint_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,3 +314,30 @@ def test_numbers_out_of_range(
 ) -> None:
     assert main([str(run.path), *flags]) == 2
     assert says_one_error(capsys.readouterr().err, f"{flags[0]}: wants")
+
+
+def test_each_policy_of_a_team_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    policies = PoliciesSection(names=("main", "other"), mapping="tests.test_evaluate:in_order")
+    model = ModelSection(hidden_sizes=(4,), core="gru", core_size=3)
+    env = EnvSection(id="tests.envs.test_agents:Lives", kwargs={"lengths": [1, 3]})
+    run.begin(RunConfig(env=env, model=model, policies=policies))
+    envs = build_envs("serial", env, 1, policies)
+    state = recurrent_state("gru", 3)
+    schema = Schema(envs.obs_spec, envs.action_spec, 50, state, policies.names)
+    team = Team(schema, model, policies, seed=0)
+    for member, bias in (("main", [9.0, -9.0]), ("other", [-9.0, 9.0])):
+        with torch.no_grad():
+            team.members[member].model.policy_head.bias.copy_(torch.tensor(bias))
+    save_checkpoint(run.checkpoints, Version(1, 1), {"model": team.named_tensors()}, {})
+    assert main([str(run.path), "--episodes", "8"]) == 0
+    said = capsys.readouterr().out
+    # Rewards are the step's number, and 10 more for action 1.
+    assert "main: mean return of 4 greedy episodes: 1.00" in said
+    assert "other: mean return of 4 greedy episodes: 36.00" in said
+
+
+def in_order(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
+    return dict(zip(agents, ("main", "other"), strict=True))

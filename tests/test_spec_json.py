@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from impala_async.spec import (
     MAX_DIMENSIONS,
+    POLICY,
     ActionPart,
     ActionSpec,
     ArraySpec,
     ObsSpec,
     Schema,
+    policy_leaf,
 )
 from tests.test_spec import schemas
 
@@ -200,3 +202,50 @@ def test_anything_anywhere_is_a_schema_or_a_value_error(place: tuple[Any, ...], 
     except ValueError:
         return
     assert Schema.from_json(schema.to_json()) == schema
+
+
+TEAM = Schema(
+    obs=ObsSpec((ArraySpec("sight", (2,), "float32"), policy_leaf(("main", "past")))),
+    action=ActionSpec((ActionPart("", "discrete", (3,)),)),
+    rows=2,
+    policies=("main", "past"),
+)
+
+
+def test_policies_are_in_a_schema_only_where_there_are_several() -> None:
+    assert b"policies" not in WIDE.to_json()
+    assert json.loads(TEAM.to_json())["policies"] == ["main", "past"]
+    assert Schema.from_json(TEAM.to_json()) == TEAM
+    assert Schema.from_json(TEAM.to_json()).digest == TEAM.digest
+
+
+def test_who_plays_is_no_input_of_the_network() -> None:
+    assert [leaf.name for leaf in TEAM.inputs.leaves] == ["sight"]
+    # A leaf of that name is one like any other where there is a single policy.
+    alone = Schema(TEAM.obs, TEAM.action, TEAM.rows)
+    assert [leaf.name for leaf in alone.inputs.leaves] == ["sight", POLICY]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"policies": ["main", "past", "old"]}, "no leaf 'policy' says which of 3"),
+        ({"policies": ["main"]}, "the team has too few parts: 1"),
+        ({"policies": ["main", "main"]}, "two parts of one name"),
+        ({"policies": "main"}, "not a list of names"),
+        ({"policies": [1, 2]}, "not a list of names"),
+    ],
+)
+def test_a_schema_whose_leaf_does_not_fit_its_policies_is_refused(
+    change: dict[str, Any], text: str
+) -> None:
+    raw = json.loads(TEAM.to_json()) | change
+    with pytest.raises(ValueError, match=text):
+        Schema.from_json(json.dumps(raw).encode())
+
+
+def test_a_schema_with_nothing_to_see_but_who_plays_is_refused() -> None:
+    raw = json.loads(TEAM.to_json())
+    raw["obs"]["leaves"] = [leaf for leaf in raw["obs"]["leaves"] if leaf["name"] == POLICY]
+    with pytest.raises(ValueError, match="nothing that a policy could see"):
+        Schema.from_json(json.dumps(raw).encode())

@@ -2,8 +2,11 @@
 not: a control takes away the one thing that its task is there to show.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from bench.learning.trials import saved_of_random, unbeaten_by_random
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -13,7 +16,8 @@ class Case:
     """One row of the table.
 
     A task passes with a seed if its mean return reaches `goal` within `env_steps`; a control, if
-    it stays below `goal` all the way. `num_must` of `num_seeds` must pass.
+    it stays below `goal` all the way. `num_must` of `num_seeds` must pass. With a trial, it is
+    trained for all `env_steps`, and what counts is the score that the trial gives.
     """
 
     name: str
@@ -25,6 +29,7 @@ class Case:
     overrides: tuple[str, ...] = ()
     is_control: bool = False
     is_quick: bool = True
+    trial: Callable[[Path], float] | None = None
     needs: str = "gymnasium"
     """The module without which it is skipped."""
 
@@ -85,4 +90,8 @@ CASES = (
     SPLIT,
     SPLIT.without("one key withheld", "env.kwargs.withhold=true", goal=120, num_must=3),
     Case("two CartPoles, MultiDiscrete", "two_poles.toml", 300, 600_000),
+    Case("tic-tac-toe, self-play: share not lost to random", "tictactoe_selfplay.toml",
+         0.95, 1_200_000, trial=unbeaten_by_random),
+    Case("simple_spread: share of random's loss saved", "simple_spread.toml",
+         0.3, 1_000_000, trial=saved_of_random, needs="mpe2"),
 )  # fmt: skip

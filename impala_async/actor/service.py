@@ -21,6 +21,7 @@ from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvError, MismatchError
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
+from impala_async.team import Team, build_policy
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class ActorService:
 
     def _join(self, settings: ActorSettings, envs: EnvBatch) -> Sampler:
         state = recurrent_state(settings.model.core, settings.model.core_size)
-        schema = Schema(envs.obs_spec, envs.action_spec, settings.trajectory.rows, state)
+        rows, policies = settings.trajectory.rows, settings.policies.names
+        schema = Schema(envs.obs_spec, envs.action_spec, rows, state, policies)
         policy = _build_policy(schema, settings)
         columns = columns_per_message(envs)
         streams = envs.num_envs // columns
@@ -106,7 +108,7 @@ class ActorService:
         num_envs = self._num_envs or settings.actor.num_envs
         self._check_num_envs(num_envs, settings)
         try:
-            return build_envs(settings.actor.sampler, settings.env, num_envs)
+            return build_envs(settings.actor.sampler, settings.env, num_envs, settings.policies)
         except EnvError as error:
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(str(error)) from error
@@ -162,9 +164,9 @@ class ActorService:
         self._signal = number
 
 
-def _build_policy(schema: Schema, settings: ActorSettings) -> Policy:
+def _build_policy(schema: Schema, settings: ActorSettings) -> Policy | Team:
     try:
-        return Policy(schema, settings.model, seed=settings.seed)
+        return build_policy(schema, settings.model, settings.policies, seed=settings.seed)
     except ValueError as error:
         # An own torso that is not installed here, or a network that does not fit the spaces.
         raise MismatchError(str(error)) from error

@@ -5,7 +5,8 @@ observation that ends one and begins the next, which columns wait for their rese
 episodes. Its columns share a cursor; columns that do not complete together need one `Unroll` each.
 
 A row after an episode's end (the final observation) is no transition: mask False, action,
-log-probability and reward 0, no flags. Such a row is in no return and no length.
+log-probability and reward 0, no flags. Such a row is in no return and no length. Rows of columns
+that wait for others, or whose policy is not trained, are masked in the same way.
 
     C columns, T action rows, S = T+1 observation rows; leaves of a buffer are seen time-major here
 
@@ -135,12 +136,12 @@ class Unroll:
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
         next_obs: Obs,
-        idle: NDArray[np.bool_] | None = None,
+        masked: NDArray[np.bool_] | None = None,
     ) -> Finished | None:
         """Write one row and the observation after it; the trajectory, when that was its last."""
         assert self._buffer is not None, "begin comes before append"
-        if idle is not None:
-            self._mark_idle(idle)
+        if masked is not None:
+            self._mark(masked)
         rows, t = self._buffer.rows, self._cursor
         for name, values in actions.items():
             rows.actions[name][t] = values
@@ -159,11 +160,11 @@ class Unroll:
         self._cursor = t + 1
         return self._finish(next_obs) if self._cursor == self._num_rows else None
 
-    def _mark_idle(self, idle: NDArray[np.bool_]) -> None:
-        """The row of columns that wait for others is masked, and their episode begins after it."""
-        self._is_over |= idle
+    def _mark(self, masked: NDArray[np.bool_]) -> None:
+        """Of these columns this row is masked, and what counts of an episode begins after it."""
+        self._is_over |= masked
         self._num_over = int(np.count_nonzero(self._is_over))
-        for column in np.flatnonzero(idle).tolist():
+        for column in np.flatnonzero(masked).tolist():
             self._begun_at[column] = self._num_appended + 1
 
     def _mask_row(self, rows: _Rows, t: int) -> None:

@@ -1,4 +1,6 @@
-"""PettingZoo's parallel environments, whose agents share one policy: each agent is a column.
+"""PettingZoo's parallel environments: each agent is a column.
+
+All agents share one policy, or each is played by one of several for an episode of its environment.
 
 Column `e * A + a` is agent a of the A possible agents of environment e. An agent's episode ends
 with the agent; from then on its column is idle, until all agents of its environment are gone and
@@ -17,12 +19,15 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.actions import Actions
 from impala_async.envs.faults import Blame, close_all
+from impala_async.envs.mapping import PolicyMapping
 from impala_async.envs.observations import check_obs, short
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
 from impala_async.envs.vector import Obs, Step, spread_seed
 from impala_async.errors import EnvError
+from impala_async.spec import ObsSpec
 
 
 class ParallelEnv(Protocol):
@@ -63,7 +68,12 @@ class AgentEnvs:
 
     autoreset = AutoresetMode.NEXT_STEP
 
-    def __init__(self, envs: Sequence[ParallelEnv], options: SpaceOptions = USUAL) -> None:
+    def __init__(
+        self,
+        envs: Sequence[ParallelEnv],
+        options: SpaceOptions = USUAL,
+        policies: PoliciesSection = ONE_POLICY,
+    ) -> None:
         first = envs[0]
         metadata = getattr(first, "metadata", None) or {}
         self.name = str(metadata.get("name") or type(first).__name__)
@@ -88,13 +98,23 @@ class AgentEnvs:
         self._terminated = np.zeros(num_columns, np.bool_)
         self._truncated = np.zeros(num_columns, np.bool_)
         self._idle = np.zeros(num_columns, np.bool_)
+        self._mapping = PolicyMapping(policies, agents) if policies.names else None
+        if self._mapping is not None:
+            self._add_policies(self._mapping)
         self._result = Step(
-            self._obs, self._rewards, self._terminated, self._truncated, idle=self._idle
+            self._obs,
+            self._rewards,
+            self._terminated,
+            self._truncated,
+            idle=self._idle,
+            untrained=None if self._mapping is None else self._untrained,
         )
 
     def reset(self, seed: int) -> Obs:
         """Start all environments anew, each with a seed of its own."""
         first_seed = spread_seed(seed)
+        if self._mapping is not None:
+            self._mapping.seed(first_seed)
         with self._resetting:
             for index, world in enumerate(self._worlds):
                 self._reset_world(world, first_seed + index)
@@ -119,8 +139,24 @@ class AgentEnvs:
         """Close every environment, also when one of them fails to."""
         close_all(world.env for world in self._worlds)
 
+    def _add_policies(self, mapping: PolicyMapping) -> None:
+        """A leaf says who plays a column; its first values come with the first reset."""
+        name = mapping.leaf.name
+        if name in self._obs:
+            raise EnvError(
+                f"policies.names: the observation of {self.name} has a key {name!r} already, which "
+                "is to say who plays: rename it by a wrapper (env.wrappers)"
+            )
+        self.obs_spec = ObsSpec((*self.obs_spec.leaves, mapping.leaf))
+        self._policies = self._obs[name] = np.zeros(self.num_envs, mapping.leaf.dtype)
+        self._untrained = np.zeros(self.num_envs, np.bool_)
+
     def _reset_world(self, world: _World, seed: int | None) -> None:
         obs, _ = world.env.reset(seed=seed)
+        if self._mapping is not None:
+            columns = list(world.columns.values())
+            self._policies[columns] = drawn = self._mapping.draw()
+            self._untrained[columns] = ~self._mapping.is_trained[drawn]
         world.playing = []
         world.seen = set()
         self._welcome(world, obs)

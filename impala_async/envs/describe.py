@@ -1,10 +1,10 @@
 """Says what an environment looks like, also to another process.
 
-`python -m impala_async.envs.describe [SAMPLER]` reads an EnvSection as JSON from stdin and writes
-one line of JSON: `{"obs": ..., "action": ...}` as a Schema has them, or `{"error": one line}` and
-exit code 2. The learner asks a short-lived child, so that an environment cannot leave anything
-behind in it: threads, memory, an OpenGL context, a changed random seed. `read_answer` is for the
-asking side, and does not import gymnasium.
+`python -m impala_async.envs.describe [SAMPLER [POLICIES]]` reads an EnvSection as JSON from stdin,
+takes a PoliciesSection as JSON, and writes one line of JSON: `{"obs": ..., "action": ...}` as a
+Schema has them, or `{"error": one line}` and exit code 2. The learner asks a short-lived child, so
+that an environment cannot leave anything behind in it: threads, memory, an OpenGL context, a
+changed random seed. `read_answer` is for the asking side, and does not import gymnasium.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from impala_async.config_env import EnvSection
+from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.interrupts import end_silently
 from impala_async.spec import ActionSpec, ObsSpec, Schema
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
     from impala_async.envs.make import Sampling
 
 
-def describe(section: EnvSection, sampler: "Sampling" = "auto") -> tuple[ObsSpec, ActionSpec]:
+def describe(
+    section: EnvSection, sampler: "Sampling" = "auto", policies: PoliciesSection = ONE_POLICY
+) -> tuple[ObsSpec, ActionSpec]:
     """The spaces of the environment as this sampler steps it.
 
     The sampler matters: an environment's own vector code may preprocess what its single one shows.
     """
     from impala_async.envs.make import build_envs
 
-    envs = build_envs(sampler, section, num_envs=1)
+    envs = build_envs(sampler, section, 1, policies)
     envs.close()
     return envs.obs_spec, envs.action_spec
 
@@ -66,7 +69,8 @@ def main() -> int:
 def _answer(section_json: bytes, args: list[str]) -> tuple[str, int]:
     try:
         section = EnvSection.model_validate_json(section_json)
-        obs, action = describe(section, _sampler(args))
+        policies = PoliciesSection.model_validate_json(args[1]) if args[1:] else ONE_POLICY
+        obs, action = describe(section, _sampler(args[:1]), policies)
     except ValidationError as error:
         first = error.errors()[0]
         return _error(f"env.{'.'.join(map(str, first['loc']))}: {first['msg']}"), EXIT_CONFIG

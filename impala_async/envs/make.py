@@ -15,6 +15,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from impala_async.config_env import EnvSection
+from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.faults import Blame, close_all
 from impala_async.envs.find import find_env, makes_vectors, registered
@@ -29,32 +30,44 @@ logger = logging.getLogger(__name__)
 Sampling = Literal["auto", "serial", "vector"]
 
 
-def build_envs(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBatch:
+def build_envs(
+    sampler: Sampling,
+    section: EnvSection,
+    num_envs: int,
+    policies: PoliciesSection = ONE_POLICY,
+) -> EnvBatch:
     """The batch of environments that a sampler steps.
 
     auto: the environment's own vector code where it can be used, else single ones in turn.
     """
-    envs = _build_plain(sampler, section, num_envs)
-    if section.last_action or section.last_reward:
-        try:
+    envs = _build_plain(sampler, section, num_envs, policies)
+    try:
+        if policies.names and not isinstance(envs, AgentEnvs):
+            raise EnvError(
+                f"policies.names: {section.id} has a single agent, and only the agents of a "
+                "parallel environment of PettingZoo can have several: drop the section policies"
+            )
+        if section.last_action or section.last_reward:
             return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
-        except EnvError:
-            envs.close()
-            raise
+    except EnvError:
+        envs.close()
+        raise
     return envs
 
 
-def _build_plain(sampler: Sampling, section: EnvSection, num_envs: int) -> EnvBatch:
+def _build_plain(
+    sampler: Sampling, section: EnvSection, num_envs: int, policies: PoliciesSection
+) -> EnvBatch:
     if sampler == "serial":
-        return _serial(section, num_envs)
+        return _serial(section, num_envs, policies)
     if sampler == "vector" or _is_only_vector(section):
         return _vector(section, num_envs)
     if _why_no_vector(section) is not None:
-        return _serial(section, num_envs)
+        return _serial(section, num_envs, policies)
     try:
         return _vector(section, num_envs)
     except EnvError as error:
-        envs = _serial(section, num_envs)
+        envs = _serial(section, num_envs, policies)
         logger.warning("%s is stepped serially, its vector code cannot be used: %s",
                        section.id, error)  # fmt: skip
         return envs
@@ -132,12 +145,13 @@ def _is_only_vector(section: EnvSection) -> bool:
     return callable(found) and makes_vectors(found)
 
 
-def _serial(section: EnvSection, num_envs: int) -> EnvBatch:
+def _serial(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
     envs: list[Any] = []
     try:
         envs.extend(make_env(section) for _ in range(num_envs))
-        kind = AgentEnvs if is_parallel(envs[0]) else SerialEnvs
-        return kind(envs, _options(section))
+        if is_parallel(envs[0]):
+            return AgentEnvs(envs, _options(section), policies)
+        return SerialEnvs(envs, _options(section))
     except EnvError:
         close_all(envs)
         raise

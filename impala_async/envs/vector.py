@@ -35,6 +35,9 @@ class Step(NamedTuple):
     do that are gone while the rest plays on. It marks the columns that made no transition in this
     step, those that it reset among them: their row is masked. An idle column has reward 0 and no
     flags, and `obs` repeats its observation until it shows the first one of a new episode.
+
+    `untrained` is there when a batch has several policies. It marks the columns whose policy is not
+    trained: they play as all others do, but their row is masked.
     """
 
     obs: Obs
@@ -43,6 +46,14 @@ class Step(NamedTuple):
     truncated: NDArray[np.bool_]
     final_obs: Obs | None = None
     idle: NDArray[np.bool_] | None = None
+    untrained: NDArray[np.bool_] | None = None
+
+    @property
+    def masked(self) -> NDArray[np.bool_] | None:
+        """Columns whose row is masked, besides those that reset themselves."""
+        if self.idle is None or self.untrained is None:
+            return self.idle
+        return self.idle | self.untrained
 
 
 class EnvBatch(Protocol):

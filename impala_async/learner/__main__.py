@@ -51,7 +51,7 @@ def _serve(config: "RunConfig", folder: "RunFolder", *, is_resumed: bool) -> int
 
     console = start_logging()
     probe = (
-        SpaceProbe(config.env, config.actor, config.model)
+        SpaceProbe(config.env, config.actor, config.model, config.policies)
         if config.env.probe == "learner"
         else None
     )

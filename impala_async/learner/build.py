@@ -15,11 +15,12 @@ from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, alloca
 from impala_async.learner.memory import check_memory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread, Ports, Progress
-from impala_async.policy import Policy
 from impala_async.spec import Schema
-from impala_async.training.checkpoint import TrainingState, restore
+from impala_async.team import Team, build_policy
 from impala_async.training.snapshot import Snapshot
+from impala_async.training.state import TrainingState, restore
 from impala_async.training.step import UpdateStep
+from impala_async.training.team_step import TeamStep
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ def build_learner(
     section = config.learner
     num_slots = num_host_slots(section, device)
     check_memory(config, schema, num_slots, device)
-    policy = Policy(schema, config.model, seed=config.seed, device=device)
-    step = UpdateStep(policy, config.algorithm, device, seed=config.seed)
+    step = _build_step(config, schema, device)
     if training is not None:
         restore(step, training)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
@@ -73,7 +73,7 @@ def build_learner(
         loader = HostLoader(slots, full, release, is_drained=is_drained)
     thread = LearnerThread(
         step=step,
-        snapshot=Snapshot(policy.layout),
+        snapshot=Snapshot(step.policy.layout),
         loader=loader,
         section=section,
         stop=config.stop,
@@ -84,7 +84,15 @@ def build_learner(
         is_lockstep=config.pace.is_lockstep,
     )
     bodies["learner"] = thread.run
-    return Learner(slots, full, loader, policy.layout.digest, bodies)
+    return Learner(slots, full, loader, step.policy.layout.digest, bodies)
+
+
+def _build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
+    policies, seed = config.policies, config.seed
+    policy = build_policy(schema, config.model, policies, seed=seed, device=device)
+    if isinstance(policy, Team):
+        return TeamStep(policy, config.algorithm, policies, device, seed=seed)
+    return UpdateStep(policy, config.algorithm, device, seed=seed)
 
 
 def num_host_slots(section: LearnerSection, device: torch.device) -> int:

@@ -265,7 +265,9 @@ class Desk:
             return (
                 f"pace.mode lockstep wants one message of {wanted} columns from each actor, this "
                 f"one has {spec.streams} of {spec.columns}: start it without --num-envs, and use "
-                "actor.sampler = serial where the environment's own vectors reset in the same step"
+                "actor.sampler = serial where the environment's own vectors reset in the same "
+                "step; learner.batch_columns must be train.num_actors times the columns of one, "
+                "and an environment has a column for each of its agents"
             )
         layout = self._publisher.layout_digest
         if layout and spec.layout_digest != layout:

@@ -239,7 +239,9 @@ class Front:
             heartbeat_s=learner.heartbeat_s,
             max_columns=learner.batch_columns,
             rows=self._config.trajectory.rows,
-            lockstep_columns=self._config.actor.num_envs if self._is_lockstep else None,
+            lockstep_columns=learner.batch_columns // self._config.train.num_actors
+            if self._is_lockstep
+            else None,
             settings_frame=self._settings_frame,
         )
 

@@ -43,11 +43,12 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     """Raise ValueError if slots, model and an update want more memory than is free."""
     slot_bytes = config.learner.batch_columns * schema.layout.column_bytes
     model = _plan(config, schema)
+    weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     columns = "learner.batch_columns, trajectory.rows"
     wants = [
         _Want(num_slots * slot_bytes, f"{num_slots} batches", f"{columns} or learner.queue_size"),
         _Want(
-            MODEL_COPIES * sum(tensor.nbytes for tensor in model.state_dict().values()),
+            MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes,
             "the model",
             "model.hidden_sizes, or choose an environment with fewer actions",
         ),

@@ -10,23 +10,32 @@ from impala_async import lifeline
 from impala_async.config import ActorSection
 from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
+from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.describe import read_answer
 from impala_async.errors import EnvError
 from impala_async.interrupts import deaf_children
 from impala_async.spec import Schema, recurrent_state
 
 PROBE_TIMEOUT_S = 120.0
+DESCRIBE = (sys.executable, "-m", "impala_async.envs.describe")
 
 
 class SpaceProbe:
     """A child that makes the environment once and describes it; it works while torch loads."""
 
-    def __init__(self, env: EnvSection, actor: ActorSection, model: ModelSection) -> None:
+    def __init__(
+        self,
+        env: EnvSection,
+        actor: ActorSection,
+        model: ModelSection,
+        policies: PoliciesSection = ONE_POLICY,
+    ) -> None:
         self._env = env
+        self._policies = policies
         self._state = recurrent_state(model.core, model.core_size)
         with deaf_children():
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "impala_async.envs.describe", actor.sampler],
+                [*DESCRIBE, actor.sampler, policies.model_dump_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=lifeline.inherited_fds(),
@@ -52,4 +61,4 @@ class SpaceProbe:
                 f"{self._child.returncode}); what it printed is above"
             )
         obs, action = read_answer(answer)
-        return Schema(obs, action, rows, self._state)
+        return Schema(obs, action, rows, self._state, self._policies.names)

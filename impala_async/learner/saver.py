@@ -19,12 +19,8 @@ from impala_async.learner.ledger import Ledger
 from impala_async.learner.reporter import EpisodeStats
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.thread import Captured, Progress
-from impala_async.training.checkpoint import (
-    TrainingState,
-    newest_checkpoint,
-    prune,
-    save_checkpoint,
-)
+from impala_async.training.checkpoint import newest_checkpoint, prune, save_checkpoint
+from impala_async.training.state import TrainingState
 from impala_async.weights import Lineage, Version
 from impala_async.wire.session import SessionTable
 

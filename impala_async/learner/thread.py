@@ -28,9 +28,10 @@ from impala_async.learner.loader import LoadedBatch, Loader
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.metrics.timer import TimerStat
 from impala_async.metrics.window import WindowStat
-from impala_async.training.checkpoint import TrainingState, capture
 from impala_async.training.snapshot import Snapshot
+from impala_async.training.state import TrainingState, capture
 from impala_async.training.step import StepResult, UpdateStep
+from impala_async.training.team_step import TeamStep
 from impala_async.weights import Version, Weights
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class LearnerThread:
     def __init__(
         self,
         *,
-        step: UpdateStep,
+        step: UpdateStep | TeamStep,
         snapshot: Snapshot,
         loader: Loader,
         section: LearnerSection,

@@ -25,14 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
-from impala_async.training.optimizer import flatten_optimizer, restore_optimizer
-from impala_async.training.step import UpdateStep
+from impala_async.training.state import Tensors
 from impala_async.weights import Version
 
 logger = logging.getLogger(__name__)
@@ -47,44 +45,6 @@ _HIDDEN = ".partial-"
 # Of the Linux call that os.rename does not offer.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-
-Tensors = Mapping[str, Mapping[str, Tensor]]
-"""Groups of named tensors; a group is a file."""
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """What an update step needs to go on as if it had never stopped."""
-
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
-    optimizer_options: Mapping[str, Any]
-    target: Mapping[str, Tensor]
-    """Of the target network; empty where the algorithm has none."""
-    algorithm: Mapping[str, Any]
-    """What the update step remembers besides."""
-
-    def tensors(self) -> Tensors:
-        tensors = {"model": self.model, "optimizer": self.optimizer}
-        return tensors | ({"target": self.target} if self.target else {})
-
-    def state(self) -> dict[str, Any]:
-        """Its share of `state.json`."""
-        return {"optimizer": dict(self.optimizer_options), "algorithm": dict(self.algorithm)}
-
-    @staticmethod
-    def of(tensors: Tensors, state: Mapping[str, Any]) -> "TrainingState":
-        """Undo `tensors` and `state`, which may hold more than this."""
-        try:
-            return TrainingState(
-                model=tensors["model"],
-                optimizer=tensors["optimizer"],
-                optimizer_options=state["optimizer"],
-                target=tensors.get("target", {}),
-                algorithm=state["algorithm"],
-            )
-        except KeyError as error:
-            raise CheckpointError(f"the checkpoint has no {error}") from None
 
 
 @dataclass(frozen=True)
@@ -108,28 +68,6 @@ class Checkpoint:
         if not isinstance(state, dict):
             raise CheckpointError(f"cannot read checkpoint {self.path}: {STATE} holds no object")
         return tensors, state
-
-
-def capture(step: UpdateStep) -> TrainingState:
-    """Copy the step's state now, on the thread that trains, for another thread to write."""
-    optimizer, options = flatten_optimizer(step.optimizer)
-    return TrainingState(
-        model=_copies(step.policy.model.state_dict()),
-        optimizer=_copies(optimizer),
-        optimizer_options=options,
-        target={} if step.target is None else _copies(step.target.tensors()),
-        algorithm=step.state(),
-    )
-
-
-def restore(step: UpdateStep, state: TrainingState) -> None:
-    """Put a captured state into a freshly built step; raises CheckpointError where none fits."""
-    try:
-        step.policy.model.load_state_dict(dict(state.model))
-        restore_optimizer(step.optimizer, state.optimizer, state.optimizer_options)
-        step.restore(state.target, state.algorithm)
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
 
 
 def save_checkpoint(
@@ -191,14 +129,6 @@ def prune(directory: Path, keep: int, best: Version | None = None) -> None:
                 shutil.rmtree(_hide(path))
     except OSError as error:
         raise CheckpointError(f"cannot remove old checkpoints: {error}") from error
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Contiguous, for a safetensors file knows no other order.
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
 
 
 def _write_files(

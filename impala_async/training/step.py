@@ -129,7 +129,7 @@ class UpdateStep:
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self._section = algorithm
         self._seed = seed
-        self._num_updates = 0
+        self.num_updates = 0
         self._device = torch.device(device)
         self._algorithm = ALGORITHMS[algorithm.name](algorithm)
         horizon = algorithm.schedule_env_steps
@@ -161,21 +161,21 @@ class UpdateStep:
             elif outcome.num_valid:
                 is_failed_B |= part.is_in_B
         applied = [outcome for outcome in outcomes if outcome.is_applied]
-        self._num_updates += len(applied)
+        self.num_updates += len(applied)
         if is_first_pass:
             self._update_statistics(batch, is_learned_B, applied, scale)
         if self.target is not None:
             # With the statistics of now, so after all parts.
             for outcome in applied:
                 self.target.note_update(self.policy, outcome.kl)
-        stats = _means([outcome.stats for outcome in applied or outcomes])
+        stats = mean_stats([outcome.stats for outcome in applied or outcomes])
         stats |= {"algorithm/lr": lr, "algorithm/entropy_cost": entropy_cost}
         num_valid = sum(outcome.num_valid for outcome in outcomes)
         return StepResult(len(applied), num_valid, is_failed_B, stats | self._knobs())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides the tensors of model, target and optimizer."""
-        state: dict[str, Any] = {"num_updates": self._num_updates}
+        state: dict[str, Any] = {"num_updates": self.num_updates}
         if self.target is not None:
             state["target"] = self.target.state()
         if self.return_scale is not None:
@@ -184,7 +184,7 @@ class UpdateStep:
 
     def restore(self, target: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Undo `state`, and take over the tensors of the target network, if there is one."""
-        self._num_updates = int(state["num_updates"])
+        self.num_updates = int(state["num_updates"])
         if self.target is not None:
             self.target.restore(target, state["target"])
         if self.return_scale is not None:
@@ -192,7 +192,7 @@ class UpdateStep:
 
     def _parts(self, batch: Batch, alive_B: Tensor, scale: float) -> Iterator[_Part]:
         # By the updates taken, so that one that is skipped leaves no trace here either.
-        seeds = (self._seed, self._num_updates)
+        seeds = (self._seed, self.num_updates)
         groups = split_columns(alive_B, self._section.num_minibatches, seeds)
         if len(groups) == 1:
             yield _Part(batch, self._rows(batch, alive_B, scale), alive_B)
@@ -294,5 +294,6 @@ def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:
     }
 
 
-def _means(stats: list[dict[str, Tensor | float]]) -> dict[str, Tensor | float]:
+def mean_stats(stats: list[dict[str, Tensor | float]]) -> dict[str, Tensor | float]:
+    """Of each name, over all that have it alike."""
     return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}

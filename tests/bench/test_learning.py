@@ -1,5 +1,6 @@
 """The learning suite: its environments are what they say, its verdicts follow from the outcomes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,18 @@ def test_a_case_is_trained_through_the_door_of_users(tmp_path: Path) -> None:
     assert task.env_steps >= 3_000
     control = train(CASE.without("nothing", goal=475), 3, tmp_path / "control")
     assert control.has_passed
+
+
+def test_a_trial_says_what_counts_after_all_steps(tmp_path: Path) -> None:
+    tried: list[Path] = []
+
+    def score(run: Path) -> float:
+        tried.append(run)
+        return 0.5
+
+    case = replace(CASE, goal=0.5, trial=score)
+    outcome = train(case, 3, tmp_path / "half")
+    assert tried == [tmp_path / "half" / "run"]
+    assert (outcome.best_return, outcome.has_passed) == (0.5, True)
+    assert outcome.env_steps >= 3_000
+    assert not train(replace(case, goal=0.6), 3, tmp_path / "more").has_passed

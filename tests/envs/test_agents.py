@@ -1,3 +1,4 @@
+import itertools
 from typing import Any
 
 import numpy as np
@@ -6,11 +7,13 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AutoresetMode
 
+from impala_async.config_policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.history import WithHistory
 from impala_async.envs.probes import Counting
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.errors import EnvError
+from impala_async.spec import ArraySpec
 
 
 class Lives:
@@ -307,3 +310,78 @@ def test_parallel_environments_are_told_from_others() -> None:
     assert not is_parallel(InTurns())
     assert not is_parallel(Counting())
     assert not is_parallel(object())
+
+
+# -------------------- several policies
+
+PAIR = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=1)
+
+
+def swapped(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
+    """Main plays the first agent in every second episode."""
+    turn = next(TURNS) % 2
+    return dict(zip(agents, ("main", "past") if turn else ("past", "main"), strict=True))
+
+
+TURNS = itertools.count()
+SWAPPED = "tests.envs.test_agents:swapped"
+
+
+def test_a_leaf_says_who_plays_from_an_episodes_first_row_to_its_last() -> None:
+    envs = AgentEnvs([Lives((1, 3))], policies=PAIR.model_copy(update={"mapping": SWAPPED}))
+    assert [leaf.name for leaf in envs.obs_spec.leaves] == ["", "policy"]
+    assert envs.obs_spec.leaves[1] == ArraySpec("policy", (), "uint8", (2,))
+    first = envs.reset(0)["policy"].tolist()
+    seen = []
+    for _ in range(9):
+        step = envs.step(ones(envs))
+        assert step.idle is not None
+        assert step.untrained is not None
+        # What is not trained is as idle as anybody: not at all.
+        seen.append((step.obs["policy"].tolist(), step.untrained.tolist(), step.idle.tolist()))
+    other = first[::-1]
+    # The step that resets shows the first observation of the next episode, and who plays it.
+    players = [first] * 3 + [other] * 4 + [first] * 2
+    idle = [[False] * 2, [True, False], [True, False], [True] * 2]
+    assert [row[0] for row in seen] == players
+    assert [row[1] for row in seen] == [[bool(n) for n in row] for row in players]
+    assert [row[2] for row in seen] == (idle * 3)[:9]
+
+
+def test_rows_are_masked_where_nothing_happened_and_where_nobody_learns() -> None:
+    envs = AgentEnvs([Lives((1, 3))], policies=PAIR)
+    envs.reset(0)
+    for _ in range(12):
+        step = envs.step(ones(envs))
+        assert step.idle is not None
+        assert step.untrained is not None
+        assert step.masked is not None
+        assert step.masked.tolist() == (step.idle | step.untrained).tolist()
+    alone = AgentEnvs([Lives((1, 3))])
+    alone.reset(0)
+    step = alone.step(ones(alone))
+    assert step.untrained is None
+    assert step.masked is step.idle
+
+
+def test_who_plays_follows_from_the_seed() -> None:
+    worlds = [Lives((1, 1)) for _ in range(4)]
+    envs = AgentEnvs(worlds, policies=PAIR)
+
+    def players(seed: int) -> list[list[int]]:
+        return [
+            envs.reset(seed)["policy"].tolist(),
+            *(envs.step(ones(envs)).obs["policy"].tolist() for _ in range(20)),
+        ]
+
+    runs = [players(seed) for seed in (1, 2, 1)]
+    assert runs[0] == runs[2] != runs[1]
+
+
+def test_a_key_that_is_called_policy_is_in_the_way() -> None:
+    class Named(Lives):
+        def observation_space(self, agent: str) -> Space[Any]:
+            return Dict(policy=super().observation_space(agent), more=Discrete(2))
+
+    with pytest.raises(EnvError, match=r"has a key 'policy' already.*rename it by a wrapper"):
+        AgentEnvs([Named()], policies=PAIR)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from impala_async.config_env import EnvSection
+from impala_async.config_policies import PoliciesSection
 from impala_async.envs.describe import describe, read_answer
 from impala_async.errors import EnvError
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, policy_leaf
 
 ROOT = Path(__file__).resolve().parents[2]
 CARTPOLE = (
@@ -119,3 +120,13 @@ def test_the_asking_side_does_not_import_gymnasium() -> None:
     code = "import sys, impala_async.envs.describe; print({'gymnasium', 'torch'} & {*sys.modules})"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=True)
     assert child.stdout.strip() == b"set()"
+
+
+def test_a_child_that_is_told_of_policies_describes_their_leaf() -> None:
+    policies = PoliciesSection(names=("main", "other")).model_dump_json()
+    child = ask(section("tests.envs.test_agents:Lives").model_dump_json(), "auto", policies)
+    assert child.returncode == 0, child.stderr
+    assert read_answer(child.stdout)[0].leaves[1] == policy_leaf(("main", "other"))
+    alone = ask(section("CartPole-v1").model_dump_json(), "auto", policies)
+    assert alone.returncode == 2
+    assert "single agent" in json.loads(alone.stdout)["error"]

@@ -11,6 +11,7 @@ from gymnasium.envs.registration import registry
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from impala_async.config_env import EnvSection
+from impala_async.config_policies import PoliciesSection
 from impala_async.envs import probes
 from impala_async.envs.make import build_envs, make_env, make_vector_env
 from impala_async.envs.probes import Counting, CountingVector, Probe
@@ -383,3 +384,28 @@ def test_a_function_may_wrap_the_vector_that_it_makes(module: ModuleType) -> Non
     envs.reset(0)
     assert envs.step({"": np.zeros(2, np.int32)}).rewards.tolist() == [10, 10]
     envs.close()
+
+
+PAIR = PoliciesSection(names=("main", "other"))
+LIVES = "tests.envs.test_agents:Lives"
+
+
+def test_agents_are_dealt_policies_whatever_the_sampler_may_be() -> None:
+    for sampler in ("auto", "serial"):
+        envs = build_envs(sampler, section(LIVES), 2, PAIR)  # type: ignore[arg-type]
+        assert [leaf.name for leaf in envs.obs_spec.leaves] == ["", "policy"]
+        envs.close()
+    with_history = EnvSection(id=LIVES, last_action=True)
+    envs = build_envs("auto", with_history, 2, PAIR)
+    assert [leaf.name for leaf in envs.obs_spec.leaves] == ["", "policy", "last_action"]
+    assert set(envs.reset(0)["policy"].tolist()) == {0, 1}
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "sampler"),
+    [("CartPole-v1", "auto"), ("CartPole-v1", "vector"), (f"{PROBES}:Counting", "serial")],
+)
+def test_a_single_agent_has_one_policy(env_id: str, sampler: Any) -> None:
+    with pytest.raises(EnvError, match=r"policies.names: .* has a single agent.*drop the section"):
+        build_envs(sampler, section(env_id), 2, PAIR)

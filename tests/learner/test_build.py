@@ -11,7 +11,7 @@ from impala_async.learner.build import Learner, build_learner, num_host_slots, p
 from impala_async.learner.loader import HostLoader
 from impala_async.learner.thread import Progress
 from impala_async.policy import Policy
-from impala_async.training.checkpoint import TrainingState, capture
+from impala_async.training.state import TrainingState, capture
 from impala_async.training.step import UpdateStep
 from tests.learner.columns import small_schema
 from tests.learner.fakes import Listener

@@ -19,6 +19,7 @@ from impala_async.spec import (
     ArraySpec,
     ObsSpec,
     Schema,
+    policy_leaf,
     recurrent_state,
 )
 from tests.learner.columns import small_schema
@@ -154,3 +155,13 @@ def test_the_mask_of_legal_actions_needs_no_weights() -> None:
     schema = replace(small_schema(rows=1), obs=wide, action=action)
     model = {"hidden_sizes": [64, 64]}
     check_memory(config_of(schema, learner={"batch_columns": 1}, model=model), schema, 1, CPU)
+
+
+def test_every_policy_wants_weights() -> None:
+    names = ("main", "other", "third")
+    schema = small_schema()
+    several = replace(schema, obs=ObsSpec((*schema.obs.leaves, policy_leaf(names))), policies=names)
+    model = {"hidden_sizes": [5200, 5200]}
+    check_memory(config_of(schema, model=model), schema, 4, CPU)
+    with pytest.raises(ValueError, match=r"4\.\d GiB for the model"):
+        check_memory(config_of(several, model=model), several, 4, CPU)

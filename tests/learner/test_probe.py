@@ -10,6 +10,7 @@ import pytest
 
 from impala_async.config import ActorSection, EnvSection
 from impala_async.config_model import ModelSection
+from impala_async.config_policies import PoliciesSection
 from impala_async.errors import EnvError
 from impala_async.learner import probe
 from impala_async.learner.probe import SpaceProbe
@@ -19,6 +20,7 @@ from impala_async.spec import (
     ArraySpec,
     ObsSpec,
     Schema,
+    policy_leaf,
     recurrent_state,
 )
 
@@ -110,3 +112,11 @@ def test_one_that_takes_for_ever_is_killed(
     assert child.poll() == -signal.SIGKILL
     assert child.stdout is not None
     child.stdout.close()
+
+
+def test_the_schema_has_the_names_of_the_policies() -> None:
+    policies = PoliciesSection(names=("main", "other"))
+    env = EnvSection(id="tests.envs.test_agents:Lives")
+    schema = SpaceProbe(env, ActorSection(), ModelSection(), policies).schema(rows=7)
+    assert schema.policies == ("main", "other")
+    assert schema.obs.leaves[-1] == policy_leaf(schema.policies)

@@ -20,7 +20,7 @@ from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Saver, load_newest
 from impala_async.learner.thread import Captured, Progress
 from impala_async.policy import Policy
-from impala_async.training.checkpoint import capture
+from impala_async.training.state import capture
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Lineage
 from impala_async.wire.codec import EPISODE

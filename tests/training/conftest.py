@@ -1,5 +1,6 @@
 """A small policy and random batches for it, laid out as in a slot."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from impala_async.config import AlgorithmSection, ModelSection
+from impala_async.config_policies import PoliciesSection
 from impala_async.policy import Policy
 from impala_async.spec import (
     ActionPart,
@@ -14,9 +16,12 @@ from impala_async.spec import (
     ArraySpec,
     ObsSpec,
     Schema,
+    policy_leaf,
     recurrent_state,
 )
+from impala_async.team import Team
 from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.team_step import TeamStep
 from impala_async.trajectory import Columns, columns_over
 
 NUM_ROWS = 6
@@ -54,6 +59,38 @@ def make_step(schema: Schema, core: str | None) -> Callable[..., UpdateStep]:
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
         return UpdateStep(policy, AlgorithmSection.model_validate(settings), "cpu")
+
+    return make
+
+
+@pytest.fixture
+def make_team_step(schema: Schema, core: str | None) -> Callable[..., TeamStep]:
+    """A fresh step of a fresh team: `a` and `b` learn, `past` is a copy of `a`."""
+
+    def make(
+        *,
+        seed: int = 0,
+        train: tuple[str, ...] | None = None,
+        copy_every_updates: int = 2,
+        normalize_obs: bool = False,
+        **settings: object,
+    ) -> TeamStep:
+        policies = PoliciesSection(
+            names=("a", "b", "past"),
+            copies={"past": "a"},
+            copy_every_updates=copy_every_updates,
+            train=train,
+        )
+        obs = ObsSpec((*schema.obs.leaves, policy_leaf(policies.names)))
+        model = {"hidden_sizes": (16,), "normalize_obs": normalize_obs}
+        model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
+        team = Team(
+            dataclasses.replace(schema, obs=obs, policies=policies.names),
+            ModelSection.model_validate(model),
+            policies,
+            seed=seed,
+        )
+        return TeamStep(team, AlgorithmSection.model_validate(settings), policies, "cpu", seed=seed)
 
     return make
 

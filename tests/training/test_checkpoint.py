@@ -14,13 +14,11 @@ from impala_async.errors import CheckpointError
 from impala_async.training import checkpoint
 from impala_async.training.checkpoint import (
     Checkpoint,
-    TrainingState,
-    capture,
     newest_checkpoint,
     prune,
-    restore,
     save_checkpoint,
 )
+from impala_async.training.state import TrainingState, capture, restore
 from impala_async.weights import Version
 
 TENSORS = {"model": {"w": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(3)}}

@@ -8,8 +8,8 @@ import torch
 
 from impala_async.algo import losses, losses_on_policy
 from impala_async.metrics.names import REGISTRY
-from impala_async.training.checkpoint import capture
 from impala_async.training.rewards import Moments
+from impala_async.training.state import capture
 
 PPO = {"name": "ppo", "num_minibatches": 3}
 APPO = {"name": "appo", "kl_coeff": 0.5, "target_update_every_updates": 2}

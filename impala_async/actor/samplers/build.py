@@ -30,7 +30,7 @@ def build_sampler(
     not what the schema says: the learner described another version of the environment, or the
     same one as another sampler sees it.
     """
-    here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state)
+    here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state, schema.policies)
     if here != schema:
         raise MismatchError(
             "the environment of this actor is not the one that the learner knows: "

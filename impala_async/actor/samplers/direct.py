@@ -125,9 +125,10 @@ class NextStepSampler(DirectSampler):
     def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]:
         if self._state:
             # The row after an end resets the environment; an episode's first row comes after it.
-            masked = self._was_over if step.idle is None else self._was_over | step.idle
-            _forget(self._state, masked)
-            self._was_over = (step.terminated | step.truncated) & ~masked
+            # Who is not trained plays on, and remembers: its rows are masked, no resets.
+            waiting = self._was_over if step.idle is None else self._was_over | step.idle
+            _forget(self._state, waiting)
+            self._was_over = (step.terminated | step.truncated) & ~waiting
         finished = self._unrolls[0].append(
             chosen.actions,
             chosen.log_probs,
@@ -135,7 +136,7 @@ class NextStepSampler(DirectSampler):
             step.terminated,
             step.truncated,
             step.obs,
-            step.idle,
+            step.masked,
         )
         return [] if finished is None else [finished]
 

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from impala_async.actor.samplers.build import build_sampler
 from impala_async.actor.unroll import Finished
+from impala_async.config_policies import PoliciesSection
+from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.probes import Counting, CountingVector
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
 from impala_async.spec import ArraySpec, Schema
@@ -133,3 +136,80 @@ def test_a_message_keeps_its_state_while_acting_goes_on(mode: str) -> None:
     messages = [message for _ in range(20) for message in sampler.step()]
     states = [float(message.buffer.columns.state["cell"][0]) for message in messages]
     assert states == [0, 4, 8, 12, 16]
+
+
+# -------------------- columns that are not trained
+
+
+class Duel:
+    """Two agents, an episode of three rows; an observation ends with its step, as in `Counting`."""
+
+    metadata = {"name": "duel"}  # noqa: RUF012
+    possible_agents = ("left", "right")
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Box:
+        return Box(0, 99, (1,), np.float32)
+
+    def action_space(self, agent: str) -> Discrete[Any]:
+        return Discrete(2)
+
+    def reset(self, seed: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents, self.num_steps = list(self.possible_agents), 0
+        return self._show(), {}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        self.num_steps += 1
+        agents = self.agents
+        ends = dict.fromkeys(agents, self.num_steps == 3)
+        if self.num_steps == 3:
+            self.agents = []
+        return self._show(), dict.fromkeys(agents, 2.0), ends, dict.fromkeys(agents, False), {}
+
+    def close(self) -> None: ...
+
+    def _show(self) -> dict[str, Any]:
+        return {agent: np.array([self.num_steps], np.float32) for agent in self.possible_agents}
+
+
+class Watched(CountingPolicy):
+    """Notes for each act who played, the step of the episode, and the rows remembered."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[int, int, int]] = []
+
+    def act(
+        self, obs: dict[str, NDArray[Any]], state: Mapping[str, NDArray[np.float32]], rng: Any
+    ) -> FakeAction:
+        numbers = obs["policy"], obs[""][:, -1], state["cell"]
+        self.noted += list(zip(*(array.astype(int).tolist() for array in numbers), strict=True))
+        return super().act(obs, state, rng)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_who_is_not_trained_remembers_and_is_masked(rows: int) -> None:
+    pair = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=1)
+    envs = AgentEnvs([Duel(), Duel()], policies=pair)
+    schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE, pair.names)
+    policy, buffers = Watched(), FakeBuffers(schema)
+    sampler = build_sampler(schema, envs, policy, None, buffers=buffers, newest=NoNews(), seed=0)
+    messages = [message for _ in range(60) for message in sampler.step()]
+    # Whoever plays has seen as many rows as the episode has had, the one after its end included.
+    assert {who for who, _, _ in policy.noted} == {0, 1}
+    assert all(step == remembered for _, step, remembered in policy.noted)
+    num_valid = 0
+    for message in messages:
+        columns = message.buffer.columns
+        is_own = columns.obs["policy"][:, :-1] == 0
+        is_final = columns.obs[""][:, :-1, -1] == 3
+        np.testing.assert_array_equal(columns.mask_CT, is_own & ~is_final)
+        np.testing.assert_array_equal(columns.rewards_CT, np.where(columns.mask_CT, 2.0, 0.0))
+        assert not (columns.terminated_CT & ~columns.mask_CT).any()
+        assert not columns.log_probs_CT[~columns.mask_CT].any()
+        num_valid += int(columns.mask_CT.sum())
+        # An episode of one that is not trained is none.
+        assert all(episode == (6.0, 3) for episode in message.episodes)
+    assert num_valid == 60 * 2 * 3 // 4
+    assert sum(len(message.episodes) for message in messages) == 60 * 2 // 4

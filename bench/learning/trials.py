@@ -1,0 +1,125 @@
+"""What a trained policy is put to where its return in training says little: a score for a run.
+
+In self-play the return says how far the policy is ahead of its copy, and a return that is negative
+throughout has no floor that one would know without the random policy's. Both are measured here.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from impala_async.config import RunConfig
+from impala_async.envs.make import build_envs
+from impala_async.envs.vector import EnvBatch, Obs
+from impala_async.learner.run_folder import RunFolder
+from impala_async.policy import Policy
+from impala_async.spec import POLICY, Schema, recurrent_state
+from impala_async.team import Team, build_policy
+from impala_async.training.checkpoint import newest_checkpoint
+
+NUM_ENVS = 64
+NUM_GAMES = 2000
+SEED = 10_000
+
+Choose = Callable[[Obs], dict[str, NDArray[Any]]]
+
+
+def unbeaten_by_random(run: Path) -> float:
+    """The share of games that the first policy of a team does not lose to random legal actions.
+
+    The lower one of playing its likeliest actions and of sampling them. Sides are dealt, and an
+    action that is not legal ends the trial with a score of 0.
+    """
+    envs, policy = _load(run)
+    assert isinstance(policy, Team)
+    learned = next(iter(policy.members.values()))
+    shares = []
+    for choose in (_greedy(learned), _sampled(learned)):
+        returns, num_illegal = _play_a_side(envs, choose)
+        if num_illegal:
+            return 0.0
+        shares.append(float(np.mean(np.array(returns) >= 0)))
+    envs.close()
+    return min(shares)
+
+
+def saved_of_random(run: Path) -> float:
+    """How much of what random actions lose the greedy policy saves: 0.3 is 30 % less negative."""
+    envs, policy = _load(run)
+    assert isinstance(policy, Policy)
+    choices = envs.action_spec.parts[0].choices[0]
+    rng = np.random.default_rng(SEED)
+
+    def at_random(obs: Obs) -> dict[str, NDArray[Any]]:
+        return {"": rng.integers(0, choices, envs.num_envs, np.int32)}
+
+    learned, random = (
+        float(np.mean(_play(envs, choose))) for choose in (_greedy(policy), at_random)
+    )
+    envs.close()
+    return 1 - learned / random
+
+
+def _load(run: Path) -> tuple[EnvBatch, Policy | Team]:
+    """Environments of a run, and what its newest checkpoint plays in them."""
+    folder = RunFolder(run)
+    config: RunConfig = folder.load_config()
+    envs = build_envs(config.actor.sampler, config.env, NUM_ENVS, config.policies)
+    state = recurrent_state(config.model.core, config.model.core_size)
+    rows, names = config.trajectory.rows, config.policies.names
+    schema = Schema(envs.obs_spec, envs.action_spec, rows, state, names)
+    policy = build_policy(schema, config.model, config.policies, seed=config.seed)
+    checkpoint = newest_checkpoint(folder.checkpoints)
+    assert checkpoint is not None, f"{run} has no checkpoint"
+    policy.load_tensors(checkpoint.load()[0]["model"])
+    return envs, policy
+
+
+def _greedy(policy: Policy) -> Choose:
+    return lambda obs: policy.act_greedy(obs, {})[0]
+
+
+def _sampled(policy: Policy) -> Choose:
+    generator = torch.Generator().manual_seed(SEED)
+    return lambda obs: policy.act(obs, {}, generator).actions
+
+
+def _play_a_side(envs: EnvBatch, choose: Choose) -> tuple[list[float], int]:
+    """Returns of the first policy's side, and how many of its actions were not legal."""
+    rng = np.random.default_rng(SEED)
+    num_illegal = 0
+    is_learned = np.ones(envs.num_envs, np.bool_)
+
+    def both(obs: Obs) -> dict[str, NDArray[Any]]:
+        nonlocal num_illegal
+        legal = obs["action_mask"] > 0
+        is_learned[:] = obs[POLICY] == 0
+        actions = choose(obs)[""]
+        # Where nothing is legal the game is over, and the action is for a reset.
+        is_asked = is_learned & legal.any(-1)
+        num_illegal += int((~legal[np.arange(len(legal)), actions] & is_asked).sum())
+        at_random = np.where(legal, rng.random(legal.shape), -1).argmax(-1)
+        return {"": np.where(is_learned, actions, at_random).astype(np.int32)}
+
+    return _play(envs, both, is_counted=is_learned), num_illegal
+
+
+def _play(
+    envs: EnvBatch, choose: Choose, is_counted: NDArray[np.bool_] | None = None
+) -> list[float]:
+    """Returns of the columns that count when they end."""
+    obs = envs.reset(SEED)
+    totals, returns = np.zeros(envs.num_envs), list[float]()
+    while len(returns) < NUM_GAMES:
+        step = envs.step(choose(obs))
+        obs = step.obs
+        totals += step.rewards
+        is_over = step.terminated | step.truncated
+        counts = is_over if is_counted is None else is_over & is_counted
+        returns += totals[counts].tolist()
+        totals[is_over] = 0
+    return returns

@@ -1,0 +1,159 @@
+"""A team: one policy for each name, and each column is played by the one that its leaf says.
+
+It acts, loads and is published as a single policy does: its weights are those of all its members,
+one after the other, under names that begin with the member's. Who learns is no business of it.
+
+    C columns of an actor
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from impala_async.config_model import ModelSection
+from impala_async.config_policies import PoliciesSection
+from impala_async.policy import Action, Arrays, Policy
+from impala_async.spec import POLICY, Schema
+from impala_async.weights import NO_VERSION, Weights, WeightsLayout
+
+
+def build_policy(
+    schema: Schema,
+    model: ModelSection,
+    policies: PoliciesSection,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> "Policy | Team":
+    """The one policy of a run, or its team."""
+    if schema.policies != policies.names:
+        raise ValueError(f"policies.names: {policies.names} here, {schema.policies} in the schema")
+    if policies.names:
+        return Team(schema, model, policies, seed=seed, device=device)
+    return Policy(schema, model, seed=seed, device=device)
+
+
+class Team:
+    """Members begin with different weights, but for copies, which begin as what they copy."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        model: ModelSection,
+        policies: PoliciesSection,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.version = NO_VERSION
+        self.members: dict[str, Policy] = {}
+        for name in policies.names:
+            number = policies.names.index(policies.copies.get(name, name))
+            member_seed = member_seed_of(seed, number)
+            self.members[name] = Policy(schema, model, seed=member_seed, device=device)
+        self.tensors: tuple[Tensor, ...] = tuple(self.named_tensors().values())
+        self.layout = WeightsLayout(
+            tuple(
+                replace(array, name=f"{name}/{array.name}")
+                for name, member in self.members.items()
+                for array in member.layout.arrays
+            )
+        )
+        self._parts = schema.action.parts
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Those of all members, which stay current."""
+        return {
+            f"{name}/{key}": tensor
+            for name, member in self.members.items()
+            for key, tensor in member.named_tensors().items()
+        }
+
+    def load(self, weights: Weights) -> None:
+        """Take over the weights; raises ValueError when they are not of this layout's size."""
+        if weights.buffer.nbytes != self.layout.num_bytes:
+            raise ValueError(
+                f"weights of {weights.buffer.nbytes} bytes do not fit a team of "
+                f"{self.layout.num_bytes}"
+            )
+        offset = 0
+        for member in self.members.values():
+            size = member.layout.num_bytes
+            member.load(Weights(weights.version, weights.buffer[offset : offset + size]))
+            offset += size
+        self.version = weights.version
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Undo `named_tensors`; raises RuntimeError or KeyError when they do not fit."""
+        for name, member in self.members.items():
+            member.load_tensors(split_off(tensors, name))
+
+    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
+        """Sample an action for each of `[C, ...]` observations, by whoever plays its column."""
+        num_columns = len(obs[POLICY])
+        actions, next_state = self._no_actions(num_columns), self.first_state(num_columns)
+        log_probs = np.zeros(num_columns, np.float32)
+        for member, columns in self._players(obs):
+            chosen = member.act(_of(obs, columns), _of(state, columns), generator)
+            _put(actions, columns, chosen.actions)
+            _put(next_state, columns, chosen.state)
+            log_probs[columns] = chosen.log_probs
+        return Action(actions, log_probs, next_state)
+
+    def act_greedy(
+        self, obs: Arrays, state: Arrays
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
+        """The likeliest action of whoever plays each column, and the next state."""
+        num_columns = len(obs[POLICY])
+        actions, next_state = self._no_actions(num_columns), self.first_state(num_columns)
+        for member, columns in self._players(obs):
+            chosen, after = member.act_greedy(_of(obs, columns), _of(state, columns))
+            _put(actions, columns, chosen)
+            _put(next_state, columns, after)
+        return actions, next_state
+
+    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+        """The state before an episode's first row, the same for all members."""
+        return next(iter(self.members.values())).first_state(num_columns)
+
+    def _players(self, obs: Arrays) -> Iterator[tuple[Policy, NDArray[np.int64]]]:
+        """Those who play a column now, each with its columns; always in the same order."""
+        for number, member in enumerate(self.members.values()):
+            columns = np.flatnonzero(obs[POLICY] == number)
+            if len(columns):
+                yield member, columns
+
+    def _no_actions(self, num_columns: int) -> dict[str, NDArray[Any]]:
+        return {
+            part.name: np.zeros((num_columns, *part.shape), part.array.dtype)
+            for part in self._parts
+        }
+
+
+def member_seed_of(seed: int, number: int) -> int:
+    """A seed for each member of a run's team."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+
+
+def split_off(tensors: Mapping[str, Tensor], member: str) -> dict[str, Tensor]:
+    """Those of one member, under their own names."""
+    prefix = f"{member}/"
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _of(arrays: Arrays, columns: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    return {name: array[columns] for name, array in arrays.items()}
+
+
+def _put(into: Arrays, columns: NDArray[np.int64], arrays: Arrays) -> None:
+    for name, array in arrays.items():
+        into[name][columns] = array

@@ -1,0 +1,109 @@
+"""One update of a team: each trained member is updated with the rows that it played.
+
+Owns an update step for each trained member, with an optimizer and a memory of its own, and takes
+the copies anew. A batch is restricted to a member's rows by its mask, and to the columns that hold
+any; the rows of others then are as those of a reset, so a recurrent state begins anew behind them,
+which is where the member's episode began.
+
+    P trained members, B columns of a batch, T action rows, S = T+1 observation rows
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config_policies import PoliciesSection
+from impala_async.spec import POLICY
+from impala_async.team import Team, member_seed_of
+from impala_async.training.step import Batch, StepResult, UpdateStep, mean_stats
+
+
+class TeamStep:
+    """The team's weights, one batch further: what `UpdateStep` is to a single policy.
+
+    `num_updates` of a result are those of the member that took most: what the members do with one
+    batch, they do side by side. So a version is as old, counted in updates, as any member's
+    weights in it can be.
+    """
+
+    def __init__(
+        self,
+        policy: Team,
+        algorithm: AlgorithmSection,
+        policies: PoliciesSection,
+        device: torch.device | str,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.steps = {
+            name: UpdateStep(
+                policy.members[name],
+                algorithm,
+                device,
+                seed=member_seed_of(seed, policies.names.index(name)),
+            )
+            for name in policies.trained
+        }
+        self._copies = policies.copies
+        self._copy_every = policies.copy_every_updates
+        self._numbers = [policies.names.index(name) for name in self.steps]
+
+    def run(
+        self,
+        batch: Batch,
+        alive_B: Tensor,
+        env_steps_trained: int,
+        *,
+        is_first_pass: bool = True,
+    ) -> StepResult:
+        """Train each member on its rows of the columns that are alive, a tensor on the CPU.
+
+        A column fails with any of its members: it has no further pass.
+        """
+        is_own_PBT = torch.stack([self._is_own(batch, number) for number in self._numbers])
+        # Where there is a device, the host waits for it here.
+        has_rows_PB = is_own_PBT.any(-1).cpu() & alive_B
+        is_failed_B = torch.zeros_like(alive_B)
+        results = {}
+        for (name, step), is_own_BT, has_rows_B in zip(
+            self.steps.items(), is_own_PBT, has_rows_PB, strict=True
+        ):
+            columns_N = has_rows_B.nonzero().flatten()
+            if not len(columns_N):
+                continue
+            own = replace(batch, mask_BT=is_own_BT).take(columns_N.to(is_own_BT.device))
+            alive_N = torch.ones_like(columns_N, dtype=torch.bool)
+            num_before = step.num_updates
+            result = step.run(own, alive_N, env_steps_trained, is_first_pass=is_first_pass)
+            is_failed_B[columns_N] |= result.is_failed_B
+            self._take_copies(name, num_before, step.num_updates)
+            results[name] = result
+        return _joined(list(results.values()), is_failed_B)
+
+    def _is_own(self, batch: Batch, number: int) -> Tensor:
+        """[B, T]: the valid rows that the member with this number played."""
+        return batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
+
+    def _take_copies(self, source: str, num_before: int, num_updates: int) -> None:
+        """When the source has taken so many updates again, its copies become as it is."""
+        every = self._copy_every
+        if every is None or num_before // every == num_updates // every:
+            return
+        for name, copied in self._copies.items():
+            if copied == source:
+                members = self.policy.members
+                members[name].load_tensors(members[source].named_tensors())
+
+
+def _joined(results: list[StepResult], is_failed_B: Tensor) -> StepResult:
+    """Stats are means over the members that were updated, or over all if none was."""
+    told = [result for result in results if result.applied] or results
+    return StepResult(
+        num_updates=max((result.num_updates for result in results), default=0),
+        num_valid_rows=sum(result.num_valid_rows for result in results),
+        is_failed_B=is_failed_B,
+        stats=mean_stats([result.stats for result in told]) if told else {},
+    )

@@ -1,0 +1,122 @@
+"""The example game keeps its rules, and is trained by its own command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.tictactoe import NUM_PLACES, WAIT, TicTacToe
+from impala_async.config_env import EnvSection
+from impala_async.config_load import load_config
+from impala_async.envs.make import build_envs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def play(*places: int) -> tuple[TicTacToe, tuple[dict[str, Any], ...]]:
+    """The sides take places in turn; what the last step gave."""
+    game = TicTacToe()
+    game.reset()
+    for number, place in enumerate(places):
+        sides = (place, WAIT) if number % 2 == 0 else (WAIT, place)
+        result = game.step(dict(zip(game.possible_agents, sides, strict=True)))
+    return game, result
+
+
+@pytest.mark.parametrize(
+    ("places", "rewards"),
+    [
+        ((0, 3, 1, 4, 2), (1, -1)),
+        ((0, 3, 1, 4, 8, 5), (-1, 1)),
+        ((0, 1, 4, 2, 8), (1, -1)),
+        ((0, 1, 2, 4, 3, 5, 7, 6, 8), (0, 0)),
+        ((1, 0, 3, 2, 4, 5, 6, 7, 8), (0, 0)),
+    ],
+)
+def test_a_line_wins_and_a_full_board_is_a_draw(
+    places: tuple[int, ...], rewards: tuple[int, int]
+) -> None:
+    game, (_, given, terminated, truncated, _) = play(*places)
+    assert (given["first"], given["second"]) == rewards
+    assert list(terminated.values()) == [True, True]
+    assert list(truncated.values()) == [False, False]
+    assert game.agents == []
+    assert game.num_illegal == 0
+
+
+def test_before_that_it_goes_on_without_a_reward() -> None:
+    game, (_, given, terminated, _, _) = play(0, 3, 1, 4)
+    assert set(given.values()) == {0}
+    assert not any(terminated.values())
+    assert game.agents == ["first", "second"]
+
+
+def test_each_side_sees_the_board_as_its_own_and_moves_in_turn() -> None:
+    _, (obs, *_) = play(0, 4, 8)
+    first, second = obs["first"], obs["second"]
+    assert np.flatnonzero(first["board"][0]).tolist() == [0, 8]
+    assert np.flatnonzero(first["board"][1]).tolist() == [4]
+    np.testing.assert_array_equal(first["board"], second["board"][::-1])
+    assert (first["is_to_move"], second["is_to_move"]) == (0, 1)
+    assert np.flatnonzero(first["action_mask"]).tolist() == [WAIT]
+    free = [place for place in range(NUM_PLACES) if place not in (0, 4, 8)]
+    assert np.flatnonzero(second["action_mask"]).tolist() == free
+
+
+@pytest.mark.parametrize(
+    ("sides", "rewards", "num_illegal"),
+    [
+        ((0, WAIT), (-1, 1), 1),
+        ((WAIT, WAIT), (-1, 1), 1),
+        ((2, 3), (1, -1), 1),
+        ((0, 3), (-1, 1), 2),
+    ],
+)
+def test_what_is_not_legal_loses_and_is_counted(
+    sides: tuple[int, int], rewards: tuple[int, int], num_illegal: int
+) -> None:
+    game, _ = play(0, 4)
+    _, given, terminated, _, _ = game.step(dict(zip(game.agents, sides, strict=True)))
+    assert game.num_illegal == num_illegal
+    assert (given["first"], given["second"]) == rewards
+    assert all(terminated.values())
+
+
+def test_spaces_hold_what_is_shown() -> None:
+    game = TicTacToe()
+    obs, _ = game.reset()
+    for agent in game.agents:
+        assert game.observation_space(agent).contains(obs[agent])
+
+
+def test_the_package_takes_its_mask() -> None:
+    config = load_config(ROOT / "configs/tictactoe_selfplay.toml")
+    envs = build_envs("auto", EnvSection(id="examples.tictactoe:TicTacToe"), 2, config.policies)
+    assert envs.num_envs == 4
+    assert envs.action_spec.legal == "action_mask"
+    envs.close()
+
+
+@pytest.mark.e2e
+def test_it_is_trained_by_its_command(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    script = str(ROOT / "examples" / "tictactoe.py")
+    flags = ["--run-dir", str(run_dir), "--set", "stop.env_steps=10_000"]
+    ended = subprocess.run(
+        [sys.executable, script, *flags],
+        # Not in the checkout: nothing may depend on the folder that it is started from.
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["exit_reason"] == "env_steps"
+    assert summary["rejected"] == 0

@@ -1,0 +1,153 @@
+"""A team acts as its members do, each for the columns that it plays."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from impala_async.config_model import ModelSection
+from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.policy import Policy
+from impala_async.spec import (
+    ActionPart,
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    Schema,
+    policy_leaf,
+    recurrent_state,
+)
+from impala_async.team import Team, build_policy, member_seed_of
+from impala_async.training.snapshot import Snapshot
+from impala_async.weights import NO_VERSION, Version, Weights
+
+TRIO = PoliciesSection(
+    names=("main", "past", "other"), copies={"past": "main"}, copy_every_updates=3
+)
+C = 7
+PLAYERS = np.array([2, 0, 1, 1, 0, 2, 2], np.uint8)
+
+
+def schema_of(core: str | None) -> Schema:
+    leaves = ArraySpec("sight", (3,), "float32"), ArraySpec("legal", (4,), "int8")
+    return Schema(
+        obs=ObsSpec((*leaves, policy_leaf(TRIO.names))),
+        action=ActionSpec(
+            (ActionPart("go", "discrete", (4,)), ActionPart("push", "continuous", (), (2,))),
+            legal="legal",
+        ),
+        rows=5,
+        state=recurrent_state(core, 6),
+        policies=TRIO.names,
+    )
+
+
+def model_of(core: str | None) -> ModelSection:
+    return ModelSection(hidden_sizes=(8,), **({"core": core, "core_size": 6} if core else {}))
+
+
+def make_team(core: str | None = None, seed: int = 0) -> Team:
+    return Team(schema_of(core), model_of(core), TRIO, seed=seed)
+
+
+def inputs(team: Team, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    legal = np.ones((C, 4), np.int8)
+    legal[:, 1:3] = rng.integers(0, 2, (C, 2))
+    obs = {"sight": rng.normal(size=(C, 3)).astype(np.float32), "legal": legal, "policy": PLAYERS}
+    state = {
+        name: rng.normal(size=part.shape).astype(np.float32)
+        for name, part in team.first_state(C).items()
+    }
+    return obs, state
+
+
+def columns_of(arrays, columns):
+    return {name: array[columns] for name, array in arrays.items()}
+
+
+def are_equal(mine, theirs) -> bool:
+    return mine.keys() == theirs.keys() and all(np.array_equal(mine[k], theirs[k]) for k in mine)
+
+
+@pytest.mark.parametrize("core", [None, "lstm"])
+def test_each_column_is_acted_for_by_its_member_alone(core):
+    team = make_team(core)
+    obs, state = inputs(team)
+    chosen = team.act(obs, state, torch.Generator().manual_seed(3))
+    source = torch.Generator().manual_seed(3)
+    for number, member in enumerate(team.members.values()):
+        columns = np.flatnonzero(number == PLAYERS)
+        alone = member.act(columns_of(obs, columns), columns_of(state, columns), source)
+        assert are_equal(columns_of(chosen.actions, columns), alone.actions)
+        assert np.array_equal(chosen.log_probs[columns], alone.log_probs)
+        assert are_equal(columns_of(chosen.state, columns), alone.state)
+    assert chosen.log_probs.dtype == np.float32
+    assert [a.dtype for a in chosen.actions.values()] == [np.int32, np.float32]
+    # A sampler writes to it.
+    assert all(part.flags.writeable for part in chosen.state.values())
+    legal = obs["legal"][np.arange(C), chosen.actions["go"]]
+    assert legal.all()
+
+
+@pytest.mark.parametrize("core", [None, "gru"])
+def test_the_likeliest_actions_are_those_of_the_members(core):
+    team = make_team(core)
+    obs, state = inputs(team)
+    actions, after = team.act_greedy(obs, state)
+    for number, member in enumerate(team.members.values()):
+        columns = np.flatnonzero(number == PLAYERS)
+        alone, alone_after = member.act_greedy(columns_of(obs, columns), columns_of(state, columns))
+        assert are_equal(columns_of(actions, columns), alone)
+        assert are_equal(columns_of(after, columns), alone_after)
+
+
+def test_members_begin_different_and_a_copy_as_its_source():
+    first, again, other = make_team(), make_team(), make_team(seed=1)
+    weights = {
+        name: torch.cat([tensor.flatten() for tensor in member.tensors])
+        for name, member in first.members.items()
+    }
+    assert torch.equal(weights["main"], weights["past"])
+    assert not torch.equal(weights["main"], weights["other"])
+    assert all(torch.equal(a, b) for a, b in zip(first.tensors, again.tensors, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.tensors, other.tensors, strict=True))
+    assert len({member_seed_of(run, number) for run in range(5) for number in range(5)}) == 25
+
+
+def test_weights_of_all_members_travel_as_one():
+    source, target = make_team(seed=1), make_team()
+    assert target.layout.arrays[0].name.startswith("main/")
+    assert target.layout.digest == source.layout.digest
+    assert len(target.layout.arrays) == 3 * len(target.members["main"].layout.arrays)
+    assert target.version == NO_VERSION
+    target.load(Snapshot(source.layout).take(source.tensors, Version(2, 5)))
+    assert target.version == Version(2, 5)
+    assert all(torch.equal(a, b) for a, b in zip(target.tensors, source.tensors, strict=True))
+    obs, state = inputs(target)
+    actions, _ = target.act_greedy(obs, state)
+    assert are_equal(actions, source.act_greedy(obs, state)[0])
+
+
+def test_weights_of_another_size_are_refused():
+    team = make_team()
+    with pytest.raises(ValueError, match="do not fit a team of"):
+        team.load(Weights(Version(1, 1), np.zeros(team.layout.num_bytes + 4, np.uint8)))
+
+
+def test_named_tensors_can_be_put_back():
+    source, target = make_team(seed=1), make_team()
+    target.load_tensors({name: tensor.clone() for name, tensor in source.named_tensors().items()})
+    assert all(torch.equal(a, b) for a, b in zip(target.tensors, source.tensors, strict=True))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        target.load_tensors({})
+
+
+def test_a_config_has_one_policy_or_a_team():
+    schema, model = schema_of(None), model_of(None)
+    assert isinstance(build_policy(schema, model, TRIO, seed=0), Team)
+    alone = replace(schema, policies=())
+    assert isinstance(build_policy(alone, model, ONE_POLICY, seed=0), Policy)
+    with pytest.raises(ValueError, match=r"policies.names: \(\) here, \('main', 'past', 'other'\)"):
+        build_policy(schema, model, ONE_POLICY, seed=0)
