@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from bench.learning.cases import CASES, Case
-from bench.learning.table import HEAD, as_json, is_held, markdown, row
+from bench.learning.table import HEAD, is_held, row, write
 from bench.learning.train import Outcome, train
 
 
@@ -20,25 +20,26 @@ def main() -> int:
     parser.add_argument("--only", metavar="TEXT", help="cases whose name holds this text")
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
     parser.add_argument("--write", type=Path, metavar="DIR",
-                        help="write learning.md and learning.json there")  # fmt: skip
+                        help="bring learning.md and learning.json there up to date")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run folders there")
     args = parser.parse_args()
     cases = [case for case in CASES if _is_asked_for(case, args)]
     if not cases:
         parser.error(f"--only: no case of this suite is called {args.only!r}")
     folder = args.keep or Path(tempfile.mkdtemp(prefix="impala-async-bench-"))
+    command = f"python -m bench.learning {' '.join(sys.argv[1:])}"
+    are_held = []
     print(HEAD, flush=True)
     try:
-        results = [(case, _run(case, args.seeds, folder)) for case in cases]
+        for case in cases:
+            outcomes = _run(case, args.seeds, folder)
+            are_held.append(is_held(case, outcomes))
+            if args.write:
+                write(args.write, case, outcomes, command)
     finally:
         if args.keep is None:
             shutil.rmtree(folder)
-    if args.write:
-        command = f"python -m bench.learning {' '.join(sys.argv[1:])}"
-        args.write.mkdir(parents=True, exist_ok=True)
-        (args.write / "learning.md").write_text(markdown(results, command))
-        (args.write / "learning.json").write_text(as_json(results, command))
-    return 0 if all(is_held(case, outcomes) for case, outcomes in results) else 1
+    return 0 if all(are_held) else 1
 
 
 def _is_asked_for(case: Case, args: argparse.Namespace) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.learning.cases import Case
+from bench.learning.cases import CASES, Case
 from bench.learning.train import Outcome
 
 HEAD = (
@@ -27,7 +27,7 @@ def is_held(case: Case, outcomes: list[Outcome]) -> bool:
 
 
 def row(case: Case, outcomes: list[Outcome]) -> str:
-    """One line of the markdown table."""
+    """One line of the table that is shown while the suite runs."""
     floor = f"{'below' if case.is_control else ''} {case.goal:g} in {case.env_steps:,}".strip()
     returns = ", ".join("-" if o.best_return is None else f"{o.best_return:.4g}" for o in outcomes)
     num_passed = sum(outcome.has_passed for outcome in outcomes)
@@ -40,31 +40,51 @@ def row(case: Case, outcomes: list[Outcome]) -> str:
     )
 
 
-def markdown(results: list[tuple[Case, list[Outcome]]], command: str) -> str:
-    """The whole page."""
-    machine = _machine()
+def write(folder: Path, case: Case, outcomes: list[Outcome], command: str) -> None:
+    """Put the row of one case into the page, and into the JSON from which the page is made.
+
+    The rows of other cases stay as they were measured, with their own commit and date.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "learning.json"
+    kept = json.loads(path.read_text()) if path.exists() else []
+    entries = {entry["task"]: entry for entry in kept}
+    entries[case.name] = {
+        "task": case.name,
+        "config": case.config,
+        "overrides": case.overrides,
+        "held": is_held(case, outcomes),
+        "row": row(case, outcomes),
+        "seeds": [asdict(outcome) for outcome in outcomes],
+        "command": command,
+        **_machine(),
+    }
+    in_order = [entries[case.name] for case in CASES if case.name in entries]
+    path.write_text(json.dumps(in_order, indent=2) + "\n")
+    (folder / "learning.md").write_text(_page(in_order))
+
+
+def _page(entries: list[dict[str, Any]]) -> str:
+    head, rule = HEAD.splitlines()
     lines = [
         "# Learning",
         "",
-        f"`{command}`, commit {machine['commit']}, {machine['date']}, on {machine['cores']} cores",
-        f"of {machine['processor']}, torch {machine['torch']}.",
+        "`python -m bench.learning --suite full --write bench/results` measures all of it, and with",
+        "`--only TEXT` the rows whose names hold the text; each row says when it was measured.",
         "",
         "Returns are the best mean of 100 episodes of a seed, or a share that a trial measured",
         "after the training (`bench/learning/trials.py`); seconds are from launch to end, with the",
         "start of the processes. A control lacks what its task needs, and must stay below.",
         "",
-        HEAD,
-        *(row(case, outcomes) for case, outcomes in results),
+        f"{head} commit, date |",
+        f"{rule}---|",
+        *(f"{entry['row']} {entry['commit']}, {entry['date']} |" for entry in entries),
+        "",
+        "Measured on:",
+        "",
+        *sorted({f"- {e['cores']} cores of {e['processor']}, torch {e['torch']}" for e in entries}),
     ]
     return "\n".join(lines) + "\n"
-
-
-def as_json(results: list[tuple[Case, list[Outcome]]], command: str) -> str:
-    content: dict[str, Any] = {"command": command, **_machine(), "results": []}
-    for case, outcomes in results:
-        entry = {"task": asdict(case), "held": is_held(case, outcomes)}
-        content["results"].append({**entry, "seeds": [asdict(outcome) for outcome in outcomes]})
-    return json.dumps(content, indent=2) + "\n"
 
 
 def _machine() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from impala_async.team import Team, build_policy
 from impala_async.training.checkpoint import newest_checkpoint
 
 NUM_ENVS = 64
-NUM_GAMES = 2000
+GAMES_PER_COLUMN = 16
 SEED = 10_000
 
 Choose = Callable[[Obs], dict[str, NDArray[Any]]]
@@ -111,15 +111,19 @@ def _play_a_side(envs: EnvBatch, choose: Choose) -> tuple[list[float], int]:
 def _play(
     envs: EnvBatch, choose: Choose, is_counted: NDArray[np.bool_] | None = None
 ) -> list[float]:
-    """Returns of the columns that count when they end."""
+    """Returns of the columns that count when they end: as many of each, or short games would count
+    for more than long ones.
+    """
     obs = envs.reset(SEED)
-    totals, returns = np.zeros(envs.num_envs), list[float]()
-    while len(returns) < NUM_GAMES:
+    totals = np.zeros(envs.num_envs)
+    returns: list[list[float]] = [[] for _ in range(envs.num_envs)]
+    while min(map(len, returns)) < GAMES_PER_COLUMN:
         step = envs.step(choose(obs))
         obs = step.obs
         totals += step.rewards
         is_over = step.terminated | step.truncated
         counts = is_over if is_counted is None else is_over & is_counted
-        returns += totals[counts].tolist()
+        for column in np.flatnonzero(counts).tolist():
+            returns[column].append(float(totals[column]))
         totals[is_over] = 0
-    return returns
+    return [total for column in returns for total in column[:GAMES_PER_COLUMN]]

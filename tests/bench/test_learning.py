@@ -1,5 +1,6 @@
 """The learning suite: its environments are what they say, its verdicts follow from the outcomes."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 
 from bench.learning import envs
 from bench.learning.cases import CASES, CONFIGS, Case
-from bench.learning.table import as_json, is_held, markdown
+from bench.learning.table import is_held, write
 from bench.learning.train import Outcome, train
 from impala_async.config_load import load_config
 
@@ -84,9 +85,20 @@ def test_a_floor_is_held_by_as_many_seeds_as_it_says() -> None:
     assert not is_held(two_of_three, [passed, missed, missed])
     # Fewer seeds: as many in proportion, one at least.
     assert not is_held(two_of_three, [missed])
-    page = markdown([(two_of_three, [passed, missed, missed])], "command")
-    assert "| 1 of 3 **missed** |" in page
-    assert '"held": false' in as_json([(two_of_three, [missed])], "command")
+
+
+def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    passed, missed = outcome(0, True), outcome(1, False)
+    first, second = CASES[:2]
+    write(tmp_path, second, [passed] * second.num_seeds, "a command")
+    write(tmp_path, first, [missed] * first.num_seeds, "another")
+    write(tmp_path, first, [missed, passed], "a third")
+    entries = json.loads((tmp_path / "learning.json").read_text())
+    assert [entry["task"] for entry in entries] == [first.name, second.name]
+    assert [entry["command"] for entry in entries] == ["a third", "a command"]
+    assert [entry["held"] for entry in entries] == [False, True]
+    page = (tmp_path / "learning.md").read_text()
+    assert page.count("| 1 of 2 **missed** |") == page.count("| 3 of 3 |") == 1
 
 
 def test_a_case_is_trained_through_the_door_of_users(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from impala_async.weights import Version
 
 @pytest.fixture(autouse=True)
 def few_games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "NUM_GAMES", 300)
+    monkeypatch.setattr(trials, "GAMES_PER_COLUMN", 3)
 
 
 def save(folder: Path, config: RunConfig, bias: list[float] | None = None) -> Path:
