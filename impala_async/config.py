@@ -257,8 +257,8 @@ class RunConfig(Section):
         if learner.batch_columns % width:
             yield (
                 f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
-                f"train.num_actors * actor.num_envs ({width}), as it is when it is not set, or that "
-                "times the agents of an environment"
+                f"train.num_actors * actor.num_envs ({width}), as it is when it is not set, or "
+                "that times the agents of an environment"
             )
         for key in ("minibatch_buffer_size", "publish_every_updates"):
             if (value := getattr(learner, key)) != 1:

@@ -69,8 +69,8 @@ def _page(entries: list[dict[str, Any]]) -> str:
     lines = [
         "# Learning",
         "",
-        "`python -m bench.learning --suite full --write bench/results` measures all of it, and with",
-        "`--only TEXT` the rows whose names hold the text; each row says when it was measured.",
+        "`python -m bench.learning --suite full --write bench/results` measures all of it, and",
+        "with `--only TEXT` some rows; each says when it was measured.",
         "",
         "Returns are the best mean of 100 episodes of a seed, or a share that a trial measured",
         "after the training (`bench/learning/trials.py`); seconds are from launch to end, with the",
