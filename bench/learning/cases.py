@@ -53,7 +53,7 @@ LEGAL = Case("2 of 8 actions legal, mask", "few_legal.toml", 0.9, 200_000)
 SPLIT = Case("CartPole in two keys", "cartpole_dict.toml", 475, 500_000)
 CHEETAH = Case(
     "HalfCheetah-v5, APPO", "halfcheetah_appo.toml", 3000, 1_000_000,
-    num_must=2, is_quick=False, needs="mujoco",
+    is_quick=False, needs="mujoco",
 )  # fmt: skip
 UNCORRECTED = (
     "algorithm.name=a2c",
@@ -72,15 +72,15 @@ CASES = (
     LAGGED.without("no correction", *UNCORRECTED, goal=300),
     Case("Acrobot-v1, IMPALA", "acrobot.toml", -100, 300_000),
     Case("LunarLander-v3, APPO", "lunarlander_appo.toml", 200, 1_500_000,
-         num_must=2, is_quick=False, needs="Box2D"),
+         is_quick=False, needs="Box2D"),
     Case("InvertedPendulum-v5, APPO", "inverted_pendulum_appo.toml", 950, 300_000,
          needs="mujoco"),
     CHEETAH,
     CHEETAH.without("no normalising", *NOT_NORMAL, goal=1500),
     Case("MinAtar breakout, IMPALA", "minatar_breakout.toml", 5, 1_500_000,
-         num_must=2, is_quick=False, needs="minatar"),
+         needs="minatar"),
     Case("MinAtar space invaders, IMPALA", "minatar_space_invaders.toml", 30, 600_000,
-         num_must=2, is_quick=False, needs="minatar"),
+         needs="minatar"),
     MEMORY,
     MEMORY.without("MLP", *NO_CORE, goal=80, num_must=3),
     REPEAT,
