@@ -99,9 +99,6 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
 def _play(
     config: "RunConfig", path: Path, args: argparse.Namespace, *, is_one: bool
 ) -> list[Played]:
-    from impala_async.envs.make import build_envs
-    from impala_async.spec import Schema, recurrent_state
-    from impala_async.team import build_policy
     from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
 
     checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
@@ -109,18 +106,26 @@ def _play(
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     # From here on there is something to close.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    policies, num_envs = config.policies, min(NUM_ENVS, args.episodes)
-    envs = build_envs(config.actor.sampler, config.env, num_envs, policies)
-    state = recurrent_state(config.model.core, config.model.core_size)
-    rows = config.trajectory.rows
-    schema = Schema(envs.obs_spec, envs.action_spec, rows, state, policies.names)
-    policy = build_policy(schema, config.model, policies, seed=config.seed)
+    envs, policy = build_players(config, min(NUM_ENVS, args.episodes))
     try:
         _load(policy, checkpoint)
         print(f"{config.env.id} with {checkpoint.path.name}")
         return _play_greedily(policy, envs, args.episodes, args.seed, args.max_steps)
     finally:
         envs.close()
+
+
+def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy | Team]":
+    """Environments of a run, and what is to play in them, with the weights of its start."""
+    from impala_async.envs.make import build_envs
+    from impala_async.spec import Schema, recurrent_state
+    from impala_async.team import build_policy
+
+    policies, rows = config.policies, config.trajectory.rows
+    envs = build_envs(config.actor.sampler, config.env, num_envs, policies)
+    state = recurrent_state(config.model.core, config.model.core_size)
+    schema = Schema(envs.obs_spec, envs.action_spec, rows, state, policies.names)
+    return envs, build_policy(schema, config.model, policies, seed=config.seed)
 
 
 def _load(policy: "Policy | Team", checkpoint: "Checkpoint") -> None:

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala_async.config import RunConfig
-from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch, Obs
+from impala_async.evaluate import build_players
 from impala_async.learner.run_folder import RunFolder
 from impala_async.policy import Policy
-from impala_async.spec import POLICY, Schema, recurrent_state
-from impala_async.team import Team, build_policy
+from impala_async.spec import POLICY
+from impala_async.team import Team
 from impala_async.training.checkpoint import newest_checkpoint
 
 NUM_ENVS = 64
@@ -67,12 +66,7 @@ def saved_of_random(run: Path) -> float:
 def _load(run: Path) -> tuple[EnvBatch, Policy | Team]:
     """Environments of a run, and what its newest checkpoint plays in them."""
     folder = RunFolder(run)
-    config: RunConfig = folder.load_config()
-    envs = build_envs(config.actor.sampler, config.env, NUM_ENVS, config.policies)
-    state = recurrent_state(config.model.core, config.model.core_size)
-    rows, names = config.trajectory.rows, config.policies.names
-    schema = Schema(envs.obs_spec, envs.action_spec, rows, state, names)
-    policy = build_policy(schema, config.model, config.policies, seed=config.seed)
+    envs, policy = build_players(folder.load_config(), NUM_ENVS)
     checkpoint = newest_checkpoint(folder.checkpoints)
     assert checkpoint is not None, f"{run} has no checkpoint"
     policy.load_tensors(checkpoint.load()[0]["model"])
