@@ -5,6 +5,7 @@ throughout has no floor that one would know without the random policy's. Both ar
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ def unbeaten_by_random(run: Path) -> float:
     assert isinstance(policy, Team)
     learned = next(iter(policy.members.values()))
     shares = []
-    for choose in (_greedy(learned), _sampled(learned)):
-        returns, num_illegal = _play_a_side(envs, choose)
-        if num_illegal:
-            return 0.0
-        shares.append(float(np.mean(np.array(returns) >= 0)))
-    envs.close()
+    with closing(envs):
+        for choose in (_greedy(learned), _sampled(learned)):
+            returns, num_illegal = _play_a_side(envs, choose)
+            if num_illegal:
+                return 0.0
+            shares.append(float(np.mean(np.array(returns) >= 0)))
     return min(shares)
 
 
@@ -56,10 +57,10 @@ def saved_of_random(run: Path) -> float:
     def at_random(obs: Obs) -> dict[str, NDArray[Any]]:
         return {"": rng.integers(0, choices, envs.num_envs, np.int32)}
 
-    learned, random = (
-        float(np.mean(_play(envs, choose))) for choose in (_greedy(policy), at_random)
-    )
-    envs.close()
+    with closing(envs):
+        learned, random = (
+            float(np.mean(_play(envs, choose))) for choose in (_greedy(policy), at_random)
+        )
     return 1 - learned / random
 
 
