@@ -95,6 +95,10 @@ class Policy:
         """Undo `named_tensors`; raises RuntimeError when they do not fit."""
         self.model.load_state_dict(dict(tensors))
 
+    def compute_in(self, precision: torch.dtype) -> None:
+        """Evaluate and act with torsos in this precision; weights and losses stay float32."""
+        self.model.precision = precision
+
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
         """Sample an action for each of `[C, ...]` observations and their states.
 

@@ -66,6 +66,11 @@ class Team:
         )
         self._parts = schema.action.parts
 
+    def compute_in(self, precision: torch.dtype) -> None:
+        """As `Policy.compute_in`, for all members."""
+        for member in self.members.values():
+            member.compute_in(precision)
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Those of all members, which stay current."""
         return {

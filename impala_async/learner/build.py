@@ -3,14 +3,15 @@
 Runs on: event loop, once
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from impala_async.config import LearnerSection, RunConfig
-from impala_async.errors import ConfigError
 from impala_async.learner.handoff import IndexQueue
+from impala_async.learner.hardware import pick_device, pick_precision
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.learner.memory import check_memory
 from impala_async.learner.slots import Slot, allocate_slots
@@ -21,6 +22,8 @@ from impala_async.training.snapshot import Snapshot
 from impala_async.training.state import TrainingState, restore
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ def build_learner(
 def _build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
+    precision = pick_precision(config.learner.precision, config.model.name, device)
+    policy.compute_in(precision)
+    logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
     if isinstance(policy, Team):
         return TeamStep(policy, config.algorithm, policies, device, seed=seed)
     return UpdateStep(policy, config.algorithm, device, seed=seed)
@@ -107,23 +113,3 @@ def max_waiting(section: LearnerSection, device: torch.device) -> int:
     """Batches that can be full, loading or ready at once: all slots but those of the ring."""
     device_slots = section.minibatch_buffer_size + 1 if device.type == "cuda" else 0
     return num_host_slots(section, device) + device_slots - section.minibatch_buffer_size
-
-
-def pick_device(name: str) -> torch.device:
-    """The device that a config names; `auto` is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(
-            f"learner.device: {name!r} is no device; wants auto, cpu, cuda or cuda:N"
-        ) from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"learner.device: {name!r} is not supported; wants auto, cpu or cuda")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"learner.device: {name!r} is not on this machine, which has "
-            f"{torch.cuda.device_count()} GPUs; wants cpu or auto"
-        )
-    return device

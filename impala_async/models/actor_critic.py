@@ -45,6 +45,8 @@ class ActorCritic(nn.Module):
         make_torso: Callable[[], Torso],
     ) -> None:
         super().__init__()
+        # What torsos compute in. Weights, core, heads and all after them stay float32.
+        self.precision = torch.float32
         self._leaves = obs.leaves
         self._normal_leaves = self._pick_normal_leaves(section)
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
@@ -64,7 +66,7 @@ class ActorCritic(nn.Module):
 
     def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Parameters of `[N, ...]` leaves and the next state; no value is computed."""
-        features_NH = self.policy_torso(self._normal(obs))
+        features_NH = self._features(self.policy_torso, self._normal(obs))
         if self.core is None:
             return self.policy_head(features_NH), state
         state = self.core.step(features_NH, state)
@@ -75,13 +77,15 @@ class ActorCritic(nn.Module):
     ) -> Output:
         """Of `[N, ...]` leaves; with a core, N = B * S rows, column by column, B first states."""
         obs = self._normal(obs)
-        policy_NH = self.policy_torso(obs)
+        policy_NH = self._features(self.policy_torso, obs)
         if self.core is not None:
             assert is_first_BS is not None, "a core must know where episodes begin"
             features_BSH = policy_NH.reshape(*is_first_BS.shape, -1)
             outputs_SBH = self.core(features_BSH.transpose(0, 1), state, is_first_BS.t())
             policy_NH = outputs_SBH.transpose(0, 1).flatten(0, 1)
-        value_NH = policy_NH if self.value_torso is None else self.value_torso(obs)
+        value_NH = policy_NH
+        if self.value_torso is not None:
+            value_NH = self._features(self.value_torso, obs)
         return Output(self.policy_head(policy_NH), self.value_head(value_NH).squeeze(-1))
 
     def update_statistics(self, obs: dict[str, Tensor], is_valid_N: Tensor) -> None:
@@ -89,6 +93,12 @@ class ActorCritic(nn.Module):
         for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
             assert isinstance(normalizer, Normalizer)
             normalizer.update(as_vector(leaf, obs[leaf.name]), is_valid_N)
+
+    def _features(self, torso: Torso, obs: dict[str, Tensor]) -> Tensor:
+        if self.precision == torch.float32:
+            return torso(obs)
+        with torch.autocast(self.value_head.weight.device.type, self.precision):
+            return torso(obs).float()
 
     def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The leaves, those that are normalised in float32 and in their own shapes."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from impala_async.config import LearnerSection
-from impala_async.errors import CheckpointError, ConfigError
-from impala_async.learner.build import Learner, build_learner, num_host_slots, pick_device
+from impala_async.errors import CheckpointError
+from impala_async.learner.build import Learner, build_learner, num_host_slots
 from impala_async.learner.loader import HostLoader
 from impala_async.learner.thread import Progress
 from impala_async.policy import Policy
@@ -28,30 +28,6 @@ def test_the_number_of_host_slots(ring: int, queue_size: int, on_cpu: int, on_gp
     section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
     assert num_host_slots(section, CPU) == on_cpu == max(ring + queue_size + 1, ring + 2)
     assert num_host_slots(section, CUDA) == on_gpu
-
-
-def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for is_there, device in ((True, CUDA), (False, CPU)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
-        assert pick_device("auto") == device
-    assert pick_device("cpu") == CPU
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("gpu", "no device"),
-        ("cuda:x", "no device"),
-        ("meta", "not supported"),
-        ("cuda:1", "1 GPUs"),
-    ],
-)
-def test_a_wrong_device_is_named(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=says) as error:
-        pick_device(name)
-    assert str(error.value).startswith("learner.device: ")
-    assert repr(name) in str(error.value)
 
 
 def build(training: TrainingState | None = None, **sections: dict[str, Any]) -> Learner:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from impala_async.config_model import ModelSection
-from impala_async.models.actor_critic import ActorCritic
+from impala_async.models.actor_critic import ActorCritic, Output
 from impala_async.models.mlp import MLPTorso
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 
@@ -196,3 +196,28 @@ def test_nothing_to_normalise_is_refused(shape):
     dtype = "float32" if shape else "int64"
     with pytest.raises(ValueError, match=r"model\.normalize_obs: .* no vector of floats"):
         build(ObsSpec((ArraySpec("", shape, dtype),)), normalize_obs=True)
+
+
+# -------------------- precision
+
+
+def test_in_bfloat16_torsos_are_coarse_and_all_else_is_float32():
+    model, obs = build(shared_torso=False), rows(64)
+    exact = model(obs)
+    model.precision = torch.bfloat16
+    coarse = model(obs)
+    for name in Output._fields:
+        is_, was = getattr(coarse, name), getattr(exact, name)
+        assert is_.dtype == torch.float32
+        assert not torch.equal(is_, was)
+        # Eight bits of mantissa, through two layers.
+        assert torch.allclose(is_, was, rtol=0.05, atol=0.05 * float(was.detach().abs().max()))
+    coarse.values_N.sum().backward()
+    gradients = [weight.grad for weight in model.value_torso.parameters()]
+    assert all(gradient.dtype == torch.float32 and gradient.any() for gradient in gradients)
+
+
+def test_what_acts_and_what_learns_have_one_precision():
+    model, obs = build(), rows(16)
+    model.precision = torch.bfloat16
+    assert torch.equal(model.act(obs, ())[0], model(obs).parameters_NP)
