@@ -37,9 +37,9 @@ class EnvSection(Section):
         "for four frames). none: the environment as it is.",
     )
     action_mask_key: str | None = Field(
-        "action_mask",
-        description="Key of the Dict observation that says which actions are legal; found by "
-        "itself when it fits. none: no mask.",
+        "auto",
+        description="Key of the Dict observation that says which actions are legal. auto: "
+        "action_mask, if there is one that fits. none: no mask.",
     )
     squash_actions: bool = Field(
         False, description="Bring continuous actions into their bounds by a tanh, not by clipping."

@@ -6,14 +6,15 @@ The last observation row is the bootstrap row, and row 0 of the next trajectory.
     T action rows, S = T+1 observation rows, C columns of one message
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.layout import Bytes2D
-from impala_async.spec import Schema
+from impala_async.spec import ActionPart, ArraySpec, Schema
 
 # A log-probability of a discrete action cannot be positive; this is what fp32 rounding may add.
 LOG_PROB_SLACK = 1e-6
@@ -52,41 +53,87 @@ def columns_over(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Columns:
     )
 
 
-def find_fault(schema: Schema, columns: Columns) -> str | None:
-    """Say why these columns must not reach the learner: `invalid`, `nonfinite`, or None.
+class Fault(NamedTuple):
+    """Why columns must not reach the learner: a `reason` to count by, and what was found."""
+
+    reason: Literal["invalid", "nonfinite"]
+    what: str
+
+
+def find_fault(schema: Schema, columns: Columns) -> Fault | None:
+    """The first thing that is wrong with these columns.
 
     Rewards and log-probabilities of masked rows are never looked at, here or later.
     """
-    leaves = [columns.obs[leaf.name] for leaf in schema.obs.leaves]
-    leaves += [columns.state[leaf.name] for leaf in schema.state]
-    flags = [columns.mask_CT, columns.terminated_CT, columns.truncated_CT]
-    flags += [leaf for leaf in leaves if leaf.dtype == np.bool_]
-    if any(array.view(np.uint8).max() > 1 for array in flags):
-        return "invalid"
-    parts = [(columns.actions[part.name], part.choices) for part in schema.action.parts]
-    categories = parts + [(columns.obs[leaf.name], leaf.choices) for leaf in schema.obs.leaves]
-    if any(_is_beyond(indices, choices) for indices, choices in categories if choices):
-        return "invalid"
-    leaves += [values for values, choices in parts if not choices]
-    if not all(np.isfinite(leaf).all() for leaf in leaves if leaf.dtype.kind == "f"):
-        return "nonfinite"
+    for what, flags in _flags(schema, columns):
+        if flags.view(np.uint8).max() > 1:
+            return Fault("invalid", f"{what} has a flag that is neither 0 nor 1")
+    for what, indices, choices in _categories(schema, columns):
+        if _is_beyond(indices, choices):
+            return Fault("invalid", f"{what} is none of its choices")
+    for what, values in _numbers(schema, columns):
+        if not np.isfinite(values).all():
+            return Fault("nonfinite", f"{what} is not finite")
     return _find_row_fault(schema, columns)
 
 
-def _find_row_fault(schema: Schema, columns: Columns) -> str | None:
+def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
     """The same for what matters only in valid rows."""
     mask = columns.mask_CT
     if not np.isfinite(columns.rewards_CT).all(where=mask):
-        return "nonfinite"
+        return Fault("nonfinite", "a reward is not finite")
     if not np.isfinite(columns.log_probs_CT).all(where=mask):
-        return "nonfinite"
+        return Fault("nonfinite", "the log-probability of an action is not finite")
     # Of a density nothing can be said.
     is_probability = all(part.kind == "discrete" for part in schema.action.parts)
     if is_probability and (columns.log_probs_CT > LOG_PROB_SLACK).any(where=mask):
-        return "invalid"
+        return Fault("invalid", "the log-probability of an action is above 0")
     if schema.action.legal is not None and not _are_choices_legal(schema, columns).all(where=mask):
-        return "invalid"
+        return Fault("invalid", f"an action is chosen that {schema.action.legal!r} forbids")
     return None
+
+
+def _flags(schema: Schema, columns: Columns) -> Iterator[tuple[str, NDArray[Any]]]:
+    yield "mask", columns.mask_CT
+    yield "terminated", columns.terminated_CT
+    yield "truncated", columns.truncated_CT
+    for leaf in schema.obs.leaves:
+        if leaf.dtype == "bool":
+            yield _obs_name(leaf), columns.obs[leaf.name]
+    for state in schema.state:
+        if state.dtype == "bool":
+            yield f"the state {state.name!r}", columns.state[state.name]
+
+
+def _categories(
+    schema: Schema, columns: Columns
+) -> Iterator[tuple[str, NDArray[Any], tuple[int, ...]]]:
+    for part in schema.action.parts:
+        if part.choices:
+            yield _part_name(part), columns.actions[part.name], part.choices
+    for leaf in schema.obs.leaves:
+        if leaf.choices:
+            yield _obs_name(leaf), columns.obs[leaf.name], leaf.choices
+
+
+def _numbers(schema: Schema, columns: Columns) -> Iterator[tuple[str, NDArray[Any]]]:
+    for leaf in schema.obs.leaves:
+        if leaf.is_float:
+            yield _obs_name(leaf), columns.obs[leaf.name]
+    for part in schema.action.parts:
+        if not part.choices:
+            yield _part_name(part), columns.actions[part.name]
+    for state in schema.state:
+        if state.is_float:
+            yield f"the state {state.name!r}", columns.state[state.name]
+
+
+def _obs_name(leaf: ArraySpec) -> str:
+    return f"the observation {leaf.name!r}" if leaf.name else "the observation"
+
+
+def _part_name(part: ActionPart) -> str:
+    return f"the action {part.name!r}" if part.name else "the action"
 
 
 def _is_beyond(indices: NDArray[Any], choices: tuple[int, ...]) -> bool:

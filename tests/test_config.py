@@ -24,7 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "env.kwargs": {},
     "env.wrappers": (),
     "env.preprocess": "auto",
-    "env.action_mask_key": "action_mask",
+    "env.action_mask_key": "auto",
     "env.squash_actions": False,
     "env.last_action": False,
     "env.last_reward": False,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.trajectory import LOG_PROB_SLACK, Columns, columns_over, find_fault
+from impala_async.trajectory import LOG_PROB_SLACK, Columns, Fault, columns_over, find_fault
 
 NUM_COLUMNS, NUM_ROWS = 3, 4
 SCHEMA = Schema(
@@ -87,6 +87,10 @@ def test_leaves_are_views_of_the_planes() -> None:
     assert not small[[0, 2]].any()
 
 
+def reason_of(fault: Fault | None) -> str | None:
+    return None if fault is None else fault.reason
+
+
 def test_good_columns_have_no_fault(columns: Columns) -> None:
     assert find_fault(SCHEMA, columns) is None
 
@@ -112,19 +116,37 @@ def spoil(name: str, value: Any) -> Callable[[Columns], None]:
 )
 def test_nonfinite(columns: Columns, name: str, value: float) -> None:
     spoil(name, value)(columns)
-    assert find_fault(SCHEMA, columns) == "nonfinite"
+    assert reason_of(find_fault(SCHEMA, columns)) == "nonfinite"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("rewards_CT", np.nan, "a reward is not finite"),
+        ("log_probs_CT", 1.0, "the log-probability of an action is above 0"),
+        ("obs/far", np.inf, "the observation 'far' is not finite"),
+        ("state/core", np.nan, "the state 'core' is not finite"),
+        ("actions/move", -1, "the action 'move' is none of its choices"),
+        ("mask_CT", 2, "mask has a flag that is neither 0 nor 1"),
+    ],
+)
+def test_a_fault_says_what_was_found(columns: Columns, name: str, value: float, what: str) -> None:
+    spoil(name, value)(columns)
+    fault = find_fault(SCHEMA, columns)
+    assert fault is not None
+    assert fault.what == what
 
 
 @pytest.mark.parametrize("name", ["position", "far", "near"])
 def test_nonfinite_bootstrap_row(columns: Columns, name: str) -> None:
     columns.obs[name][-1, -1] = np.nan
-    assert find_fault(SCHEMA, columns) == "nonfinite"
+    assert reason_of(find_fault(SCHEMA, columns)) == "nonfinite"
 
 
 @pytest.mark.parametrize("value", [4, 5, 2**31 - 1, -1, -(2**31)])
 def test_action_out_of_range(columns: Columns, value: int) -> None:
     spoil("actions/move", value)(columns)
-    assert find_fault(SCHEMA, columns) == "invalid"
+    assert reason_of(find_fault(SCHEMA, columns)) == "invalid"
 
 
 @pytest.mark.parametrize("value", [0, 1, 2, 3])
@@ -135,13 +157,13 @@ def test_action_in_range(columns: Columns, value: int) -> None:
 
 def test_each_part_of_an_action_has_its_own_range(columns: Columns) -> None:
     spoil("actions/look", 1)(columns)
-    assert find_fault(SCHEMA, columns) == "invalid"
+    assert reason_of(find_fault(SCHEMA, columns)) == "invalid"
 
 
 def test_a_masked_row_must_hold_a_legal_action(columns: Columns) -> None:
     columns.mask_CT[HERE] = False
     columns.actions["move"][HERE] = 4
-    assert find_fault(SCHEMA, columns) == "invalid"
+    assert reason_of(find_fault(SCHEMA, columns)) == "invalid"
 
 
 @pytest.mark.parametrize("value", [2, 3, 128, 255])
@@ -150,7 +172,7 @@ def test_a_masked_row_must_hold_a_legal_action(columns: Columns) -> None:
 )
 def test_flags_that_are_neither_zero_nor_one(columns: Columns, name: str, value: int) -> None:
     spoil(name, value)(columns)
-    assert find_fault(SCHEMA, columns) == "invalid"
+    assert reason_of(find_fault(SCHEMA, columns)) == "invalid"
 
 
 @pytest.mark.parametrize("name", ["mask_CT", "terminated_CT", "truncated_CT", "obs/lamp"])
@@ -175,7 +197,7 @@ def test_log_probability_may_exceed_zero_by_rounding_only(
     columns: Columns, value: float, fault: str | None
 ) -> None:
     columns.log_probs_CT[HERE] = value
-    assert find_fault(SCHEMA, columns) == fault
+    assert reason_of(find_fault(SCHEMA, columns)) == fault
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 5.0])
@@ -194,7 +216,7 @@ def test_masked_rows_are_not_looked_at(columns: Columns, name: str, value: float
 def test_observations_of_masked_rows_are(columns: Columns) -> None:
     columns.mask_CT[HERE] = False
     columns.obs["position"][HERE] = np.nan
-    assert find_fault(SCHEMA, columns) == "nonfinite"
+    assert reason_of(find_fault(SCHEMA, columns)) == "nonfinite"
 
 
 def test_columns_without_a_valid_row_have_no_fault(columns: Columns) -> None:
@@ -218,7 +240,7 @@ def test_any_garbage_has_a_verdict() -> None:
     for _ in range(200):
         obs = rng.integers(0, 256, (2, layout.obs_bytes), np.uint8)
         small = rng.integers(0, 256, (2, layout.small_bytes), np.uint8)
-        verdicts.add(find_fault(SCHEMA, columns_over(SCHEMA, obs, small)))
+        verdicts.add(reason_of(find_fault(SCHEMA, columns_over(SCHEMA, obs, small))))
     assert verdicts == {"invalid"}
 
 
@@ -286,7 +308,7 @@ def test_each_category_has_its_own_range(
             if 0 <= value < num_choices:
                 continue
             array[(HERE[0], row, *place)] = value
-            assert find_fault(WIDE, wide) == "invalid", value
+            assert reason_of(find_fault(WIDE, wide)) == "invalid", value
         array[(HERE[0], row, *place)] = 0
 
 
@@ -308,14 +330,14 @@ def test_a_category_is_an_index_or_it_is_invalid(
     assert np.shares_memory(items, columns.obs[name])
     items[item] = np.array(value).astype(leaf.dtype)
     is_index = 0 <= int(items[item]) < leaf.choices[item]
-    assert find_fault(WIDE, columns) == (None if is_index else "invalid")
+    assert reason_of(find_fault(WIDE, columns)) == (None if is_index else "invalid")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("part", ["push", "turn"])
 def test_numbers_of_an_action_are_finite(wide: Columns, part: str, value: float) -> None:
     wide.actions[part][HERE] = value
-    assert find_fault(WIDE, wide) == "nonfinite"
+    assert reason_of(find_fault(WIDE, wide)) == "nonfinite"
     wide.actions[part][HERE] = 1e30
     assert find_fault(WIDE, wide) is None, "beyond any bound is fine: they are clipped later"
 
@@ -324,7 +346,7 @@ def test_numbers_of_an_action_are_finite(wide: Columns, part: str, value: float)
 def test_in_masked_rows_too(wide: Columns, part: str) -> None:
     wide.mask_CT[HERE] = False
     wide.actions[part][HERE] = np.nan
-    assert find_fault(WIDE, wide) == "nonfinite"
+    assert reason_of(find_fault(WIDE, wide)) == "nonfinite"
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "squashed"])
@@ -336,15 +358,15 @@ def test_only_a_density_may_be_above_one(kind: Any) -> None:
     schema = Schema(ObsSpec((ArraySpec("", (), "float32"),)), ActionSpec(parts), NUM_ROWS)
     columns = columns_of(schema)
     columns.log_probs_CT[HERE] = 25.0
-    assert find_fault(schema, columns) == ("invalid" if kind == "discrete" else None)
+    assert reason_of(find_fault(schema, columns)) == ("invalid" if kind == "discrete" else None)
     columns.log_probs_CT[HERE] = np.inf
-    assert find_fault(schema, columns) == "nonfinite"
+    assert reason_of(find_fault(schema, columns)) == "nonfinite"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_states_are_finite(wide: Columns, value: float) -> None:
     wide.state["hidden"][1, 1] = value
-    assert find_fault(WIDE, wide) == "nonfinite"
+    assert reason_of(find_fault(WIDE, wide)) == "nonfinite"
 
 
 @pytest.mark.parametrize(
@@ -366,7 +388,7 @@ def test_what_was_chosen_must_be_legal_where_it_counts(
 ) -> None:
     wide.obs["legal"][HERE] = legal
     wide.actions["move"][HERE] = chosen
-    assert find_fault(WIDE, wide) == (None if is_fine else "invalid")
+    assert reason_of(find_fault(WIDE, wide)) == (None if is_fine else "invalid")
     wide.mask_CT[HERE] = False
     assert find_fault(WIDE, wide) is None
 
@@ -389,4 +411,4 @@ def test_random_masks_are_judged_row_by_row(seed: int) -> None:
         legal[c, t, move[c, t, 0]] and legal[c, t, 2 + move[c, t, 1]]
         for c, t in zip(*np.nonzero(columns.mask_CT), strict=True)
     )
-    assert find_fault(WIDE, columns) == (None if is_fine else "invalid")
+    assert reason_of(find_fault(WIDE, columns)) == (None if is_fine else "invalid")

@@ -38,14 +38,18 @@ class Described(NamedTuple):
 def describe(
     section: EnvSection, sampler: "Sampling" = "auto", policies: PoliciesSection = ONE_POLICY
 ) -> Described:
-    """The environment as this sampler steps it.
+    """The environment as this sampler steps it; raises EnvError if it fails within a few steps.
 
     The sampler matters: an environment's own vector code may preprocess what its single one shows.
     """
     from impala_async.envs.make import build_envs
+    from impala_async.envs.rehearse import rehearse
 
     envs = build_envs(sampler, section, 1, policies)
-    envs.close()
+    try:
+        rehearse(envs)
+    finally:
+        envs.close()
     return Described(envs.obs_spec, envs.action_spec, envs.num_envs)
 
 

@@ -20,7 +20,7 @@ from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.faults import Blame, close_all
 from impala_async.envs.find import find_env, makes_vectors, registered
 from impala_async.envs.history import WithHistory
-from impala_async.envs.spaces import USUAL, SpaceOptions
+from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
 from impala_async.envs.wrappers import ATARI_VECTOR, is_atari, make_atari, wrap
 from impala_async.errors import EnvError
@@ -169,7 +169,6 @@ def _vector(section: EnvSection, num_envs: int) -> VectorEnvs:
 def _options(section: EnvSection) -> SpaceOptions:
     return SpaceOptions(
         mask_key=section.action_mask_key,
-        is_mask_required=section.action_mask_key != USUAL.mask_key,
         is_squashed=section.squash_actions,
     )
 

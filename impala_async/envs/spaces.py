@@ -14,11 +14,14 @@ from impala_async.spec import ActionPart, ActionSpec, ObsSpec
 logger = logging.getLogger(__name__)
 
 
+AUTO = "auto"
+USUAL_KEY = "action_mask"
+
+
 class SpaceOptions(NamedTuple):
     """How spaces are read: the settings of `env` that matter here."""
 
-    mask_key: str | None = "action_mask"
-    is_mask_required: bool = False
+    mask_key: str | None = AUTO
     is_squashed: bool = False
 
 
@@ -49,14 +52,14 @@ class Spaces:
         self, space: Space[Any], parts: tuple[ActionPart, ...], options: SpaceOptions
     ) -> str | None:
         """The leaf that masks illegal actions: under the usual key only if it fits."""
-        key = options.mask_key
-        if key is None:
+        if options.mask_key is None:
             return None
+        key = USUAL_KEY if options.mask_key == AUTO else options.mask_key
         num_choices = sum(sum(part.choices) for part in parts)
         why_not = self._why_no_mask(space, key, num_choices)
         if why_not is None:
             return key
-        if options.is_mask_required:
+        if options.mask_key != AUTO:
             raise EnvError(
                 f"env.action_mask_key: {key!r} must be a key of a Dict observation with integers "
                 f"or bools of shape ({num_choices},), one for each discrete action; {why_not}"

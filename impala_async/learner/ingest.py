@@ -28,7 +28,7 @@ from impala_async.learner.slots import (
     Submit,
 )
 from impala_async.spec import Schema
-from impala_async.trajectory import columns_over, find_fault
+from impala_async.trajectory import Fault, columns_over, find_fault
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import body_sizes, decode_episodes, split_inline
 from impala_async.wire.messages import Data, pack
@@ -37,6 +37,7 @@ from impala_async.wire.sockets import NO_FRAME
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN_VERSION = "it was acted with weights of a version that it cannot have had"
 WARN_EVERY_S = 10.0
 MakeFiller = Callable[[list[Slot], Submit, Count], Filler]
 
@@ -97,19 +98,18 @@ class Ingest:
             raise ProtocolError("not_allowed_now", "Data before Spec")
         verdict = self._table.reserve(peer, data, self._publisher.version)
         verdict = verdict or self._filler.judge(peer.rank, Version(data.epoch, data.update))
+        fault = Fault("invalid", UNKNOWN_VERSION) if verdict == "invalid" else None
         try:
-            verdict = verdict or self._take_body(port, peer, data, self._schema, self._filler)
-        except ProtocolError:
-            verdict = "invalid"
+            if verdict is None:
+                fault = self._take_body(port, peer, data, self._schema, self._filler)
+        except ProtocolError as error:
+            fault = Fault("invalid", str(error))
             raise
         finally:
-            if verdict is not None:
-                self._refuse(data, verdict)
-                self._warn(peer, data, verdict)
-            if verdict != "duplicate":
-                self._table.settle(peer, data.seq, verdict)
-                if verdict is not None:
-                    self._filler.skip(peer.rank)
+            if fault is not None:
+                verdict = fault.reason
+                self._warn(peer, data, fault)
+            self._settle(peer, data, verdict)
 
     def release(self, slot: int) -> None:
         """A slot is empty again."""
@@ -146,7 +146,7 @@ class Ingest:
 
     def _take_body(
         self, port: Port, peer: Peer, data: Data, schema: Schema, filler: Filler
-    ) -> str | None:
+    ) -> Fault | None:
         if data.rows != schema.rows:
             raise ProtocolError("wrong_size", f"{data.rows} rows, not {schema.rows}")
         if data.num_episodes > data.columns * data.rows:
@@ -187,29 +187,42 @@ class Ingest:
             raise ProtocolError("wrong_frame_count", "a body that is not inline has 2 frames")
         return small
 
-    def _warn(self, peer: Peer, data: Data, reason: str) -> None:
+    def _settle(self, peer: Peer, data: Data, verdict: str | None) -> None:
+        """Count what was refused, and give its credit back."""
+        if verdict is not None:
+            self._refuse(data, verdict)
+        if verdict != "duplicate":
+            self._table.settle(peer, data.seq, verdict)
+            if verdict is not None and self._filler is not None:
+                self._filler.skip(peer.rank)
+
+    def _warn(self, peer: Peer, data: Data, fault: Fault) -> None:
         """What is wrong with the data itself is wrong at its source: say so, now and then."""
         now = self._clock()
-        if reason in ("invalid", "nonfinite") and now >= self._warn_at:
-            self._warn_at = now + WARN_EVERY_S
-            logger.warning(
-                "%s data from actor %d: %d columns refused, %d so far from all actors; is it the "
-                "environment?",
-                reason,
-                peer.rank,
-                data.columns,
-                self._ledger.rejected(reason),
-            )
+        if now < self._warn_at:
+            return
+        logger.warning(
+            "actor %d: a message of %d columns is refused: %s (%s, %d columns so far from all "
+            "actors). Is it the environment?",
+            peer.rank,
+            data.columns,
+            fault.what,
+            fault.reason,
+            self._ledger.rejected(fault.reason) + data.columns,
+        )
+        self._warn_at = now + WARN_EVERY_S
 
     def _refuse(self, data: Data, reason: str) -> None:
         self._ledger.receive(data.columns)
         self._ledger.reject(data.columns, reason)
 
 
-def _find_episode_fault(episodes: Episodes | None) -> str | None:
+def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
     """A return that is no number would stay in every mean and in every checkpoint."""
     if episodes is None:
         return None
     if not np.isfinite(episodes["total"]).all():
-        return "nonfinite"
-    return "invalid" if episodes["length"].min() < 1 else None
+        return Fault("nonfinite", "the return of an episode is not finite")
+    if episodes["length"].min() < 1:
+        return Fault("invalid", "an episode has no steps")
+    return None

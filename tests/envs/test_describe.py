@@ -35,6 +35,12 @@ class Noisy(gym.Env):
         os.write(1, b"made by C code\\n")
         print("torch" in sys.modules, file=sys.stderr)
 
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
     def close(self):
         print("closed")
 """

@@ -116,13 +116,20 @@ def test_a_mask_alone_is_an_input() -> None:
 )
 def test_a_key_of_ones_own_must_fit(obs: Space[Any], action: Space[Any], texts: list[str]) -> None:
     with pytest.raises(EnvError) as caught:
-        Spaces(obs, action, SpaceOptions(mask_key="legal", is_mask_required=True))
+        Spaces(obs, action, SpaceOptions(mask_key="legal"))
     assert str(caught.value).startswith("env.action_mask_key: 'legal' must be")
     assert all(text in str(caught.value) for text in texts)
     assert "\n" not in str(caught.value)
 
 
+def test_the_usual_key_must_fit_too_when_it_is_named() -> None:
+    obs = Dict({"a": BOX, "action_mask": flags(4)})
+    assert Spaces(obs, Discrete(3)).action_spec.legal is None
+    with pytest.raises(EnvError, match=r"'action_mask' must be"):
+        Spaces(obs, Discrete(3), SpaceOptions(mask_key="action_mask"))
+
+
 def test_a_key_of_ones_own_may_be_nested() -> None:
     obs = Dict(a=BOX, info=Dict(legal=flags(3)))
-    options = SpaceOptions(mask_key="info/legal", is_mask_required=True)
+    options = SpaceOptions(mask_key="info/legal")
     assert Spaces(obs, Discrete(3), options).action_spec.legal == "info/legal"

@@ -1,0 +1,95 @@
+"""Plays a few steps at random before anybody trains, so that a broken environment is named at once.
+
+What it finds would else come to light on the actors, which start again and again, or as data that
+the learner refuses for ever.
+
+C columns
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from impala_async.envs.vector import EnvBatch, Obs, Step
+from impala_async.errors import EnvError
+from impala_async.spec import ActionPart, ActionSpec
+
+NUM_STEPS = 32
+# An environment may be slow; then this many seconds of it must do.
+BUDGET_S = 2.0
+
+
+def rehearse(envs: EnvBatch) -> None:
+    """Reset and step; raises EnvError, of the environment itself or for what it gave."""
+    rng = np.random.default_rng(0)
+    obs = envs.reset(0)
+    _check_obs(envs, obs, "reset")
+    _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_), "reset")
+    ends_at = time.monotonic() + BUDGET_S
+    for _ in range(NUM_STEPS):
+        step = envs.step(random_actions(envs.action_spec, obs, envs.num_envs, rng))
+        _check_step(envs, step)
+        obs = step.obs
+        if time.monotonic() > ends_at:
+            return
+
+
+def random_actions(
+    spec: ActionSpec, obs: Obs, num_columns: int, rng: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    """For each column, legal choices alike likely, and normal numbers."""
+    legal_CP = None if spec.legal is None else obs[spec.legal].reshape(num_columns, -1) != 0
+    actions: dict[str, NDArray[Any]] = {}
+    start = 0
+    for part in spec.parts:
+        if part.choices:
+            scores_CP = rng.random((num_columns, sum(part.choices)))
+            if legal_CP is not None:
+                scores_CP[~legal_CP[:, start : start + sum(part.choices)]] = -1.0
+            start += sum(part.choices)
+            actions[part.name] = _choose(part, scores_CP)
+        else:
+            numbers = rng.standard_normal((num_columns, *part.shape))
+            actions[part.name] = numbers.astype(part.array.dtype)
+    return actions
+
+
+def _choose(part: ActionPart, scores_CP: NDArray[np.float64]) -> NDArray[Any]:
+    """The choice with the highest score, for each item."""
+    items = np.split(scores_CP, np.cumsum(part.choices)[:-1], axis=1)
+    chosen = np.stack([item.argmax(1) for item in items], 1)
+    return chosen.reshape(len(scores_CP), *part.shape).astype(part.array.dtype)
+
+
+def _check_step(envs: EnvBatch, step: Step) -> None:
+    if not np.isfinite(step.rewards).all():
+        raise EnvError(f"{envs.name}: step gave a reward that is not finite: {step.rewards[0]}")
+    _check_obs(envs, step.obs, "step")
+    # Nothing is chosen at an end, nor while others play on.
+    is_chosen_C = ~(step.terminated | step.truncated)
+    if step.idle is not None:
+        is_chosen_C &= ~step.idle
+    _check_legal(envs, step.obs, is_chosen_C, "step")
+
+
+def _check_obs(envs: EnvBatch, obs: Obs, where: str) -> None:
+    for name, values in obs.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            which = f"observation {name!r}" if name else "observation"
+            raise EnvError(f"{envs.name}: {where} gave an {which} that is not finite")
+
+
+def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_], where: str) -> None:
+    spec = envs.action_spec
+    if spec.legal is None:
+        return
+    flat_CP = obs[spec.legal].reshape(envs.num_envs, -1) != 0
+    sizes = [size for part in spec.parts for size in part.choices]
+    for item_CP in np.split(flat_CP, np.cumsum(sizes)[:-1], axis=1):
+        if not item_CP[is_chosen_C].any(1).all():
+            raise EnvError(
+                f"{envs.name}: {where} gave a mask of legal actions, {spec.legal!r}, without any "
+                "legal one: every item of an action needs at least one"
+            )

@@ -1,0 +1,102 @@
+"""What is played before anybody trains finds environments that could never be trained on."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+from impala_async.config_env import EnvSection
+from impala_async.envs.describe import describe
+from impala_async.envs.rehearse import NUM_STEPS, random_actions, rehearse
+from impala_async.envs.vector import SerialEnvs
+from impala_async.errors import EnvError
+from impala_async.spec import ActionPart, ActionSpec
+
+
+class Patient(gym.Env[Any, Any]):
+    """Does as it should, but for what a test changes."""
+
+    observation_space = Dict(look=Box(-1, 1, (2,)), action_mask=Box(0, 1, (5,), np.int8))
+    action_space = MultiDiscrete([2, 3])
+    mask = (0, 1, 1, 0, 1)
+    reward = 0.0
+    look = 0.0
+    length = 10
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.age = 0
+        self.actions: list[list[int]] = getattr(self, "actions", [])
+        return self.show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.actions.append(action.tolist())
+        self.age += 1
+        return self.show(), self.reward, self.age == self.length, False, {}
+
+    def show(self) -> dict[str, Any]:
+        look = np.full(2, self.look, np.float32)
+        is_over = self.age == self.length
+        return {"look": look, "action_mask": np.int8([0] * 5 if is_over else self.mask)}
+
+
+def test_a_sound_environment_is_played_through_the_ends_of_episodes_by_legal_actions() -> None:
+    env = Patient()
+    rehearse(SerialEnvs([env]))
+    # Every eleventh step resets, and an end may forbid everything.
+    assert len(env.actions) == NUM_STEPS - NUM_STEPS // 11
+    assert {first for first, _ in env.actions} == {1}
+    assert {second for _, second in env.actions} == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"reward": np.nan}, "Patient: step gave a reward that is not finite: nan"),
+        ({"reward": -np.inf}, "step gave a reward that is not finite: -inf"),
+        ({"look": np.nan}, "Patient: reset gave an observation 'look' that is not finite"),
+        ({"mask": (1, 1, 0, 0, 0)}, "reset gave a mask of legal actions, 'action_mask', without"),
+        ({"mask": (0, 0, 1, 1, 1)}, "without any legal one: every item of an action needs at"),
+    ],
+)
+def test_what_no_learner_could_train_on_is_named(change: dict[str, Any], says: str) -> None:
+    env = Patient()
+    for name, value in change.items():
+        setattr(env, name, value)
+    with pytest.raises(EnvError) as caught:
+        rehearse(SerialEnvs([env]))
+    assert says in str(caught.value)
+
+
+class Broken(gym.Env[Any, Any]):
+    observation_space = Box(-1, 1, (2,))
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("no such engine")
+
+
+def test_a_description_fails_where_the_first_step_does() -> None:
+    with pytest.raises(EnvError, match="Broken failed in step: RuntimeError: no such engine"):
+        describe(EnvSection(id="tests.envs.test_rehearse:Broken"))
+
+
+def test_random_actions_have_the_shapes_and_the_dtypes_of_their_parts() -> None:
+    spec = ActionSpec(
+        (
+            ActionPart("go", "discrete", (4,)),
+            ActionPart("keys", "discrete", (2, 2, 3), (3,)),
+            ActionPart("push", "continuous", (), (2, 2)),
+        )
+    )
+    actions = random_actions(spec, {}, 500, np.random.default_rng(3))
+    for part in spec.parts:
+        assert actions[part.name].shape == (500, *part.shape)
+        assert actions[part.name].dtype == part.array.dtype
+    assert set(actions["go"]) == {0, 1, 2, 3}
+    assert actions["keys"].max(0).tolist() == [1, 1, 2]
+    assert abs(actions["push"].std() - 1) < 0.1
