@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from impala_async import __version__
 from impala_async.errors import EXIT_BUG, EXIT_INTERRUPTED, ConfigError, ImpalaAsyncError
@@ -99,12 +99,29 @@ def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     folder = RunFolder.open(args.run_dir)
     before = folder.load_config()
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
-    changed = [f"{s}.*" for s in FIXED_SECTIONS if getattr(config, s) != getattr(before, s)]
+    changed = [
+        f"{section}.{key}"
+        for section in FIXED_SECTIONS
+        for key, value in getattr(config, section)
+        if value != getattr(getattr(before, section), key)
+    ]
     if changed:
         raise ConfigError(
             f"--set: {' and '.join(changed)}: cannot change in a resumed run; start a new one"
         )
+    _check_not_over(config, folder.read_json("summary.json"))
     return config, folder
+
+
+def _check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
+    """A run that has had all its env steps would only write its summary again, and worse."""
+    limit = config.stop.env_steps
+    trained = summary["env_steps_trained"] if summary else 0
+    if limit is not None and trained >= limit:
+        raise ConfigError(
+            f"stop.env_steps: {trained:,} of {limit:,} are trained already: raise it, as with "
+            f"--set stop.env_steps={2 * limit:_}, or evaluate the run"
+        )
 
 
 def bind_of_this_start(bind: "BindSection") -> dict[str, str]:
