@@ -4,11 +4,12 @@ Ids register themselves on the way: a module that is named before a colon is imp
 ("ALE/...") imports ale_py, and another namespace asks the packages that announce it.
 """
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -23,10 +24,12 @@ from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
 
 EXTRAS = {
+    "Box2D": "box2d",
     "ale_py": "atari",
     "envpool": "envpool",
     "minatar": "minatar",
     "minigrid": "minigrid",
+    "mujoco": "mujoco",
     "mpe2": "pettingzoo",
     "pettingzoo": "pettingzoo",
 }
@@ -61,8 +64,10 @@ def find_callable(what: str) -> Factory:
     module_name, _, name = what.rpartition(":")
     module = import_named(what, module_name)
     found = getattr(module, name, None)
-    if not callable(found):
+    if found is None:
         raise EnvError(f"{what}: {_not_in(module, name)}")
+    if not callable(found):
+        raise EnvError(f"{what} is of type {type(found).__name__}, and cannot be called")
     return found  # type: ignore[no-any-return]
 
 
@@ -91,17 +96,33 @@ def makes_vectors(entry: Factory) -> bool:
 
 
 def import_named(what: str, module_name: str) -> ModuleType:
-    """Import a module for the sake of a name; EnvError says what to install, if that is known."""
+    """Import a module for the sake of a name."""
+    with blame(what, f"to import {module_name}"):
+        return importlib.import_module(module_name)
+
+
+@contextlib.contextmanager
+def blame(name: str, where: str) -> Iterator[None]:
+    """As `Blame`; for a missing module it also says what to do."""
     try:
-        with Blame(what, f"to import {module_name}"):
-            return importlib.import_module(module_name)
+        with Blame(name, where):
+            yield
     except EnvError as error:
         cause = error.__cause__
-        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
-        extra = EXTRAS.get((missing or "").partition(".")[0])
-        if extra is None:
+        # gymnasium has errors of its own for what is missing, caused by the import's.
+        missing = cause if isinstance(cause, ModuleNotFoundError) else cause and cause.__cause__
+        if not isinstance(missing, ModuleNotFoundError) or not missing.name:
             raise
-        raise EnvError(f"{error}; pip install 'impala-async[{extra}]'") from cause
+        raise EnvError(f"{error}; {_advice(missing.name.partition('.')[0])}") from cause
+
+
+def _advice(package: str) -> str:
+    if extra := EXTRAS.get(package):
+        return f"pip install 'impala-async[{extra}]'"
+    return (
+        f"Python looks for {package} among what is installed, in the current folder, and on "
+        "PYTHONPATH"
+    )
 
 
 def _load_namespace(gym_id: str) -> None:

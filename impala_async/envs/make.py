@@ -17,8 +17,8 @@ from gymnasium.vector import VectorEnv
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.agents import AgentEnvs, is_parallel
-from impala_async.envs.faults import Blame, close_all
-from impala_async.envs.find import find_env, makes_vectors, registered
+from impala_async.envs.faults import close_all
+from impala_async.envs.find import blame, find_env, makes_vectors, registered
 from impala_async.envs.history import WithHistory
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
@@ -84,7 +84,7 @@ def make_env(section: EnvSection) -> Any:
             f"{section.id} makes a whole vector of environments, and cannot be stepped serially: "
             "set actor.sampler to vector or auto"
         )
-    with Blame(section.id, _with(section)):
+    with blame(section.id, _with(section)):
         if callable(found):
             env = found(**section.kwargs)
         elif section.preprocess == "auto" and is_atari(registered(found)):
@@ -111,7 +111,7 @@ def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, A
             f"env.wrappers: {section.id} makes a whole vector of environments, and wrappers go "
             "around single ones: drop them, or put them on in a function that makes the vector"
         )
-    with Blame(section.id, _with(section)):
+    with blame(section.id, _with(section)):
         if callable(found):
             env = found(num_envs=num_envs, **section.kwargs)
         else:

@@ -107,7 +107,11 @@ SECTIONS: tuple[Section, ...] = (
             Metric("learner_queue/size_mean", "batches", "full, loading and ready; window of 50"),
             Metric("learner_queue/size_std", "batches", "its population deviation"),
             Metric("learner_queue/size_quantiles", "batches", _QUANTILES),
-            Metric("learner_queue/capacity", "batches", "how many may wait: learner.queue_size"),
+            Metric(
+                "learner_queue/capacity",
+                "batches",
+                "full at most: learner.queue_size + 1",
+            ),
             Metric("queue/idle_put_wait_ms", "ms", "to hand a slot back, mean"),
             Metric("queue/idle_get_wait_ms", "ms", "ingest's wait for a free slot, mean"),
             Metric("queue/idle_depth_quantiles", "slots", _QUANTILES),

@@ -80,6 +80,27 @@ def test_a_missing_package_that_we_do_not_know_is_told_without() -> None:
     with pytest.raises(EnvError) as caught:
         find_env("no_such_module:Thing-v0")
     assert "pip install" not in str(caught.value)
+    assert str(caught.value).endswith(
+        "; Python looks for no_such_module among what is installed, in the current folder, and on "
+        "PYTHONPATH"
+    )
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("mujoco", "mujoco"), ("Box2D", "box2d")])
+def test_what_gymnasium_misses_is_told_with_the_extra(missing: str, extra: str) -> None:
+    error = gym.error.DependencyNotInstalled("not installed")
+    error.__cause__ = ModuleNotFoundError(name=missing)
+    with pytest.raises(EnvError) as caught, find.blame("Cheetah", "to be made"):
+        raise error
+    assert str(caught.value) == (
+        "Cheetah failed to be made: DependencyNotInstalled: not installed; pip install "
+        f"'impala-async[{extra}]'"
+    )
+
+
+def test_what_is_there_but_cannot_be_called_is_told() -> None:
+    with pytest.raises(EnvError, match=r"^math:pi is of type float, and cannot be called"):
+        find.find_callable("math:pi")
 
 
 def test_a_namespace_that_a_package_announces_is_registered(
