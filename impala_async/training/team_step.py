@@ -8,6 +8,7 @@ which is where the member's episode began.
     P trained members, B columns of a batch, T action rows, S = T+1 observation rows
 """
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,11 @@ from impala_async.config_policies import PoliciesSection
 from impala_async.spec import POLICY
 from impala_async.team import Team, member_seed_of
 from impala_async.training.step import Batch, StepResult, UpdateStep, mean_stats
+
+logger = logging.getLogger(__name__)
+
+# By then every trained member has played, unless nobody lets it.
+WARN_AT_BATCH = 100
 
 
 class TeamStep:
@@ -49,6 +55,7 @@ class TeamStep:
         }
         self._copies = policies.copies
         self._copy_every = policies.copy_every_updates
+        self._num_batches = 0
         self._numbers = [policies.names.index(name) for name in self.steps]
 
     def run(
@@ -81,11 +88,24 @@ class TeamStep:
             is_failed_B[columns_N] |= result.is_failed_B
             self._take_copies(name, num_before, step.num_updates)
             results[name] = result
+        self._num_batches += 1
+        if self._num_batches == WARN_AT_BATCH:
+            self._warn_of_idle()
         return _joined(list(results.values()), is_failed_B)
 
     def _is_own(self, batch: Batch, number: int) -> Tensor:
         """[B, T]: the valid rows that the member with this number played."""
         return batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
+
+    def _warn_of_idle(self) -> None:
+        for name, step in self.steps.items():
+            if not step.num_updates:
+                logger.warning(
+                    "policies.train names %r, which has learned nothing from %d batches: does "
+                    "policies.mapping ever let it play?",
+                    name,
+                    self._num_batches,
+                )
 
     def _take_copies(self, source: str, num_before: int, num_updates: int) -> None:
         """When the source has taken so many updates again, its copies become as it is."""

@@ -161,3 +161,18 @@ def test_a_copy_is_taken_anew_by_updates_of_its_source(
 def test_members_split_batches_each_in_its_own_way(make_team_step):
     step = make_team_step(name="ppo", num_minibatches=2)
     assert step.steps["a"]._seed != step.steps["b"]._seed
+
+
+def test_a_trained_member_that_never_plays_is_told_of_once(
+    make_team_step, make_batch, all_alive, monkeypatch, caplog
+):
+    monkeypatch.setattr("impala_async.training.team_step.WARN_AT_BATCH", 3)
+    team = make_team_step()
+    batch = played(make_batch(), np.where(PLAYERS == 1, 0, PLAYERS))
+    for _ in range(2):
+        team.run(batch, all_alive, 0)
+    assert not caplog.records
+    for _ in range(3):
+        team.run(batch, all_alive, 0)
+    (said,) = caplog.messages
+    assert said.startswith("policies.train names 'b', which has learned nothing from 3 batches")
