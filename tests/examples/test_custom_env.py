@@ -1,9 +1,5 @@
 """The example environment keeps gymnasium's contract, and is trained by real processes."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -14,6 +10,7 @@ from gymnasium.utils.env_checker import check_env
 from examples.custom_env import MOVES, Courier
 from impala_async.config import EnvSection
 from impala_async.envs.make import build_envs
+from tests.examples.conftest import Train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,19 +47,7 @@ def test_who_is_late_is_truncated() -> None:
 
 
 @pytest.mark.e2e
-def test_it_is_trained_to_its_return(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    script = str(ROOT / "examples" / "custom_env.py")
-    ended = subprocess.run(
-        [sys.executable, script, "--run-dir", str(run_dir)],
-        # Not in the checkout: nothing may depend on the folder that it is started from.
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    summary = json.loads((run_dir / "summary.json").read_text())
+def test_it_is_trained_to_its_return(train: Train) -> None:
+    summary = train(str(ROOT / "examples" / "custom_env.py"))
     assert summary["exit_reason"] == "mean_return"
     assert summary["mean_return_100"] >= 0.6

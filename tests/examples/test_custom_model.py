@@ -1,11 +1,5 @@
 """The example's torso fits any observation, and is trained by real processes."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,8 +7,8 @@ from examples.custom_model import MyTorso
 from impala_async.config_model import ModelSection
 from impala_async.models.build import build_model
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from tests.examples.conftest import Train
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "examples.custom_model:MyTorso"
 ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
 OBS = ObsSpec(
@@ -46,8 +40,7 @@ def test_what_it_cannot_build_is_said() -> None:
 
 
 @pytest.mark.e2e
-def test_it_is_trained(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
+def test_it_is_trained(train: Train) -> None:
     settings = (
         "env.id=CartPole-v1",
         f"model.name={NAME}",
@@ -55,16 +48,6 @@ def test_it_is_trained(tmp_path: Path) -> None:
         "stop.mean_return=100",
         "stop.env_steps=400_000",
     )
-    ended = subprocess.run(
-        [sys.executable, "-m", "impala_async.train", "--run-dir", str(run_dir)]
-        + [part for setting in settings for part in ("--set", setting)],
-        # Not in the checkout: nothing may depend on the folder that it is started from.
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    summary = json.loads((run_dir / "summary.json").read_text())
+    flags = [part for setting in settings for part in ("--set", setting)]
+    summary = train("-m", "impala_async.train", *flags)
     assert summary["exit_reason"] == "mean_return", summary

@@ -1,9 +1,5 @@
 """The example game keeps its rules, and is trained by its own command."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ from examples.tictactoe import NUM_PLACES, WAIT, TicTacToe
 from impala_async.config_env import EnvSection
 from impala_async.config_load import load_config
 from impala_async.envs.make import build_envs
+from tests.examples.conftest import Train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,20 +100,7 @@ def test_the_package_takes_its_mask() -> None:
 
 
 @pytest.mark.e2e
-def test_it_is_trained_by_its_command(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    script = str(ROOT / "examples" / "tictactoe.py")
-    flags = ["--run-dir", str(run_dir), "--set", "stop.env_steps=10_000"]
-    ended = subprocess.run(
-        [sys.executable, script, *flags],
-        # Not in the checkout: nothing may depend on the folder that it is started from.
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    summary = json.loads((run_dir / "summary.json").read_text())
+def test_it_is_trained_by_its_command(train: Train) -> None:
+    summary = train(str(ROOT / "examples" / "tictactoe.py"), "--set", "stop.env_steps=10_000")
     assert summary["exit_reason"] == "env_steps"
     assert summary["rejected"] == 0

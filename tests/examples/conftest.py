@@ -1,0 +1,37 @@
+"""Examples are run as a reader would run them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Train = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Train:
+    """Runs `python ...` to a good end, with a run folder, and returns the run's summary."""
+
+    def run(*command: str) -> dict[str, Any]:
+        run_dir = tmp_path / "run"
+        ended = subprocess.run(
+            [sys.executable, *command, "--run-dir", str(run_dir)],
+            # Not in the checkout: nothing may depend on the folder that it is started from.
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+        return summary
+
+    return run
