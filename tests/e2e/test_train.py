@@ -126,8 +126,12 @@ import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
 
 class Flaky(CartPoleEnv):
+    num_steps = 0
+
     def step(self, action):
-        if not Path("{flag}").exists():
+        # Not yet in the few steps that are played before training.
+        self.num_steps += 1
+        if self.num_steps > 200 and not Path("{flag}").exists():
             Path("{flag}").touch()
             raise RuntimeError("the simulator crashed")
         return super().step(action)
