@@ -63,10 +63,9 @@ class Policy:
         self._parts = schema.action.parts
         self._legal = schema.action.legal
         self._sizes = [part.num_parameters for part in self._parts]
-        self._is_one_choice = (
-            [(len(part.choices), part.shape) for part in self._parts] == [(1, ())]
-            and self._legal is None
-        )
+        self._is_one_choice = [(len(part.choices), part.shape) for part in self._parts] == [
+            (1, ())
+        ] and self._legal is None
         self._dtypes = {part.name: np.dtype(part.array.dtype) for part in self._parts}
         self._input_names = [leaf.name for leaf in schema.inputs.leaves]
         state = self.model.state_dict()

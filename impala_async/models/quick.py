@@ -1,12 +1,12 @@
-"""The acting side of a plain network, by numpy: for few columns torch's calls cost more than its sums.
+"""The acting side of a plain network by numpy: for few columns torch's calls cost more than sums.
 
-Computes what the torch modules compute, from the same memory and the same random numbers, to the
-last bits of float32. What it does not know goes through torch. `python -m bench.act` measures it.
+Computes what the torch modules compute, from the same memory and the same random numbers, equally
+but for rounding. What it does not know goes through torch.
 
 C columns, F numbers of an observation, P parameters of the action, A choices
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class QuickNet:
             return None
         return QuickNet(torso, head) if torso.leaves[0].dtype == "float32" else None
 
-    def __call__(self, obs: dict[str, NDArray[Any]]) -> Floats:
+    def __call__(self, obs: Mapping[str, NDArray[Any]]) -> Floats:
         values = obs[self._leaf.name]
         features_CF: Floats = values.reshape(len(values), -1)
         for weight, bias in self._hidden:
