@@ -69,4 +69,4 @@ class ModelSection(Section):
                 "impala_resnet"
             )
         if self.core is None and self.core_size != 256:
-            yield (f"core_size ({self.core_size}) does nothing without core: set that too")
+            yield f"core_size ({self.core_size}) does nothing without core: set that too"

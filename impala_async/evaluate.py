@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the return of every episode, and their mean."""
     parser = new_parser("evaluate", "Play greedy episodes with a trained policy.")
     parser.add_argument("path", type=Path, help="a run folder, or one checkpoint in it")
-    parser.add_argument("--episodes", type=int, default=10, metavar="N", help="default: 10")
+    parser.add_argument(
+        "--episodes", type=int, default=10, metavar="N", help="each agent's counts; default: 10"
+    )
     parser.add_argument(
         "--max-steps",
         type=int,

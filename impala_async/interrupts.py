@@ -44,5 +44,7 @@ def deaf_children() -> Iterator[None]:
 
 
 def _quit(number: int, frame: object) -> None:
-    os.write(2, b"interrupted\n")
-    os._exit(EXIT_INTERRUPTED)
+    try:
+        os.write(2, b"interrupted\n")
+    finally:
+        os._exit(EXIT_INTERRUPTED)

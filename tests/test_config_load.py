@@ -53,7 +53,8 @@ def test_every_config_loads(path: Path) -> None:
             for key, value in keys.items():
                 got = stored[section][key]
                 assert (list(got) if isinstance(got, tuple) else got) == value
-    assert not config.warnings()
+    # One learns more from its passes than it loses by their lag.
+    assert bool(config.warnings()) == (path.name == "simple_spread.toml")
 
 
 def test_file_then_overrides_then_defaults(toml: Path) -> None:

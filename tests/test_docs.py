@@ -87,8 +87,9 @@ def _default(field: FieldInfo) -> str:
 
 
 def _range(field: FieldInfo) -> str:
-    if typing.get_origin(field.annotation) is typing.Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(field.annotation))
+    for kind in (field.annotation, *typing.get_args(field.annotation)):
+        if typing.get_origin(kind) is typing.Literal:
+            return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
     found = []
     for bound in field.metadata:
         match bound:

@@ -93,5 +93,5 @@ CASES = (
     Case("tic-tac-toe, self-play: share not lost to random", "tictactoe_selfplay.toml",
          0.95, 1_200_000, trial=unbeaten_by_random),
     Case("simple_spread: share of random's loss saved", "simple_spread.toml",
-         0.3, 1_000_000, trial=saved_of_random, needs="mpe2"),
+         0.3, 2_000_000, trial=saved_of_random, needs="mpe2"),
 )  # fmt: skip

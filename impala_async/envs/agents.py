@@ -212,7 +212,7 @@ def _shared_spaces(name: str, env: ParallelEnv, agents: list[Any]) -> tuple[Spac
         for other in others:
             if look(other) != look(first):
                 raise EnvError(
-                    f"{name}: all agents share a policy, but the {kind} space of {first} is "
+                    f"{name}: a policy plays any agent, but the {kind} space of {first} is "
                     f"{short(look(first))} and that of {other} is {short(look(other))}: make "
                     "them alike by a wrapper (env.wrappers)"
                 )

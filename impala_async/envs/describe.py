@@ -2,9 +2,10 @@
 
 `python -m impala_async.envs.describe [SAMPLER [POLICIES]]` reads an EnvSection as JSON from stdin,
 takes a PoliciesSection as JSON, and writes one line of JSON: `{"obs": ..., "action": ...}` as a
-Schema has them, or `{"error": one line}` and exit code 2. The learner asks a short-lived child, so
-that an environment cannot leave anything behind in it: threads, memory, an OpenGL context, a
-changed random seed. `read_answer` is for the asking side, and does not import gymnasium.
+Schema has them, with `num_columns`, or `{"error": one line}` and exit code 2. The learner asks a
+short-lived child, so that an environment cannot leave anything behind in it: threads, memory, an
+OpenGL context, a changed random seed. `read_answer` is for the asking side, and does not import
+gymnasium.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
@@ -26,10 +27,18 @@ if TYPE_CHECKING:
     from impala_async.envs.make import Sampling
 
 
+class Described(NamedTuple):
+    """The spaces, and how many columns one environment makes: one for each of its agents."""
+
+    obs: ObsSpec
+    action: ActionSpec
+    num_columns: int
+
+
 def describe(
     section: EnvSection, sampler: "Sampling" = "auto", policies: PoliciesSection = ONE_POLICY
-) -> tuple[ObsSpec, ActionSpec]:
-    """The spaces of the environment as this sampler steps it.
+) -> Described:
+    """The environment as this sampler steps it.
 
     The sampler matters: an environment's own vector code may preprocess what its single one shows.
     """
@@ -37,21 +46,21 @@ def describe(
 
     envs = build_envs(sampler, section, 1, policies)
     envs.close()
-    return envs.obs_spec, envs.action_spec
+    return Described(envs.obs_spec, envs.action_spec, envs.num_envs)
 
 
-def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec]:
-    """What a child wrote, as a spec; raises EnvError with its error, or when it wrote none."""
+def read_answer(answer: bytes) -> Described:
+    """What a child wrote; raises EnvError with its error, or when it wrote none."""
     try:
         raw = json.loads(answer)
         if isinstance(raw, dict) and "error" in raw:
             raise EnvError(str(raw["error"]))
         whole = json.dumps({**raw, "rows": 1, "state": []}).encode()
-        schema = Schema.from_json(whole)
-    except (ValueError, TypeError) as error:
+        schema, num_columns = Schema.from_json(whole), int(raw["num_columns"])
+    except (ValueError, TypeError, KeyError) as error:
         text = answer[:80].decode(errors="replace")
         raise EnvError(f"the environment's probe answered nonsense: {text!r}") from error
-    return schema.obs, schema.action
+    return Described(schema.obs, schema.action, num_columns)
 
 
 def main() -> int:
@@ -70,13 +79,14 @@ def _answer(section_json: bytes, args: list[str]) -> tuple[str, int]:
     try:
         section = EnvSection.model_validate_json(section_json)
         policies = PoliciesSection.model_validate_json(args[1]) if args[1:] else ONE_POLICY
-        obs, action = describe(section, _sampler(args[:1]), policies)
+        found = describe(section, _sampler(args[:1]), policies)
     except ValidationError as error:
         first = error.errors()[0]
         return _error(f"env.{'.'.join(map(str, first['loc']))}: {first['msg']}"), EXIT_CONFIG
     except EnvError as error:
         return _error(str(error)), EXIT_CONFIG
-    return json.dumps({"obs": asdict(obs), "action": asdict(action)}), EXIT_DONE
+    spaces = {"obs": asdict(found.obs), "action": asdict(found.action)}
+    return json.dumps({**spaces, "num_columns": found.num_columns}), EXIT_DONE
 
 
 def _sampler(args: list[str]) -> "Sampling":

@@ -37,7 +37,9 @@ class PolicyMapping:
 
     def seed(self, seed: int) -> None:
         """What is drawn from here on follows from the seed."""
-        self._rng = np.random.default_rng(seed)
+        # Not the stream that an environment has of the same seed: who begins must not tell who
+        # plays whom.
+        self._rng = np.random.default_rng((seed, 1))
 
     def draw(self) -> NDArray[np.uint8]:
         """For one environment and one episode; EnvError when an own function gives no answer."""
@@ -50,6 +52,12 @@ class PolicyMapping:
                 f"{self._name} must give a dict from agent to policy, it gave a "
                 f"{type(given).__name__}"
             )
+        for agent in given:
+            if agent not in self._agents:
+                raise EnvError(
+                    f"{self._name} names {agent!r}, which is none of the agents "
+                    f"({', '.join(map(str, self._agents))})"
+                )
         return np.array([self._number(agent, given) for agent in self._agents], np.uint8)
 
     def _shuffled(self) -> NDArray[np.uint8]:

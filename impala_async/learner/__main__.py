@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(config: "RunConfig", folder: "RunFolder", *, is_resumed: bool) -> int:
-    from impala_async.learner.probe import SpaceProbe
+    from impala_async.learner.probe import SpaceProbe, check_columns
 
     console = start_logging()
     probe = (
@@ -67,7 +67,10 @@ def _serve(config: "RunConfig", folder: "RunFolder", *, is_resumed: bool) -> int
     from impala_async.metrics.sinks.jsonl import JsonlSink
 
     restored = load_newest(folder) if is_resumed else None
-    schema = probe.schema(config.trajectory.rows) if probe else None
+    schema = None
+    if probe is not None:
+        schema = probe.schema(config.trajectory.rows)
+        check_columns(config, probe.num_columns)
     targets = Targets(**config.stop.model_dump())
 
     async def serve() -> int:

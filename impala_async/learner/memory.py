@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from impala_async.config import RunConfig
+from impala_async.config_model import TORSOS
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
 from impala_async.spec import Schema
@@ -42,20 +43,16 @@ class _Want(NamedTuple):
 def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torch.device) -> None:
     """Raise ValueError if slots, model and an update want more memory than is free."""
     slot_bytes = config.learner.batch_columns * schema.layout.column_bytes
-    model = _plan(config, schema)
-    weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     columns = "learner.batch_columns, trajectory.rows"
     wants = [
-        _Want(num_slots * slot_bytes, f"{num_slots} batches", f"{columns} or learner.queue_size"),
-        _Want(
-            MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes,
-            "the model",
-            "model.hidden_sizes, or choose an environment with fewer actions",
-        ),
+        _Want(num_slots * slot_bytes, f"{num_slots} batches", f"{columns} or learner.queue_size")
     ]
-    if device.type == "cpu":
-        update_bytes = _update_bytes(config, schema, model)
-        wants.append(_Want(update_bytes, "an update", f"{columns}, or choose a smaller network"))
+    try:
+        wants += _model_wants(config, schema, device)
+    except (RuntimeError, TypeError):
+        # A network of one's own may ask for values, and only those with memory have some.
+        if config.model.name in TORSOS:
+            raise
     free_bytes = psutil.virtual_memory().available
     if sum(want.num_bytes for want in wants) > free_bytes:
         *others, last = map(str, wants)
@@ -63,6 +60,23 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
             f"it wants {', '.join(others)} and {last}, and {free_bytes / GIB:.1f} GiB are free: "
             f"lower {max(wants).advice}"
         )
+
+
+def _model_wants(config: RunConfig, schema: Schema, device: torch.device) -> list[_Want]:
+    """Of the model, and on this host of an update."""
+    model = _plan(config, schema)
+    weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    wants = [
+        _Want(
+            MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes,
+            "the model",
+            "model.hidden_sizes, or choose an environment with fewer actions",
+        )
+    ]
+    if device.type == "cpu":
+        advice = "learner.batch_columns, trajectory.rows, or choose a smaller network"
+        wants.append(_Want(_update_bytes(config, schema, model), "an update", advice))
+    return wants
 
 
 def _plan(config: RunConfig, schema: Schema) -> ActorCritic:
@@ -93,7 +107,8 @@ def _kept_bytes(schema: Schema, model: ActorCritic) -> int:
         kept.add(tensor.untyped_storage())
         return tensor
 
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    # A network may make tensors of its own.
+    with torch.device("meta"), saved_tensors_hooks(keep, lambda tensor: tensor):
         model(obs, state, is_first_BS if state else None)
     # Weights are counted with the model.
     kept -= {tensor.untyped_storage() for tensor in model.state_dict().values()}

@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 from impala_async import lifeline
-from impala_async.config import ActorSection
+from impala_async.config import ActorSection, RunConfig
 from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.describe import read_answer
-from impala_async.errors import EnvError
+from impala_async.errors import ConfigError, EnvError
 from impala_async.interrupts import deaf_children
 from impala_async.spec import Schema, recurrent_state
 
@@ -32,6 +32,8 @@ class SpaceProbe:
     ) -> None:
         self._env = env
         self._policies = policies
+        self.num_columns = 1
+        """Of one environment: one for each of its agents, which `schema` finds out."""
         self._state = recurrent_state(model.core, model.core_size)
         with deaf_children():
             self._child = subprocess.Popen(
@@ -60,5 +62,23 @@ class SpaceProbe:
                 f"env.id: {self._env.id}: the process that made it died (exit code "
                 f"{self._child.returncode}); what it printed is above"
             )
-        obs, action = read_answer(answer)
+        obs, action, self.num_columns = read_answer(answer)
         return Schema(obs, action, rows, self._state, self._policies.names)
+
+
+def check_columns(config: RunConfig, per_env: int) -> None:
+    """Raise ConfigError if a batch does not fit the columns that environments turn out to have."""
+    num_envs, batch_columns = config.actor.num_envs, config.learner.batch_columns
+    agents = f" * {per_env} agents" if per_env > 1 else ""
+    if config.pace.is_lockstep:
+        width = config.train.num_actors * num_envs * per_env
+        if batch_columns != width:
+            raise ConfigError(
+                f"pace.mode lockstep: learner.batch_columns ({batch_columns}) must be "
+                f"train.num_actors * actor.num_envs{agents} ({width})"
+            )
+    elif num_envs * per_env > batch_columns:
+        raise ConfigError(
+            f"learner.batch_columns ({batch_columns}) must be at least actor.num_envs{agents} "
+            f"({num_envs * per_env}): an actor sends them together"
+        )

@@ -39,7 +39,7 @@ SECTIONS: tuple[Section, ...] = (
         (
             Metric("time_s", "s", "of the whole run, earlier starts included"),
             Metric("env_steps_trained", "rows", "valid rows at their first pass"),
-            Metric("updates", "updates", "optimizer steps taken; of a team, side by side"),
+            Metric("updates", "updates", "optimizer steps taken; in lockstep, batches"),
             Metric("env_steps_per_s", "rows/s", "trained over this report's interval"),
             Metric("frames_per_s", "frames/s", "the same times the frame skip of ALE's games"),
             Metric("mean_return_100", "reward", "of the last 100 episodes; null before there are"),

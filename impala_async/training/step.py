@@ -158,6 +158,8 @@ class UpdateStep:
             outcomes.append(outcome)
             if outcome.is_applied:
                 is_learned_B |= part.is_in_B
+                if self.target is not None:
+                    self.target.note_update(self.policy, outcome.kl)
             elif outcome.num_valid:
                 is_failed_B |= part.is_in_B
         applied = [outcome for outcome in outcomes if outcome.is_applied]
@@ -165,9 +167,7 @@ class UpdateStep:
         if is_first_pass:
             self._update_statistics(batch, is_learned_B, applied, scale)
         if self.target is not None:
-            # With the statistics of now, so after all parts.
-            for outcome in applied:
-                self.target.note_update(self.policy, outcome.kl)
+            self.target.end_batch(self.policy)
         stats = mean_stats([outcome.stats for outcome in applied or outcomes])
         stats |= {"algorithm/lr": lr, "algorithm/entropy_cost": entropy_cost}
         num_valid = sum(outcome.num_valid for outcome in outcomes)

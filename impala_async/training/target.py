@@ -33,6 +33,7 @@ class Target:
         self.kl_coeff = section.kl_coeff
         self._section = section
         self._age = 0
+        self._has_moved = False
 
     @torch.no_grad()
     def look(
@@ -59,13 +60,24 @@ class Target:
         self._move(live)
 
     @torch.no_grad()
+    def end_batch(self, live: Policy) -> None:
+        """If it has moved: statistics of observations are no weights, the newest are the best."""
+        if self._has_moved:
+            self._has_moved = False
+            self._take_statistics(live)
+
+    @torch.no_grad()
     def _move(self, live: Policy) -> None:
         tau = self._section.tau
         mine, theirs = self.policy.model, live.model
         for weight, goal in zip(mine.parameters(), theirs.parameters(), strict=True):
             weight.lerp_(goal, tau)
-        # Statistics of observations are no weights: the newest are the best.
-        for statistic, newest in zip(mine.buffers(), theirs.buffers(), strict=True):
+        self._take_statistics(live)
+        self._has_moved = True
+
+    def _take_statistics(self, live: Policy) -> None:
+        theirs = live.model.buffers()
+        for statistic, newest in zip(self.policy.model.buffers(), theirs, strict=True):
             statistic.copy_(newest)
 
     def tensors(self) -> dict[str, Tensor]:

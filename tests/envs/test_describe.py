@@ -56,15 +56,15 @@ def section(env_id: str, **kwargs: Any) -> EnvSection:
 
 
 def test_an_environment_is_described_by_its_spaces() -> None:
-    assert describe(section("CartPole-v1")) == CARTPOLE
-    obs, action = describe(section("Acrobot-v1"), "serial")
+    assert describe(section("CartPole-v1")) == (*CARTPOLE, 1)
+    obs, action, _ = describe(section("Acrobot-v1"), "serial")
     assert obs == ObsSpec((ArraySpec("", (6,), "float32"),))
     assert action.parts[0].choices == (3,)
 
 
 def test_the_sampler_decides_what_is_described() -> None:
     vector = section("impala_async.envs.probes:CountingVector")
-    obs, _ = describe(vector, "vector")
+    obs, *_ = describe(vector, "vector")
     assert obs == ObsSpec((ArraySpec("", (3,), "float32"),))
     with pytest.raises(EnvError, match="cannot be stepped serially"):
         describe(vector, "serial")
@@ -73,7 +73,7 @@ def test_the_sampler_decides_what_is_described() -> None:
 def test_a_child_answers_with_what_a_schema_is_made_of() -> None:
     child = ask(section("CartPole-v1").model_dump_json(), "serial")
     assert child.returncode == 0, child.stderr
-    assert read_answer(child.stdout) == CARTPOLE
+    assert read_answer(child.stdout) == (*CARTPOLE, 1)
     raw = json.loads(child.stdout) | {"rows": 7, "state": []}
     assert Schema.from_json(json.dumps(raw).encode()) == Schema(*CARTPOLE, rows=7)
 
@@ -83,7 +83,7 @@ def test_what_an_environment_prints_does_not_spoil_the_answer(tmp_path: Path) ->
     child = ask(section("noisy_module:Noisy").model_dump_json(), path=tmp_path)
     assert child.returncode == 0, child.stderr
     assert child.stdout.count(b"\n") == 1
-    obs, action = read_answer(child.stdout)
+    obs, action, _ = read_answer(child.stdout)
     assert obs == ObsSpec((ArraySpec("a", (2, 3), "uint8"),))
     assert action.parts[0].choices == (3,)
     said = child.stderr.decode().split("\n")
@@ -126,7 +126,9 @@ def test_a_child_that_is_told_of_policies_describes_their_leaf() -> None:
     policies = PoliciesSection(names=("main", "other")).model_dump_json()
     child = ask(section("tests.envs.test_agents:Lives").model_dump_json(), "auto", policies)
     assert child.returncode == 0, child.stderr
-    assert read_answer(child.stdout)[0].leaves[1] == policy_leaf(("main", "other"))
+    answer = read_answer(child.stdout)
+    assert answer.obs.leaves[1] == policy_leaf(("main", "other"))
+    assert answer.num_columns == 2
     alone = ask(section("CartPole-v1").model_dump_json(), "auto", policies)
     assert alone.returncode == 2
     assert "single agent" in json.loads(alone.stdout)["error"]

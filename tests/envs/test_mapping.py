@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -49,6 +50,23 @@ def test_what_is_drawn_follows_from_the_seed() -> None:
         mapped.seed(seed)
         runs.append(drawn(mapped))
     assert runs[0] == runs[2] != runs[1]
+
+
+def test_it_draws_from_another_stream_than_an_environment_of_the_same_seed() -> None:
+    mapped = mapping("a", "b", of=f"{HERE}:first_draw")
+    for seed in range(20):
+        mapped.seed(seed)
+        DRAWN.clear()
+        mapped.draw()
+        assert [gym.utils.seeding.np_random(seed)[0].random()] != DRAWN
+
+
+DRAWN: list[float] = []
+
+
+def first_draw(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
+    DRAWN.append(rng.random())
+    return dict.fromkeys(agents, "a")
 
 
 def test_it_knows_who_is_trained() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from impala_async.config import RunConfig
+from impala_async.config_model import ModelSection
 from impala_async.learner import memory
 from impala_async.learner.memory import GIB, check_memory
 from impala_async.spec import (
@@ -165,3 +166,31 @@ def test_every_policy_wants_weights() -> None:
     check_memory(config_of(schema, model=model), schema, 4, CPU)
     with pytest.raises(ValueError, match=r"4\.\d GiB for the model"):
         check_memory(config_of(several, model=model), several, 4, CPU)
+
+
+class Constant(torch.nn.Module):
+    """Makes a tensor of its own in its forward pass."""
+
+    num_out = 3
+
+    def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
+        super().__init__()
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        rows = next(iter(obs.values())).flatten(1).float()
+        return rows.sum(1, keepdim=True) * torch.tensor([1.0, 2.0, 3.0])
+
+
+class Looks(Constant):
+    """Asks for a value, which a meta tensor has not."""
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        features = super().forward(obs)
+        return features if features.sum().item() > 0 else -features
+
+
+@pytest.mark.parametrize("name", ["Constant", "Looks"])
+def test_a_network_of_one_s_own_that_cannot_be_estimated_is_let_through(name: str) -> None:
+    schema = small_schema()
+    model = {"name": f"tests.learner.test_memory:{name}", "hidden_sizes": None}
+    check_memory(config_of(schema, model=model), schema, 4, CPU)

@@ -292,6 +292,25 @@ def test_every_part_counts_towards_the_next_move_of_the_target(make_step, make_b
     assert not torch.equal(step.target.tensors()["value_head.weight"], first["value_head.weight"])
 
 
+def test_the_target_moves_in_mid_batch_where_its_time_comes_there(make_step, make_batch):
+    step = make_step(name="appo", num_minibatches=4, target_update_every_updates=2, lr=1e-2)
+    moved_after, kls = [], []
+    original = step.target.note_update
+
+    def noted(live, kl):
+        kls.append(kl)
+        original(live, kl)
+        tensors = step.target.policy.tensors
+        if all(torch.equal(a, b) for a, b in zip(tensors, live.tensors, strict=True)):
+            moved_after.append(len(kls))
+
+    step.target.note_update = noted
+    step.run(make_batch(), ALIVE, 0)
+    assert moved_after == [2, 4]
+    # The first part of all, and the one behind the move, see a target that is the policy itself.
+    assert [kl < 1e-6 for kl in kls] == [True, False, True, False]
+
+
 def test_the_target_gets_the_statistics_of_the_weights_it_takes(make_step, make_batch):
     step = make_step(**APPO | {"target_update_every_updates": 1, "tau": 0.5, "normalize_obs": True})
     step.run(make_batch(), ALIVE, 0)
