@@ -7,6 +7,7 @@ config section and seed, and `layout` is what lets them see that they did.
     N rows of any kind, P parameters of all action parts
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from impala_async.algo.distributions import Joint, distribution_of, forbid
 from impala_async.config_model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
+from impala_async.models.quick import QuickNet, sample
 from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
@@ -56,10 +58,14 @@ class Policy:
                 f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
             )
         self._is_host = self.device.type == "cpu"
+        self._quick = QuickNet.of(self.model) if self._is_host else None
         self.version = NO_VERSION
         self._parts = schema.action.parts
         self._legal = schema.action.legal
         self._sizes = [part.num_parameters for part in self._parts]
+        self._is_one_choice = [(len(part.choices), part.shape) for part in self._parts] == [
+            (1, ())
+        ] and self._legal is None
         self._dtypes = {part.name: np.dtype(part.array.dtype) for part in self._parts}
         self._input_names = [leaf.name for leaf in schema.inputs.leaves]
         state = self.model.state_dict()
@@ -72,6 +78,15 @@ class Policy:
             )
         )
         self._state_names = [array.name for array in schema.state]
+
+    def twin(self) -> "Policy":
+        """A copy with a memory of its own."""
+        twin = copy.copy(self)
+        twin.model = copy.deepcopy(self.model)
+        # What shares the model's memory must share that of the copy's.
+        twin.tensors = tuple(twin.model.state_dict().values())
+        twin._quick = QuickNet.of(twin.model) if self._is_host else None
+        return twin
 
     def load(self, weights: Weights) -> None:
         """Take over the weights; raises ValueError when they are not of this layout's size."""
@@ -104,6 +119,10 @@ class Policy:
 
         The generator lives on the policy's device. The arrays must be writable, as torch wants.
         """
+        if self._quick is not None and self._is_one_choice:
+            ((name, dtype),) = self._dtypes.items()
+            actions, log_probs = sample(self._quick(obs), generator)
+            return Action({name: actions.astype(dtype)}, log_probs, {})
         with torch.inference_mode():
             joint, next_state = self._look(obs, state)
             chosen = joint.sample(generator)

@@ -4,6 +4,7 @@ Runs on: main thread
 """
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigError(f"--connect-s: wants a number of seconds over 0, got {args.connect_s}")
     lifeline.hold()
     start_logging()
+    # Read when numpy is imported: the sums of an actor are small, and threads only slow them down.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from impala_async.actor.service import ActorService
 
     service = ActorService(args.learner, num_envs=args.num_envs, connect_s=args.connect_s)

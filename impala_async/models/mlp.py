@@ -46,12 +46,12 @@ class Hidden(nn.Module):
         self.layers = nn.ModuleList(
             orthogonal_linear(before, after, HIDDEN_GAIN) for before, after in pairwise(widths)
         )
-        self._activate = ACTIVATIONS[activation]
+        self.activate = ACTIVATIONS[activation]
 
     def through(self, features_NF: Tensor) -> Tensor:
         hidden_NH = features_NF
         for layer in self.layers:
-            hidden_NH = self._activate(layer(hidden_NH))
+            hidden_NH = self.activate(layer(hidden_NH))
         return hidden_NH
 
 
@@ -64,10 +64,10 @@ class MLPTorso(Hidden):
             section.hidden_sizes or DEFAULT_SIZES,
             section.activation or DEFAULT_ACTIVATION,
         )
-        self._leaves = obs.leaves
+        self.leaves = obs.leaves
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        return self.through(joined(self._leaves, obs))
+        return self.through(joined(self.leaves, obs))
 
 
 def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:

@@ -6,7 +6,6 @@ coefficient that holds the live one near the copy.
     B columns of a batch, T action rows
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,10 +29,7 @@ class Target:
     """Starts as a copy of the policy. `note_update` is called after every update taken."""
 
     def __init__(self, policy: Policy, section: AlgorithmSection) -> None:
-        # A deep copy of a policy's tensors would no longer be those of its model.
-        self.policy = copy.copy(policy)
-        self.policy.model = copy.deepcopy(policy.model)
-        self.policy.tensors = tuple(self.policy.model.state_dict().values())
+        self.policy = policy.twin()
         self.kl_coeff = section.kl_coeff
         self._section = section
         self._age = 0
