@@ -10,11 +10,13 @@ value still bootstraps the row before it, and because nothing accumulates on it,
 correction flows from one episode into the one before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 # exp(20) is about 5e8: far beyond any useful ratio, and still finite when squared in float32.
@@ -85,14 +87,46 @@ def vtrace(
 
 def accumulate(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
     """acc_t = delta_t + carry_t acc_{t+1} with acc_T = 0; a carry of 0 stops even a NaN."""
-    accs_TB = torch.empty_like(deltas_TB)
-    acc_B = deltas_TB.new_zeros(deltas_TB.shape[1:])
-    series = (deltas_TB, carries_TB, carries_TB != 0, accs_TB)
-    # Unbound once: indexing each row in turn costs more than the arithmetic on it.
-    rows = list(zip(*(tensor_TB.unbind() for tensor_TB in series), strict=True))
-    for delta_B, carry_B, is_open_B, out_B in reversed(rows):
-        carried_B = torch.addcmul(delta_B, carry_B, acc_B)
-        acc_B = torch.where(is_open_B, carried_B, delta_B, out=out_B)
+    if deltas_TB.device.type != "cpu":
+        return scan(deltas_TB, carries_TB)
+    # On small rows numpy's calls cost a tenth of torch's.
+    deltas, carries = deltas_TB.numpy(), carries_TB.numpy()
+    with np.errstate(all="ignore"):
+        accs = _accumulate_rows(deltas, carries, [True] * len(deltas))
+        if not np.isfinite(accs).all():
+            accs = _accumulate_rows(deltas, carries, carries != 0)
+    return torch.from_numpy(accs)
+
+
+def scan(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
+    """`accumulate` in log2 T steps over all rows at once, where each step costs a launch.
+
+    After the step with reach k, each row holds the sum over the next 2k rows, and carries what is
+    behind them.
+    """
+    reach, num_rows = 1, len(deltas_TB)
+    while reach < num_rows:
+        near_TB, is_open_TB = carries_TB[:-reach], carries_TB[:-reach] != 0
+        sums_TB = torch.addcmul(deltas_TB[:-reach], near_TB, deltas_TB[reach:])
+        sums_TB = torch.where(is_open_TB, sums_TB, deltas_TB[:-reach])
+        deltas_TB = torch.cat([sums_TB, deltas_TB[-reach:]])
+        both_TB = torch.where(is_open_TB, near_TB * carries_TB[reach:], 0.0)
+        carries_TB = torch.cat([both_TB, carries_TB[-reach:]])
+        reach *= 2
+    return deltas_TB
+
+
+def _accumulate_rows(
+    deltas_TB: NDArray[Any], carries_TB: NDArray[Any], are_open: Iterable[Any]
+) -> NDArray[Any]:
+    """Row by row from the last; where a row is not open, what follows is not even looked at."""
+    accs_TB = np.zeros_like(deltas_TB)
+    acc_B = np.zeros(deltas_TB.shape[1:], deltas_TB.dtype)
+    rows = zip(deltas_TB, carries_TB, are_open, accs_TB, strict=True)
+    for delta_B, carry_B, is_open_B, out_B in reversed(list(rows)):
+        np.multiply(carry_B, acc_B, out=out_B, where=is_open_B)
+        np.add(out_B, delta_B, out=out_B)
+        acc_B = out_B
     return accs_TB
 
 

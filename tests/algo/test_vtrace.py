@@ -1,6 +1,7 @@
 """V-trace against its definition, summed term by term in plain Python floats."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impala_async.algo.vtrace import Returns, accumulate, vtrace
+from impala_async.algo.vtrace import Returns, accumulate, scan, vtrace
 
 BARS = st.sampled_from([None, 0.0, 0.3, 1.0, 2.5])
 LAMBDAS = st.sampled_from([0.0, 0.5, 0.95, 1.0])
@@ -279,7 +280,25 @@ def test_log_ratios_are_clamped_before_exp(sign: int, size: float) -> None:
     assert got.advantages_TB.item() == want
 
 
-def test_accumulate_stops_at_a_zero_carry() -> None:
-    got = accumulate(column(1, 2, nan), column(0.5, 0, 1))
+@pytest.mark.parametrize("sum_up", [accumulate, scan])
+def test_accumulate_stops_at_a_zero_carry(sum_up: Callable[[Tensor, Tensor], Tensor]) -> None:
+    got = sum_up(column(1, 2, nan), column(0.5, 0, 1))
     assert got[:2].tolist() == [[2.0], [2.0]]
     assert got[2].isnan().all()
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 5, 8, 20, 51])
+@pytest.mark.parametrize("stop_rate", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("behind", [0.5, nan, math.inf])
+def test_the_scan_of_a_device_is_the_loop_of_a_cpu(
+    num_rows: int, stop_rate: float, behind: float
+) -> None:
+    rng = np.random.default_rng(num_rows)
+    shape = (num_rows, 7)
+    deltas_TB = rng.normal(size=shape)
+    carries_TB = rng.random(shape) * (rng.random(shape) >= stop_rate)
+    # Behind a stop anything may lie.
+    deltas_TB[1:][carries_TB[:-1] == 0] = behind
+    pair = torch.from_numpy(deltas_TB), torch.from_numpy(carries_TB)
+    close = {"rtol": 1e-12, "atol": 1e-12, "equal_nan": True}
+    torch.testing.assert_close(scan(*pair), accumulate(*pair), **close)
