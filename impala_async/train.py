@@ -132,6 +132,8 @@ def _show(
         "trajectories refused": str(summary["rejected"]),
         "what limits it": str(summary["bottleneck"]),
     }
+    if summary["advice"] is not None:
+        rows["what may help"] = str(summary["advice"])
     for name, value in rows.items():
         table.add_row(name, value)
     Console().print(table)

@@ -30,6 +30,7 @@ SUMMARY = {
     "lag_quantiles": [0, 1, 2, 3, 9],
     "dropped": {"stale": 3, "shutdown": 4},
     "bottleneck": "the learner",
+    "advice": "a faster device",
 }
 
 
@@ -324,6 +325,10 @@ class Picky(gymnasium.Env):
     def __init__(self):
         if "impala_async.actor.service" in sys.modules:
             raise RuntimeError("there is no display here")
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
 """
 
 

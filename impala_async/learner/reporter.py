@@ -20,6 +20,7 @@ from impala_async.learner.slots import Episodes
 from impala_async.metrics.names import Value
 from impala_async.metrics.report import assemble
 from impala_async.metrics.sinks import Sink
+from impala_async.metrics.verdict import RunTimes, Verdict, judge
 from impala_async.metrics.window import WindowStat
 
 RETURN_EPISODES = 100
@@ -99,11 +100,13 @@ class Reporter:
         frames_per_step: int,
         ask: Flag,
         earlier_s: float = 0.0,
+        earlier_updates: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         now = clock()
         self._clock = clock
         self._started_at = now - earlier_s
+        self._times = RunTimes(earlier_updates)
         self._every_s = every_s
         self._sinks = sinks
         self._parts = parts
@@ -152,9 +155,14 @@ class Reporter:
             "host/rss_bytes": self._process.memory_info().rss,
         }
         report = assemble(own, *(part() for part in self._parts))
+        self._times.add(report)
         for sink in self._sinks:
             sink.write(report)
         return report
+
+    def verdict(self, report: dict[str, Value]) -> Verdict:
+        """On this whole start, of which this is the last report."""
+        return judge(self._times.over(report))
 
     def close(self) -> None:
         for sink in self._sinks:

@@ -154,6 +154,7 @@ class LearnerService:
             frames_per_step=self._config.env.frames_per_step,
             ask=self._ports.is_report_due,
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
+            earlier_updates=self._start.update,
         )
 
     def _make_saver(self, restored: Restored | None, lineage: Lineage) -> None:
@@ -303,6 +304,7 @@ class LearnerService:
             env_steps_this_start=self._progress.env_steps_trained - self._start.env_steps_trained,
             lag_histogram=reading.lag_histogram,
             mean_return=mean_return,
+            verdict=self._reporter.verdict(report),
         )
         try:
             self._folder.write_json("summary.json", summary)

@@ -12,6 +12,7 @@ from impala_async import __version__
 from impala_async.config import RunConfig
 from impala_async.learner.ledger import DROP_REASONS
 from impala_async.metrics.names import Value
+from impala_async.metrics.verdict import Verdict
 
 QUANTILES = (0, 10, 50, 90, 100)
 
@@ -25,8 +26,9 @@ def summarise(
     env_steps_this_start: int,
     lag_histogram: Sequence[int],
     mean_return: float | None,
+    verdict: Verdict,
 ) -> dict[str, Any]:
-    """`wall_s` runs from the first update; rates are means over it."""
+    """`wall_s` runs from the first update; rates are means over it, and the verdict is on it."""
     steps_per_s = env_steps_this_start / wall_s if wall_s > 0 else 0.0
     return {
         "exit_reason": exit_reason,
@@ -45,7 +47,8 @@ def summarise(
         "dropped": {reason: report[f"dropped/{reason}"] for reason in DROP_REASONS},
         "rejected": report["trajectories/rejected"],
         "starved_total_s": report["learner/starved_total_s"],
-        "bottleneck": report["bottleneck"],
+        "bottleneck": str(verdict),
+        "advice": verdict.advice,
         "num_actors": report["num_actors"],
     }
 

@@ -45,6 +45,7 @@ SECTIONS: tuple[Section, ...] = (
             Metric("mean_return_100", "reward", "of the last 100 episodes; null before there are"),
             Metric("num_actors", "actors", "sessions with a live lease"),
             Metric("bottleneck", "text", "what limits the run, and the number it rests on"),
+            Metric("advice", "text", "what may help with that"),
         ),
     ),
     Section(

@@ -13,6 +13,7 @@ from impala_async.learner import reporter
 from impala_async.learner.handoff import Flag
 from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
 from impala_async.metrics.names import Value
+from impala_async.metrics.verdict import BATCH_WAIT_MS, UPDATE_MS
 from impala_async.wire.codec import EPISODE
 from tests.learner.hand_actor import until
 
@@ -190,3 +191,16 @@ async def test_the_end_and_the_answer_at_one_moment(monkeypatch: pytest.MonkeyPa
     task.cancel()
     await asyncio.wait([task], timeout=2.0)
     assert task.cancelled()
+
+
+def test_the_verdict_is_on_the_whole_start() -> None:
+    readings = iter([(110, 90.0, 10.0), (120, 90.0, 10.0), (121, 1.0, 99.0)])
+
+    def part() -> dict[str, Value]:
+        updates, update_ms, wait_ms = next(readings)
+        return {"updates": updates, UPDATE_MS: update_ms, BATCH_WAIT_MS: wait_ms, "num_actors": 0}
+
+    desk = Desk(parts=[part], earlier_updates=100)
+    last = [desk.after(2.0, 10) for _ in range(3)][-1]
+    assert str(last["bottleneck"]).startswith("actors: ")
+    assert desk.reporter.verdict(last).stage == "learner"

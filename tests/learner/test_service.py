@@ -52,7 +52,7 @@ def check_end(run: Voyage, reason: str) -> dict[str, Any]:
     assert last["trajectories/in_slots"] == 0
     passes = run.config.learner.num_passes * last["trajectories/trained"] + last["passes/partial"]
     assert last["passes/done"] + last["passes/init_short"] == passes
-    for name in ("updates", "env_steps_trained", "bottleneck"):
+    for name in ("updates", "env_steps_trained"):
         assert summary[name] == last[name]
     checkpoint = newest_checkpoint(run.folder.checkpoints)
     assert checkpoint is not None

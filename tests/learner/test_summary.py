@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from impala_async.learner.ledger import DROP_REASONS
 from impala_async.learner.summary import describe, lag_quantiles, summarise
+from impala_async.metrics.verdict import ADVICE, Verdict
 from tests.learner.columns import small_schema
 from tests.learner.world import config_of
 
@@ -24,7 +25,6 @@ REPORT: dict[str, Any] = {
     "episodes/count": 12,
     "trajectories/rejected": 3,
     "learner/starved_total_s": 0.25,
-    "bottleneck": "learner: busy",
     "num_actors": 2,
     **{f"dropped/{reason}": number for number, reason in enumerate(DROP_REASONS)},
 }
@@ -37,6 +37,7 @@ def summary_of(env_id: str = "tests:None", **changes: Any) -> dict[str, Any]:
         "env_steps_this_start": 600,
         "lag_histogram": [1, 1],
         "mean_return": 475.5,
+        "verdict": Verdict("learner", "busy"),
     }
     config = config_of(small_schema(), env={"id": env_id})
     return summarise(config, REPORT, **{**arguments, **changes})
@@ -49,6 +50,8 @@ def test_a_summary_has_what_others_read() -> None:
     assert summary["dropped"] == {"stale": 0, "nonfinite_update": 1, "shutdown": 2}
     assert summary["mean_return_100"] == 475.5
     assert summary["exit_reason"] == "env_steps"
+    assert summary["bottleneck"] == "learner: busy"
+    assert summary["advice"] == ADVICE["learner"]
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 

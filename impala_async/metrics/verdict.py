@@ -1,0 +1,158 @@
+"""What limits a run, judged from the waits that it measured, and what may help.
+
+The learner's own clock decides first: does it wait, and for what. Only when it waits for batches do
+the actors' timers say which of their stages is the long one. `judge` sees one report; `RunTimes`
+makes of all reports of a start one that can be judged in the same way.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from impala_async.metrics.names import Value
+
+WAIT_SHARE_THAT_LIMITS: Final = 0.2
+# A loop that is later than this on average has more to do than it can.
+LATE_LOOP_MS: Final = 5.0
+
+ADVICE: Final[Mapping[str, str | None]] = {
+    "rejections": "look for the reason in the learner's log, and in docs/faults.md",
+    "learner": "a faster device, a smaller model, or a lower learner.num_passes",
+    "copy": "smaller observations, or a larger learner.batch_columns",
+    "environment": "more actors, on other hosts when the cores of this one are busy",
+    "inference": "a larger actor.num_envs, or more actors, on other hosts when cores are busy",
+    "network": "a faster link, or smaller observations",
+    "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
+    "actors": "start actors: python -m impala_async.actor --learner tcp://HOST:PORT",
+    "unknown": None,
+}
+
+UPDATE_MS: Final = "timing_breakdown/learner_grad_time_ms"
+BATCH_WAIT_MS: Final = "timing_breakdown/learner_dequeue_time_ms"
+COPY_WAIT_MS: Final = "timing_breakdown/learner_load_wait_time_ms"
+_LOOP_LAG_MS: Final = "loop/lag_ms_mean"
+_SEND_WAIT_MS: Final = "actor/send_wait_ms"
+_WEIGHTS_WAIT_MS: Final = "actor/weights_wait_ms"
+_ACTOR_STAGES: Final = (
+    ("actor/env_time_ms", "environment", "in environment steps"),
+    ("actor/act_time_ms", "inference", "in the policy"),
+    (_SEND_WAIT_MS, "network", "waiting to send"),
+)
+_TIMES: Final = (
+    *(UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, _LOOP_LAG_MS, _WEIGHTS_WAIT_MS),
+    *(name for name, _, _ in _ACTOR_STAGES),
+)
+_REJECTED: Final = "rejected/"
+
+
+class Verdict(NamedTuple):
+    """A stage, and the measured number that says so. Written as `<stage>: <finding>`."""
+
+    stage: str
+    finding: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.finding}"
+
+    @property
+    def advice(self) -> str | None:
+        """What may help, in one line."""
+        return ADVICE[self.stage]
+
+
+def judge(report: Mapping[str, Value]) -> Verdict:
+    """The stage that limits the run."""
+    refused = _refused_share(report)
+    if refused is not None:
+        return refused
+    if "learner/starved_since_s" in report and report["learner/starved_since_s"] is not None:
+        return _blame_actors(report, f"the learner has had no batch{_for_how_long(report)}")
+    update_ms, batch_wait_ms = _number(report, UPDATE_MS), _number(report, BATCH_WAIT_MS)
+    copy_wait_ms = _number(report, COPY_WAIT_MS) or 0.0
+    if update_ms is None or batch_wait_ms is None:
+        return Verdict("unknown", "no update has been measured yet")
+    whole_ms = update_ms + batch_wait_ms + copy_wait_ms
+    if whole_ms <= 0.0:
+        return Verdict("unknown", "no measurable time has passed")
+    wait_share = (batch_wait_ms + copy_wait_ms) / whole_ms
+    if wait_share <= WAIT_SHARE_THAT_LIMITS:
+        return Verdict("learner", f"updates take {_percent(update_ms / whole_ms)} of its time")
+    if copy_wait_ms > batch_wait_ms:
+        share = _percent(copy_wait_ms / whole_ms)
+        return Verdict("copy", f"the learner waits {share} of its time for batches to be copied")
+    share = _percent(batch_wait_ms / whole_ms)
+    return _blame_actors(report, f"the learner waits {share} of its time for batches")
+
+
+class RunTimes:
+    """The mean times of a whole start, from its reports, each counted by its updates."""
+
+    def __init__(self, num_updates: int = 0) -> None:
+        """`num_updates`: those that this start found."""
+        self._sums: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._num_updates = float(num_updates)
+
+    def add(self, report: Mapping[str, Value]) -> None:
+        """The next report of the start."""
+        num_updates = _number(report, "updates") or 0.0
+        weight = num_updates - self._num_updates
+        if weight <= 0:
+            return
+        self._num_updates = num_updates
+        for name in _TIMES:
+            value = _number(report, name)
+            if value is not None:
+                self._sums[name] = self._sums.get(name, 0.0) + weight * value
+                self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    def over(self, report: Mapping[str, Value]) -> dict[str, Value]:
+        """The last report with the times of all of them in it; nothing is starved at the end."""
+        means = {name: total / self._weights[name] for name, total in self._sums.items()}
+        return {**report, **means, "learner/starved_since_s": None}
+
+
+def _refused_share(report: Mapping[str, Value]) -> Verdict | None:
+    """If most of what arrives is refused, nothing else matters."""
+    received = _number(report, "trajectories/received") or 0.0
+    rejected = _number(report, "trajectories/rejected") or 0.0
+    if rejected <= received / 2:
+        return None
+    reasons = {name: _number(report, name) or 0.0 for name in report if name.startswith(_REJECTED)}
+    most = max(reasons, key=lambda name: reasons[name], default=_REJECTED)
+    share = _percent(rejected / received)
+    reason = most.removeprefix(_REJECTED)
+    return Verdict("rejections", f"{share} of what arrived was refused, most as {reason}")
+
+
+def _blame_actors(report: Mapping[str, Value], finding: str) -> Verdict:
+    """Name the stage that takes the most of an actor's time, if the actors have told."""
+    if report.get("num_actors") == 0:
+        return Verdict("actors", f"{finding}, none is connected")
+    stages = [(_number(report, name), stage, where) for name, stage, where in _ACTOR_STAGES]
+    known = [(spent_ms, stage, where) for spent_ms, stage, where in stages if spent_ms is not None]
+    whole_ms = sum(spent_ms for spent_ms, _, _ in known)
+    whole_ms += _number(report, _WEIGHTS_WAIT_MS) or 0.0
+    if not known or whole_ms <= 0.0:
+        return Verdict("actors", finding)
+    longest_ms, stage, where = max(known)
+    finding += f", an actor spends {_percent(longest_ms / whole_ms)} of its time {where}"
+    late_ms = _number(report, _LOOP_LAG_MS) or 0.0
+    if stage == "network" and late_ms > LATE_LOOP_MS:
+        return Verdict("ingest", f"{finding}, and the learner's loop is {late_ms:.0f} ms late")
+    return Verdict(stage, finding)
+
+
+def _for_how_long(report: Mapping[str, Value]) -> str:
+    now_s, since_s = _number(report, "time_s"), _number(report, "learner/starved_since_s")
+    if now_s is None or since_s is None:
+        return ""
+    return f" for {max(0.0, now_s - since_s):.0f} s"
+
+
+def _number(report: Mapping[str, Value], name: str) -> float | None:
+    value = report.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f} %"

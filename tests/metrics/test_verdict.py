@@ -1,0 +1,147 @@
+"""The verdict on what limits a run follows from the measured waits."""
+
+import pytest
+
+from impala_async.metrics.names import Value
+from impala_async.metrics.verdict import (
+    ADVICE,
+    BATCH_WAIT_MS,
+    COPY_WAIT_MS,
+    UPDATE_MS,
+    RunTimes,
+    judge,
+)
+
+
+def verdict_of(report: dict[str, Value]) -> str:
+    return str(judge(report))
+
+
+@pytest.mark.parametrize(
+    "timers", [{}, {UPDATE_MS: None, BATCH_WAIT_MS: None}, {UPDATE_MS: 5.0}, {BATCH_WAIT_MS: 5.0}]
+)
+def test_no_verdict_before_measurements(timers: dict[str, Value]) -> None:
+    assert verdict_of(timers) == "unknown: no update has been measured yet"
+
+
+def test_no_verdict_from_no_time() -> None:
+    assert verdict_of({UPDATE_MS: 0.0, BATCH_WAIT_MS: 0.0}).startswith("unknown:")
+
+
+def test_a_fifth_of_waiting_is_still_the_learner() -> None:
+    assert (
+        verdict_of({UPDATE_MS: 80.0, BATCH_WAIT_MS: 20.0})
+        == "learner: updates take 80 % of its time"
+    )
+    assert not verdict_of({UPDATE_MS: 79.0, BATCH_WAIT_MS: 21.0}).startswith("learner")
+
+
+def test_actors_without_timers_are_blamed_together() -> None:
+    verdict = "actors: the learner waits 62 % of its time for batches"
+    assert verdict_of({UPDATE_MS: 38.0, BATCH_WAIT_MS: 62.0}) == verdict
+    nothing_told: dict[str, Value] = {"actor/env_time_ms": None, "actor/act_time_ms": None}
+    assert verdict_of({UPDATE_MS: 38.0, BATCH_WAIT_MS: 62.0, **nothing_told}) == verdict
+    all_zero: dict[str, Value] = {"actor/env_time_ms": 0.0, "actor/act_time_ms": 0.0}
+    assert verdict_of({UPDATE_MS: 38.0, BATCH_WAIT_MS: 62.0, **all_zero}) == verdict
+
+
+@pytest.mark.parametrize(
+    ("env_ms", "act_ms", "send_ms", "verdict"),
+    [
+        (
+            70.0,
+            20.0,
+            10.0,
+            "environment: {}, an actor spends 70 % of its time in environment steps",
+        ),
+        (20.0, 70.0, 10.0, "inference: {}, an actor spends 70 % of its time in the policy"),
+        (10.0, 20.0, 70.0, "network: {}, an actor spends 70 % of its time waiting to send"),
+        (
+            30.0,
+            None,
+            None,
+            "environment: {}, an actor spends 100 % of its time in environment steps",
+        ),
+    ],
+)
+def test_longest_stage_of_the_actors_is_named(
+    env_ms: float, act_ms: float | None, send_ms: float | None, verdict: str
+) -> None:
+    report: dict[str, Value] = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0, "actor/env_time_ms": env_ms}
+    report |= {"actor/act_time_ms": act_ms, "actor/send_wait_ms": send_ms}
+    assert verdict_of(report) == verdict.format("the learner waits 50 % of its time for batches")
+
+
+def test_data_that_is_refused_comes_before_every_other_verdict() -> None:
+    report: dict[str, Value] = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0, "trajectories/received": 10}
+    report |= {"rejected/stale": 2, "rejected/nonfinite": 7}
+    verdict = "rejections: 90 % of what arrived was refused, most as nonfinite"
+    assert verdict_of({**report, "trajectories/rejected": 9}) == verdict
+    assert "rejections" not in verdict_of({**report, "trajectories/rejected": 5})
+
+
+def test_waiting_for_weights_is_part_of_the_whole_but_no_verdict() -> None:
+    report: dict[str, Value] = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0, "actor/weights_wait_ms": 90.0}
+    assert "actors: " in verdict_of(report)
+    report["actor/env_time_ms"] = 10.0
+    assert verdict_of(report).startswith("environment:")
+    assert "10 % of its time in environment steps" in verdict_of(report)
+
+
+def test_waiting_for_copies() -> None:
+    report: dict[str, Value] = {UPDATE_MS: 40.0, BATCH_WAIT_MS: 10.0, COPY_WAIT_MS: 50.0}
+    verdict = "copy: the learner waits 50 % of its time for batches to be copied"
+    assert verdict_of(report) == verdict
+
+
+def test_starvation_outweighs_old_timers() -> None:
+    timers: dict[str, Value] = {UPDATE_MS: 97.0, BATCH_WAIT_MS: 3.0, "time_s": 40.0}
+    assert verdict_of(timers | {"learner/starved_since_s": None}).startswith("learner")
+    starved = timers | {"learner/starved_since_s": 3.0}
+    assert verdict_of(starved) == "actors: the learner has had no batch for 37 s"
+    empty = "actors: the learner has had no batch for 37 s, none is connected"
+    assert verdict_of(starved | {"num_actors": 0}) == empty
+
+
+def test_starvation_before_the_first_update() -> None:
+    assert verdict_of({"learner/starved_since_s": 0.0}).startswith("actors: the learner has had no")
+
+
+def test_waiting_to_send_is_the_networks_unless_the_loop_is_late() -> None:
+    report: dict[str, Value] = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0, "actor/send_wait_ms": 9.0}
+    assert verdict_of({**report, "loop/lag_ms_mean": 0.3}).startswith("network:")
+    late = verdict_of({**report, "loop/lag_ms_mean": 12.4})
+    assert late.startswith("ingest:")
+    assert late.endswith("waiting to send, and the learner's loop is 12 ms late")
+
+
+def test_every_verdict_but_none_comes_with_advice() -> None:
+    for stage, advice in ADVICE.items():
+        assert (advice is None) == (stage == "unknown")
+    assert judge({UPDATE_MS: 97.0, BATCH_WAIT_MS: 3.0}).advice == ADVICE["learner"]
+
+
+def test_a_whole_start_is_judged_by_all_its_reports_and_not_by_the_last() -> None:
+    times = RunTimes(num_updates=100)
+    for num_updates, update_ms, wait_ms in ((200, 90.0, 10.0), (300, 90.0, 10.0), (301, 1.0, 99.0)):
+        last: dict[str, Value] = {
+            "updates": num_updates,
+            UPDATE_MS: update_ms,
+            BATCH_WAIT_MS: wait_ms,
+        }
+        times.add(last)
+    last["learner/starved_since_s"] = 3.0
+    assert verdict_of(last).startswith("actors: the learner has had no batch")
+    whole = times.over(last)
+    assert str(judge(whole)) == "learner: updates take 90 % of its time"
+    assert whole[UPDATE_MS] == pytest.approx((200 * 90 + 1) / 201)
+
+
+def test_what_was_measured_late_is_a_mean_of_its_own_updates() -> None:
+    times = RunTimes()
+    times.add({"updates": 10, UPDATE_MS: 5.0, BATCH_WAIT_MS: 5.0, "actor/env_time_ms": None})
+    times.add({"updates": 10, UPDATE_MS: 500.0, BATCH_WAIT_MS: 5.0})
+    times.add({"updates": 20, UPDATE_MS: 5.0, BATCH_WAIT_MS: 5.0, "actor/env_time_ms": 7.0})
+    whole = times.over({"updates": 20})
+    assert (whole[UPDATE_MS], whole["actor/env_time_ms"]) == (5.0, 7.0)
+    assert judge(RunTimes().over({"updates": 0})).stage == "unknown"
