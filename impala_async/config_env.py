@@ -36,6 +36,11 @@ class EnvSection(Section):
         description="auto: Atari as in the papers (84 x 84 grey, four frames stacked, each action "
         "for four frames). none: the environment as it is.",
     )
+    frame_stack: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether images are windows over frames that slide by one per step: then each "
+        "frame is sent once. auto: Atari as it is preprocessed here.",
+    )
     action_mask_key: str | None = Field(
         "auto",
         description="Key of the Dict observation that says which actions are legal. auto: "

@@ -35,13 +35,15 @@ class ArraySpec:
     """One array: its name, the shape of one row of it, its dtype.
 
     Where its items are categories, `choices` has for each how many there are; it is empty where
-    they are numbers.
+    they are numbers. `is_stack` says that its first axis is a window over frames, which slides by
+    one from row to row: a column then holds each frame once.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     choices: tuple[int, ...] = ()
+    is_stack: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -52,6 +54,8 @@ class ArraySpec:
             _check_choices(self)
             if self.is_float:
                 raise ValueError(f"{self.name or 'array'}: categories of dtype {self.dtype}")
+        if self.is_stack and (self.dtype != "uint8" or len(self.shape) < 2 or self.choices):
+            raise ValueError(f"{self.name or 'array'}: no stack of frames of bytes")
 
     @property
     def num_items(self) -> int:
@@ -147,6 +151,9 @@ class Schema:
         fields = asdict(self)
         if not self.policies:
             del fields["policies"]
+        for leaf in (*fields["obs"]["leaves"], *fields["state"]):
+            if not leaf["is_stack"]:
+                del leaf["is_stack"]
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @staticmethod
@@ -210,9 +217,20 @@ def policy_leaf(policies: tuple[str, ...]) -> ArraySpec:
     return ArraySpec(POLICY, (), "uint8", (len(policies),))
 
 
+def num_frames(leaf: ArraySpec, rows: int) -> int:
+    """How many frames a column has of a stack: an empty one, the first window, one per row."""
+    return 1 + leaf.shape[0] + rows
+
+
 def _obs_places(schema: Schema) -> Iterator[Place]:
+    num_rows = schema.rows + 1
     for leaf in schema.obs.leaves:
-        yield f"obs/{leaf.name}", (schema.rows + 1, *leaf.shape), leaf.dtype
+        if leaf.is_stack:
+            frames = (num_frames(leaf, schema.rows), *leaf.shape[1:])
+            yield f"obs/{leaf.name}", frames, leaf.dtype
+            yield f"window/{leaf.name}", (num_rows, leaf.shape[0]), "int32"
+        else:
+            yield f"obs/{leaf.name}", (num_rows, *leaf.shape), leaf.dtype
 
 
 def _small_places(schema: Schema) -> Iterator[Place]:
@@ -232,8 +250,11 @@ def _array_spec(raw: dict[str, Any]) -> ArraySpec:
         raise TypeError("name and dtype must be text")
     if len(raw["shape"]) > MAX_DIMENSIONS:
         raise ValueError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
+    is_stack = raw.get("is_stack", False)
+    if not isinstance(is_stack, bool):
+        raise TypeError("is_stack must be true or false")
     return ArraySpec(
-        raw["name"], _positives(raw["shape"]), raw["dtype"], _positives(raw["choices"])
+        raw["name"], _positives(raw["shape"]), raw["dtype"], _positives(raw["choices"]), is_stack
     )
 
 

@@ -7,7 +7,7 @@ The last observation row is the bootstrap row, and row 0 of the next trajectory.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +22,11 @@ LOG_PROB_SLACK = 1e-6
 
 @dataclass(frozen=True)
 class Columns:
-    """Typed views of some columns, over memory that somebody else owns."""
+    """Typed views of some columns, over memory that somebody else owns.
+
+    Of an observation that is a stack, `obs` has the frames of each column, and `windows` has the
+    numbers of those that each row shows, `[C, S, frames of a window]`.
+    """
 
     obs: dict[str, NDArray[Any]]
     actions: dict[str, NDArray[Any]]
@@ -32,6 +36,7 @@ class Columns:
     terminated_CT: NDArray[np.bool_]
     truncated_CT: NDArray[np.bool_]
     mask_CT: NDArray[np.bool_]
+    windows: dict[str, NDArray[np.int32]] = field(default_factory=dict)
 
 
 def columns_over(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Columns:
@@ -50,6 +55,7 @@ def columns_over(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Columns:
         terminated_CT=views["terminated"],
         truncated_CT=views["truncated"],
         mask_CT=views["mask"],
+        windows=group("window/"),
     )
 
 
@@ -71,6 +77,9 @@ def find_fault(schema: Schema, columns: Columns) -> Fault | None:
     for what, indices, choices in _categories(schema, columns):
         if _is_beyond(indices, choices):
             return Fault("invalid", f"{what} is none of its choices")
+    for name, window in columns.windows.items():
+        if _is_beyond(window, (columns.obs[name].shape[1],)):
+            return Fault("invalid", f"the window of observation {name!r} shows no frame of it")
     for what, values in _numbers(schema, columns):
         if not np.isfinite(values).all():
             return Fault("nonfinite", f"{what} is not finite")

@@ -24,6 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "env.kwargs": {},
     "env.wrappers": (),
     "env.preprocess": "auto",
+    "env.frame_stack": "auto",
     "env.action_mask_key": "auto",
     "env.squash_actions": False,
     "env.last_action": False,

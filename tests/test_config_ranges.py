@@ -57,6 +57,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
         ["a.b:C", ["C"], ["a:"], [{"name": "a:C", "kwargs": 1}], [5], 5, None],
     ),
     "env.preprocess": (["auto", "none"], ["atari", True, None]),
+    "env.frame_stack": (["auto", "on", "off"], ["yes", None]),
     "env.action_mask_key": (["legal", None], [5, ["x"]]),
     "env.squash_actions": ([True, False], ["x", 2, None]),
     "env.last_action": ([True, False], ["x", 2, None]),

@@ -51,6 +51,39 @@ def test_golden_layout() -> None:
     assert (layout.obs_bytes, layout.small_bytes, layout.column_bytes) == (128, 128, 256)
 
 
+def test_golden_layout_of_a_stack() -> None:
+    image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
+    layout = replace(SCHEMA, obs=ObsSpec((image, *SCHEMA.obs.leaves[1:]))).layout
+    # An empty frame, the four of row 0, and one for each of three rows.
+    assert layout.leaves["obs/image"] == Leaf("obs", 0, (8, 3, 5), "uint8")
+    assert layout.leaves["window/image"] == Leaf("obs", 120, (4, 4), "int32")
+    assert layout.leaves["obs/speed"] == Leaf("obs", 184, (4,), "float32")
+
+
+def test_only_a_schema_with_a_stack_says_so() -> None:
+    image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
+    stacked = replace(SCHEMA, obs=ObsSpec((image,)))
+    assert b"is_stack" not in SCHEMA.to_json()
+    assert Schema.from_json(stacked.to_json()) == stacked
+    assert stacked.digest != replace(stacked, obs=ObsSpec((replace(image, is_stack=False),))).digest
+    with pytest.raises(ValueError, match="is_stack must be true or false"):
+        Schema.from_json(stacked.to_json().replace(b'"is_stack":true', b'"is_stack":1'))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ("a", (4, 3, 5), "float32"),
+        ("a", (4,), "uint8"),
+        ("a", (2, 2), "uint8", (3, 3, 3, 3)),
+    ],
+)
+def test_what_is_no_stack_of_frames(spec: tuple[Any, ...]) -> None:
+    ArraySpec(*spec)
+    with pytest.raises(ValueError, match="a: no stack of frames of bytes"):
+        replace(ArraySpec(*spec), is_stack=True)
+
+
 names = st.text(max_size=3).filter(str.isprintable)
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 

@@ -412,3 +412,17 @@ def test_random_masks_are_judged_row_by_row(seed: int) -> None:
         for c, t in zip(*np.nonzero(columns.mask_CT), strict=True)
     )
     assert reason_of(find_fault(WIDE, columns)) == (None if is_fine else "invalid")
+
+
+@pytest.mark.parametrize("value", [-1, 8, 2**31 - 1])
+def test_a_window_shows_frames_that_are_there(value: int) -> None:
+    image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
+    schema = Schema(ObsSpec((image,)), ActionSpec((ActionPart("", "discrete", (2,)),)), rows=3)
+    planes = (np.zeros((2, schema.layout.obs_bytes), np.uint8),
+              np.zeros((2, schema.layout.small_bytes), np.uint8))  # fmt: skip
+    columns = columns_over(schema, *planes)
+    columns.windows["image"][1, 3, 2] = 7
+    assert find_fault(schema, columns) is None
+    columns.windows["image"][1, 3, 2] = value
+    fault = find_fault(schema, columns)
+    assert fault == ("invalid", "the window of observation 'image' shows no frame of it")

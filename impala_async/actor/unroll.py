@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from impala_async.actor.stacks import StackWriter
 from impala_async.spec import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import NO_VERSION, Version
@@ -86,10 +87,14 @@ class Unroll:
         self._buffer: MessageBuffer | None = None
         self._version = NO_VERSION
         self._episodes: list[Episode] = []
+        self._stacks = {
+            leaf.name: StackWriter(leaf, num_columns) for leaf in schema.obs.leaves if leaf.is_stack
+        }
         # The observation of the row at which the next trajectory begins.
         self._carry = {
             leaf.name: np.zeros((num_columns, *leaf.shape), leaf.dtype)
             for leaf in schema.obs.leaves
+            if not leaf.is_stack
         }
         self._cursor = 0
         self._is_over = np.zeros(num_columns, np.bool_)
@@ -110,6 +115,8 @@ class Unroll:
         self._num_over = 0
         self._returns.fill(0)
         self._begun_at = [self._num_appended] * self.num_columns
+        for name, stack in self._stacks.items():
+            stack.show(obs[name])
         self._copy_carry(obs)
 
     def begin(self, buffer: MessageBuffer, version: Version, state: State = NO_STATE) -> None:
@@ -117,6 +124,8 @@ class Unroll:
         rows = buffer.rows
         for name, carry in self._carry.items():
             rows.obs[name][0] = carry
+        for name, stack in self._stacks.items():
+            stack.begin(buffer.columns.obs[name], buffer.columns.windows[name])
         for name, array in buffer.columns.state.items():
             array[...] = state[name]
         # What most rows have; `append` writes only the others.
@@ -148,8 +157,10 @@ class Unroll:
         rows.log_probs[t] = log_probs
         rewards_t = rows.rewards[t]
         rewards_t[:] = rewards
-        for name, target in rows.obs.items():
-            target[t + 1] = next_obs[name]
+        for name in self._carry:
+            rows.obs[name][t + 1] = next_obs[name]
+        for name, stack in self._stacks.items():
+            stack.write(t + 1, next_obs[name])
         if self._num_over:
             self._mask_row(rows, t)
         self._returns += rewards_t

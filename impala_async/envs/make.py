@@ -169,8 +169,18 @@ def _vector(section: EnvSection, num_envs: int) -> VectorEnvs:
 def _options(section: EnvSection) -> SpaceOptions:
     return SpaceOptions(
         mask_key=section.action_mask_key,
+        is_stacked=_is_stacked(section),
         is_squashed=section.squash_actions,
     )
+
+
+def _is_stacked(section: EnvSection) -> bool:
+    """What Atari shows is known, if nobody has put anything around it."""
+    if section.frame_stack != "auto":
+        return section.frame_stack == "on"
+    found = find_env(section.id)
+    is_ours = not callable(found) and is_atari(registered(found)) and not section.wrappers
+    return is_ours and section.preprocess == "auto"
 
 
 def _make_registered_vector(gym_id: str, num_envs: int, kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from impala_async.envs.vector import EnvBatch, Obs, Step
@@ -27,11 +28,14 @@ def rehearse(envs: EnvBatch) -> None:
     obs = envs.reset(0)
     _check_obs(envs, obs, "reset")
     _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_), "reset")
+    obs = {name: values.copy() for name, values in obs.items()}
+    is_over_C = np.zeros(envs.num_envs, np.bool_)
     ends_at = time.monotonic() + BUDGET_S
     for _ in range(NUM_STEPS):
         step = envs.step(random_actions(envs.action_spec, obs, envs.num_envs, rng))
         _check_step(envs, step)
-        obs = step.obs
+        is_over_C = _check_slides(envs, obs, step, is_over_C)
+        obs = {name: values.copy() for name, values in step.obs.items()}
         if time.monotonic() > ends_at:
             return
 
@@ -93,3 +97,22 @@ def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_], where
                 f"{envs.name}: {where} gave a mask of legal actions, {spec.legal!r}, without any "
                 "legal one: every item of an action needs at least one"
             )
+
+
+def _check_slides(
+    envs: EnvBatch, before: Obs, step: Step, was_over_C: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Of stacks of frames; returns which columns are at an end now."""
+    is_over_C = step.terminated | step.truncated
+    # Behind an end a new window begins: with this step, or with the one after it.
+    is_begun_C = is_over_C if envs.autoreset is AutoresetMode.SAME_STEP else was_over_C
+    if step.idle is not None:  # those show the same again
+        return is_over_C
+    for leaf in envs.obs_spec.leaves:
+        window, last = step.obs[leaf.name][~is_begun_C], before[leaf.name][~is_begun_C]
+        if leaf.is_stack and not np.array_equal(window[:, :-1], last[:, 1:]):
+            raise EnvError(
+                f"env.frame_stack: what {envs.name} shows does not slide by one frame per step, "
+                "and what does not would be lost: set it to off"
+            )
+    return is_over_C

@@ -1,6 +1,7 @@
 """Gymnasium spaces to our spec: what a batch of environments needs to know of both its spaces."""
 
 import logging
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gymnasium import Space
@@ -23,6 +24,7 @@ class SpaceOptions(NamedTuple):
 
     mask_key: str | None = AUTO
     is_squashed: bool = False
+    is_stacked: bool = False
 
 
 USUAL = SpaceOptions()
@@ -38,6 +40,13 @@ class Spaces:
         options: SpaceOptions = USUAL,
     ) -> None:
         self.leaves: tuple[ObsLeaf, ...] = obs_leaves(observation_space)
+        if options.is_stacked:
+            self.leaves = tuple(_as_stack(leaf) for leaf in self.leaves)
+            if not any(leaf.spec.is_stack for leaf in self.leaves):
+                raise EnvError(
+                    f"env.frame_stack: observation space {short(observation_space)} has no stack "
+                    "of images, bytes of three dimensions or more: set it to off"
+                )
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
         parts = action_parts(action_space, is_squashed=options.is_squashed)
         self.action_spec = ActionSpec(parts, self._legal(observation_space, parts, options))
@@ -82,3 +91,11 @@ class Spaces:
         if len(self.leaves) == 1:
             return "the observation has nothing else"
         return None
+
+
+def _as_stack(leaf: ObsLeaf) -> ObsLeaf:
+    """A leaf of images as a window over frames; any other as it is."""
+    spec = leaf.spec
+    if spec.dtype != "uint8" or len(spec.shape) < 3 or spec.choices:
+        return leaf
+    return leaf._replace(spec=replace(spec, is_stack=True))

@@ -272,6 +272,9 @@ def batch_over(schema: Schema, obs: torch.Tensor, small: torch.Tensor) -> Batch:
         terminated_BT=view("terminated"),
         truncated_BT=view("truncated"),
         mask_BT=view("mask"),
+        windows={
+            leaf.name: view(f"window/{leaf.name}") for leaf in schema.obs.leaves if leaf.is_stack
+        },
     )
 
 

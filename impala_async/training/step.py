@@ -9,7 +9,7 @@ of observations in place, and nothing else.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,7 @@ class Batch:
     terminated_BT: Tensor
     truncated_BT: Tensor
     mask_BT: Tensor
+    windows: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def over(columns: Columns) -> "Batch":
@@ -57,17 +58,23 @@ class Batch:
             terminated_BT=torch.from_numpy(columns.terminated_CT),
             truncated_BT=torch.from_numpy(columns.truncated_CT),
             mask_BT=torch.from_numpy(columns.mask_CT),
+            windows={name: torch.from_numpy(part) for name, part in columns.windows.items()},
         )
+
+    def rows_of_obs(self) -> dict[str, Tensor]:
+        """The leaves as `[B, S, ...]`; of a stack, each row's window over its column's frames."""
+        shown = {name: _through(window, self.obs[name]) for name, window in self.windows.items()}
+        return {**self.obs, **shown}
 
     def take(self, columns_N: Tensor) -> "Batch":
         """Copy the columns with these numbers."""
         taken: dict[str, Any] = {}
-        for field in fields(self):
-            part = getattr(self, field.name)
+        for item in fields(self):
+            part = getattr(self, item.name)
             if isinstance(part, Tensor):
-                taken[field.name] = part[columns_N]
+                taken[item.name] = part[columns_N]
             else:
-                taken[field.name] = {name: leaf[columns_N] for name, leaf in part.items()}
+                taken[item.name] = {name: leaf[columns_N] for name, leaf in part.items()}
         return Batch(**taken)
 
 
@@ -232,7 +239,7 @@ class UpdateStep:
         return _Outcome(applied, int(num_valid), kl, Moments(*more), {**stats, **floats})
 
     def _view(self, batch: Batch, rows: Rows) -> View:
-        inputs = (batch.obs, batch.actions, batch.mask_BT, batch.state)
+        inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
         target = None if self.target is None else self.target.look(*inputs)
         return View(self.policy.evaluate(*inputs), rows, target)
 
@@ -283,6 +290,15 @@ class UpdateStep:
         if self.return_scale is not None:
             knobs["algorithm/return_scale"] = self.return_scale.scale
         return knobs
+
+
+def _through(window_BSK: Tensor, frames_BF: Tensor) -> Tensor:
+    """[B, S, K, ...]: the frames of each column with these numbers."""
+    num_columns, num_frames = frames_BF.shape[:2]
+    starts_B = torch.arange(num_columns, device=frames_BF.device) * num_frames
+    places = (window_BSK + starts_B[:, None, None]).flatten()
+    flat = frames_BF.reshape(-1, *frames_BF.shape[2:])
+    return flat.index_select(0, places).view(*window_BSK.shape, *flat.shape[1:])
 
 
 def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:

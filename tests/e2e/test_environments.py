@@ -1,5 +1,7 @@
 """Environments of other shapes through real processes: images, own modules, both autoresets."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,53 @@ def test_numbers_as_actions_are_trained_on(site: Site, is_squashed: str) -> None
     assert last["trajectories/rejected"] == 0
     assert last["episodes/length_mean"] == 200
     assert last["updates"] >= 20
+
+
+STACK_ENV = """
+import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import FrameStackObservation
+
+class Blinking(gym.Env):
+    observation_space = gym.spaces.Box(0, 255, (8, 8), np.uint8)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 30))
+        return self.look(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.look(), float(action == self.left % 3), self.left == 0, False, {}
+
+    def look(self):
+        return self.np_random.integers(0, 85 * (self.left % 3 + 1), (8, 8), np.uint8)
+
+def make():
+    return FrameStackObservation(Blinking(), 4)
+"""
+
+
+def test_frames_that_are_sent_once_make_the_same_weights(site: Site) -> None:
+    (site.folder / "stacks.py").write_text(STACK_ENV)
+    settings = (
+        *("env.id=stacks:make", "model.name=small_cnn", "trajectory.rows=10", "seed=5"),
+        *("algorithm.name=ppo", "algorithm.num_minibatches=2", "pace.mode=lockstep"),
+        *("actor.num_envs=4", "learner.num_passes=2", "stop.env_steps=4000"),
+    )
+    weights, num_updates = {}, {}
+    for choice in ("off", "on"):
+        run_dir = site.folder / choice
+        texts = (*settings, f"env.frame_stack={choice}")
+        flags = [part for text in texts for part in ("--set", text)]
+        here = os.pathsep.join([str(site.folder), os.getcwd()])
+        door = site.open("train", "--run-dir", str(run_dir), *flags, PYTHONPATH=here)
+        assert door.wait_exit(60) == 0, door.log
+        (checkpoint,) = (run_dir / "checkpoints").iterdir()
+        weights[choice] = (checkpoint / "model.safetensors").read_bytes()
+        last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+        assert last["trajectories/rejected"] == 0
+        num_updates[choice] = last["updates"]
+    assert num_updates["off"] == num_updates["on"] > 20
+    assert weights["off"] == weights["on"]

@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from impala_async.config_env import EnvSection
 from impala_async.envs.describe import describe
 from impala_async.envs.rehearse import NUM_STEPS, random_actions, rehearse
+from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 from impala_async.spec import ActionPart, ActionSpec
@@ -100,3 +101,32 @@ def test_random_actions_have_the_shapes_and_the_dtypes_of_their_parts() -> None:
     assert set(actions["go"]) == {0, 1, 2, 3}
     assert actions["keys"].max(0).tolist() == [1, 1, 2]
     assert abs(actions["push"].std() - 1) < 0.1
+
+
+class Slides(gym.Env[Any, Any]):
+    """A window over numbers that count; `jump` of them are new in each step."""
+
+    observation_space = Box(0, 255, (3, 2, 2), np.uint8)
+    action_space = Discrete(2)
+    jump = 1
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.newest = 3
+        return self.show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.newest += self.jump
+        return self.show(), 0.0, self.newest > 8, False, {}
+
+    def show(self) -> Any:
+        numbers = np.arange(self.newest - 2, self.newest + 1, dtype=np.uint8)
+        return np.broadcast_to(numbers[:, None, None], (3, 2, 2)).copy()
+
+
+def test_a_stack_must_slide_by_one_frame() -> None:
+    env = Slides()
+    rehearse(SerialEnvs([env], SpaceOptions(is_stacked=True)))
+    env.jump = 2
+    rehearse(SerialEnvs([env]))
+    with pytest.raises(EnvError, match=r"^env\.frame_stack: what Slides shows does not slide"):
+        rehearse(SerialEnvs([env], SpaceOptions(is_stacked=True)))

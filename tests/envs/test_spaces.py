@@ -133,3 +133,14 @@ def test_a_key_of_ones_own_may_be_nested() -> None:
     obs = Dict(a=BOX, info=Dict(legal=flags(3)))
     options = SpaceOptions(mask_key="info/legal")
     assert Spaces(obs, Discrete(3), options).action_spec.legal == "info/legal"
+
+
+def test_only_images_of_bytes_are_stacks() -> None:
+    image, small = Box(0, 255, (4, 8, 8), np.uint8), Box(0, 255, (8, 8), np.uint8)
+    numbers = Box(-1, 1, (4, 8, 8))
+    both = Dict(a=image, b=small, c=numbers)
+    spaces = Spaces(both, Discrete(2), SpaceOptions(is_stacked=True))
+    assert [leaf.is_stack for leaf in spaces.obs_spec.leaves] == [True, False, False]
+    assert not any(leaf.is_stack for leaf in Spaces(both, Discrete(2)).obs_spec.leaves)
+    with pytest.raises(EnvError, match=r"^env\.frame_stack: observation space Dict.* has no stack"):
+        Spaces(Dict(b=small, c=numbers), Discrete(2), SpaceOptions(is_stacked=True))

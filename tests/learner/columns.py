@@ -42,6 +42,8 @@ def planes_of(schema: Schema, num_columns: int, seed: int = 0) -> Planes:
     columns = planes.columns
     for leaf in columns.obs.values():
         leaf[...] = rng.integers(0, 200, leaf.shape)
+    for name, window in columns.windows.items():
+        window[...] = rng.integers(0, columns.obs[name].shape[1], window.shape)
     for part in schema.action.parts:
         array = columns.actions[part.name]
         array[...] = rng.integers(0, part.choices[0], array.shape)

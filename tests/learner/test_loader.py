@@ -1,6 +1,7 @@
 """On a CPU a batch is a view of its slot; on any device the leaves of two planes are the same."""
 
 import queue
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from impala_async.learner.handoff import ClosedError, IndexQueue
 from impala_async.learner.loader import HostLoader, allocator_for, batch_over
 from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
+from impala_async.spec import ArraySpec, ObsSpec
 from impala_async.training.step import Batch
 from impala_async.weights import Version
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema
@@ -135,7 +137,15 @@ def test_its_report_is_that_of_its_queue() -> None:
     assert report["queue/full_capacity"] == 3
 
 
-@pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["one leaf", "many leaves"])
+STACK = ArraySpec("pixels", (4, 8, 8), "uint8", is_stack=True)
+SCHEMAS = {
+    "one leaf": small_schema(),
+    "many leaves": big_schema(),
+    "a stack": replace(big_schema(), obs=ObsSpec((big_schema().obs.leaves[0], STACK))),
+}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema) -> None:
     planes = planes_of(schema, 5, seed=3)
     planes.columns.mask_CT[1, 2] = False

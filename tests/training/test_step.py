@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config_model import ModelSection
 from impala_async.metrics.names import REGISTRY
-from impala_async.training.step import Batch
+from impala_async.policy import Policy
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.step import Batch, UpdateStep
+from impala_async.trajectory import columns_over
 
 STATS = {
     "loss/total",
@@ -348,3 +353,35 @@ def test_a_batch_views_the_columns_memory(make_columns):
         tensor, array = getattr(batch, f"{name}_BT"), getattr(columns, f"{name}_CT")
         assert np.shares_memory(tensor.numpy(), array)
         assert tensor.tolist() == array.tolist()
+
+
+def test_a_stack_that_came_frame_by_frame_is_trained_on_as_if_it_had_come_whole():
+    image = ArraySpec("", (4, 8, 8), "uint8")
+    action = ActionSpec((ActionPart("", "discrete", (4,)),))
+    section = AlgorithmSection(name="appo", num_minibatches=2)
+    rng = np.random.default_rng(0)
+    frames = torch.from_numpy(rng.integers(0, 256, (5, 12, 8, 8), np.uint8))
+    window = torch.from_numpy(rng.integers(0, 12, (5, 8, 4), np.int32))
+    whole = torch.stack([frames[column][window[column].long()] for column in range(5)])
+    weights = []
+    for is_stack in (False, True):
+        schema = Schema(ObsSpec((dataclasses.replace(image, is_stack=is_stack),)), action, rows=7)
+        policy = Policy(schema, ModelSection(name="small_cnn", hidden_sizes=(16,)), seed=3)
+        step = UpdateStep(policy, section, "cpu")
+        columns = columns_over(
+            schema,
+            np.zeros((5, schema.layout.obs_bytes), np.uint8),
+            np.ones((5, schema.layout.small_bytes), np.uint8),
+        )
+        batch = changed(
+            Batch.over(columns),
+            obs={"": frames if is_stack else whole},
+            windows={"": window} if is_stack else {},
+            actions={"": torch.ones(5, 7, dtype=torch.int32)},
+            log_probs_BT=torch.full((5, 7), -1.4),
+            rewards_BT=torch.from_numpy(np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)),
+        )
+        for _ in range(3):
+            assert step.run(batch, torch.ones(5, dtype=torch.bool), 0).num_updates == 2
+        weights.append(weights_of(step))
+    assert are_equal(*weights)

@@ -1,0 +1,174 @@
+"""Stacks of frames are written frame by frame, and every row can be had back from them."""
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FrameStackObservation
+from numpy.typing import NDArray
+
+from impala_async.actor.samplers.build import build_sampler
+from impala_async.actor.stacks import StackWriter
+from impala_async.config_env import EnvSection
+from impala_async.envs.make import build_envs
+from impala_async.envs.spaces import SpaceOptions
+from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
+from impala_async.errors import EnvError
+from impala_async.spec import ArraySpec, Schema
+from impala_async.trajectory import Columns, find_fault
+from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+
+STACKED = SpaceOptions(is_stacked=True)
+LEAF = ArraySpec("", (3, 2, 4), "uint8", is_stack=True)
+
+
+class Flicker(gym.Env[Any, Any]):
+    """Frames of noise; episodes of random lengths, some shorter than a window."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, shape: tuple[int, ...] = (4, 6)) -> None:
+        self.observation_space = Box(0, 255, shape, np.uint8)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 9))
+        return self.show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return self.show(), float(action), self.left == 0, False, {}
+
+    def show(self) -> NDArray[np.uint8]:
+        return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)
+
+
+def flicker(padding: str, shape: tuple[int, ...]) -> gym.Env[Any, Any]:
+    return FrameStackObservation(Flicker(shape), 4, padding_type=padding)
+
+
+def batch_of(mode: str, make: Any, options: SpaceOptions) -> EnvBatch:
+    if mode == "serial":
+        return SerialEnvs([make() for _ in range(3)], options)
+    return VectorEnvs(SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode(mode)), options)
+
+
+def messages_of(envs: EnvBatch, rows: int, num_steps: int) -> tuple[Schema, list[Columns]]:
+    schema = Schema(envs.obs_spec, envs.action_spec, rows)
+    policy, buffers = FakePolicy(), FakeBuffers(schema)
+    sampler = build_sampler(schema, envs, policy, None, buffers=buffers, newest=NoNews(), seed=3)
+    finished = [message for _ in range(num_steps) for message in sampler.step()]
+    return schema, [message.buffer.columns for message in finished]
+
+
+def shown(columns: Columns, name: str = "") -> NDArray[Any]:
+    """`[C, S, K, ...]`, as it would have been sent whole."""
+    pairs = zip(columns.obs[name], columns.windows[name], strict=True)
+    return np.stack([frames[window] for frames, window in pairs])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 20])
+@pytest.mark.parametrize("padding", ["zero", "reset"])
+@pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
+@pytest.mark.parametrize("shape", [(4, 6), (3, 5), (2, 2, 2)], ids=str)
+def test_nothing_is_lost(mode: str, padding: str, rows: int, shape: tuple[int, ...]) -> None:
+    make = partial(flicker, padding, shape)
+    _, whole = messages_of(batch_of(mode, make, SpaceOptions()), rows, 60)
+    schema, stacked = messages_of(batch_of(mode, make, STACKED), rows, 60)
+    assert len(whole) == len(stacked) > 2
+    assert any(not columns.mask_CT.all() for columns in stacked)
+    for is_, was in zip(stacked, whole, strict=True):
+        assert find_fault(schema, is_) is None
+        assert np.array_equal(shown(is_), was.obs[""])
+        assert np.array_equal(is_.actions[""], was.actions[""])
+        assert np.array_equal(is_.rewards_CT, was.rewards_CT)
+        assert np.array_equal(is_.mask_CT, was.mask_CT)
+
+
+def test_a_column_of_atari_is_less_than_a_third() -> None:
+    obs, action = Box(0, 255, (4, 84, 84), np.uint8), Discrete(6)
+    envs = [gym.Env[Any, Any]() for _ in range(2)]
+    for env in envs:
+        env.observation_space, env.action_space = obs, action
+    sizes = []
+    for env, options in zip(envs, (SpaceOptions(), STACKED), strict=True):
+        batch = SerialEnvs([env], options)
+        sizes.append(Schema(batch.obs_spec, batch.action_spec, 20).layout.column_bytes)
+    assert sizes[0] / sizes[1] > 3.3
+
+
+def writer_of(*rows: list[list[int]]) -> tuple[StackWriter, NDArray[np.uint8], NDArray[np.int32]]:
+    """One column whose frames are filled with these numbers."""
+    writer = StackWriter(LEAF, 1)
+    frames = np.full((1, 1 + 3 + 5, 2, 4), 77, np.uint8)
+    windows = np.full((1, 6, 3), -1, np.int32)
+    writer.show(filled(rows[0]))
+    writer.begin(frames, windows)
+    for number, row in enumerate(rows[1:], 1):
+        writer.write(number, filled(row))
+    return writer, frames, windows
+
+
+def filled(row: Any) -> NDArray[np.uint8]:
+    return np.broadcast_to(np.uint8(row)[None, :, None, None], (1, 3, 2, 4)).copy()
+
+
+def test_where_the_frames_are() -> None:
+    _, frames, windows = writer_of([1, 2, 3], [2, 3, 4], [0, 0, 9], [0, 9, 8], [5, 5, 5])
+    assert frames[0, :, 0, 0].tolist() == [0, 1, 2, 3, 4, 9, 8, 5, 77]
+    assert windows[0].tolist() == [
+        [1, 2, 3], [2, 3, 4], [0, 0, 5], [0, 5, 6], [7, 7, 7], [-1, -1, -1]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [[1, 2, 9], [3, 2, 4], [3, 3, 3], [4, 0, 4]])
+def test_old_frames_may_come_in_any_order(row: list[int]) -> None:
+    _, frames, windows = writer_of([1, 2, 3], row)
+    assert frames[0, windows[0, 1], 0, 0].tolist() == row
+
+
+@pytest.mark.parametrize("row", [[9, 8, 4], [9, 3, 4], [1, 9, 3]])
+def test_what_needs_two_new_frames_is_refused(row: list[int]) -> None:
+    says = r"^env\.frame_stack: the observation does not slide by one frame per step"
+    with pytest.raises(EnvError, match=says):
+        writer_of([1, 2, 3], row)
+
+
+def test_other_leaves_are_sent_as_ever() -> None:
+    class Both(Flicker):
+        def __init__(self) -> None:
+            super().__init__()
+            image = Box(0, 255, (4, 2, 2), np.uint8)
+            self.observation_space = Dict(image=image, number=Box(-1, 1, (2,)))
+
+        def show(self) -> Any:
+            frame = np.full((4, 2, 2), self.left, np.uint8)
+            return {"image": frame, "number": np.full(2, self.left / 10, np.float32)}
+
+    _, (columns, *_) = messages_of(SerialEnvs([Both()], STACKED), 5, 12)
+    assert columns.windows.keys() == {"image"}
+    assert columns.obs["number"].shape == (1, 6, 2)
+    image = shown(columns, "image")[0, :, 0, 0, 0]
+    assert np.allclose(image / 10, columns.obs["number"][0, :, 0])
+
+
+@pytest.mark.parametrize("sampler", ["serial", "vector"])
+def test_nothing_of_atari_is_lost(sampler: Any) -> None:
+    pytest.importorskip("ale_py")
+    if sampler == "serial":
+        pytest.importorskip("cv2")
+    columns: dict[str, list[Columns]] = {}
+    for choice in ("off", "auto"):
+        # Games of 50 steps.
+        game = {"id": "ALE/Breakout-v5", "kwargs": {"max_num_frames_per_episode": 200}}
+        section = EnvSection.model_validate({**game, "frame_stack": choice})
+        schema, columns[choice] = messages_of(build_envs(sampler, section, 2), 20, 120)
+    for is_, was in zip(columns["auto"], columns["off"], strict=True):
+        assert find_fault(schema, is_) is None
+        assert np.array_equal(shown(is_), was.obs[""])
+        assert np.array_equal(is_.rewards_CT, was.rewards_CT)
+    assert any(not each.mask_CT.all() for each in columns["auto"])
