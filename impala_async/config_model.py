@@ -40,6 +40,12 @@ class ModelSection(Section):
     normalize_obs: bool = Field(
         False, description="Normalise vectors of floats by their running mean and deviation."
     )
+    initial_std: float = Field(
+        1.0,
+        gt=0,
+        le=10,
+        description="Continuous actions: the deviation to begin with.",
+    )
     state_dependent_std: bool = Field(
         False, description="Continuous actions: the deviation comes from the state, too."
     )

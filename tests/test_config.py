@@ -69,6 +69,7 @@ DEFAULTS: dict[str, Any] = {
     "model.core": None,
     "model.core_size": 256,
     "model.normalize_obs": False,
+    "model.initial_std": 1.0,
     "model.state_dependent_std": False,
     "policies.names": (),
     "policies.mapping": "shuffled",

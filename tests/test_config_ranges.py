@@ -108,6 +108,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "model.core": (["lstm", "gru", None], ["rnn", "", True]),
     "model.core_size": ([1, 256, 512], COUNT),
     "model.normalize_obs": ([True, False], ["x", 2, None]),
+    "model.initial_std": ([0.01, 10], [*POSITIVE, 10.1]),
     "model.state_dependent_std": ([True, False], ["x", 2, None]),
     "policies.names": (
         [[], ["main", "past"]],

@@ -8,6 +8,7 @@ rows come flat here, and only the core is told where columns begin.
 N rows, B columns, S observation rows, H hidden features, P parameters of all action parts
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ class ActorCritic(nn.Module):
         self.core = Core(section.core, num_hidden, section.core_size) if section.core else None
         if self.core is not None:
             num_hidden = self.core.num_out
-        self.policy_head = PolicyHead(num_hidden, action.parts, section.state_dependent_std)
+        self.policy_head = PolicyHead(num_hidden, action.parts, section)
         self.value_head = orthogonal_linear(num_hidden, 1, VALUE_GAIN)
 
     @property
@@ -126,11 +127,17 @@ class PolicyHead(nn.Linear):
     """
 
     def __init__(
-        self, num_hidden: int, parts: tuple[ActionPart, ...], is_std_from_state: bool
+        self, num_hidden: int, parts: tuple[ActionPart, ...], section: ModelSection
     ) -> None:
+        is_std_from_state = section.state_dependent_std
         has_numbers = any(part.kind != "discrete" for part in parts)
-        if is_std_from_state and not has_numbers:
-            raise ValueError("model.state_dependent_std: the action has no continuous numbers")
+        about_numbers = {
+            "state_dependent_std": is_std_from_state,
+            "initial_std": section.initial_std != 1.0,
+        }
+        for key, is_set in about_numbers.items():
+            if is_set and not has_numbers:
+                raise ValueError(f"model.{key}: the action has no continuous numbers")
         are_free = [part.kind != "discrete" and not is_std_from_state for part in parts]
         sizes = [
             part.num_items if is_free else part.num_parameters
@@ -139,9 +146,14 @@ class PolicyHead(nn.Linear):
         super().__init__(num_hidden, sum(sizes))
         init_orthogonal(self, POLICY_GAIN)
         self._sizes, self._are_free, self._has_free = sizes, are_free, any(are_free)
+        log_std = math.log(section.initial_std)
         self.log_stds = nn.ParameterList(
-            torch.zeros(size) for size, is_free in zip(sizes, are_free, strict=True) if is_free
+            torch.full((size,), log_std)
+            for size, is_free in zip(sizes, are_free, strict=True)
+            if is_free
         )
+        if is_std_from_state:
+            _begin_at(log_std, self.bias, parts)
 
     def forward(self, features_NH: Tensor) -> Tensor:
         outputs_NP = torch.nn.functional.linear(features_NH, self.weight, self.bias)
@@ -154,6 +166,15 @@ class PolicyHead(nn.Linear):
             if is_free:
                 parts.append(next(log_stds).expand_as(outputs))
         return torch.cat(parts, -1)
+
+
+@torch.no_grad()
+def _begin_at(log_std: float, bias_P: Tensor, parts: tuple[ActionPart, ...]) -> None:
+    """The second half of each part of numbers are its log-deviations."""
+    sizes = [part.num_parameters for part in parts]
+    for part, bias in zip(parts, bias_P.split(sizes), strict=True):
+        if part.kind != "discrete":
+            bias[part.num_items :] = log_std
 
 
 def _is_normalizable(leaf: ArraySpec) -> bool:

@@ -98,6 +98,19 @@ def test_or_it_comes_from_the_state():
 def test_a_deviation_without_numbers_is_refused():
     with pytest.raises(ValueError, match=r"model\.state_dependent_std: .* no continuous numbers"):
         build(state_dependent_std=True)
+    with pytest.raises(ValueError, match=r"model\.initial_std: .* no continuous numbers"):
+        build(initial_std=0.5)
+
+
+@pytest.mark.parametrize("is_from_state", [False, True])
+def test_exploring_begins_with_the_deviation_that_is_asked_for(is_from_state):
+    model = build(action=MIXED_ACTION, state_dependent_std=is_from_state, initial_std=0.25)
+    push, move, turn = model(rows(50)).parameters_NP.split([4, 5, 2], -1)
+    # The head begins small, so what a state changes is small too.
+    for log_stds in (push[:, 2:], turn[:, 1:]):
+        assert torch.allclose(log_stds.exp(), torch.tensor(0.25), rtol=0.2)
+    for others in (push[:, :2], move, turn[:, :1]):
+        assert others.abs().max() < 0.2
 
 
 # -------------------- core
