@@ -42,6 +42,11 @@ class ActorSection(Section):
         description="serial: environments in turn; vector: the environment's own numpy code.",
     )
     threads: int = Field(1, ge=1, description="torch threads of an actor.")
+    compress: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="zstd for observations on their way, while it makes them a fifth smaller. "
+        "auto: to learners on other hosts.",
+    )
     reconnect_s: float = Field(
         60.0, gt=0, description="How long an actor looks for a lost learner before it exits."
     )

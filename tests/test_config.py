@@ -80,6 +80,7 @@ DEFAULTS: dict[str, Any] = {
     "actor.num_envs": 8,
     "actor.sampler": "auto",
     "actor.threads": 1,
+    "actor.compress": "auto",
     "actor.reconnect_s": 60.0,
     "learner.device": "auto",
     "learner.threads": 1,

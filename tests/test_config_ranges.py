@@ -122,6 +122,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "actor.num_envs": ([1, 4096], [*COUNT, 4097]),
     "actor.sampler": (["auto", "serial", "vector"], ["parallel", None]),
     "actor.threads": ([1, 8], COUNT),
+    "actor.compress": (["auto", "on", "off"], [True, "zstd", None]),
     "actor.reconnect_s": ([0.1], POSITIVE),
     "learner.device": (["cpu", "cuda:1"], [None, 5]),
     "learner.threads": ([1], COUNT),

@@ -20,6 +20,7 @@ from impala_async import __version__
 from impala_async.actor.greeting import best_urls, find_learner, raise_if_final, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.offer import Offer
+from impala_async.actor.squeezer import Squeezer
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config import ActorSettings
 from impala_async.weights import NO_VERSION, Version, Weights
@@ -78,6 +79,7 @@ class Client:
         self._num_kept_left = 0
         self._named = NO_VERSION
         self._last_heard = time.monotonic()
+        self._squeezer = Squeezer("off", url)
         self._timers: Mapping[str, float] = {}
         self._send_wait_s = 0.0
         self._weights_wait_s = 0.0
@@ -249,6 +251,7 @@ class Client:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
         welcome, offer = self.welcome, self.offer
         data_url, weights_url = best_urls(welcome, self._url)
+        self._squeezer = Squeezer(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
             self._data = Dealer(self._context, data_url)
@@ -309,7 +312,8 @@ class Client:
         self._outbox.resend_overdue(now, self.welcome.lease_s)
         while (next_one := self._outbox.sendable()) is not None:
             seq, finished = next_one
-            if not self._data.send(self.offer.data_frames(session, seq, finished)):
+            frames = self.offer.data_frames(session, seq, finished, self._squeezer)
+            if not self._data.send(frames):
                 return
             self._outbox.mark_sent(seq, now)
 

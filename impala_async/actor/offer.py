@@ -5,10 +5,12 @@ Runs on: sampler thread
 
 from dataclasses import dataclass
 
+from impala_async.actor.squeezer import Squeezer
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.spec import Schema
 from impala_async.weights import WeightsLayout
 from impala_async.wire.codec import Frame, encode_data
+from impala_async.wire.compression import PLAIN
 from impala_async.wire.messages import Data, Spec, pack
 from impala_async.wire.session import WINDOW
 
@@ -40,7 +42,9 @@ class Offer:
         spec = Spec(session, self.schema.digest, self.layout.digest, self.columns, self.streams)
         return [pack(spec), self.schema.to_json()]
 
-    def data_frames(self, session: bytes, seq: int, finished: Finished) -> list[Frame]:
+    def data_frames(
+        self, session: bytes, seq: int, finished: Finished, squeezer: Squeezer
+    ) -> list[Frame]:
         """Big frames are views of the buffer, which must stay as it is until seq is settled."""
         buffer = finished.buffer
         data = Data(
@@ -50,8 +54,8 @@ class Offer:
             update=finished.version.update,
             rows=self.schema.rows,
             columns=buffer.num_columns,
-            codec=0,
+            codec=PLAIN,
             num_episodes=0,
             body=None,
         )
-        return encode_data(data, buffer.obs, buffer.small, finished.episodes)
+        return encode_data(data, buffer.obs, buffer.small, finished.episodes, squeezer.squeeze)

@@ -31,6 +31,7 @@ from impala_async.spec import Schema
 from impala_async.trajectory import Fault, columns_over, find_fault
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import body_sizes, decode_episodes, split_inline
+from impala_async.wire.compression import PLAIN, ZSTD, decompress_into
 from impala_async.wire.messages import Data, pack
 from impala_async.wire.session import Peer, SessionTable
 from impala_async.wire.sockets import NO_FRAME
@@ -38,6 +39,7 @@ from impala_async.wire.sockets import NO_FRAME
 logger = logging.getLogger(__name__)
 
 UNKNOWN_VERSION = "it was acted with weights of a version that it cannot have had"
+TWO_FRAMES = "a body that is not inline has 2 frames"
 WARN_EVERY_S = 10.0
 MakeFiller = Callable[[list[Slot], Submit, Count], Filler]
 
@@ -67,6 +69,7 @@ class Ingest:
         self._schema: Schema | None = None
         self._filler: Filler | None = None
         self._small = np.empty(0, np.uint8)
+        self._packed = np.empty(0, np.uint8)
         self._to_answer: dict[bytes, Peer] = {}
         self._is_closed = False
         self._warn_at = -math.inf
@@ -83,6 +86,7 @@ class Ingest:
         columns = self._filler.batch_columns
         largest = body_sizes(schema.layout, columns, columns * schema.rows)
         self._small = np.zeros(largest.small, np.uint8)
+        self._packed = np.zeros(largest.obs, np.uint8)
 
     def handle(self, port: Port, route: bytes, data: Data) -> None:
         """Reserve by the header, receive the body, check it, commit; or give the reason."""
@@ -173,18 +177,21 @@ class Ingest:
         small = self._small[: sizes.small]
         target = obs.reshape(-1)
         if data.body is not None:
+            if data.codec != PLAIN:
+                raise ProtocolError("wrong_size", "a body that is inline is never compressed")
             obs_part, small_part = split_inline(data.body, sizes)
             target[:] = np.frombuffer(obs_part, np.uint8)
             small[:] = np.frombuffer(small_part, np.uint8)
             return small
-        for part, size in ((target, sizes.obs), (small, sizes.small)):
-            received = port.router.receive_into(part.data)
-            if received == NO_FRAME:
-                raise ProtocolError("wrong_frame_count", "a body that is not inline has 2 frames")
-            if received != size:
-                raise ProtocolError("wrong_size", f"a frame of {received} bytes, not {size}")
+        if data.codec == ZSTD:
+            packed = self._packed.data[: sizes.obs]
+            received = _receive_frame(port, packed, at_most=sizes.obs)
+            decompress_into(target.data, packed[:received])
+        else:
+            _receive_exactly(port, target.data, sizes.obs)
+        _receive_exactly(port, small.data, sizes.small)
         if port.router.has_more_frames():
-            raise ProtocolError("wrong_frame_count", "a body that is not inline has 2 frames")
+            raise ProtocolError("wrong_frame_count", TWO_FRAMES)
         return small
 
     def _settle(self, peer: Peer, data: Data, verdict: str | None) -> None:
@@ -215,6 +222,21 @@ class Ingest:
     def _refuse(self, data: Data, reason: str) -> None:
         self._ledger.receive(data.columns)
         self._ledger.reject(data.columns, reason)
+
+
+def _receive_frame(port: Port, into: memoryview, *, at_most: int) -> int:
+    received = port.router.receive_into(into)
+    if received == NO_FRAME:
+        raise ProtocolError("wrong_frame_count", TWO_FRAMES)
+    if received > at_most:
+        raise ProtocolError("wrong_size", f"a frame of {received} bytes, more than {at_most}")
+    return received
+
+
+def _receive_exactly(port: Port, into: memoryview, size: int) -> None:
+    received = _receive_frame(port, into, at_most=size)
+    if received != size:
+        raise ProtocolError("wrong_size", f"a frame of {received} bytes, not {size}")
 
 
 def _find_episode_fault(episodes: Episodes | None) -> Fault | None:

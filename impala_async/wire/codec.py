@@ -5,7 +5,7 @@ their small planes followed by the statistics of the episodes that ended in them
 8 KiB goes inline, inside the header frame: one frame costs half of what three do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgpack
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from impala_async.errors import ProtocolError
 from impala_async.layout import Bytes2D, ColumnLayout
 from impala_async.weights import Version, Weights
+from impala_async.wire.compression import PLAIN, ZSTD
 from impala_async.wire.messages import (
     MAX_INLINE_BYTES,
     MAX_SETTINGS_BYTES,
@@ -43,16 +44,26 @@ def body_sizes(layout: ColumnLayout, columns: int, num_episodes: int) -> BodySiz
 
 
 def encode_data(
-    data: Data, obs: Bytes2D, small: Bytes2D, episodes: Sequence[tuple[float, int]]
+    data: Data,
+    obs: Bytes2D,
+    small: Bytes2D,
+    episodes: Sequence[tuple[float, int]],
+    squeeze: Callable[[Bytes2D], bytes | None] | None = None,
 ) -> list[Frame]:
-    """The frames of one trajectory message; big ones are views of the planes, not copies."""
+    """The frames of one trajectory message; big ones are views of the planes, not copies.
+
+    `squeeze` may compress the observations of a message that is not inline.
+    """
     tail = np.array(episodes, EPISODE).tobytes() if episodes else b""
     data = data._replace(num_episodes=len(episodes))
     if obs.nbytes + small.nbytes + len(tail) < MAX_INLINE_BYTES:
         body = b"".join((obs.data.cast("B"), small.data.cast("B"), tail))
         return [pack(data._replace(body=body))]
     small_frame = b"".join((small.data.cast("B"), tail))
-    return [pack(data._replace(body=None)), obs.data.cast("B"), small_frame]
+    squeezed = squeeze(obs) if squeeze is not None else None
+    codec = PLAIN if squeezed is None else ZSTD
+    obs_frame = obs.data.cast("B") if squeezed is None else squeezed
+    return [pack(data._replace(body=None, codec=codec)), obs_frame, small_frame]
 
 
 def split_inline(body: bytes, sizes: BodySizes) -> tuple[memoryview, memoryview]:

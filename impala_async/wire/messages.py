@@ -233,7 +233,7 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
         Data,
         (
             *(_ID, _SEQ, _EPOCH, _COUNT, _uint(65535, 1)),
-            *(_uint(MAX_COLUMNS, 1), _uint(0), _uint(2**28), _body),
+            *(_uint(MAX_COLUMNS, 1), _uint(1), _uint(2**28), _body),
         ),
     ),
     (Get, (_ID, _EPOCH, _COUNT)),

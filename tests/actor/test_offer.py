@@ -1,6 +1,7 @@
 import numpy as np
 
 from impala_async.actor.offer import Offer
+from impala_async.actor.squeezer import Squeezer
 from impala_async.actor.unroll import Episode, Finished
 from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import Version, WeightsLayout
@@ -38,7 +39,7 @@ def test_data_carries_the_buffer_its_version_and_its_episodes() -> None:
         buffer.obs[:] = np.arange(buffer.obs.size).reshape(buffer.obs.shape) % 251
         buffer.small[:] = 7
         finished = Finished(buffer, Version(2, 9), [Episode(1.5, 3), Episode(-2.0, 8)])
-        frames = offer.data_frames(SESSION, 41, finished)
+        frames = offer.data_frames(SESSION, 41, finished, Squeezer("off", "tcp://far:1"))
         assert len(frames) == num_frames
         data = unpack(frames[0])
         assert isinstance(data, Data)

@@ -222,7 +222,7 @@ def make():
 """
 
 
-def test_frames_that_are_sent_once_make_the_same_weights(site: Site) -> None:
+def test_frames_that_are_sent_once_or_compressed_make_the_same_weights(site: Site) -> None:
     (site.folder / "stacks.py").write_text(STACK_ENV)
     settings = (
         *("env.id=stacks:make", "model.name=small_cnn", "trajectory.rows=10", "seed=5"),
@@ -230,9 +230,14 @@ def test_frames_that_are_sent_once_make_the_same_weights(site: Site) -> None:
         *("actor.num_envs=4", "learner.num_passes=2", "stop.env_steps=4000"),
     )
     weights, num_updates = {}, {}
-    for choice in ("off", "on"):
+    ways = {
+        "whole": ["env.frame_stack=off"],
+        "frames": ["env.frame_stack=on"],
+        "squeezed": ["env.frame_stack=on", "actor.compress=on"],
+    }
+    for choice, way in ways.items():
         run_dir = site.folder / choice
-        texts = (*settings, f"env.frame_stack={choice}")
+        texts = (*settings, *way)
         flags = [part for text in texts for part in ("--set", text)]
         here = os.pathsep.join([str(site.folder), os.getcwd()])
         door = site.open("train", "--run-dir", str(run_dir), *flags, PYTHONPATH=here)
@@ -242,5 +247,6 @@ def test_frames_that_are_sent_once_make_the_same_weights(site: Site) -> None:
         last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
         assert last["trajectories/rejected"] == 0
         num_updates[choice] = last["updates"]
-    assert num_updates["off"] == num_updates["on"] > 20
-    assert weights["off"] == weights["on"]
+    assert set(num_updates.values()) == {num_updates["whole"]}
+    assert num_updates["whole"] > 20
+    assert weights["whole"] == weights["frames"] == weights["squeezed"]

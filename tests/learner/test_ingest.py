@@ -9,6 +9,7 @@ import pytest
 from impala_async.spec import Schema
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import encode_data
+from impala_async.wire.compression import ZSTD, compress
 from impala_async.wire.messages import REJECT_CODES, VERDICTS, pack
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import Actor
@@ -170,6 +171,7 @@ def broken(actor: Actor, what: str) -> list[Any]:
     """The frames of a message of one column, not as they should be."""
     header, obs, small = frames_of(actor, planes_of(actor.schema, 1))
     inline = actor.header(body=bytes(64))
+    squeezed = pack(actor.header(codec=ZSTD))
     return {
         "obs too short": [header, obs[:-1], small],
         "obs too long": [header, bytes(obs) + b"x", small],
@@ -177,10 +179,17 @@ def broken(actor: Actor, what: str) -> list[Any]:
         "small too short": [header, obs, small[:-8]],
         "small too long": [header, obs, small + b"x"],
         "swapped": [header, small, obs],
+        "squeezed, but it is not": [squeezed, obs, small],
+        "squeezed too short": [squeezed, compress(obs[:-1]), small],
+        "squeezed too long": [squeezed, compress(memoryview(bytes(obs) + b"x")), small],
+        "squeezed frame too long": [squeezed, bytes(obs) + b"x", small],
+        "squeezed, small too short": [squeezed, compress(obs), small[:-8]],
         "no body": [header],
         "one frame short": [header, obs],
+        "squeezed, one frame short": [squeezed, compress(obs)],
         "one frame more": [header, obs, small, b""],
         "inline too short": [pack(inline)],
+        "inline and squeezed": [pack(inline._replace(codec=ZSTD))],
         "inline and a frame": [pack(inline), obs],
         "wrong rows": [pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
         "one row": [pack(actor.header(rows=1)), obs, small],
@@ -193,8 +202,16 @@ SIZES = [
     *("obs too short", "obs too long", "obs empty", "small too short", "small too long", "swapped"),
     *("inline too short", "wrong rows", "one row", "more episodes than rows"),
     "episodes that are not there",
+    *("squeezed, but it is not", "squeezed too short", "squeezed too long"),
+    *("squeezed frame too long", "squeezed, small too short", "inline and squeezed"),
 ]
-COUNTS = ["no body", "one frame short", "one frame more", "inline and a frame"]
+COUNTS = [
+    "squeezed, one frame short",
+    "no body",
+    "one frame short",
+    "one frame more",
+    "inline and a frame",
+]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ FIELDS: dict[str, list[Field]] = {
     "Spec": [ID, ID, ID, COLUMNS, COLUMNS],
     "Grant": [ID, COUNT, COUNT, EPOCH, COUNT, VERDICTS],
     "Reject": [uint(5), text(2000), NUMBER],
-    "Data": [ID, COUNT, EPOCH, COUNT, uint(65535, 1), COLUMNS, uint(0), uint(2**28), BODY],
+    "Data": [ID, COUNT, EPOCH, COUNT, uint(65535, 1), COLUMNS, uint(1), uint(2**28), BODY],
     "Get": [ID, EPOCH, COUNT],
     "WeightsReply": [EPOCH, COUNT, ID, ID],
     "NotModified": [EPOCH, COUNT],
