@@ -3,7 +3,10 @@
 import runpy
 import sys
 
-BENCHES = {"learning": "tasks with floors, and controls that must fail"}
+BENCHES = {
+    "learning": "tasks with floors, and controls that must fail",
+    "ingest": "the learner's receiving side beside a bare TCP socket",
+}
 
 
 def main() -> int:

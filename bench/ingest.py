@@ -1,0 +1,76 @@
+"""How much of a line's capacity reaches the learner's slots, and at which cost.
+
+A real actor's client sends the same trajectories without end; the learner's ports, sessions,
+credit, checks and slots receive them. In turns with it a bare TCP socket receives as many bytes.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.ingest_ends import CASES, message_bytes
+from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+
+NUM_MESSAGES = {"stacked": 4000, "frames": 12_000, "cartpole": 60_000}
+NOTES = """
+Both ends are processes of one machine, over loopback TCP. Throughput is messages in slots;
+"receive CPU" is all CPU time of the receiving process, ZeroMQ's threads included. `ipc` is what
+actors of the learner's own host use by themselves.
+"""
+
+
+def main() -> int:
+    """Measure all cases; 1 if a limit was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ingest", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="put ingest.md and .json there")
+    args = parser.parse_args()
+    samples = {case: measure(case, args.rounds) for case in CASES}
+    return publish("Ingest", figures_of(samples), notes=NOTES, is_json=args.json, folder=args.write)
+
+
+def measure(case: str, rounds: int) -> dict[str, list[Sample]]:
+    sides = {side: lambda side=side: one_turn(side, case) for side in ("raw", "tcp", "ipc")}
+    return in_turns(sides, rounds)
+
+
+def one_turn(side: str, case: str) -> Sample:
+    """A fresh receiver and a fresh sender."""
+    ends = [sys.executable, "-m", "bench.ingest_ends"]
+    role = "raw" if side == "raw" else "ours"
+    receive = [*ends, "receive", role, case, str(NUM_MESSAGES[case])]
+    with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
+        assert receiver.stdout is not None
+        url = json.loads(receiver.stdout.readline())["url"]
+        with subprocess.Popen([*ends, "send", side, case, "0", url]) as sender:
+            sample: Sample = json.loads(receiver.stdout.readline())
+            sender.kill()
+    return sample
+
+
+def figures_of(samples: dict[str, dict[str, list[Sample]]]) -> list[Figure]:
+    stacked, frames, small = (samples[case] for case in ("stacked", "frames", "cartpole"))
+    # The same frames, four times over or once: what counts is trajectories.
+    return [
+        ratio("stacked Atari, 593 kB: throughput, tcp over raw TCP",
+              stacked["tcp"], stacked["raw"], "per_s", at_least=0.9),
+        ratio("the same, ipc over raw TCP", stacked["ipc"], stacked["raw"], "per_s"),
+        _cpu("the same: receive CPU, tcp", stacked["tcp"], 175),
+        ratio("each frame once, 177 kB: trajectories, tcp over stacked tcp",
+              frames["tcp"], stacked["tcp"], "per_s", at_least=2.5),
+        _cpu("the same: receive CPU, tcp", frames["tcp"], 65),
+        ratio(f"CartPole, {message_bytes('cartpole') / 1000:.1f} kB: throughput, tcp over raw TCP",
+              small["tcp"], small["raw"], "per_s"),
+        _cpu("the same: receive CPU, tcp", small["tcp"], 10),
+    ]  # fmt: skip
+
+
+def _cpu(name: str, samples: list[Sample], at_most: float) -> Figure:
+    return figure(name, [each["cpu_us"] for each in samples], unit="µs", at_most=at_most)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

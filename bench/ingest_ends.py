@@ -1,0 +1,197 @@
+"""Both ends of a measured line: `python -m bench.ingest_ends receive|send raw|ours CASE NUM [URL]`.
+
+The receiving end prints where it listens, and at the end its figures, each as a line of JSON. It is
+a process of its own, so that its CPU time is that of receiving and of nothing else.
+"""
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from impala_async.actor import client as client_module
+from impala_async.actor.client import Client, RunFinished
+from impala_async.actor.offer import Offer
+from impala_async.actor.unroll import Finished
+from impala_async.config import RunConfig
+from impala_async.learner.front import Events, Front
+from impala_async.learner.ledger import Settlement
+from impala_async.learner.slots import allocate_slots
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.weights import Lineage, Version, Weights, WeightsLayout
+from impala_async.wire.messages import Welcome
+from impala_async.wire.sockets import new_context
+
+BATCH_COLUMNS, NUM_SLOTS = 16, 4
+# What comes first warms caches, windows and pages, and is not counted.
+WARM_SHARE = 0.2
+LAYOUT = WeightsLayout((ArraySpec("w", (64,), "uint8"),))
+VERSION = Version(1, 0)
+
+
+def _atari(is_stack: bool) -> Schema:
+    frames = ArraySpec("", (4, 84, 84), "uint8", is_stack=is_stack)
+    return Schema(ObsSpec((frames,)), ActionSpec((ActionPart("", "discrete", (6,)),)), rows=20)
+
+
+def _cartpole() -> Schema:
+    numbers = ArraySpec("", (4,), "float32")
+    return Schema(ObsSpec((numbers,)), ActionSpec((ActionPart("", "discrete", (2,)),)), rows=22)
+
+
+# Schema, and columns of a message.
+CASES: dict[str, tuple[Schema, int]] = {
+    "stacked": (_atari(is_stack=False), 1),
+    "frames": (_atari(is_stack=True), 1),
+    "cartpole": (_cartpole(), 8),
+}
+
+
+def message_bytes(case: str) -> int:
+    schema, columns = CASES[case]
+    return columns * schema.layout.column_bytes
+
+
+class Stopwatch:
+    """Wall and CPU time between the warm messages and the last one."""
+
+    def __init__(self, num_messages: int) -> None:
+        self._num_messages = num_messages
+        self._num_warm = int(num_messages * WARM_SHARE)
+        self._num_seen = self._started_at = 0
+        self.figures: dict[str, float] = {}
+
+    def count(self, num: int) -> bool:
+        """Whether that was the end."""
+        self._num_seen += num
+        if not self._started_at and self._num_seen >= self._num_warm:
+            self._started_at = self._num_seen
+            self._wall, self._cpu = time.perf_counter(), time.process_time()
+        if self._num_seen < self._num_messages:
+            return False
+        measured = self._num_seen - self._started_at
+        wall_s, cpu_s = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        self.figures = {"per_s": measured / wall_s, "cpu_us": cpu_s / measured * 1e6}
+        return True
+
+
+def receive_raw(case: str, num_messages: int) -> dict[str, float]:
+    """Into one buffer, again and again, as fast as the kernel gives it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        _say({"url": f"{server.getsockname()[1]}"})
+        line, _ = server.accept()
+        with line:
+            buffer = memoryview(bytearray(message_bytes(case)))
+            watch = Stopwatch(num_messages)
+            while True:
+                received = 0
+                while received < len(buffer):
+                    received += line.recv_into(buffer[received:])
+                if watch.count(1):
+                    return watch.figures
+
+
+def send_raw(case: str, url: str) -> None:
+    payload = np.random.default_rng(0).integers(0, 2, message_bytes(case), np.uint8).tobytes()
+    with socket.create_connection(("127.0.0.1", int(url))) as line:
+        try:
+            while True:
+                line.sendall(payload)
+        except ConnectionError:
+            return
+
+
+async def receive_ours(case: str, num_messages: int) -> dict[str, float]:
+    """The learner's whole receiving side; a full slot is trained on in no time at all."""
+    schema, columns = CASES[case]
+    done = asyncio.get_running_loop().create_future()
+    watch = Stopwatch(num_messages)
+    front = Front(
+        _config(schema, columns),
+        run_id=bytes(16),
+        lineage=Lineage(0).resumed(1, 0),
+        schema=schema,
+        events=Events(lambda schema: None, lambda episodes: None, lambda: None),
+    )
+    slots = allocate_slots(schema, BATCH_COLUMNS, NUM_SLOTS)
+
+    def train(index: int) -> None:
+        slot = slots[index]
+        settled = Settlement(slot.batch, trained=BATCH_COLUMNS, passes_done=BATCH_COLUMNS)
+        front.settle(settled)
+        front.release(index)
+        if watch.count(BATCH_COLUMNS // columns) and not done.done():
+            done.set_result(None)
+
+    def submit(index: int) -> None:
+        asyncio.get_running_loop().call_soon(train, index)
+
+    front.open(schema, slots, submit, LAYOUT.digest)
+    front.publish(Weights(VERSION, np.zeros(64, np.uint8)))
+    _say({"url": front.data_url})
+    await done
+    await front.say_bye("finished", 0.5)
+    front.close()
+    return watch.figures
+
+
+def send_ours(case: str, url: str, *, is_tcp: bool) -> None:
+    """A real actor's connection with buffers that are always full."""
+    schema, columns = CASES[case]
+    if is_tcp:
+        # Otherwise it would find that the learner is on this host, and move to ipc.
+        client_module.best_urls = _dialled_urls  # type: ignore[attr-defined]
+    client = Client(new_context(), url, should_stop=lambda: False, connect_s=10)
+    client.connect()
+    client.join(Offer(schema, LAYOUT, columns, 1))
+    try:
+        while True:
+            buffer = client.take(columns)
+            if not buffer.rows.mask[0][0]:
+                buffer.rows.mask.fill(True)
+                buffer.rows.log_probs.fill(-0.7)
+            client.send(Finished(buffer, VERSION, []))
+    except RunFinished:
+        client.leave()
+
+
+def _dialled_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
+    return dialled_url, f"{dialled_url.rpartition(':')[0]}:{welcome.weights_port}"
+
+
+def _config(schema: Schema, columns: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "env": {"id": "none:Needed"},
+            "trajectory": {"rows": schema.rows},
+            "actor": {"num_envs": columns},
+            "learner": {"device": "cpu", "batch_columns": BATCH_COLUMNS},
+            "bind": {"data": "tcp://127.0.0.1:*", "weights": "tcp://127.0.0.1:*"},
+        }
+    )
+
+
+def _say(content: dict[str, Any]) -> None:
+    print(json.dumps(content), flush=True)
+
+
+def main() -> None:
+    role, side, case, num, *url = sys.argv[1:]
+    if role == "receive":
+        if side == "raw":
+            _say(receive_raw(case, int(num)))
+        else:
+            _say(uvloop.run(receive_ours(case, int(num))))
+    elif side == "raw":
+        send_raw(case, *url)
+    else:
+        send_ours(case, *url, is_tcp=side == "tcp")
+
+
+if __name__ == "__main__":
+    main()

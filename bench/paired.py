@@ -1,0 +1,132 @@
+"""Figures of two or more ways to do a thing, measured in turns, and what follows from their ratio.
+
+Machines are shared and noisy: what is measured A B A B sees the same neighbours. So only ratios
+within one run are claimed, and a figure is a median with its smallest and largest.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Sample = Mapping[str, float]
+"""Figures of one turn, by their names."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A median over all turns, between the smallest and the largest; and a floor or a ceiling."""
+
+    name: str
+    median: float
+    smallest: float
+    largest: float
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def is_held(self) -> bool:
+        is_above = self.at_least is None or self.median >= self.at_least
+        return is_above and (self.at_most is None or self.median <= self.at_most)
+
+    def row(self) -> str:
+        limit = ""
+        if self.at_least is not None:
+            limit = f"at least {self.at_least:g}"
+        if self.at_most is not None:
+            limit = f"at most {self.at_most:g}"
+        verdict = "" if self.is_held else " **missed**"
+        spread = f"{_short(self.smallest)} to {_short(self.largest)}"
+        unit = f" {self.unit}" if self.unit else ""
+        return f"| {self.name} | {_short(self.median)}{unit}{verdict} | {spread} | {limit} |"
+
+
+HEAD = "| what | median | range | limit |\n|---|---|---|---|"
+
+
+def in_turns(sides: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
+    """Samples of every side, each round one of each."""
+    samples: dict[str, list[Sample]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name, measure in sides.items():
+            samples[name].append(measure())
+            print(f"round {number + 1} of {rounds}: {name}: {samples[name][-1]}", file=sys.stderr)
+    return samples
+
+
+def figure(name: str, values: Sequence[float], **limits: Any) -> Figure:
+    return Figure(name, statistics.median(values), min(values), max(values), **limits)
+
+
+def ratio(
+    name: str, above: Sequence[Sample], below: Sequence[Sample], key: str, **limits: Any
+) -> Figure:
+    """Of one figure, round by round."""
+    values = [first[key] / second[key] for first, second in zip(above, below, strict=True)]
+    return figure(name, values, **limits)
+
+
+def publish(
+    title: str, figures: Sequence[Figure], *, notes: str, is_json: bool, folder: Path | None
+) -> int:
+    """Print the table, or JSON; write both into a folder, if there is one.
+
+    Returns 1 if a limit is missed.
+    """
+    name = title.lower()
+    machine = about_this_machine()
+    content = {
+        "bench": name,
+        "command": f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip(),
+        **machine,
+        "figures": [{**asdict(each), "is_held": each.is_held} for each in figures],
+    }
+    table = "\n".join([HEAD, *(each.row() for each in figures)])
+    print(json.dumps(content, indent=2) if is_json else table)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+        where = ", ".join(str(machine[key]) for key in ("commit", "date", "machine", "torch"))
+        parts = [
+            f"# {title}",
+            f"`{content['command']}`",
+            table,
+            notes.strip(),
+            f"Measured: {where}.",
+        ]
+        (folder / f"{name}.md").write_text("\n\n".join(parts) + "\n")
+    return 0 if all(each.is_held for each in figures) else 1
+
+
+def about_this_machine() -> dict[str, Any]:
+    """What a figure must be read with."""
+    import torch
+
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit or "unknown",
+        "machine": f"{os.cpu_count()} cores of {_processor()}",
+        "torch": f"torch {torch.__version__}",
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
