@@ -30,7 +30,9 @@ FLOORS = {
     **dict.fromkeys(["__init__", "errors", "config", "config_load"], GROUND),
     **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
     "config_policies": GROUND,
-    **dict.fromkeys(["layout", "spec", "trajectory", "weights", "lifeline", "interrupts"], GROUND),
+    **dict.fromkeys(
+        ["layout", "spec", "trajectory", "screen", "weights", "lifeline", "interrupts"], GROUND
+    ),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
     "policy": LANDING,
     "team": UPPER_LANDING,
@@ -43,7 +45,17 @@ LAUNCH_MAY_IMPORT |= {"__init__", "launch"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
-    *("__init__", "errors", "config", "config_load", "layout", "spec", "trajectory", "weights"),
+    *(
+        "__init__",
+        "errors",
+        "config",
+        "config_load",
+        "layout",
+        "spec",
+        "trajectory",
+        "screen",
+        "weights",
+    ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
     "config_policies",
     *("wire", "envs", "launch"),

@@ -27,8 +27,9 @@ from impala_async.learner.slots import (
     SlotFiller,
     Submit,
 )
+from impala_async.screen import Screen
 from impala_async.spec import Schema
-from impala_async.trajectory import Fault, columns_over, find_fault
+from impala_async.trajectory import Fault
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import body_sizes, decode_episodes, split_inline
 from impala_async.wire.compression import PLAIN, ZSTD, decompress_into
@@ -67,6 +68,7 @@ class Ingest:
         self._on_episodes = on_episodes
         self._make_filler = make_filler
         self._schema: Schema | None = None
+        self._screen: Screen | None = None
         self._filler: Filler | None = None
         self._small = np.empty(0, np.uint8)
         self._packed = np.empty(0, np.uint8)
@@ -82,6 +84,7 @@ class Ingest:
             submit(slot.index)
 
         self._schema = schema
+        self._screen = Screen(schema)
         self._filler = self._make_filler(slots, submit_batch, self._on_episodes)
         columns = self._filler.batch_columns
         largest = body_sizes(schema.layout, columns, columns * schema.rows)
@@ -159,12 +162,12 @@ class Ingest:
         small = self._receive(port, data, schema, obs)
         num_small = data.columns * schema.layout.small_bytes
         small_columns = small[:num_small].reshape(data.columns, -1)
-        columns = columns_over(schema, obs, small_columns)
         episodes = decode_episodes(small[num_small:].data) if data.num_episodes else None
-        fault = find_fault(schema, columns) or _find_episode_fault(episodes)
+        assert self._screen is not None
+        fault = self._screen.find_fault(obs, small_columns) or _find_episode_fault(episodes)
         if fault is not None:
             return fault
-        valid_rows = columns.mask_CT.sum(axis=1)
+        valid_rows = self._screen.count_valid(small_columns)
         self._ledger.receive(data.columns)
         self._ledger.admit(data.columns)
         version = Version(data.epoch, data.update)

@@ -74,7 +74,7 @@ async def test_a_handler_of_messages_that_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the fault of a peer, then: a bug of ours."""
-    monkeypatch.setattr("impala_async.learner.ingest.find_fault", boom)
+    monkeypatch.setattr("impala_async.screen.Screen.find_fault", boom)
     async with voyage(tmp_path) as run:
         await run.sail(1)
         death = await death_of(run)
