@@ -6,6 +6,7 @@ It starts a learner with the recorded settings, or takes one that runs already (
 import argparse
 import logging
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -264,3 +265,7 @@ def _compare(folder: "RunFolder", take: "Take", num_updates: int | None) -> None
     print(
         f"the same weights and optimizer state as recorded, to the last bit ({num_updates} updates)"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

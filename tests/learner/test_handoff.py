@@ -1,6 +1,7 @@
 """Crossings between loop and threads: order, completeness, and an end for everybody who waits."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -14,10 +15,12 @@ from impala_async.learner.handoff import (
     Inbox,
     IndexQueue,
     Mailbox,
+    Spool,
     on_thread,
     start_thread,
 )
 from impala_async.metrics.report import merge
+from tests.learner.fakes import InlineLoop
 from tests.learner.hand_actor import DEADLINE_S, until
 
 
@@ -302,3 +305,70 @@ def test_a_second_close_may_leave_the_rest_after_all() -> None:
     with pytest.raises(ClosedError):
         indices.get()
     assert indices.take_all() == [2]
+
+
+# -------------------- a spool
+
+
+def spool_of(most_bytes: int) -> tuple[Spool[str], list[str]]:
+    told: list[str] = []
+    loop: Any = InlineLoop()
+    return Spool(most_bytes, Inbox(loop, lambda _: told.append("room"))), told
+
+
+def test_a_spool_keeps_the_order_and_weighs() -> None:
+    spool, _ = spool_of(10)
+    for name in "abc":
+        spool.put(name, 2)
+    assert spool.waiting_bytes == 6
+    assert [spool.get(), spool.get(), spool.get()] == ["a", "b", "c"]
+    # What is being written waits still.
+    assert spool.waiting_bytes == 2
+    assert spool.is_empty
+
+
+def test_a_spool_is_behind_until_half_of_it_is_gone() -> None:
+    spool, told = spool_of(10)
+    spool.put("a", 4)
+    assert not spool.is_behind
+    spool.put("b", 4)
+    spool.put("c", 4)
+    assert spool.is_behind
+    spool.get()
+    spool.get()
+    # 8 bytes are less than too many, but more than half.
+    assert (spool.waiting_bytes, spool.is_behind, told) == (8, True, [])
+    spool.get()
+    assert (spool.waiting_bytes, spool.is_behind, told) == (4, False, ["room"])
+
+
+def test_a_spool_that_nobody_asked_about_tells_nobody() -> None:
+    spool, told = spool_of(2)
+    spool.put("a", 9)
+    spool.put("b", 9)
+    spool.get()
+    spool.get()
+    spool.close()
+    with pytest.raises(ClosedError):
+        spool.get()
+    assert told == []
+    assert spool.waiting_bytes == 0
+
+
+def test_a_closed_spool_is_emptied_first() -> None:
+    spool, _ = spool_of(9)
+    got: list[str] = []
+
+    def take_all() -> None:
+        with contextlib.suppress(ClosedError):
+            while True:
+                got.append(spool.get())
+
+    thread = threading.Thread(target=take_all, daemon=True)
+    thread.start()
+    spool.put("a", 1)
+    spool.put("b", 1)
+    spool.close()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert got == ["a", "b"]
