@@ -169,6 +169,7 @@ def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
     _tell(played, playlist, told)
     _tell_of(folder)
     if args.exact and not told:
+        _check_reached(folder, playlist, played)
         _compare(folder, playlist.takes[0], _num_updates(playlist))
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
 
@@ -245,6 +246,17 @@ def _tell_of(folder: "RunFolder") -> None:
             f"what limits it: {summary['bottleneck']}"
         )
     print(f"run folder: {folder.path}")
+
+
+def _check_reached(folder: "RunFolder", playlist: "Playlist", played: "Played") -> None:
+    """A learner that is killed may have trained on what was not on the disk yet."""
+    wanted = _num_updates(playlist)
+    summary = folder.read_json("summary.json")
+    if wanted is not None and not played.is_finished:
+        raise RecordingError(
+            f"--exact: {playlist.path}: its messages make {summary and summary['updates']} "
+            f"updates, and the learner that was recorded made {wanted}"
+        )
 
 
 def _compare(folder: "RunFolder", take: "Take", num_updates: int | None) -> None:

@@ -61,6 +61,7 @@ class FakePlayer:
         FakePlayer.made.append(self)
 
     def run(self) -> Played:
+        assert not self.should_stop()
         return Played(2, 2, 100, 1.0, is_finished=self.is_finished)
 
 
@@ -101,7 +102,6 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal() -> None:
     assert player.url == learner.ports["data"]
     assert player.manner == Manner()
     assert learner.grace_s == 0.0
-    assert not player.should_stop()
 
 
 def test_settings_of_a_benchmark_may_be_changed() -> None:
@@ -201,6 +201,7 @@ def test_other_weights_are_an_error(
         [start(), message(0), message(1)],
         [start(), message(0), start(2, 7), message(1), end(9, model="x")],
     ],
+    ids=["no checkpoint", "killed", "resumed"],
 )
 def test_without_weights_in_it_nothing_is_compared(
     finished: dict[str, str], capsys: pytest.CaptureFixture[str], records: list[Record]
@@ -209,6 +210,14 @@ def test_without_weights_in_it_nothing_is_compared(
     updates = settings_of(FakeLearner.made[0]).stop.updates
     assert updates == (None if len(records) == 3 else 7)
     assert capsys.readouterr().out.endswith("nothing to compare\n")
+
+
+def test_a_recording_that_lacks_messages_of_its_run_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert replay.main([exact_tape(), "--exact"]) == 2
+    says = "its messages make 7 updates, and the learner that was recorded made 7"
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,13 @@ def test_so_it_is_with_passes_rings_and_actors_of_any_width(tmp_path: Path, site
 
 def test_a_killed_learner_s_recording_goes_on_with_its_run(tmp_path: Path, site: Site) -> None:
     recording = tmp_path / "recording"
-    settings = ("stop.mean_return=none", "stop.env_steps=none", "checkpoint.every_s=0.3")
+    settings = (
+        *("stop.mean_return=none", "stop.env_steps=none"),
+        *("checkpoint.every_s=0.3", "checkpoint.keep=1000"),
+    )
     first = site.learner(*settings, config=CARTPOLE, record=str(recording))
     site.actor()
-    wait_until("a checkpoint", lambda: list((site.run_dir / "checkpoints").glob("ckpt-*")))
+    wait_until("a checkpoint", lambda: list((site.run_dir / "checkpoints").glob("ckpt-1-[1-9]*")))
     first.signal(signal.SIGKILL)
     first.wait_exit()
     # As a kill in mid-write leaves it.
@@ -107,11 +110,9 @@ def test_a_killed_learner_s_recording_goes_on_with_its_run(tmp_path: Path, site:
     # The run of a killed learner is what its successor went on from.
     _, run_dir = replay(tmp_path / "again", recording, "--exact")
     checkpoint = run_dir / "checkpoints" / f"ckpt-1-{resumed.start.update}"
-    assert checkpoint.is_dir()
     original = site.run_dir / "checkpoints" / checkpoint.name
-    if original.exists():
-        model = "model.safetensors"
-        assert (checkpoint / model).read_bytes() == (original / model).read_bytes()
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (checkpoint / name).read_bytes() == (original / name).read_bytes()
 
 
 def test_a_learner_is_fed_from_a_file_as_long_as_one_likes(tmp_path: Path, site: Site) -> None:
