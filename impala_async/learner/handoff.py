@@ -21,6 +21,8 @@ from impala_async.metrics.window import WindowStat
 
 Value = TypeVar("Value")
 
+SPOOL_PAUSE_S = 0.05
+
 
 class ClosedError(Exception):
     """The service is stopping: the thread that sees this returns."""
@@ -135,11 +137,14 @@ class Spool(Generic[Value]):
     """Things from the loop to a thread that may be slower: all of them, in order, weighed in bytes.
 
     It never refuses one. Whoever fills it asks `is_behind`, and sees to it that no more come; when
-    half of what it should hold at most is gone, `has_room` is told.
+    half of what it should hold at most is gone, `has_room` is told. What comes is handed on a few
+    times a second and not at once: each time that a thread wakes, it takes the others from their
+    work.
     """
 
     def __init__(self, most_bytes: int, has_room: Inbox[None]) -> None:
         self._most_bytes = most_bytes
+        self._portion_bytes = most_bytes // 4
         self._has_room = has_room
         self._items: deque[tuple[Value, int]] = deque()
         self._changed = threading.Condition()
@@ -155,19 +160,16 @@ class Spool(Generic[Value]):
             self._was_behind |= self.waiting_bytes >= self._most_bytes
             return self._was_behind
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._items
-
     def put(self, item: Value, num_bytes: int) -> None:
         """From the loop; never waits."""
         with self._changed:
             self._items.append((item, num_bytes))
             self.waiting_bytes += num_bytes
-            self._changed.notify()
+            if len(self._items) == 1 or self.waiting_bytes >= self._portion_bytes:
+                self._changed.notify()
 
-    def get(self) -> Value:
-        """From the thread, which is done with the one before: wait; ClosedError at the end."""
+    def get(self) -> list[Value]:
+        """From the thread, which is done with those before: wait; ClosedError at the end."""
         with self._changed:
             self.waiting_bytes -= self._taken_bytes
             self._taken_bytes = 0
@@ -175,16 +177,24 @@ class Spool(Generic[Value]):
                 self._was_behind = False
                 self._has_room.post(None)
             self._changed.wait_for(lambda: self._items or self._is_closed)
+            self._changed.wait_for(self._is_enough, SPOOL_PAUSE_S)
             if not self._items:
                 raise ClosedError("spool")
-            item, self._taken_bytes = self._items.popleft()
-            return item
+            items = []
+            while self._items and self._taken_bytes <= self._portion_bytes:
+                item, num_bytes = self._items.popleft()
+                items.append(item)
+                self._taken_bytes += num_bytes
+            return items
 
     def close(self) -> None:
         """From the loop: nothing more comes; the thread gets what is there, then ClosedError."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def _is_enough(self) -> bool:
+        return self._is_closed or self.waiting_bytes >= self._portion_bytes
 
 
 class Flag:

@@ -10,6 +10,7 @@ Runs on: event loop; the file is written on the recorder thread, and opened befo
 import asyncio
 import fcntl
 import logging
+import math
 import mmap
 import os
 import time
@@ -41,7 +42,9 @@ from impala_async.wire.recording import (
 logger = logging.getLogger(__name__)
 
 MOST_WAITING_BYTES = 64 << 20
+BUFFER_BYTES = 1 << 20
 NEWS_EVERY_S = 5.0
+WARN_EVERY_S = 10.0
 
 
 class Recorder:
@@ -61,6 +64,7 @@ class Recorder:
         self._num_bytes = 0
         self._behind_since: float | None = None
         self._behind_total_s = 0.0
+        self._warn_at = -math.inf
         self._has_failed = False
         self._has_room: Callable[[], None] = lambda: None
 
@@ -69,11 +73,15 @@ class Recorder:
         """Whether the disk must catch up before more may come."""
         is_behind = self._spool is not None and not self._has_failed and self._spool.is_behind
         if is_behind and self._behind_since is None:
-            self._behind_since = time.monotonic()
-            logger.warning(
-                "the recording is behind: %s takes less than the actors send, and they wait for it",
-                self._path,
-            )
+            self._behind_since = now = time.monotonic()
+            if now >= self._warn_at:
+                self._warn_at = now + WARN_EVERY_S
+                logger.warning(
+                    "the recording is behind: %s takes less than the actors send, and they wait "
+                    "for it (%.1f s so far)",
+                    self._path,
+                    self._behind_total_s,
+                )
         return is_behind
 
     def begin(
@@ -150,16 +158,16 @@ class Recorder:
     def _write_all(self) -> None:
         """The body of the thread. Whatever has come is in the hands of the kernel soon after."""
         assert self._spool is not None
-        with os.fdopen(self._fd, "ab") as file:
+        with os.fdopen(self._fd, "ab", BUFFER_BYTES) as file:
             if file.tell() == 0:
                 file.write(OPENING)
             try:
                 while True:
-                    for part in encode_record(self._spool.get()):
-                        file.write(part)
-                        self._num_bytes += len(part)
-                    if self._spool.is_empty:
-                        file.flush()
+                    for record in self._spool.get():
+                        for part in encode_record(record):
+                            file.write(part)
+                            self._num_bytes += len(part)
+                    file.flush()
             except ClosedError:
                 file.flush()
                 os.fsync(file.fileno())
@@ -182,10 +190,8 @@ class Recorder:
 
     def _note_caught_up(self) -> None:
         if self._behind_since is not None:
-            behind_s = time.monotonic() - self._behind_since
-            self._behind_total_s += behind_s
+            self._behind_total_s += time.monotonic() - self._behind_since
             self._behind_since = None
-            logger.warning("the recording has caught up, after %.1f s", behind_s)
 
 
 def open_to_append(path: Path, run_id: bytes) -> int:
@@ -205,7 +211,7 @@ def open_to_append(path: Path, run_id: bytes) -> int:
         if end < size:
             logger.warning("%s: its last record is cut off: %d bytes", path, size - end)
             os.ftruncate(fd, end)
-    except BaseException:
+    except (OSError, RecordingError):
         os.close(fd)
         raise
     return fd

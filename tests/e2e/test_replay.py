@@ -86,11 +86,15 @@ def test_a_killed_learner_s_recording_goes_on_with_its_run(tmp_path: Path, site:
     recording = tmp_path / "recording"
     settings = (
         *("stop.mean_return=none", "stop.env_steps=none"),
-        *("checkpoint.every_s=0.3", "checkpoint.keep=1000"),
+        *("checkpoint.every_s=2", "checkpoint.keep=1000"),
     )
     first = site.learner(*settings, config=CARTPOLE, record=str(recording))
     site.actor()
     wait_until("a checkpoint", lambda: list((site.run_dir / "checkpoints").glob("ckpt-1-[1-9]*")))
+    # What it was trained on is in the file when that has grown twice: once may have been begun.
+    for _ in range(2):
+        size = recording.stat().st_size
+        wait_until("more", lambda size=size: recording.stat().st_size > size)  # type: ignore[misc]
     first.signal(signal.SIGKILL)
     first.wait_exit()
     # As a kill in mid-write leaves it.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from impala_async.learner import handoff
 from impala_async.learner.handoff import (
     ClosedError,
     Flag,
@@ -317,14 +318,23 @@ def spool_of(most_bytes: int) -> tuple[Spool[str], list[str]]:
 
 
 def test_a_spool_keeps_the_order_and_weighs() -> None:
-    spool, _ = spool_of(10)
+    spool, _ = spool_of(1000)
     for name in "abc":
         spool.put(name, 2)
     assert spool.waiting_bytes == 6
-    assert [spool.get(), spool.get(), spool.get()] == ["a", "b", "c"]
+    assert spool.get() == ["a", "b", "c"]
     # What is being written waits still.
-    assert spool.waiting_bytes == 2
-    assert spool.is_empty
+    assert spool.waiting_bytes == 6
+    spool.put("d", 1)
+    assert spool.get() == ["d"]
+    assert spool.waiting_bytes == 1
+
+
+def test_a_spool_hands_on_a_quarter_at_a_time() -> None:
+    spool, _ = spool_of(8)
+    for name in "abcdefg":
+        spool.put(name, 1)
+    assert [spool.get(), spool.get(), spool.get()] == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
 
 
 def test_a_spool_is_behind_until_half_of_it_is_gone() -> None:
@@ -355,6 +365,20 @@ def test_a_spool_that_nobody_asked_about_tells_nobody() -> None:
     assert spool.waiting_bytes == 0
 
 
+def test_a_spool_waits_a_moment_for_more_but_not_for_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handoff, "SPOOL_PAUSE_S", DEADLINE_S)
+    spool, _ = spool_of(8)
+    got: list[list[str]] = []
+    thread = threading.Thread(target=lambda: got.append(spool.get()), daemon=True)
+    thread.start()
+    spool.put("a", 1)
+    time.sleep(0.05)
+    assert got == []
+    spool.put("b", 1)
+    thread.join(DEADLINE_S / 2)
+    assert got == [["a", "b"]]
+
+
 def test_a_closed_spool_is_emptied_first() -> None:
     spool, _ = spool_of(9)
     got: list[str] = []
@@ -362,7 +386,7 @@ def test_a_closed_spool_is_emptied_first() -> None:
     def take_all() -> None:
         with contextlib.suppress(ClosedError):
             while True:
-                got.append(spool.get())
+                got.extend(spool.get())
 
     thread = threading.Thread(target=take_all, daemon=True)
     thread.start()

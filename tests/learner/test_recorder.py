@@ -116,7 +116,7 @@ async def test_a_cut_opening_is_begun_anew(path: Path) -> None:
         assert [type(record) for record in records(path)] == [Start, End]
 
 
-async def test_where_the_disk_is_late_it_says_so_and_when_it_has_caught_up(
+async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     may_write, room = threading.Event(), list[str]()
@@ -143,7 +143,6 @@ async def test_where_the_disk_is_late_it_says_so_and_when_it_has_caught_up(
     may_write.set()
     await until(lambda: room == ["room"], "room")
     assert not recorder.is_behind
-    assert caplog.text.count("the recording has caught up, after") == 1
     assert float(recorder.report()["recording/behind_total_s"]) > 0  # type: ignore[arg-type]
     await recorder.finish("env_steps", 1, {})
     assert len(records(path)) == 5
