@@ -225,8 +225,14 @@ def _play(
 
     # Nothing is computed here, and a pool of threads would only stand in the learner's way.
     torch.set_num_threads(1)
+
+    def hear(number: int, frame: object) -> None:
+        if told:
+            raise KeyboardInterrupt
+        told.append(number)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: told.append(number))
+        signal.signal(number, hear)
     return Player(url, playlist, manner, should_stop=should_stop, connect_s=CONNECT_S).run()
 
 
