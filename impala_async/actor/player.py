@@ -32,6 +32,8 @@ NEWS_EVERY_S = 10.0
 # When no version has come for so long, a learner that has all messages has made what it could:
 # seconds, and times the longest that any version took.
 STILL_S = 5.0
+# One that should go on is given more time.
+STUCK_S = 60.0
 STILL_GAPS = 3.0
 
 
@@ -161,9 +163,16 @@ class Player:
             self._pump()
         while self._manner.is_original_speed and time.monotonic() - self._began_at < due_s:
             self._pump()
+        since = time.monotonic()
         while self._manner.is_exact and stand_in.newest.update < data.update:
             stand_in.ask()
             self._pump()
+            if self._stands_still(since, STUCK_S):
+                raise MismatchError(
+                    f"--exact: the learner stands at update {stand_in.newest.update}, but with the "
+                    f"same messages the recorded one had made {data.update}: its settings differ, "
+                    "or other actors are there too"
+                )
 
     def _send(self, seq: int, message: Recorded) -> None:
         stand_in, data = self._stand_in, message.data
@@ -212,9 +221,14 @@ class Player:
         while True:
             stand_in.ask()
             self._pump()
-            patience_s = max(STILL_S, STILL_GAPS * stand_in.longest_gap_s)
-            if time.monotonic() - max(since, stand_in.newest_at) > patience_s:
+            if self._stands_still(since, STILL_S):
                 return
+
+    def _stands_still(self, since: float, patience_s: float) -> bool:
+        """Whether no version has come for so long, and for longer than they take."""
+        stand_in = self._stand_in
+        patience_s = max(patience_s, STILL_GAPS * stand_in.longest_gap_s)
+        return time.monotonic() - max(since, stand_in.newest_at) > patience_s
 
 
 def describe(played: Played, num_messages: int) -> str:

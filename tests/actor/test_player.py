@@ -176,6 +176,19 @@ async def test_exactly_a_message_waits_for_its_version_and_keeps_it(make_stage: 
     assert (await stage.end()).messages == 12
 
 
+async def test_a_learner_that_never_gets_there_is_told(
+    make_stage: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STUCK_S", 0.1)
+    stage = make_stage()
+    stage.play(start(), *(message(n) for n in range(4)), message(4, update=2), manner=EXACT)
+    await stage.full()
+    stage.harbour.publish(1)
+    stage.harbour.train()
+    with pytest.raises(MismatchError, match=r"stands at update 1, .* recorded one had made 2"):
+        await stage.end()
+
+
 async def test_exactly_the_epoch_is_the_learner_s_own(make_stage: Make) -> None:
     stage = make_stage()
     stage.play(start(3), *(message(n, epoch=3 - n % 2) for n in range(4)), manner=EXACT)
