@@ -191,6 +191,7 @@ class StopSection(Section):
     """When a run is over: whichever comes first. Without any of them it runs until stopped."""
 
     env_steps: int | None = Field(None, gt=0, description="Env steps trained.")
+    updates: int | None = Field(None, gt=0, description="Updates made.")
     mean_return: float | None = Field(None, description="Mean return of the last 100 episodes.")
     wall_s: float | None = Field(None, gt=0, description="Seconds from the first update.")
 

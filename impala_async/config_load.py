@@ -1,4 +1,5 @@
-"""Reading a config: a TOML file, then `--set section.key=value` overrides, then validation.
+"""Reading a config: a TOML file, or the `config.json` of a run, then `--set section.key=value`
+overrides, then validation.
 
 Unknown keys are refused with a suggestion; every error names its source, the dotted key, the
 value and what is wanted, and all mistakes are told at once.
@@ -33,11 +34,14 @@ class Merged(NamedTuple):
 
 
 def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
-    """Read a TOML file, apply `section.key=value` overrides, validate.
+    """Read a config file, apply `section.key=value` overrides, validate.
 
     Raises:
         ConfigError: with one line per mistake.
     """
+    if path is not None and path.suffix == ".json":
+        # It holds all keys, also those that nobody has set: none of them is a mistake of the file.
+        return validate_config(*merge_overrides(_read_json(path), overrides))
     from_file = {} if path is None else _read_toml(path)
     settings, sources, mistakes = merge_overrides(from_file, overrides)
     # What a whole section of the file was overridden with is no mistake of the file.
@@ -100,6 +104,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot read this config file: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a valid TOML file: {error}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))["config"]
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read this config file: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: is not the config.json of a run, nor a TOML file")
+    return settings
 
 
 def _dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

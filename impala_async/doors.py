@@ -6,6 +6,7 @@ What takes long to import, a door imports behind `run_door`, where Ctrl-C is tak
 import argparse
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -56,6 +57,13 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in --run-dir from its checkpoint"
     )
+
+
+def check_learner_url(url: str) -> None:
+    """Raise ConfigError for what no learner can be reached at."""
+    found = re.fullmatch(r"tcp://(?:[^:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", url)
+    if found is None or not 0 < int(found[1]) < 65536:
+        raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {url!r}")
 
 
 def names_an_env(args: argparse.Namespace) -> bool:
@@ -114,14 +122,14 @@ def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
 
 
 def _check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
-    """A run that has had all its env steps would only write its summary again, and worse."""
-    limit = config.stop.env_steps
-    trained = summary["env_steps_trained"] if summary else 0
-    if limit is not None and trained >= limit:
-        raise ConfigError(
-            f"stop.env_steps: {trained:,} of {limit:,} are trained already: raise it, as with "
-            f"--set stop.env_steps={2 * limit:_}, or evaluate the run"
-        )
+    """A run that has had all it was to have would only write its summary again, and worse."""
+    for key, done in (("env_steps", "env_steps_trained"), ("updates", "updates")):
+        limit, made = getattr(config.stop, key), summary.get(done, 0) if summary else 0
+        if limit is not None and made >= limit:
+            raise ConfigError(
+                f"stop.{key}: {made:,} of {limit:,} are trained already: raise it, as with "
+                f"--set stop.{key}={2 * limit:_}, or evaluate the run"
+            )
 
 
 def bind_of_this_start(bind: "BindSection") -> dict[str, str]:

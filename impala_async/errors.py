@@ -4,6 +4,7 @@ ImpalaAsyncError              70  a bug of ours, unless a branch below says othe
 ├── ConfigError                2  names the field, what it got and what it wants
 ├── EnvError                   2  the environment cannot be made, or broke its own contract
 ├── CheckpointError            2  nothing to resume from, or it belongs to another run
+├── RecordingError             2  a recording is missing, damaged, or not what was asked for
 ├── ProtocolError              -  one peer misbehaved: counted and dropped, the learner lives
 ├── MismatchError             78  this actor does not fit this learner: do not retry
 ├── NotAllowedError           77  the learner does not admit this actor
@@ -40,6 +41,12 @@ class EnvError(ImpalaAsyncError):
 
 class CheckpointError(ImpalaAsyncError):
     """A checkpoint is missing, damaged, or belongs to another run."""
+
+    exit_code = EXIT_CONFIG
+
+
+class RecordingError(ImpalaAsyncError):
+    """A recording is missing, damaged, of another run, or cannot be replayed as asked."""
 
     exit_code = EXIT_CONFIG
 

@@ -42,10 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    return run_door(lambda: _train(args))
+    return run_door(lambda: train(args))
 
 
-def _train(args: argparse.Namespace) -> int:
+def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
+    """A run, as the flags say it. The extra ones are for the learner alone."""
     config, folder = check_run(args, default=default_config_path())
     start_logging()
     unnamed = _unnamed_ports(config.bind)
@@ -54,7 +55,7 @@ def _train(args: argparse.Namespace) -> int:
     before = folder.read_json("summary.json") if args.resume else None
     started = time.monotonic()
     run = LocalRun(
-        _learner_flags(args, folder, overrides),
+        [*_learner_flags(args, folder, overrides), *extra_flags],
         _reached_at(bind.data),
         folder.path,
         bind_of_this_start(bind),

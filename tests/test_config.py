@@ -103,6 +103,7 @@ DEFAULTS: dict[str, Any] = {
     "pace.on_loss": "go_on",
     "train.num_actors": 2,
     "stop.env_steps": None,
+    "stop.updates": None,
     "stop.mean_return": None,
     "stop.wall_s": None,
     "checkpoint.every_s": 60.0,

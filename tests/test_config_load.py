@@ -1,5 +1,6 @@
 """From a file and `--set` to a config, and every mistake told with its source."""
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -355,3 +356,26 @@ def test_a_long_value_is_cut_short() -> None:
 def test_without_sources_a_mistake_is_the_configs() -> None:
     with pytest.raises(ConfigError, match=r"^config: seed: wants .* got -1$"):
         validate_config({"env": {"id": "X"}, "seed": -1})
+
+
+# -------------------- the config.json of a run
+
+
+def test_a_run_s_own_config_is_a_config(tmp_path: Path) -> None:
+    for overrides in (["pace.mode=lockstep"], ["algorithm.lambda=0.9", "env.kwargs={a=[1, 2]}"]):
+        config = load_config(None, ["env.id=X", *overrides])
+        path = tmp_path / "config.json"
+        content = {"run_id": "7", "config": config.model_dump(mode="json", by_alias=True)}
+        path.write_text(json.dumps(content))
+        assert load_config(path) == config
+        assert load_config(path, ["seed=3"]) == config.model_copy(update={"seed": 3})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": 3}', "env.id = 'X'"])
+def test_another_json_file_is_no_config(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"x\.json: is not the config\.json of a run"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="cannot read this config file"):
+        load_config(tmp_path / "none.json")

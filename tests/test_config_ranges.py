@@ -154,6 +154,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "pace.on_loss": (["go_on", "stop"], ["wait", None, True]),
     "train.num_actors": ([1, 1024], [*COUNT, 1025]),
     "stop.env_steps": ([1, 1e6, None], OPTIONAL_COUNT),
+    "stop.updates": ([1, None], OPTIONAL_COUNT),
     "stop.mean_return": ([-5, 0, 475.0, None], [NAN, INF, "x"]),
     "stop.wall_s": ([0.5, None], OPTIONAL_POSITIVE),
     "checkpoint.every_s": ([0.1], POSITIVE),

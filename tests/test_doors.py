@@ -16,6 +16,7 @@ from impala_async.doors import (
     FIXED_SECTIONS,
     add_run_flags,
     bind_of_this_start,
+    check_learner_url,
     check_run,
     default_config_path,
     names_an_env,
@@ -30,8 +31,10 @@ RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume"}
 # Others call these: a flag that goes or comes is a decision, and this line is where it is made.
 FLAGS = {
     "train": RUN_FLAGS,
-    "learner": RUN_FLAGS,
+    "learner": RUN_FLAGS | {"--record"},
     "actor": {"--learner", "--num-envs", "--connect-s"},
+    "record": RUN_FLAGS,
+    "replay": {"--learner", "--exact", "--speed", "--loop", "--set", "--run-dir"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
 EXIT_CODES = {
@@ -39,6 +42,7 @@ EXIT_CODES = {
     "ConfigError": 2,
     "EnvError": 2,
     "CheckpointError": 2,
+    "RecordingError": 2,
     "ProtocolError": 70,
     "MismatchError": 78,
     "NotAllowedError": 77,
@@ -120,6 +124,17 @@ WRONG = [
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
     ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
     ("actor", []),
+    ("record", ["x", "--set", "no.such=1"]),
+    ("record", []),
+    ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
+    ("replay", ["/nowhere"]),
+    ("replay", ["/dev/null"]),
+    ("replay", ["/", "--learner", "somewhere"]),
+    ("replay", ["/", "--learner", "tcp://h:1", "--set", "seed=1"]),
+    ("replay", ["/", "--learner", "tcp://h:1", "--run-dir", "r"]),
+    ("replay", ["/", "--exact", "--loop"]),
+    ("replay", ["/", "--exact", "--set", "seed=1"]),
+    ("replay", ["/", "--speed", "slow"]),
     ("evaluate", ["/nowhere"]),
     ("evaluate", ["/", "--episodes", "0"]),
     ("evaluate", ["/", "--seed", "-1"]),
@@ -280,6 +295,27 @@ def test_a_run_that_has_had_all_its_steps_is_resumed_only_for_more(run_dir: str)
         check_run(parse(*flags), None)
     check_run(parse(*flags, "--set", "stop.env_steps=513"), None)
     check_run(parse(*flags, "--set", "stop.env_steps=none"), None)
+
+
+def test_nor_is_one_that_has_had_all_its_updates(run_dir: str) -> None:
+    flags = ("--resume", "--run-dir", run_dir, "--set", "stop.updates=50")
+    check_run(parse(*flags), None)
+    summary = {"env_steps_trained": 512, "updates": 50}
+    RunFolder(Path(run_dir)).write_json("summary.json", summary)
+    with pytest.raises(ConfigError, match=r"^stop\.updates: 50 of 50 are trained already"):
+        check_run(parse(*flags), None)
+    check_run(parse(*flags, "--set", "stop.updates=51"), None)
+
+
+@pytest.mark.parametrize("url", ["tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"])
+def test_where_a_learner_may_be(url: str) -> None:
+    check_learner_url(url)
+
+
+@pytest.mark.parametrize("url", ["h:1", "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""])
+def test_where_no_learner_can_be(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, got"):
+        check_learner_url(url)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ EXIT_CODES = {
     "ConfigError": 2,
     "EnvError": 2,
     "CheckpointError": 2,
+    "RecordingError": 2,
     "ProtocolError": 70,
     "MismatchError": 78,
     "NotAllowedError": 77,

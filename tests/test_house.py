@@ -60,6 +60,7 @@ TORCH_FREE = (
     "config_policies",
     *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
+    *("learner.recorder", "actor.playlist", "actor.stand_in"),
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 

@@ -5,12 +5,11 @@ Runs on: main thread
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 
 from impala_async import lifeline
-from impala_async.doors import new_parser, run_door, start_logging
+from impala_async.doors import check_learner_url, new_parser, run_door, start_logging
 from impala_async.errors import ConfigError
 
 
@@ -41,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    url = re.fullmatch(r"tcp://(?:[^:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", args.learner)
-    if url is None or not 0 < int(url[1]) < 65536:
-        raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {args.learner!r}")
+    check_learner_url(args.learner)
     if args.num_envs is not None and args.num_envs < 1:
         raise ConfigError(f"--num-envs: wants a whole number from 1 up, got {args.num_envs}")
     if not args.connect_s > 0:

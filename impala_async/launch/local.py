@@ -116,7 +116,7 @@ class LocalRun:
         self._reason = ""
         self._is_told_to_end = False
         self._is_interrupted = False
-        self._learner = self._spawn("learner", learner_flags, None, environment)
+        self._learner = spawn("learner", learner_flags, self._lifeline, environment=environment)
 
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
@@ -136,7 +136,7 @@ class LocalRun:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if self._verdict is None:
-            code = _exit_code(self._learner.returncode)
+            code = exit_code(self._learner.returncode)
             # A learner that Ctrl-C met in its first second had not learned yet what that means.
             return EXIT_INTERRUPTED if self._is_interrupted and code != EXIT_DONE else code
         # Only now, so that it comes after what the learner had to say at its end.
@@ -205,7 +205,9 @@ class LocalRun:
             )
         with actor.log_path.open("ab") as log:
             actor.log_begin = log.tell()
-            actor.process = self._spawn("actor", ["--learner", self._data_url], log, {})
+            actor.process = spawn(
+                "actor", ["--learner", self._data_url], self._lifeline, output=log
+            )
         actor.spoke_at = None
 
     def _give_up(self, actor: _Actor, code: int) -> None:
@@ -213,7 +215,7 @@ class LocalRun:
             f"actor process {actor.number} cannot run: {actor.last_error()} ({code}); "
             f"its log: {actor.log_path}"
         )
-        self._verdict = _exit_code(code)
+        self._verdict = exit_code(code)
 
     def _pass_on(self, number: int, frame: object) -> None:
         """Only the learner decides what a signal means; the actors end with it."""
@@ -222,46 +224,49 @@ class LocalRun:
         if self._learner.poll() is None:
             self._learner.send_signal(number)
 
-    def _spawn(
-        self,
-        door: str,
-        flags: Sequence[str],
-        output: IO[bytes] | None,
-        environment: Mapping[str, str],
-    ) -> subprocess.Popen[bytes]:
-        with deaf_children():
-            return subprocess.Popen(
-                [sys.executable, "-m", f"impala_async.{door}", *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**ONE_THREAD, **os.environ, **self._lifeline.environment, **environment},
-                pass_fds=self._lifeline.fds,
-                # Ctrl-C reaches this process alone, which passes it on once.
-                process_group=0,
-            )
-
     def _end(self) -> None:
         """The learner has ended, or the run is given up: nobody stays behind."""
         if self._learner.poll() is None:
             self._is_told_to_end = True
             self._learner.terminate()
-        _end_in_time([self._learner], LEARNER_END_S)
+        end_in_time([self._learner], LEARNER_END_S)
         running = [actor.process for actor in self._actors if actor.process]
         # A learner that reached its goal has told them so; one that was told to end may be started
         # again, as far as they know, and they would look for it.
         is_finished = self._learner.returncode == EXIT_DONE and not self._is_told_to_end
         grace_s = ACTOR_END_S if is_finished else 0.0
-        _end_in_time(running, grace_s)
+        end_in_time(running, grace_s)
         self._lifeline.close()
 
 
-def _exit_code(code: int) -> int:
+def spawn(
+    door: str,
+    flags: Sequence[str],
+    lifeline: Lifeline,
+    *,
+    output: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """A process behind a door, which ends with this one at the latest."""
+    with deaf_children():
+        return subprocess.Popen(
+            [sys.executable, "-m", f"impala_async.{door}", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**ONE_THREAD, **os.environ, **lifeline.environment, **(environment or {})},
+            pass_fds=lifeline.fds,
+            # Ctrl-C reaches this process alone, which passes it on once.
+            process_group=0,
+        )
+
+
+def exit_code(code: int) -> int:
     """As a shell says it: a process that signal n ended has 128 + n."""
     return code if code >= 0 else 128 - code
 
 
-def _end_in_time(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
+def end_in_time(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
     """Let processes end by themselves, then ask, then insist."""
     steps = (("wait", grace_s), ("terminate", ASKED_END_S), ("kill", ASKED_END_S))
     for step, patience_s in steps:

@@ -3,9 +3,11 @@
 Runs on: main thread; torch is imported only when the flags and settings are good
 """
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from impala_async import lifeline
@@ -17,10 +19,13 @@ from impala_async.doors import (
     start_logging,
     with_bind_of_this_start,
 )
-from impala_async.errors import ConfigError, EnvError
+from impala_async.errors import ConfigError, EnvError, RecordingError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from impala_async.config import RunConfig
+    from impala_async.learner.recorder import Recorder
     from impala_async.learner.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -30,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags, then serve until a stop is reached or a signal comes."""
     parser = new_parser("learner", "Train from the trajectories of any number of actors.")
     add_run_flags(parser)
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="write all that actors send to this file"
+    )
     args = parser.parse_args(argv)
 
     def body() -> int:
@@ -37,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         lifeline.hold()
         folder.begin(config)
         try:
-            return _serve(with_bind_of_this_start(config), folder, is_resumed=args.resume)
-        except (ConfigError, EnvError):
+            return _record_and_serve(with_bind_of_this_start(config), folder, args)
+        except (ConfigError, EnvError, RecordingError):
             if not args.resume:
                 folder.withdraw()
             raise
@@ -46,10 +54,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_door(body)
 
 
-def _serve(config: "RunConfig", folder: "RunFolder", *, is_resumed: bool) -> int:
-    from impala_async.learner.probe import SpaceProbe, check_columns
+def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.Namespace) -> int:
+    from impala_async.learner.recorder import Recorder
 
     console = start_logging()
+    if args.record is None:
+        return _serve(config, folder, console, None, is_resumed=args.resume)
+    recorder = Recorder(args.record, folder.run_id)
+    try:
+        return _serve(config, folder, console, recorder, is_resumed=args.resume)
+    finally:
+        recorder.withdraw()
+
+
+def _serve(
+    config: "RunConfig",
+    folder: "RunFolder",
+    console: "Console",
+    recorder: "Recorder | None",
+    *,
+    is_resumed: bool,
+) -> int:
+    from impala_async.learner.probe import SpaceProbe, check_columns
+
     probe = (
         SpaceProbe(config.env, config.actor, config.model, config.policies)
         if config.env.probe == "learner"
@@ -78,7 +105,9 @@ def _serve(config: "RunConfig", folder: "RunFolder", *, is_resumed: bool) -> int
             JsonlSink(folder.metrics),
             ConsoleSink(targets=targets, console=console),
         ]
-        service = LearnerService(config, folder, sinks, schema=schema, restored=restored)
+        service = LearnerService(
+            config, folder, sinks, schema=schema, restored=restored, recorder=recorder
+        )
         return await service.run()
 
     earlier = folder.read_json("summary.json")

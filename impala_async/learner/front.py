@@ -21,9 +21,10 @@ from impala_async.learner.local_link import LocalLink
 from impala_async.learner.lockstep import LockstepFiller
 from impala_async.learner.port import Port, WireCounters
 from impala_async.learner.publisher import Publisher
+from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller, Submit
 from impala_async.spec import Schema
-from impala_async.weights import NO_VERSION, Lineage, Weights
+from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.messages import Data, Message
 from impala_async.wire.session import SessionTable
@@ -58,8 +59,10 @@ class Front:
         lineage: Lineage,
         schema: Schema | None,
         events: Events,
+        tap: Recorder | None = None,
     ) -> None:
         self._config = config
+        self._recorder = tap
         self._events = events
         self._lineage = lineage
         self._settings_frame = _settings_frame(config)
@@ -84,6 +87,7 @@ class Front:
             clock=time.monotonic,
             on_episodes=events.on_episodes,
             make_filler=self._make_filler,
+            tap=tap,
         )
         self._link = LocalLink()
         data, weights = self._bind(_largest_message(config, schema))
@@ -107,6 +111,11 @@ class Front:
         layout_digest: bytes,
     ) -> None:
         """There are slots for trajectories of this schema: give out credit."""
+        if self._recorder is not None:
+            epoch = self._lineage.epoch
+            first = Version(epoch, self._lineage.forks[epoch])
+            settings = self._config.model_dump(mode="json", by_alias=True)
+            self._recorder.begin(first, schema, settings, self._answer)
         self._desk.schema = schema
         self._publisher.layout_digest = layout_digest
         self._ingest.open(schema, slots, submit)
@@ -170,9 +179,12 @@ class Front:
             **self._wire.report(),
             **self._ingest.report(),
             **self._desk.report(),
+            **(self._recorder.report() if self._recorder else {}),
         }
 
     def close(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
         self._data.close()
         self._weights.close()
         self._context.term()

@@ -1,7 +1,8 @@
 """Every crossing between the event loop and the threads: the only file that knows both.
 
-Slot indices go to a thread through an `IndexQueue`. Records come back in order through an
-`Inbox`; values of which only the newest counts through a `Mailbox`. One `close()` wakes everyone.
+Slot indices go to a thread through an `IndexQueue`, what a slow disk is to keep through a `Spool`.
+Records come back in order through an `Inbox`; values of which only the newest counts through a
+`Mailbox`. One `close()` wakes everyone.
 
 Runs on: event loop and threads; each method says which.
 """
@@ -19,6 +20,8 @@ from impala_async.errors import ServiceError
 from impala_async.metrics.window import WindowStat
 
 Value = TypeVar("Value")
+
+SPOOL_PAUSE_S = 0.05
 
 
 class ClosedError(Exception):
@@ -128,6 +131,70 @@ class Mailbox(Generic[Value]):
             (value,) = self._values
             self._values.clear()
         self._take(value)
+
+
+class Spool(Generic[Value]):
+    """Things from the loop to a thread that may be slower: all of them, in order, weighed in bytes.
+
+    It never refuses one. Whoever fills it asks `is_behind`, and sees to it that no more come; when
+    half of what it should hold at most is gone, `has_room` is told. What comes is handed on a few
+    times a second and not at once: each time that a thread wakes, it takes the others from their
+    work.
+    """
+
+    def __init__(self, most_bytes: int, has_room: Inbox[None]) -> None:
+        self._most_bytes = most_bytes
+        self._portion_bytes = most_bytes // 4
+        self._has_room = has_room
+        self._items: deque[tuple[Value, int]] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._taken_bytes = 0
+        self._was_behind = False
+        self.waiting_bytes = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """From the loop: whether it holds as much as it should; then until half of it is gone."""
+        with self._changed:
+            self._was_behind |= self.waiting_bytes >= self._most_bytes
+            return self._was_behind
+
+    def put(self, item: Value, num_bytes: int) -> None:
+        """From the loop; never waits."""
+        with self._changed:
+            self._items.append((item, num_bytes))
+            self.waiting_bytes += num_bytes
+            if len(self._items) == 1 or self.waiting_bytes >= self._portion_bytes:
+                self._changed.notify()
+
+    def get(self) -> list[Value]:
+        """From the thread, which is done with those before: wait; ClosedError at the end."""
+        with self._changed:
+            self.waiting_bytes -= self._taken_bytes
+            self._taken_bytes = 0
+            if self._was_behind and self.waiting_bytes <= self._most_bytes // 2:
+                self._was_behind = False
+                self._has_room.post(None)
+            self._changed.wait_for(lambda: self._items or self._is_closed)
+            self._changed.wait_for(self._is_enough, SPOOL_PAUSE_S)
+            if not self._items:
+                raise ClosedError("spool")
+            items = []
+            while self._items and self._taken_bytes <= self._portion_bytes:
+                item, num_bytes = self._items.popleft()
+                items.append(item)
+                self._taken_bytes += num_bytes
+            return items
+
+    def close(self) -> None:
+        """From the loop: nothing more comes; the thread gets what is there, then ClosedError."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _is_enough(self) -> bool:
+        return self._is_closed or self.waiting_bytes >= self._portion_bytes
 
 
 class Flag:

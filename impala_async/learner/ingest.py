@@ -9,6 +9,7 @@ Runs on: event loop
 import logging
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,19 @@ WARN_EVERY_S = 10.0
 MakeFiller = Callable[[list[Slot], Submit, Count], Filler]
 
 
+class Tap(Protocol):
+    """Whoever wants to have all that is admitted."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether no more should come for now."""
+        ...
+
+    def take(self, rank: int, data: Data, obs: Bytes2D, small: NDArray[np.uint8]) -> None:
+        """A message that is admitted; its planes are soon written to again."""
+        ...
+
+
 class Ingest:
     """Admits columns into slots and gives out credit for what is free.
 
@@ -60,6 +74,7 @@ class Ingest:
         clock: Callable[[], float],
         on_episodes: Callable[[Episodes], None],
         make_filler: MakeFiller = SlotFiller,
+        tap: Tap | None = None,
     ) -> None:
         self._table = table
         self._ledger = ledger
@@ -67,6 +82,7 @@ class Ingest:
         self._clock = clock
         self._on_episodes = on_episodes
         self._make_filler = make_filler
+        self._tap = tap
         self._schema: Schema | None = None
         self._screen: Screen | None = None
         self._filler: Filler | None = None
@@ -132,7 +148,8 @@ class Ingest:
         """Deal out the free credit; tell whoever got some, or waits for a word on what it sent."""
         # Before the first version nothing can be judged: what an earlier start earned looks wrong.
         is_ready = self._publisher.version != NO_VERSION and not self._is_closed
-        if self._filler is not None and is_ready:
+        is_held_back = self._tap is not None and self._tap.is_behind
+        if self._filler is not None and is_ready and not is_held_back:
             for peer in self._filler.deal(self._table):
                 self._to_answer[peer.session] = peer
         for peer in self._to_answer.values():
@@ -170,6 +187,8 @@ class Ingest:
         valid_rows = self._screen.count_valid(small_columns)
         self._ledger.receive(data.columns)
         self._ledger.admit(data.columns)
+        if self._tap is not None:
+            self._tap.take(peer.rank, data, obs, small)
         version = Version(data.epoch, data.update)
         filler.commit(Arrival(peer.rank, obs, small_columns, valid_rows, version, episodes))
         return None

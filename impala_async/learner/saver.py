@@ -19,7 +19,7 @@ from impala_async.learner.ledger import Ledger
 from impala_async.learner.reporter import EpisodeStats
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.thread import Captured, Progress
-from impala_async.training.checkpoint import newest_checkpoint, prune, save_checkpoint
+from impala_async.training.checkpoint import newest_checkpoint, prune, read_digests, save_checkpoint
 from impala_async.training.state import TrainingState
 from impala_async.weights import Lineage, Version
 from impala_async.wire.session import SessionTable
@@ -134,6 +134,10 @@ class Saver:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._on_death(error)
+
+    def digests(self, version: Version) -> dict[str, str]:
+        """SHA-256 of the files of tensors of a version; none if its checkpoint is not there."""
+        return read_digests(self._folder.checkpoints, version)
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""

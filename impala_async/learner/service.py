@@ -31,6 +31,7 @@ from impala_async.errors import (
 from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
+from impala_async.learner.recorder import Recorder
 from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch
@@ -51,7 +52,7 @@ THREAD_END_S = 8.0
 SAVE_WITHIN_S = 600.0
 ACTOR_LOST = "actor_lost"
 EXITS = {"interrupted": EXIT_INTERRUPTED, ACTOR_LOST: EXIT_TRY_AGAIN}
-GOALS = ("env_steps", "mean_return", "wall_s")
+GOALS = ("env_steps", "updates", "mean_return", "wall_s")
 
 
 class LearnerService:
@@ -65,8 +66,10 @@ class LearnerService:
         *,
         schema: Schema | None,
         restored: Restored | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._config = config
+        self._recorder = recorder
         self._folder = folder
         self._restored = restored
         self._loop = asyncio.get_running_loop()
@@ -82,9 +85,9 @@ class LearnerService:
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport.before_any(self._start)
         on_loss = functools.partial(self.stop, ACTOR_LOST)
-        events = Events(on_schema=self._open, on_episodes=self._on_episodes, on_loss=on_loss)
+        told = Events(on_schema=self._open, on_episodes=self._on_episodes, on_loss=on_loss)
         self._front = Front(
-            config, run_id=folder.run_id, lineage=lineage, schema=schema, events=events
+            config, run_id=folder.run_id, lineage=lineage, schema=schema, events=told, tap=recorder
         )
         self._make_reporter(sinks)
         self._make_saver(restored, lineage)
@@ -282,6 +285,9 @@ class LearnerService:
         await self._saver.finish()
         if self._late_death is not None:
             raise self._late_death
+        if self._recorder is not None:
+            digests = self._saver.digests(self._progress.version)
+            await self._recorder.finish(reason, self._progress.update, digests)
         await self._front.say_bye("restarting", GOODBYE_S)
         self._summarise(reason, {**report, "num_actors": num_actors})
 

@@ -286,6 +286,8 @@ class LearnerThread:
     def _reached_stop(self) -> str | None:
         if self._stop.env_steps is not None and self._env_steps >= self._stop.env_steps:
             return "env_steps"
+        if self._stop.updates is not None and self._update >= self._stop.updates:
+            return "updates"
         if self._stop.wall_s is not None and self._first_update_at is not None:
             ran_s = time.monotonic() - self._first_update_at
             return "wall_s" if ran_s >= self._stop.wall_s else None

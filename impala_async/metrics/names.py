@@ -184,6 +184,15 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
+        "Recording",
+        (
+            Metric("recording/messages", "messages", "recorded in this start"),
+            Metric("recording/bytes", "bytes", "written to the file in this start"),
+            Metric("recording/waiting_bytes", "bytes", "waiting for the disk"),
+            Metric("recording/behind_total_s", "s", "no credit was given, as the disk was late"),
+        ),
+    ),
+    Section(
         "Actors",
         (
             Metric("actor/env_time_ms", "ms", "in environments per trajectory, mean over actors"),

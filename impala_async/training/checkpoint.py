@@ -77,7 +77,7 @@ def save_checkpoint(
 
     One of the same version is replaced: the training is the same, its accounts have gone on.
     """
-    final = directory / f"ckpt-{version.epoch}-{version.update}"
+    final = _path_of(directory, version)
     partial = directory / f"{_HIDDEN}{final.name}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -115,6 +115,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return _verified(path, Version(int(name[1]), int(name[2])))
 
 
+def read_digests(directory: Path, version: Version) -> dict[str, str]:
+    """SHA-256 of the tensor files of a checkpoint, by name; empty if it is not there."""
+    try:
+        files = _sized_files(_path_of(directory, version), version)
+    except CheckpointError:
+        return {}
+    return {name: sha256 for name, sha256 in files.items() if name != STATE}
+
+
 def prune(directory: Path, keep: int, best: Version | None = None) -> None:
     """Remove all but the newest `keep` and the best checkpoint, and what crashes left behind.
 
@@ -129,6 +138,10 @@ def prune(directory: Path, keep: int, best: Version | None = None) -> None:
                 shutil.rmtree(_hide(path))
     except OSError as error:
         raise CheckpointError(f"cannot remove old checkpoints: {error}") from error
+
+
+def _path_of(directory: Path, version: Version) -> Path:
+    return directory / f"ckpt-{version.epoch}-{version.update}"
 
 
 def _write_files(

@@ -66,8 +66,16 @@ def encode_data(
     return [pack(data._replace(body=None, codec=codec)), obs_frame, small_frame]
 
 
-def split_inline(body: bytes, sizes: BodySizes) -> tuple[memoryview, memoryview]:
-    """The two parts of an inline body."""
+def encode_again(data: Data, body: memoryview, sizes: BodySizes) -> list[Frame]:
+    """The frames of a message whose whole body lies in one block; big ones are views of it."""
+    parts = split_inline(body, sizes)
+    if len(body) < MAX_INLINE_BYTES:
+        return [pack(data._replace(body=bytes(body)))]
+    return [pack(data._replace(body=None)), *parts]
+
+
+def split_inline(body: Frame, sizes: BodySizes) -> tuple[memoryview, memoryview]:
+    """The two parts of a body in one block."""
     if len(body) != sizes.obs + sizes.small:
         raise ProtocolError(
             "wrong_size", f"the body has {len(body)} bytes, not {sizes.obs + sizes.small}"

@@ -85,10 +85,13 @@ class Site:
         *settings: str,
         resume: bool = False,
         config: str | None = None,
+        record: str | None = None,
         **environment: str,
     ) -> Door:
         """A learner at free ports that reports often."""
         flags = ["--run-dir", str(self.run_dir)]
+        if record:
+            flags += ["--record", record]
         if resume:
             flags.append("--resume")
         elif config:

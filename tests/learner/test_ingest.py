@@ -8,9 +8,9 @@ import pytest
 
 from impala_async.spec import Schema
 from impala_async.weights import Lineage, Version
-from impala_async.wire.codec import encode_data
+from impala_async.wire.codec import EPISODE, encode_data
 from impala_async.wire.compression import ZSTD, compress
-from impala_async.wire.messages import REJECT_CODES, VERDICTS, pack
+from impala_async.wire.messages import REJECT_CODES, VERDICTS, Data, pack
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import Actor
 from tests.learner.world import Harbour
@@ -344,3 +344,66 @@ async def test_data_before_there_are_slots(make_harbour: Make) -> None:
     await actor.hear(lambda: bool(actor.rejects))
     assert harbour.count("bad/not_allowed_now") == 1
     assert harbour.count("trajectories/received") == 0
+
+
+# -------------------- who wants to have all that is admitted
+
+
+class FakeTap:
+    def __init__(self) -> None:
+        self.is_behind = False
+        self.taken: list[tuple[int, Data, bytes, bytes]] = []
+
+    def take(self, rank: int, data: Data, obs: Any, small: Any) -> None:
+        self.taken.append((rank, data, obs.tobytes(), small.tobytes()))
+
+
+def tapped(harbour: Harbour) -> FakeTap:
+    tap = FakeTap()
+    harbour.front._ingest._tap = tap
+    return tap
+
+
+@pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["inline", "three frames"])
+async def test_what_is_admitted_is_tapped_as_it_was_sent(
+    make_harbour: Make, schema: Schema
+) -> None:
+    harbour = make_harbour(schema)
+    tap = tapped(harbour)
+    actors = [await harbour.join(3), await harbour.join(1)]
+    sent = []
+    # The second one of three columns is split over two slots.
+    for actor in (actors[0], actors[1], actors[0]):
+        planes = planes_of(schema, actor.columns, seed=len(sent))
+        await actor.send(planes, episodes=[(1.5, 2)])
+        tail = np.array([(1.5, 2)], EPISODE).tobytes()
+        sent.append((planes.obs.tobytes(), planes.small.tobytes() + tail))
+    assert [taken[2:] for taken in tap.taken] == sent
+    assert [rank for rank, *_ in tap.taken] == [0, 1, 0]
+    assert [(data.seq, data.columns) for _, data, *_ in tap.taken] == [(0, 3), (0, 1), (1, 3)]
+
+
+async def test_what_is_refused_is_not_tapped(make_harbour: Make) -> None:
+    harbour = make_harbour(big_schema())
+    tap = tapped(harbour)
+    actor = await harbour.join(1)
+    await actor.send(without(planes_of(harbour.schema, 1), reward=np.inf))
+    assert harbour.count("rejected/nonfinite") == 1
+    assert tap.taken == []
+
+
+async def test_no_credit_is_given_while_the_tap_is_behind(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    tap = tapped(harbour)
+    tap.is_behind = True
+    actor = await harbour.join(1)
+    await actor.hear(lambda: bool(actor.grants))
+    harbour.front.reap()
+    assert harbour.count("credit/granted_columns") == 0
+    tap.is_behind = False
+    harbour.front.reap()
+    await actor.credit()
+    # What was granted before is taken all the same.
+    tap.is_behind = True
+    await actor.send()
+    assert len(tap.taken) == 1

@@ -286,10 +286,19 @@ def test_it_stops_when_enough_steps_are_trained(limit: int, updates: int) -> Non
     assert run.listener.stops == (["env_steps"] if limit <= 48 else [])
 
 
-def test_a_stop_that_a_resumed_run_has_reached_already() -> None:
-    run = Run([batch_of(1)], stop={"env_steps": 50}, progress=Progress(2, 9, 50))()
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_it_stops_when_enough_updates_are_made(num_passes: int) -> None:
+    batches = [batch_of(n) for n in range(1, 5)]
+    run = Run(batches, stop={"updates": 3}, num_passes=num_passes)()
+    assert run.thread.progress.update == 3
+    assert run.listener.stops == ["updates"]
+
+
+@pytest.mark.parametrize("stop", [{"env_steps": 50}, {"updates": 9}])
+def test_a_stop_that_a_resumed_run_has_reached_already(stop: dict[str, int]) -> None:
+    run = Run([batch_of(1)], stop=stop, progress=Progress(2, 9, 50))()
     assert run.step.uses == []
-    assert run.listener.stops == ["env_steps"]
+    assert run.listener.stops == list(stop)
 
 
 def test_wall_time_runs_from_the_first_update(clock: Clock) -> None:

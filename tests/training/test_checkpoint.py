@@ -16,6 +16,7 @@ from impala_async.training.checkpoint import (
     Checkpoint,
     newest_checkpoint,
     prune,
+    read_digests,
     save_checkpoint,
 )
 from impala_async.training.state import TrainingState, capture, restore
@@ -374,3 +375,13 @@ def test_a_checkpoint_without_a_part_is_named(make_step, missing):
         TrainingState.of(tensors, captured.state())
     with pytest.raises(CheckpointError, match="optimizer"):
         TrainingState.of(captured.tensors(), {})
+
+
+def test_the_digests_of_a_checkpoint_are_those_of_its_tensors(folder):
+    checkpoint = save(folder, 1, 7)
+    names = [path.name for path in checkpoint.iterdir() if path.suffix == ".safetensors"]
+    assert read_digests(folder, Version(1, 7)) == {
+        name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in names
+    }
+    assert names
+    assert read_digests(folder, Version(1, 8)) == {}

@@ -17,12 +17,14 @@ from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
 from impala_async.wire.codec import (
+    EPISODE,
     EPISODE_BYTES,
     BodySizes,
     body_sizes,
     decode_episodes,
     decode_settings,
     decode_weights,
+    encode_again,
     encode_data,
     encode_settings,
     split_inline,
@@ -124,6 +126,23 @@ def test_from_eight_kib_on_a_body_has_its_own_frames(total: int, num_frames: int
     frames = encode_data(data_of(1), obs, small, [(0.0, 1)])
     assert len(frames) == num_frames
     assert len(encode_data(data_of(1), obs, small, [])) == 1
+
+
+@pytest.mark.parametrize("obs_size", [1, 1000])
+@pytest.mark.parametrize("episodes", [[], [(1.5, 2)]])
+def test_a_body_in_one_block_makes_the_same_frames(
+    obs_size: int, episodes: list[tuple[float, int]]
+) -> None:
+    schema, data = schema_of(obs_size), data_of(2)._replace(num_episodes=len(episodes))
+    obs, small = planes(schema, 2, fill=7)
+    frames = encode_data(data, obs, small, episodes)
+    body = b"".join((obs.tobytes(), small.tobytes(), np.array(episodes, EPISODE).tobytes()))
+    sizes = body_sizes(schema.layout, 2, len(episodes))
+    again = encode_again(data, memoryview(body), sizes)
+    assert [bytes(frame) for frame in again] == [bytes(frame) for frame in frames]
+    assert len(frames) == (1 if obs_size == 1 else 3)
+    with pytest.raises(ProtocolError, match="the body has"):
+        encode_again(data, memoryview(body)[1:], sizes)
 
 
 def test_observations_are_sent_from_where_they_are() -> None:

@@ -32,6 +32,7 @@ class Targets(NamedTuple):
     """The `stop` settings, as far as they are set; the first one reached ends the run."""
 
     env_steps: int | None = None
+    updates: int | None = None
     mean_return: float | None = None
     wall_s: float | None = None
 
@@ -128,6 +129,7 @@ def progress(report: dict[str, Value], targets: Targets) -> float | None:
     shares = []
     for done, goal in (
         (report.get("env_steps_trained"), targets.env_steps),
+        (report.get("updates"), targets.updates),
         (report.get("learner/wall_s"), targets.wall_s),
     ):
         if goal and isinstance(done, int | float):

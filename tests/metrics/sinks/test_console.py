@@ -97,6 +97,7 @@ def test_progress_is_that_of_the_nearest_stop() -> None:
     assert progress(report, Targets(env_steps=400)) == 0.25
     assert progress(report, Targets(env_steps=400, wall_s=100.0)) == 0.9
     assert progress(report, Targets(env_steps=50)) == 1.0
+    assert progress({"updates": 3}, Targets(updates=4)) == 0.75
     assert progress({}, Targets(env_steps=50)) is None
 
 

@@ -1,0 +1,244 @@
+"""Plays a recording into a learner, over the wire as an actor would, in one session.
+
+For a benchmark each message is stamped with the newest version that was heard of. Exactly: it keeps
+its own version, in the order of admission, and goes only when the learner has published that. Then
+the learner's batches are those of the recording, column for column and lag for lag.
+
+Runs on: main thread of the replay door
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from impala_async.actor.playlist import Playlist
+from impala_async.actor.stand_in import POLL_S, RunOver, StandIn
+from impala_async.config import ActorSettings
+from impala_async.config_load import validate_config
+from impala_async.errors import MismatchError, RecordingError
+from impala_async.spec import recurrent_state
+from impala_async.team import build_policy
+from impala_async.weights import Version
+from impala_async.wire.codec import body_sizes, encode_again
+from impala_async.wire.messages import Data
+from impala_async.wire.recording import Recorded
+from impala_async.wire.session import WINDOW
+from impala_async.wire.sockets import new_context
+
+logger = logging.getLogger(__name__)
+
+NEWS_EVERY_S = 10.0
+# When no version has come for so long, a learner that has all messages has made what it could:
+# seconds, and times the longest that any version took.
+STILL_S = 5.0
+# One that should go on is given more time.
+STUCK_S = 60.0
+STILL_GAPS = 3.0
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to play."""
+
+    is_exact: bool = False
+    is_looped: bool = False
+    is_original_speed: bool = False
+
+
+@dataclass
+class Played:
+    """What was played."""
+
+    messages: int = 0
+    columns: int = 0
+    body_bytes: int = 0
+    seconds: float = 0.0
+    refused: dict[str, int] = field(default_factory=dict)
+    is_finished: bool = False
+    """Whether the learner reached a goal of its own."""
+
+
+class Player:
+    """One playing of one recording."""
+
+    def __init__(
+        self,
+        url: str,
+        playlist: Playlist,
+        manner: Manner,
+        *,
+        should_stop: Callable[[], bool],
+        connect_s: float,
+    ) -> None:
+        self.played = Played()
+        self._playlist = playlist
+        self._manner = manner
+        self._context = new_context()
+        self._stand_in = StandIn(self._context, url, should_stop=should_stop, connect_s=connect_s)
+        self._began_at = 0.0
+        self._say_at = 0.0
+
+    def run(self) -> Played:
+        """Until all is played and settled, the learner says goodbye, or this process is to end."""
+        try:
+            self._join(self._stand_in.connect())
+            self._began_at = time.monotonic()
+            self._say_at = self._began_at + NEWS_EVERY_S
+            self._play_all()
+        except RunOver:
+            pass
+        finally:
+            self._stand_in.leave()
+            self._context.term()
+        self.played.refused = dict(self._stand_in.refused)
+        self.played.is_finished = self._stand_in.is_finished
+        return self.played
+
+    def _join(self, settings: ActorSettings) -> None:
+        schema, most_columns = self._playlist.schema, self._playlist.most_columns
+        batch_columns = self._stand_in.welcome.max_columns
+        if settings.pace.is_lockstep:
+            raise MismatchError(
+                "pace.mode: the learner is in lockstep, and waits for actors of its own: replay "
+                "into one with pace.mode = async"
+            )
+        if self._manner.is_exact:
+            self._check_same(settings)
+        if recurrent_state(settings.model.core, settings.model.core_size) != schema.state:
+            raise MismatchError(
+                "model.core: the learner's network remembers something else than the recorded one: "
+                "give it the same model.core and model.core_size"
+            )
+        policy = build_policy(schema, settings.model, settings.policies, seed=settings.seed)
+        # Together they are a batch, which is all that a learner ever grants.
+        streams = max(1, -(-batch_columns // (WINDOW * most_columns)))
+        digest = policy.layout.digest
+        self._stand_in.join(schema, digest, columns=most_columns, streams=streams)
+        if self._manner.is_exact and self._stand_in.newest.update != 0:
+            raise MismatchError(
+                f"--exact: the learner has made {self._stand_in.newest.update} updates: start it "
+                "anew"
+            )
+
+    def _check_same(self, theirs: ActorSettings) -> None:
+        """As far as an actor is told; the rest is up to who started the learner."""
+        recorded = validate_config(self._playlist.takes[0].start.settings)
+        ours = ActorSettings.of(recorded)
+        for section in ("seed", "model", "policies", "trajectory", "max_lag"):
+            if getattr(ours, section) != getattr(theirs, section):
+                raise MismatchError(
+                    f"--exact: {section} differs: {getattr(ours, section)} recorded, "
+                    f"{getattr(theirs, section)} at the learner"
+                )
+        batch_columns = self._stand_in.welcome.max_columns
+        if batch_columns != recorded.learner.batch_columns:
+            raise MismatchError(
+                f"--exact: learner.batch_columns differs: {recorded.learner.batch_columns} "
+                f"recorded, {batch_columns} at the learner"
+            )
+
+    def _play_all(self) -> None:
+        seq, loops_s, is_first = 0, 0.0, True
+        takes = self._playlist.takes[:1] if self._manner.is_exact else self._playlist.takes
+        while is_first or self._manner.is_looped:
+            is_first = False
+            for take in takes:
+                for number in range(take.first, take.stop):
+                    message = self._playlist.message(number)
+                    due_s = loops_s + take.began_s + message.arrived_s
+                    self._wait(seq, message.data, due_s)
+                    self._send(seq, message)
+                    seq += 1
+            loops_s += takes[-1].began_s + takes[-1].lasts_s
+        while self._stand_in.settled < seq:
+            self._pump()
+        if self._manner.is_exact:
+            self._wait_for_the_end()
+
+    def _wait(self, seq: int, data: Data, due_s: float) -> None:
+        """For credit; for its time; for its version."""
+        stand_in = self._stand_in
+        while seq >= stand_in.granted:
+            self._pump()
+        while self._manner.is_original_speed and time.monotonic() - self._began_at < due_s:
+            self._pump()
+        since = time.monotonic()
+        while self._manner.is_exact and stand_in.newest.update < data.update:
+            stand_in.ask()
+            self._pump()
+            if self._stands_still(since, STUCK_S):
+                raise MismatchError(
+                    f"--exact: the learner stands at update {stand_in.newest.update}, but with the "
+                    f"same messages the recorded one had made {data.update}: its settings differ, "
+                    "or other actors are there too"
+                )
+
+    def _send(self, seq: int, message: Recorded) -> None:
+        stand_in, data = self._stand_in, message.data
+        version = stand_in.newest
+        if self._manner.is_exact:
+            # A learner that is started anew has an epoch of its own.
+            version = Version(stand_in.welcome.epoch, data.update)
+        data = data._replace(
+            session=stand_in.welcome.session,
+            seq=seq,
+            epoch=version.epoch,
+            update=version.update,
+        )
+        sizes = body_sizes(self._playlist.schema.layout, data.columns, data.num_episodes)
+        frames = encode_again(data, memoryview(message.body), sizes)
+        while not stand_in.send(frames):
+            self._pump()
+        self.played.messages += 1
+        self.played.columns += data.columns
+        self.played.body_bytes += len(message.body)
+
+    def _pump(self) -> None:
+        stand_in = self._stand_in
+        stand_in.pump(POLL_S)
+        now = time.monotonic()
+        self.played.seconds = now - self._began_at
+        if not self._manner.is_exact:
+            stand_in.pull()
+        elif stand_in.refused:
+            self._refuse_refusal()
+        if now >= self._say_at > 0:
+            self._say_at += NEWS_EVERY_S
+            logger.info("%s", describe(self.played, len(self._playlist)))
+
+    def _refuse_refusal(self) -> None:
+        reasons = " and ".join(sorted(self._stand_in.refused))
+        raise RecordingError(
+            f"--exact: the learner refused as {reasons} what it had admitted when it was recorded. "
+            "A run that dropped stale trajectories (dropped/stale in its reports) cannot be "
+            "replayed exactly: what was late for training then may be late for admission now"
+        )
+
+    def _wait_for_the_end(self) -> None:
+        """It may have a goal, and say goodbye; else until it has made all that it can."""
+        stand_in, since = self._stand_in, time.monotonic()
+        while True:
+            stand_in.ask()
+            self._pump()
+            if self._stands_still(since, STILL_S):
+                return
+
+    def _stands_still(self, since: float, patience_s: float) -> bool:
+        """Whether no version has come for so long, and for longer than they take."""
+        stand_in = self._stand_in
+        patience_s = max(patience_s, STILL_GAPS * stand_in.longest_gap_s)
+        return time.monotonic() - max(since, stand_in.newest_at) > patience_s
+
+
+def describe(played: Played, num_messages: int) -> str:
+    """One line."""
+    seconds = max(played.seconds, 1e-9)
+    mb = played.body_bytes / 1e6
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(played.refused.items()))
+    return (
+        f"played {played.messages:,} messages, {played.messages / num_messages:.1f} times the "
+        f"recording, in {seconds:.1f} s: "
+        f"{played.columns / seconds:,.0f} trajectories/s, {mb / seconds:,.1f} MB/s"
+        + (f"; refused: {refused}" if refused else "")
+    )

@@ -1,0 +1,205 @@
+"""An actor's session without an actor: hello, spec, credit, heartbeats, weights. It acts nothing.
+
+It never comes back to a learner that it has lost: what it plays makes sense only in one piece.
+
+Runs on: main thread of the replay door
+"""
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from impala_async import __version__
+from impala_async.actor.greeting import best_urls, find_learner, raise_if_final, read, say_goodbye
+from impala_async.config import ActorSettings
+from impala_async.errors import UnreachableError
+from impala_async.spec import Schema
+from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.codec import Frame
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    PROTOCOL,
+    REJECT_CODES,
+    VERDICTS,
+    Bye,
+    ByeOk,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    Message,
+    NotModified,
+    Reject,
+    Spec,
+    WeightsReply,
+    Welcome,
+    pack,
+)
+from impala_async.wire.sockets import Context, Dealer
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.001
+# Nothing is newer than this: the answer to such a pull is the number of the newest version alone.
+NEWER_THAN_ALL = Version(2**31, 2**62)
+# An answer to a pull that is not there by then is asked for again.
+ASK_AGAIN_S = 2.0
+
+
+class RunOver(Exception):
+    """The learner said goodbye, or this process is to end."""
+
+
+class StandIn:
+    """Owns both sockets of one session. `pump` is to be called often, whatever is waited for."""
+
+    def __init__(
+        self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
+    ) -> None:
+        self.granted = 0
+        self.settled = 0
+        self.newest = NO_VERSION
+        self.newest_at = time.monotonic()
+        self.longest_gap_s = 0.0
+        self.is_finished = False
+        self.refused: Counter[str] = Counter()
+        self._context = context
+        self._url = url
+        self._should_stop = should_stop
+        self._connect_s = connect_s
+        self._data = Dealer(context, url)
+        self._weights: Dealer | None = None
+        self._welcome: Welcome | None = None
+        self._has_session = False
+        self._have = NO_VERSION
+        self._asked_at: float | None = None
+        self._beat_at = self._last_heard = time.monotonic()
+
+    @property
+    def welcome(self) -> Welcome:
+        assert self._welcome is not None, "connect comes first"
+        return self._welcome
+
+    def connect(self) -> ActorSettings:
+        """Say hello until a learner answers; its settings."""
+        hello = Hello(PROTOCOL, os.urandom(16), __version__, bytes(16), 0, 0)
+        self._welcome, settings = find_learner(
+            self._data, hello, url=self._url, within_s=self._connect_s, check_stop=self._check_stop
+        )
+        self._has_session = True
+        return settings
+
+    def join(self, schema: Schema, layout_digest: bytes, *, columns: int, streams: int) -> None:
+        """Say what will come, and wait for the first grant."""
+        data_url, weights_url = best_urls(self.welcome, self._url)
+        if data_url != self._url:
+            self._data.close()
+            self._data = Dealer(self._context, data_url)
+        self._weights = Dealer(self._context, weights_url)
+        spec = Spec(self.welcome.session, schema.digest, layout_digest, columns, streams)
+        frames: list[Frame] = [pack(spec), schema.to_json()]
+        self._last_heard = time.monotonic()
+        while not self._data.send(frames):
+            self._check_lost()
+            time.sleep(POLL_S)
+        while self.newest == NO_VERSION:
+            self.pump(POLL_S)
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """A message; False if the connection does not take it now."""
+        return self._data.send(frames)
+
+    def pump(self, timeout_s: float) -> None:
+        """Take what came in, say what is due. Whoever waits for a version uses `ask` as well."""
+        assert self._weights is not None, "join comes first"
+        self._check_stop()
+        frames = self._data.receive(timeout_s)
+        while frames is not None:
+            self._take(read(frames[0]))
+            frames = self._data.receive(0)
+        while (frames := self._weights.receive(0)) is not None:
+            self._take(read(frames[0]))
+        now = time.monotonic()
+        if now >= self._beat_at and self._weights.send([pack(Heartbeat(self._session, {}))]):
+            self._beat_at = now + self.welcome.heartbeat_s
+        self._check_lost()
+
+    def pull(self) -> None:
+        """Ask for the newest weights, as an actor does; they are thrown away."""
+        if self.newest > self._have:
+            self._ask(self._have)
+
+    def ask(self) -> None:
+        """Ask which version is the newest: a grant says so only when there is credit to give."""
+        self._ask(NEWER_THAN_ALL)
+
+    def leave(self) -> None:
+        """Say goodbye and close everything."""
+        if self._has_session:
+            say_goodbye(self._data, self._session)
+        self._data.close()
+        if self._weights is not None:
+            self._weights.close()
+
+    @property
+    def _session(self) -> bytes:
+        return self.welcome.session
+
+    def _ask(self, have: Version) -> None:
+        assert self._weights is not None, "join comes first"
+        now = time.monotonic()
+        is_waiting = self._asked_at is not None and now - self._asked_at < ASK_AGAIN_S
+        if not is_waiting and self._weights.send([pack(Get(self._session, *have))]):
+            self._asked_at = now
+
+    def _take(self, message: Message | None) -> None:
+        self._last_heard = time.monotonic()
+        if isinstance(message, Grant) and message.session == self._session:
+            self.granted = max(self.granted, message.granted)
+            self.settled = max(self.settled, message.settled)
+            self._note(message)
+            self.refused.update(VERDICTS[verdict] for _, verdict in message.verdicts)
+        elif isinstance(message, NotModified):
+            self._asked_at = None
+            self._note(message)
+        elif isinstance(message, WeightsReply):
+            self._asked_at = None
+            self._have = Version(message.epoch, message.update)
+            self._note(message)
+        elif isinstance(message, Reject):
+            self._take_refusal(message)
+        elif isinstance(message, Bye):
+            self._has_session = False
+            self._data.send_last([pack(ByeOk(message.session))])
+            logger.info("the learner says goodbye: %s", BYE_REASONS[message.reason])
+            self.is_finished = BYE_REASONS[message.reason] == "finished"
+            raise RunOver
+
+    def _note(self, message: Grant | NotModified | WeightsReply) -> None:
+        version, now = Version(message.epoch, message.update), time.monotonic()
+        if version > self.newest:
+            if self.newest != NO_VERSION:
+                self.longest_gap_s = max(self.longest_gap_s, now - self.newest_at)
+            self.newest, self.newest_at = version, now
+
+    def _take_refusal(self, refusal: Reject) -> None:
+        self._has_session &= refusal.code == REJECT_CODES.index("bad_message")
+        raise_if_final(refusal, is_joined=self.newest != NO_VERSION)
+        if refusal.code == REJECT_CODES.index("hello_again"):
+            raise UnreachableError("the learner has ended the session: play the recording again")
+        logger.warning("the learner refused a message: %s", refusal.text)
+
+    def _check_stop(self) -> None:
+        if self._should_stop():
+            raise RunOver
+
+    def _check_lost(self) -> None:
+        self._check_stop()
+        # One that lets us wait for so long has answered several heartbeats less.
+        if time.monotonic() - self._last_heard > 2 * self.welcome.lease_s:
+            raise UnreachableError(
+                f"the learner at {self._url} is lost: nothing came from it for "
+                f"{2 * self.welcome.lease_s:g} s: start it anew, and play the recording again"
+            )

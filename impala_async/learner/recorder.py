@@ -1,0 +1,247 @@
+"""The actor stream to a file: every message that is admitted, in the order of admission.
+
+The loop copies a message and goes on; a thread writes. Where the disk is slower than the stream, no
+credit is given out until it has caught up, so nothing is lost and memory is bounded. When the disk
+takes no more, the recording ends there, loudly, and training goes on.
+
+Runs on: event loop; the file is written on the recorder thread, and opened before there is a loop
+"""
+
+import asyncio
+import fcntl
+import logging
+import math
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from impala_async import __version__
+from impala_async.errors import RecordingError
+from impala_async.layout import Bytes2D
+from impala_async.learner.handoff import ClosedError, Inbox, Spool, on_thread
+from impala_async.spec import Schema
+from impala_async.weights import Version
+from impala_async.wire.compression import PLAIN
+from impala_async.wire.messages import Data
+from impala_async.wire.recording import (
+    OPENING,
+    End,
+    Reader,
+    Record,
+    Recorded,
+    Start,
+    encode_record,
+    is_recording,
+)
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING_BYTES = 64 << 20
+BUFFER_BYTES = 1 << 20
+NEWS_EVERY_S = 5.0
+WARN_EVERY_S = 10.0
+
+
+class Recorder:
+    """Owns the file of a recording. It is opened, and an earlier part of it checked, at once."""
+
+    def __init__(
+        self, path: Path, run_id: bytes, *, most_waiting_bytes: int = MOST_WAITING_BYTES
+    ) -> None:
+        self._path = path
+        self._run_id = run_id
+        self._most_waiting_bytes = most_waiting_bytes
+        self._fd = open_to_append(path, run_id)
+        self._spool: Spool[Record] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._began_at = 0.0
+        self._num_messages = 0
+        self._num_bytes = 0
+        self._behind_since: float | None = None
+        self._behind_total_s = 0.0
+        self._warn_at = -math.inf
+        self._has_failed = False
+        self._has_room: Callable[[], None] = lambda: None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the disk must catch up before more may come."""
+        is_behind = self._spool is not None and not self._has_failed and self._spool.is_behind
+        if is_behind and self._behind_since is None:
+            self._behind_since = now = time.monotonic()
+            if now >= self._warn_at:
+                self._warn_at = now + WARN_EVERY_S
+                logger.warning(
+                    "the recording is behind: %s takes less than the actors send, and they wait "
+                    "for it (%.1f s so far)",
+                    self._path,
+                    self._behind_total_s,
+                )
+        return is_behind
+
+    def begin(
+        self,
+        first: Version,
+        schema: Schema,
+        settings: dict[str, Any],
+        has_room: Callable[[], None],
+    ) -> None:
+        """Write down what follows, and start the thread. `has_room`: credit may flow again."""
+        loop = asyncio.get_running_loop()
+
+        def catch_up(_: None) -> None:
+            self._note_caught_up()
+            has_room()
+
+        self._has_room = has_room
+        self._spool = Spool(self._most_waiting_bytes, Inbox(loop, catch_up))
+        self._began_at = time.monotonic()
+        self._put(Start(self._run_id, *first, __version__, time.time(), schema, settings))
+        self._writing = loop.create_task(on_thread("recorder", self._write_all), name="recorder")
+        self._writing.add_done_callback(self._note_end)
+        logger.info("recording to %s", self._path)
+
+    def take(self, rank: int, data: Data, obs: Bytes2D, small: NDArray[np.uint8]) -> None:
+        """Keep an admitted message, of which everything is copied."""
+        if self._spool is None or self._has_failed:
+            return
+        body = b"".join((obs.data.cast("B"), small.data.cast("B")))
+        arrived_s = time.monotonic() - self._began_at
+        # As it was before anything was squeezed for the line.
+        plain = data._replace(body=None, codec=PLAIN)
+        self._put(Recorded(rank, arrived_s, plain, body), len(body))
+        self._num_messages += 1
+
+    async def finish(self, reason: str, update: int, digests: dict[str, str]) -> None:
+        """Write the end, and wait until all is on the disk."""
+        if self._spool is None or self._writing is None:
+            return
+        self._put(End(reason, update, digests))
+        self._spool.close()
+        while not self._writing.done():
+            _, left = await asyncio.wait([self._writing], timeout=NEWS_EVERY_S)
+            if left:
+                mib = self._spool.waiting_bytes / 2**20
+                logger.info("still writing the recording: %.0f MiB are left", mib)
+        if not self._has_failed:
+            logger.info("recorded %d messages in %s", self._num_messages, self._path)
+
+    def close(self) -> None:
+        """However the run ended; twice does no harm. What is waiting is written all the same."""
+        if self._spool is not None:
+            self._spool.close()
+
+    def withdraw(self) -> None:
+        """The run never began: leave no empty file."""
+        if self._spool is None:
+            if os.fstat(self._fd).st_size == 0:
+                self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+
+    def report(self) -> dict[str, object]:
+        since = self._behind_since
+        behind_s = 0.0 if since is None else time.monotonic() - since
+        return {
+            "recording/messages": self._num_messages,
+            "recording/bytes": self._num_bytes,
+            "recording/waiting_bytes": self._spool.waiting_bytes if self._spool else 0,
+            "recording/behind_total_s": self._behind_total_s + behind_s,
+        }
+
+    def _put(self, record: Record, num_bytes: int = 0) -> None:
+        assert self._spool is not None
+        self._spool.put(record, num_bytes)
+
+    def _write_all(self) -> None:
+        """The body of the thread. Whatever has come is in the hands of the kernel soon after."""
+        assert self._spool is not None
+        with os.fdopen(self._fd, "ab", BUFFER_BYTES) as file:
+            if file.tell() == 0:
+                file.write(OPENING)
+            try:
+                while True:
+                    for record in self._spool.get():
+                        for part in encode_record(record):
+                            file.write(part)
+                            self._num_bytes += len(part)
+                    file.flush()
+            except ClosedError:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        self._has_failed = True
+        logger.error(
+            "the recording has ended, and training goes on without it: %s: %s. What is in the file "
+            "can be replayed",
+            self._path,
+            error.strerror if isinstance(error, OSError) else repr(error),
+        )
+        self._has_room()
+        if not isinstance(error, OSError):
+            # A bug of ours: the loop's handler ends the run.
+            raise error
+
+    def _note_caught_up(self) -> None:
+        if self._behind_since is not None:
+            self._behind_total_s += time.monotonic() - self._behind_since
+            self._behind_since = None
+
+
+def open_to_append(path: Path, run_id: bytes) -> int:
+    """The file of a new recording, or of one of this run that goes on.
+
+    Raises:
+        RecordingError: it cannot be written, or holds something else.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        _take_hold(fd, path)
+        end = _whole_bytes(fd, path, run_id)
+        size = os.fstat(fd).st_size
+        if end < size:
+            logger.warning("%s: its last record is cut off: %d bytes", path, size - end)
+            os.ftruncate(fd, end)
+    except (OSError, RecordingError):
+        os.close(fd)
+        raise
+    return fd
+
+
+def _take_hold(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RecordingError(
+            f"{path}: another learner is recording to it: name another file"
+        ) from None
+
+
+def _whole_bytes(fd: int, path: Path, run_id: bytes) -> int:
+    """Up to where a file is a recording of this run."""
+    if os.fstat(fd).st_size == 0:
+        return 0
+    buffer = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+    if not is_recording(buffer):
+        raise RecordingError(f"{path}: holds something that is no recording: name another file")
+    whole, say_at = 0, time.monotonic() + NEWS_EVERY_S
+    for _, record, end in Reader(buffer, str(path)).records():
+        if isinstance(record, Start) and record.run_id != run_id:
+            raise RecordingError(f"{path}: holds a recording of another run: name another file")
+        if time.monotonic() > say_at:
+            say_at += NEWS_EVERY_S
+            logger.info("%s: %.0f %% checked", path, 100 * end / len(buffer))
+        whole = end
+    return whole

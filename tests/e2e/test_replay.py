@@ -1,0 +1,163 @@
+"""Recording and replaying with real processes: the same run to the last bit, though nobody waited
+for anybody when it was recorded; a learner that is killed and goes on; a benchmark."""
+
+import hashlib
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async.actor.playlist import Playlist
+from tests.e2e import harness
+from tests.e2e.harness import Door, Site, identities_hold, wait_until
+
+pytestmark = pytest.mark.e2e
+
+CARTPOLE = "configs/cartpole.toml"
+# What differs with every batch that differs. Of the last report: of the learning itself.
+LEARNED = ("loss/total", "loss/policy", "loss/value", "grad/norm", "policy/entropy", "lag/mean")
+SAME = ("env_steps_trained", "updates", "lag_quantiles")
+# Several passes and batches side by side, and widths that no batch is a multiple of.
+HARD = (
+    *("algorithm.name=appo", "algorithm.num_minibatches=2", "algorithm.normalize_returns=true"),
+    *("learner.num_passes=3", "learner.minibatch_buffer_size=2", "learner.init_num_passes=2"),
+    *("learner.publish_every_updates=4", "learner.batch_columns=10", "actor.num_envs=4"),
+    *("stop.mean_return=none", "stop.env_steps=20000"),
+)
+
+
+def outcome(run_dir: Path) -> dict[str, Any]:
+    """All that an exact replay must have in common with its recording."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert identities_hold(last)
+    checkpoints = run_dir / "checkpoints"
+    newest = checkpoints / f"ckpt-1-{summary['updates']}"
+    return {
+        **{name: summary[name] for name in SAME},
+        **{name: last[name] for name in LEARNED},
+        **{
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(newest.glob("*.safetensors"))
+        },
+    }
+
+
+def replay(folder: Path, recording: Path, *flags: str) -> tuple[Door, Path]:
+    run_dir = folder / "run"
+    folder.mkdir()
+    with harness.site(folder) as opened:
+        door = opened.open("replay", str(recording), "--run-dir", str(run_dir), *flags)
+        assert door.wait_exit(90) == 0, door.log
+    return door, run_dir
+
+
+def test_a_run_of_train_is_made_again_to_the_last_bit(tmp_path: Path, site: Site) -> None:
+    recording = tmp_path / "recording"
+    flags = ["--config", CARTPOLE, "--run-dir", str(site.run_dir), "--set", "stop.mean_return=60"]
+    door = site.open("record", str(recording), *flags)
+    assert door.wait_exit(90) == 0, door.log
+    recorded = outcome(site.run_dir)
+    again, run_dir = replay(tmp_path / "again", recording, "--exact")
+    assert outcome(run_dir) == recorded
+    assert recorded["updates"] > 5
+    assert "the same weights and optimizer state as recorded, to the last bit" in again.log
+
+
+def test_so_it_is_with_passes_rings_and_actors_of_any_width(tmp_path: Path, site: Site) -> None:
+    recording = tmp_path / "recording"
+    learner = site.learner(*HARD, config=CARTPOLE, record=str(recording))
+    for width in (1, 3, 7):
+        site.actor("--num-envs", str(width))
+    assert learner.wait_exit(60) == 0, learner.log
+    recorded = outcome(site.run_dir)
+    playlist = Playlist(recording)
+    widths = {playlist.message(number).data.columns for number in range(len(playlist))}
+    assert widths == {1, 3, 7}
+    assert {f"{name}.safetensors" for name in ("model", "optimizer", "target")} <= recorded.keys()
+    again, run_dir = replay(tmp_path / "again", recording, "--exact", "--speed", "original")
+    assert outcome(run_dir) == recorded
+    assert "to the last bit" in again.log
+
+
+def test_a_killed_learner_s_recording_goes_on_with_its_run(tmp_path: Path, site: Site) -> None:
+    recording = tmp_path / "recording"
+    settings = (
+        *("stop.mean_return=none", "stop.env_steps=none"),
+        *("checkpoint.every_s=2", "checkpoint.keep=1000"),
+    )
+    first = site.learner(*settings, config=CARTPOLE, record=str(recording))
+    site.actor()
+    wait_until("a checkpoint", lambda: list((site.run_dir / "checkpoints").glob("ckpt-1-[1-9]*")))
+    # What it was trained on is in the file when that has grown twice: once may have been begun.
+    for _ in range(2):
+        size = recording.stat().st_size
+        wait_until("more", lambda size=size: recording.stat().st_size > size)  # type: ignore[misc]
+    first.signal(signal.SIGKILL)
+    first.wait_exit()
+    # As a kill in mid-write leaves it.
+    with recording.open("ab") as file:
+        file.write(b"half a record")
+    second = site.learner(resume=True, record=str(recording))
+    assert "its last record is cut off" in second.log
+    site.actor()
+    site.wait_report("training", lambda r: bool(r["recording/messages"] and r["updates"]))
+    second.signal(signal.SIGTERM)
+    assert second.wait_exit() == 0, second.log
+    killed, resumed = Playlist(recording).takes
+    assert (killed.end, killed.start.epoch, killed.start.update) == (None, 1, 0)
+    assert resumed.start.epoch == 2
+    assert resumed.end is not None
+    assert resumed.end.update >= resumed.start.update > 0
+    # The run of a killed learner is what its successor went on from.
+    _, run_dir = replay(tmp_path / "again", recording, "--exact")
+    checkpoint = run_dir / "checkpoints" / f"ckpt-1-{resumed.start.update}"
+    original = site.run_dir / "checkpoints" / checkpoint.name
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (checkpoint / name).read_bytes() == (original / name).read_bytes()
+
+
+def test_a_learner_is_fed_from_a_file_as_long_as_one_likes(tmp_path: Path, site: Site) -> None:
+    recording = tmp_path / "recording"
+    learner = site.learner(
+        "stop.mean_return=none", "stop.env_steps=3000", config=CARTPOLE, record=str(recording)
+    )
+    site.actor()
+    assert learner.wait_exit(60) == 0, learner.log
+    (tmp_path / "fed").mkdir()
+    with harness.site(tmp_path / "fed") as fed:
+        learner = fed.learner("stop.mean_return=none", "env.probe=actor", config=CARTPOLE)
+        player = fed.open("replay", str(recording), "--learner", fed.service["data_url"], "--loop")
+        # Far more than was recorded.
+        report = fed.wait_report("steps", lambda r: r["env_steps_trained"] > 15_000, 60)
+        assert identities_hold(report)
+        assert report["num_actors"] == 1
+        assert report["trajectories/rejected"] == 0
+        assert report["lag/max"] <= 5
+        player.signal(signal.SIGINT)
+        assert player.wait_exit() == 130, player.log
+        assert "times the recording" in player.log
+        fed.wait_report("the goodbye", lambda r: r["num_actors"] == 0)
+        other = fed.open("replay", str(recording), "--learner", fed.service["data_url"], "--exact")
+        assert other.wait_exit() == 78
+        assert "start it anew" in other.log
+
+
+def test_a_file_belongs_to_one_run(tmp_path: Path, site: Site) -> None:
+    recording = tmp_path / "recording"
+    learner = site.learner(
+        "stop.mean_return=none", "stop.env_steps=500", config=CARTPOLE, record=str(recording)
+    )
+    site.actor()
+    assert learner.wait_exit(60) == 0, learner.log
+    before = recording.read_bytes()
+    other = site.open(
+        *("learner", "--config", CARTPOLE, "--run-dir", str(tmp_path / "other")),
+        *("--record", str(recording)),
+    )
+    assert other.wait_exit() == 2
+    assert "holds a recording of another run: name another file" in other.log
+    assert not (tmp_path / "other").exists()
+    assert recording.read_bytes() == before

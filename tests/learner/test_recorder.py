@@ -1,0 +1,245 @@
+"""The file of a recording: what goes in, when it begins, goes on, falls behind and fails."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala_async import __version__
+from impala_async.errors import RecordingError
+from impala_async.learner import recorder as module
+from impala_async.learner.recorder import Recorder, open_to_append
+from impala_async.metrics.names import undeclared
+from impala_async.weights import Version
+from impala_async.wire.messages import Data
+from impala_async.wire.recording import (
+    OPENING,
+    End,
+    Reader,
+    Record,
+    Recorded,
+    Start,
+    encode_record,
+)
+from tests.learner.columns import small_schema
+from tests.learner.hand_actor import until
+
+RUN = b"run".ljust(16, b"-")
+SETTINGS: dict[str, Any] = {"seed": 7, "learner": {"device": "cpu"}}
+DATA = Data(b"s" * 16, 0, 1, 0, 3, 1, 0, 0, b"what was inline")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "recording"
+
+
+def records(path: Path) -> list[Record]:
+    buffer = memoryview(path.read_bytes())
+    return [record for _, record, _ in Reader(buffer, str(path)).records()]
+
+
+def begin(recorder: Recorder, update: int = 0, has_room: Callable[[], None] | None = None) -> None:
+    first = Version(1 + update, update)
+    recorder.begin(first, small_schema(), SETTINGS, has_room or (lambda: None))
+
+
+def take(recorder: Recorder, seq: int, num_bytes: int = 8) -> None:
+    obs = np.full((1, num_bytes), seq, np.uint8)
+    small = np.full(4, 255 - seq, np.uint8)
+    # Some came compressed; what is recorded is what was unpacked.
+    recorder.take(seq % 2, DATA._replace(seq=seq, codec=seq % 2), obs, small)
+    # Slots are written to again.
+    obs[:] = small[:] = 99
+
+
+async def test_all_that_is_taken_is_in_the_file_in_order(path: Path) -> None:
+    recorder = Recorder(path, RUN)
+    begin(recorder)
+    for seq in range(50):
+        take(recorder, seq)
+    await recorder.finish("env_steps", 12, {"model.safetensors": "abc"})
+    first, *messages, last = records(path)
+    assert isinstance(first, Start)
+    assert first[:4] == (RUN, 1, 0, __version__)
+    assert (first.schema, first.settings) == (small_schema(), SETTINGS)
+    assert last == End("env_steps", 12, {"model.safetensors": "abc"})
+    arrived = []
+    for seq, message in enumerate(messages):
+        assert isinstance(message, Recorded)
+        assert message.rank == seq % 2
+        assert message.data == DATA._replace(seq=seq, body=None)
+        assert bytes(message.body) == bytes([seq] * 8 + [255 - seq] * 4)
+        arrived.append(message.arrived_s)
+    assert arrived == sorted(arrived)
+    assert len(arrived) == 50
+    report = recorder.report()
+    assert not undeclared(report)
+    assert (report["recording/messages"], report["recording/waiting_bytes"]) == (50, 0)
+    assert report["recording/bytes"] == path.stat().st_size - len(OPENING)
+    assert report["recording/behind_total_s"] == 0
+
+
+async def test_what_was_taken_is_there_when_the_learner_is_killed(path: Path) -> None:
+    recorder = Recorder(path, RUN)
+    begin(recorder)
+    take(recorder, 1)
+    await until(lambda: len(records(path)) == 2, "in the hands of the kernel")
+    recorder.close()
+    recorder.close()
+    recorder.withdraw()
+    assert len(records(path)) == 2
+
+
+async def test_a_recording_goes_on_where_it_ended(path: Path, tmp_path: Path) -> None:
+    for number, tail in enumerate((b"", b"a record that was cut", b"\0")):
+        recorder = Recorder(path, RUN)
+        begin(recorder, update=number)
+        take(recorder, number)
+        await recorder.finish("terminated", number, {})
+        kinds = [type(record) for record in records(path)]
+        assert kinds == [Start, Recorded, End] * (number + 1)
+        with path.open("ab") as file:
+            file.write(b"".join(encode_record(End("x", 1, {})))[: len(tail)])
+
+
+async def test_a_cut_opening_is_begun_anew(path: Path) -> None:
+    for size in (1, len(OPENING) - 1, len(OPENING)):
+        path.write_bytes(OPENING[:size])
+        recorder = Recorder(path, RUN)
+        begin(recorder)
+        await recorder.finish("terminated", 0, {})
+        assert [type(record) for record in records(path)] == [Start, End]
+
+
+async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_write, room = threading.Event(), list[str]()
+
+    def slowly(record: Record) -> Any:
+        if isinstance(record, Recorded):
+            assert may_write.wait(10)
+        return encode_record(record)
+
+    monkeypatch.setattr(module, "encode_record", slowly)
+    caplog.set_level("INFO")
+    recorder = Recorder(path, RUN, most_waiting_bytes=100)
+    begin(recorder, has_room=lambda: room.append("room"))
+    take(recorder, 0, 46)
+    assert not recorder.is_behind
+    take(recorder, 1, 46)
+    assert recorder.is_behind
+    assert recorder.is_behind
+    # Whoever does not listen loses nothing.
+    take(recorder, 2, 46)
+    assert recorder.report()["recording/waiting_bytes"] == 150
+    assert caplog.text.count("the recording is behind") == 1
+    assert room == []
+    may_write.set()
+    await until(lambda: room == ["room"], "room")
+    assert not recorder.is_behind
+    assert float(recorder.report()["recording/behind_total_s"]) > 0  # type: ignore[arg-type]
+    await recorder.finish("env_steps", 1, {})
+    assert len(records(path)) == 5
+
+
+async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    room: list[str] = []
+    recorder = Recorder(Path("/dev/full"), RUN, most_waiting_bytes=10)
+    begin(recorder, has_room=lambda: room.append("room"))
+    take(recorder, 0)
+    await until(lambda: room == ["room"], "the end")
+    assert "the recording has ended, and training goes on without it" in caplog.text
+    assert "No space left" in caplog.text
+    take(recorder, 1)
+    assert not recorder.is_behind
+    await recorder.finish("env_steps", 1, {})
+
+
+async def test_a_bug_in_the_thread_reaches_the_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: deaths.append(context["exception"]))
+    monkeypatch.setattr(module, "encode_record", lambda record: 1 / 0)
+    recorder = Recorder(path, RUN)
+    begin(recorder)
+    await until(lambda: bool(deaths), "the death")
+    assert isinstance(deaths[0], ZeroDivisionError)
+
+
+async def test_the_last_of_a_long_recording_is_news(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_write = threading.Event()
+    monkeypatch.setattr(module, "NEWS_EVERY_S", 0.01)
+    monkeypatch.setattr(
+        module, "encode_record", lambda record: may_write.wait(10) and encode_record(record)
+    )
+    caplog.set_level("INFO")
+    recorder = Recorder(path, RUN)
+    begin(recorder)
+    ending = asyncio.create_task(recorder.finish("env_steps", 1, {}))
+    await until(lambda: "still writing the recording: 0 MiB are left" in caplog.text, "news")
+    may_write.set()
+    await ending
+
+
+def test_a_run_that_never_began_leaves_no_file(path: Path) -> None:
+    Recorder(path, RUN).withdraw()
+    assert not path.exists()
+
+
+async def test_a_run_that_never_went_on_leaves_its_file(path: Path) -> None:
+    recorder = Recorder(path, RUN)
+    begin(recorder)
+    await recorder.finish("env_steps", 1, {})
+    size = path.stat().st_size
+    Recorder(path, RUN).withdraw()
+    assert path.stat().st_size == size
+
+
+async def test_a_recording_that_never_began_has_no_end(path: Path) -> None:
+    recorder = Recorder(path, RUN)
+    take(recorder, 1)
+    assert not recorder.is_behind
+    await recorder.finish("terminated", 0, {})
+    recorder.close()
+    recorder.withdraw()
+    assert not path.exists()
+
+
+def test_what_cannot_be_recorded_to(path: Path) -> None:
+    def refused(says: str, file: Path = path) -> None:
+        with pytest.raises(RecordingError, match=says):
+            Recorder(file, RUN)
+
+    refused("cannot be written: No such file", path / "in a file")
+    refused("cannot be written: Is a directory", path.parent)
+    path.write_bytes(b"precious")
+    refused("holds something that is no recording: name another file")
+    assert path.read_bytes() == b"precious"
+    other = Start(b"other".ljust(16), 1, 0, "0.1", 0.0, small_schema(), {})
+    path.write_bytes(OPENING + b"".join(encode_record(other)))
+    refused("holds a recording of another run: name another file")
+    end = bytearray(b"".join(encode_record(End("x", 1, {}))))
+    end[-1] ^= 1
+    path.write_bytes(OPENING + end)
+    refused(f"the record at byte {len(OPENING)} is damaged")
+
+
+def test_a_file_has_one_learner(path: Path) -> None:
+    fd = open_to_append(path, RUN)
+    with pytest.raises(RecordingError, match="another learner is recording to it"):
+        open_to_append(path, RUN)
+    os.close(fd)
+    os.close(open_to_append(path, RUN))

@@ -1,0 +1,50 @@
+"""The record door: what `train` does, with one more flag for the learner."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async import record, train
+from tests.test_train import FakeRun
+
+
+@pytest.fixture(autouse=True)
+def fake_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FakeRun, "made", [], raising=False)
+    monkeypatch.setattr(train, "LocalRun", FakeRun)
+
+
+def recorded(*flags: str) -> FakeRun:
+    assert record.main(flags) == 0
+    (run,) = FakeRun.made
+    return run
+
+
+def test_the_learner_is_told_where_to_record() -> None:
+    run = recorded("some file", "--set", "train.num_actors=5", "--run-dir", "here")
+    assert run.values("--record") == ["some file"]
+    assert run.num_actors == 5
+    assert run.values("--run-dir") == ["here"]
+
+
+def test_train_records_nothing() -> None:
+    assert train.main([]) == 0
+    assert "--record" not in FakeRun.made[0].flags
+
+
+@pytest.mark.parametrize("flags", [[], ["file", "more"], ["file", "--record", "x"]])
+def test_it_wants_one_file(flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        record.main(flags)
+    assert end.value.code == 2
+    assert "FILE" in capsys.readouterr().err
+
+
+def test_settings_are_checked_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert record.main(["file", "--set", "seed=-1"]) == 2
+    made: list[Any] = FakeRun.made
+    assert made == []
+    assert "seed" in capsys.readouterr().err

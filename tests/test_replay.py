@@ -1,0 +1,256 @@
+"""The replay door: what it starts and plays, with what settings, and what it says at the end."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async import replay
+from impala_async.actor import player as player_module
+from impala_async.actor.player import Manner, Played
+from impala_async.actor.playlist import Playlist
+from impala_async.config_load import load_config
+from impala_async.doors import BIND_VARIABLE
+from impala_async.launch import lone
+from impala_async.learner.run_folder import RunFolder
+from impala_async.weights import Version
+from impala_async.wire.recording import Record
+from tests.actor.tapes import end, message, start, write
+
+SUMMARY = {"updates": 7, "env_steps_trained": 1234, "env_steps_per_s": 99.5, "bottleneck": "it"}
+
+
+class FakeLearner:
+    """In place of the process: does what a learner would until it is to end."""
+
+    made: list["FakeLearner"]
+    code = 0
+
+    def __init__(self, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.flags = dict(zip(flags[::2], flags[1::2], strict=True))
+        self.ports: dict[str, str] = json.loads(environment[BIND_VARIABLE])
+        self.grace_s: float | None = None
+        self.is_running = True
+        FakeLearner.made.append(self)
+
+    def end(self, grace_s: float) -> int:
+        self.grace_s, self.is_running = grace_s, False
+        RunFolder(Path(self.flags["--run-dir"])).write_json("summary.json", SUMMARY)
+        return self.code
+
+
+class FakePlayer:
+    """Notes how it was to play."""
+
+    made: list["FakePlayer"]
+    is_finished = False
+
+    def __init__(
+        self,
+        url: str,
+        playlist: Playlist,
+        manner: Manner,
+        *,
+        should_stop: Callable[[], bool],
+        connect_s: float,
+    ) -> None:
+        self.url, self.playlist, self.manner = url, playlist, manner
+        self.should_stop = should_stop
+        FakePlayer.made.append(self)
+
+    def run(self) -> Played:
+        assert not self.should_stop()
+        return Played(2, 2, 100, 1.0, is_finished=self.is_finished)
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for fake in (FakeLearner, FakePlayer):
+        monkeypatch.setattr(fake, "made", [], raising=False)
+    monkeypatch.setattr(lone, "LoneLearner", FakeLearner)
+    monkeypatch.setattr(player_module, "Player", FakePlayer)
+    monkeypatch.setattr(replay.signal, "signal", lambda *_: None)
+
+
+def tape(*records: Record) -> str:
+    return str(write(Path("tape"), *(records or (start(), message(0), message(1), end(7)))))
+
+
+def settings_of(learner: FakeLearner) -> Any:
+    return load_config(Path(learner.flags["--config"]))
+
+
+def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal() -> None:
+    recorded = start(
+        stop={"mean_return": 3.0, "env_steps": 5},
+        bind={"data": "tcp://0.0.0.0:7"},
+        algorithm={"lr": 0.5},
+    )
+    assert replay.main([tape(recorded, message(0)), "--run-dir", "here"]) == 0
+    (learner,), (player,) = FakeLearner.made, FakePlayer.made
+    config = settings_of(learner)
+    assert learner.flags["--run-dir"] == "here"
+    assert config.algorithm.lr == 0.5
+    assert config.env.id == recorded.settings["env"]["id"]
+    # No environment is there to be asked.
+    assert config.env.probe == "actor"
+    assert set(config.stop.model_dump().values()) == {None}
+    assert config.bind.data == config.bind.weights == "tcp://127.0.0.1:*"
+    assert player.url == learner.ports["data"]
+    assert player.manner == Manner()
+    assert learner.grace_s == 0.0
+
+
+def test_settings_of_a_benchmark_may_be_changed() -> None:
+    flags = ["--set", "stop.wall_s=60", "--set", "learner.num_passes=2", "--loop"]
+    assert replay.main([tape(), *flags]) == 0
+    config = settings_of(FakeLearner.made[0])
+    assert (config.stop.wall_s, config.learner.num_passes) == (60, 2)
+    assert FakePlayer.made[0].manner == Manner(is_looped=True)
+    assert Path(FakeLearner.made[0].flags["--run-dir"]).parent == Path("runs")
+
+
+def test_the_settings_are_those_of_the_last_start() -> None:
+    later = start(2, 1, algorithm={"lr": 0.5})
+    assert replay.main([tape(start(), message(0), later, message(1))]) == 0
+    assert settings_of(FakeLearner.made[0]).algorithm.lr == 0.5
+
+
+def test_it_says_how_it_went(capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main([tape(), "--run-dir", "here", "--speed", "original"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "played 2 messages, 1.0 times the recording, in 1.0 s: 2 trajectories/s, 0.0 MB/s",
+        "learner: 7 updates of 1,234 env steps, 100 per second",
+        "what limits it: it",
+        "run folder: here",
+    ]
+    assert FakePlayer.made[0].manner == Manner(is_original_speed=True)
+
+
+def test_a_learner_that_runs_already_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main([tape(), "--learner", "tcp://h:7", "--exact"]) == 0
+    assert FakeLearner.made == []
+    (player,) = FakePlayer.made
+    assert (player.url, player.manner) == ("tcp://h:7", Manner(is_exact=True))
+    assert capsys.readouterr().out.startswith("played 2 messages")
+
+
+def test_a_learner_that_fails_gives_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FakeLearner, "code", 2)
+    assert replay.main([tape()]) == 2
+    assert capsys.readouterr().out == ""
+    # The player is told when it dies.
+    assert FakePlayer.made[0].should_stop()
+
+
+def test_whatever_happens_the_learner_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakePlayer, "run", lambda self: 1 / 0)
+    assert replay.main([tape()]) == 70
+    assert FakeLearner.made[0].grace_s == 0.0
+
+
+# -------------------- exactly
+
+
+@pytest.fixture
+def finished(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What a learner that reached its goal left."""
+    digests = {"model.safetensors": "abc"}
+    monkeypatch.setattr(FakePlayer, "is_finished", True)
+
+    def read(directory: Path, version: Version) -> dict[str, str]:
+        assert (directory.name, version) == ("checkpoints", Version(1, 7))
+        return digests
+
+    monkeypatch.setattr("impala_async.training.checkpoint.read_digests", read)
+    return digests
+
+
+def exact_tape(**digests: str) -> str:
+    return tape(start(), message(0), message(1), end(7, **digests))
+
+
+def test_an_exact_replay_stops_where_the_recording_did(
+    finished: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = exact_tape(**{"model.safetensors": "abc"})
+    assert replay.main([path, "--exact"]) == 0
+    config = settings_of(FakeLearner.made[0])
+    assert {k: v for k, v in config.stop if v is not None} == {"updates": 7}
+    assert FakeLearner.made[0].grace_s == replay.GRACE_S
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "the same weights and optimizer state as recorded, to the last bit (7 updates)"
+
+
+def test_other_weights_are_an_error(
+    finished: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay.main([exact_tape(**{"model.safetensors": "abd"}), "--exact"]) == 2
+    assert "after 7 updates the weights are not those of the recording" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [start(), message(0), message(1), end(7)],
+        [start(), message(0), message(1)],
+        [start(), message(0), start(2, 7), message(1), end(9, model="x")],
+    ],
+    ids=["no checkpoint", "killed", "resumed"],
+)
+def test_without_weights_in_it_nothing_is_compared(
+    finished: dict[str, str], capsys: pytest.CaptureFixture[str], records: list[Record]
+) -> None:
+    assert replay.main([tape(*records), "--exact"]) == 0
+    updates = settings_of(FakeLearner.made[0]).stop.updates
+    assert updates == (None if len(records) == 3 else 7)
+    assert capsys.readouterr().out.endswith("nothing to compare\n")
+
+
+def test_a_recording_that_lacks_messages_of_its_run_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert replay.main([exact_tape(), "--exact"]) == 2
+    says = "its messages make 7 updates, and the learner that was recorded made 7"
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([start(2, 5), message(0), end(7)], "begins at update 5, with a checkpoint"),
+        ([start(), message(0), end(0)], "ended before the first update"),
+        ([start(), message(0), start(2, 0), message(1)], "ended before the first update"),
+        ([start(pace={"mode": "lockstep"}), message(0), end(7)], "recorded in lockstep"),
+    ],
+)
+def test_what_cannot_be_replayed_exactly(
+    capsys: pytest.CaptureFixture[str], records: list[Record], says: str
+) -> None:
+    assert replay.main([tape(*records), "--exact"]) == 2
+    assert says in capsys.readouterr().err
+    assert FakeLearner.made == []
+
+
+def test_a_lockstep_recording_is_played_into_another_learner(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tape(start(pace={"mode": "lockstep", "lag": 1}, learner={}, train={}), message(0))
+    assert replay.main([path]) == 2
+    flags = "--set pace.mode=async --set pace.lag=0 --set pace.on_loss=go_on"
+    assert flags in capsys.readouterr().err
+    assert replay.main([path, *flags.split()]) == 0
+
+
+def test_a_run_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("here").mkdir()
+    Path("here/config.json").touch()
+    assert replay.main([tape(), "--run-dir", "here"]) == 2
+    assert "already holds a run: name another folder" in capsys.readouterr().err
+    assert replay.main([tape(), "--run-dir", "/proc/nowhere"]) == 2
+    assert "--run-dir: cannot write to /proc/nowhere" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""The format of a recording: what is written is read; what is cut or damaged is told apart."""
+
+import struct
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impala_async.errors import RecordingError
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.wire.messages import Data, pack
+from impala_async.wire.recording import (
+    FORMAT,
+    MAGIC,
+    OPENING,
+    End,
+    Reader,
+    Record,
+    Recorded,
+    Start,
+    encode_record,
+    has_body_of,
+    is_recording,
+)
+
+SCHEMA = Schema(
+    ObsSpec((ArraySpec("", (2,), "float32"),)),
+    ActionSpec((ActionPart("", "discrete", (3,)),)),
+    rows=2,
+)
+COUNTS = st.integers(0, 2**40)
+SECONDS = st.floats(0, 1e9)
+MESSAGES = st.builds(
+    lambda rank, arrived_s, seq, update, columns, body: Recorded(
+        rank, arrived_s, Data(b"s" * 16, seq, 1, update, 2, columns, 0, 0, None), body
+    ),
+    COUNTS,
+    SECONDS,
+    COUNTS,
+    COUNTS,
+    st.integers(1, 4096),
+    st.binary(max_size=300),
+)
+STARTS = st.builds(
+    lambda epoch, update, at, settings: Start(
+        b"r" * 16, epoch, update, "0.1", at, SCHEMA, settings
+    ),
+    COUNTS,
+    COUNTS,
+    SECONDS,
+    st.dictionaries(st.text(), st.integers(-9, 9) | st.text() | st.none()),
+)
+ENDS = st.builds(End, st.text(), COUNTS, st.dictionaries(st.text(), st.text()))
+RECORDS = st.lists(MESSAGES | STARTS | ENDS, max_size=5)
+
+
+def written(records: list[Record]) -> bytes:
+    return OPENING + b"".join(b"".join(encode_record(record)) for record in records)
+
+
+def read(data: bytes) -> list[tuple[int, Record, int]]:
+    return list(Reader(memoryview(data), "it").records())
+
+
+def plain(record: Record) -> Record:
+    """A body that is read is a view."""
+    return record._replace(body=bytes(record.body)) if isinstance(record, Recorded) else record
+
+
+@given(RECORDS)
+def test_what_is_written_is_read(records: list[Record]) -> None:
+    data = written(records)
+    found = read(data)
+    assert [plain(record) for _, record, _ in found] == records
+    begins = [begin for begin, _, _ in found]
+    ends = [end for _, _, end in found]
+    assert [*begins, len(data)] == [len(OPENING), *ends]
+    reader = Reader(memoryview(data), "it")
+    for begin, record, end in found:
+        assert reader.read(begin, is_checked=False) == (record, end)
+
+
+@given(RECORDS.filter(bool), st.data())
+def test_of_a_file_that_was_cut_the_whole_records_are_left(
+    records: list[Record], data: st.DataObject
+) -> None:
+    whole = written(records)
+    size = data.draw(st.integers(0, len(whole) - 1))
+    found = read(whole[:size])
+    assert [plain(record) for _, record, _ in found] == records[: len(found)]
+    last_end = found[-1][2] if found else min(size, len(OPENING))
+    assert last_end <= size
+    assert len(found) < len(records)
+
+
+@given(RECORDS.filter(bool), st.data())
+def test_damage_is_named_with_its_place(records: list[Record], data: st.DataObject) -> None:
+    whole = bytearray(written(records))
+    place = data.draw(st.integers(len(OPENING), len(whole) - 1))
+    whole[place] ^= 1 << data.draw(st.integers(0, 7))
+    begins = [begin for begin, _, _ in read(written(records))]
+    begin = max(offset for offset in begins if offset <= place)
+    with pytest.raises(RecordingError, match=rf"^it: the record at byte {begin} is damaged"):
+        read(bytes(whole))
+
+
+def test_the_advice_keeps_what_is_before_the_damage() -> None:
+    whole = bytearray(written([End("a", 1, {}), End("b", 2, {})]))
+    whole[-1] ^= 1
+    second = len(written([End("a", 1, {})]))
+    with pytest.raises(RecordingError, match=rf"truncate -s {second} FILE"):
+        read(bytes(whole))
+    assert len(read(bytes(whole[:second]))) == 1
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG", b"{}", b"IMPALA-REC\n\n", bytes(100)])
+def test_other_files_are_no_recordings(data: bytes) -> None:
+    assert not is_recording(memoryview(data))
+    with pytest.raises(RecordingError, match=r"^it: is not a recording"):
+        Reader(memoryview(data), "it")
+
+
+@pytest.mark.parametrize("size", range(len(OPENING) + 1))
+def test_an_opening_that_was_cut_is_an_empty_recording(size: int) -> None:
+    assert read(OPENING[:size]) == []
+
+
+def test_another_format_is_refused() -> None:
+    with pytest.raises(RecordingError, match=f"of format {FORMAT + 1}, .* of format {FORMAT}"):
+        Reader(memoryview(MAGIC + struct.pack("<I", FORMAT + 1)), "it")
+
+
+DATA = pack(Data(b"s" * 16, 0, 1, 0, 2, 1, 0, 0, None))
+INLINE = pack(Data(b"s" * 16, 0, 1, 0, 2, 1, 0, 0, b"body"))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(7, {}, [], [3], ["x"], [1], [2, "a"], [2, "a", -1, {}], [2, "a", 1, {1: 2}]),
+        *([1, 0, 0.0, b"no message"], [1, 0, -1.0, DATA], [1, 0, 0, DATA], [1, 0, 0.0, INLINE]),
+        *([1, 0, float("nan"), DATA], [1, True, 0.0, DATA]),
+        [0, b"r", 1, 0, "0.1", 0.0, b"no schema", b"{}"],
+        [0, b"r", 1, 0, "0.1", 0.0, SCHEMA.to_json(), b"no settings"],
+        [0, b"r", 1, 0, "0.1", 0.0, SCHEMA.to_json(), b"[1]"],
+    ],
+)
+def test_a_record_of_the_right_checksum_may_be_nonsense(
+    head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = msgpack.packb(head)
+    monkeypatch.setattr("impala_async.wire.recording.msgpack.packb", lambda fields: packed)
+    data = written([End("", 0, {})])
+    monkeypatch.undo()
+    with pytest.raises(RecordingError, match=f"the record at byte {len(OPENING)} is damaged"):
+        read(data)
+
+
+def test_a_body_has_the_size_of_its_schema() -> None:
+    layout = SCHEMA.layout
+    data = Data(b"s" * 16, 0, 1, 0, 2, 3, 0, 2, None)
+    body = bytes(3 * layout.column_bytes + 2 * 8)
+    assert has_body_of(SCHEMA, Recorded(0, 0.0, data, body))
+    assert not has_body_of(SCHEMA, Recorded(0, 0.0, data, body[1:]))
+    assert not has_body_of(SCHEMA, Recorded(0, 0.0, data._replace(rows=3), body))
