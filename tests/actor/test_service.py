@@ -257,7 +257,7 @@ def test_environments_are_closed_when_the_learner_refuses_them(
 
 def test_where_the_time_goes_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "TIMERS_EVERY_S", 0.05)
-    settings = settings_for("Slow", rows=10, step_s=0.002)
+    settings = settings_for("Slow", rows=10, sampler="serial", step_s=0.002)
 
     def serve(scene: Scene) -> dict[str, float]:
         session = welcomed(scene, settings, heartbeat_s=0.05)
