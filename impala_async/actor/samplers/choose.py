@@ -1,8 +1,8 @@
 """What `actor.sampler = "auto"` takes: it plays a few steps with each sampler that may win.
 
 First in this process, with the environment's own vector code where it has some. How long that takes
-says what others could do at best; those that could not win by `MARGIN` are not even made. In
-lockstep nothing is measured, since a run must not depend on how busy a machine was.
+says what others could do at best; those that do not promise enough are not even made. In lockstep
+nothing is measured, since a run must not depend on how busy a machine was.
 
     a round is a step of all columns, acting included
 
@@ -36,8 +36,10 @@ BUDGET_S = 0.15
 MAX_ROUNDS = 300
 # A sampler must be faster by this much to be taken instead of a simpler one.
 MARGIN = 0.9
-# What a step of a worker costs at the very least.
-HAND_OVER_S = 10e-6
+# And must promise this much to be tried: environments are made anew for it.
+PROMISE = 0.75
+# What the step of a worker costs besides that of its environments.
+HAND_OVER_S = 30e-6
 # A policy that acts within this has nothing to gain from a GPU.
 QUICK_ACT_S = 1e-3
 
@@ -92,7 +94,7 @@ class Choice:
 
     def could_win(self, name: str, at_best_s: float) -> bool:
         """Whether it is worth a try, if nothing stands in its way."""
-        if at_best_s < MARGIN * self.best_s:
+        if at_best_s < PROMISE * self.best_s:
             return True
         self.told.append(f"{name} not tried, at best {1000 * at_best_s:.3g}")
         return False
