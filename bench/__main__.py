@@ -3,7 +3,10 @@
 import runpy
 import sys
 
-BENCHES = {"learning": "tasks with floors, and controls that must fail"}
+BENCHES = {
+    "learning": "tasks with floors, and controls that must fail",
+    "samplers": "each sampler against bare environments",
+}
 
 
 def main() -> int:

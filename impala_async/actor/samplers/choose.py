@@ -102,7 +102,7 @@ class Choice:
 
 def measure(stage: Stage, play: Play) -> Measured:
     """Play with a stage's environments, which a later reset starts anew."""
-    buffers = _Scrap(play.schema)
+    buffers = Scrap(play.schema)
     policy, rng = play.make_player(stage.device)
     sampler = stage.build_sampler(
         play.schema, policy, rng, buffers=buffers, newest=lambda: None, seed=0
@@ -221,7 +221,7 @@ def _is_optional(what: str) -> Iterator[None]:
         logger.info("actor.sampler auto leaves out %s: %s", what, error)
 
 
-class _Scrap:
+class Scrap:
     """Message buffers that nobody reads."""
 
     def __init__(self, schema: Schema) -> None:
