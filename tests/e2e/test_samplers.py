@@ -8,17 +8,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.harness import Door, Site, identities_hold, wait_until
+from tests.e2e.harness import Door, Site, identities_hold, site, wait_until
+from tests.e2e.test_lockstep import outcome
 
 pytestmark = pytest.mark.e2e
 SLOW = "env.id=impala_async.envs.probes:Slow"
 
 
-def train(site: Site, *settings: str) -> Door:
+def train(opened: Site, *settings: str) -> Door:
     flags = [part for setting in settings for part in ("--set", setting)]
-    door = site.open("train", "--run-dir", str(site.run_dir), *flags)
+    door = opened.open("train", "--run-dir", str(opened.run_dir), *flags)
     assert door.wait_exit(90) == 0, door.log
-    assert all(identities_hold(report) for report in site.reports())
+    assert all(identities_hold(report) for report in opened.reports())
     return door
 
 
@@ -67,6 +68,26 @@ def test_in_lockstep_auto_measures_nothing(site: Site) -> None:
     )
     log = (site.run_dir / "actors/actor-0.log").read_text()
     assert "actor.sampler auto takes vector: lockstep measures nothing" in log
+
+
+def test_in_lockstep_a_run_is_the_same_whatever_steps_its_environments(tmp_path: Path) -> None:
+    outcomes = []
+    for sampler in ("serial", "parallel"):
+        folder = tmp_path / sampler
+        folder.mkdir()
+        with site(folder) as opened:
+            train(
+                opened,
+                "env.id=CartPole-v1",
+                "pace.mode=lockstep",
+                f"actor.sampler={sampler}",
+                "actor.num_envs=6",
+                "train.num_actors=2",
+                "stop.env_steps=6000",
+            )
+            outcomes.append(outcome(opened.run_dir))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0]["updates"] > 5
 
 
 def test_a_killed_worker_ends_its_actor_with_a_word_and_its_siblings(site: Site) -> None:
