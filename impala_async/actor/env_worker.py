@@ -93,6 +93,7 @@ def main() -> int:
         return EXIT_CONFIG
     except (EOFError, BrokenPipeError):
         pass  # the actor is gone
+    os.close(replies)
     return EXIT_DONE
 
 

@@ -35,6 +35,7 @@ LONG_S = 30.0
 # What a worker gets to finish its step and to close its environments.
 CLOSE_S = 1.0
 DEATH_S = 1.0
+CLOSED = -1
 PROGRAM = (sys.executable, "-m", "impala_async.actor.env_worker")
 # There is a worker for each core, so what they call must not take more.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -70,7 +71,6 @@ class Worker:
         self._replies, replies = os.pipe()
         self._waiter = select.poll()
         self._waiter.register(self._replies, select.POLLIN)
-        self._is_open = True
         self.is_stepping = False
         given = (theirs, replies, memory)
         try:
@@ -102,10 +102,10 @@ class Worker:
 
     def hear(self) -> int:
         """Wait for the reply."""
-        self.is_stepping = False
         if not self._waiter.poll(POLL_MS):
             self._wait()
         reply = os.read(self._replies, 1)
+        self.is_stepping = False
         if not reply:
             raise self._death()
         if reply[0] == FAULT:
@@ -124,22 +124,26 @@ class Worker:
 
     def hang_up(self) -> None:
         """It ends when it has finished its step."""
-        if self._is_open:
+        if self._commands != CLOSED:
             os.close(self._commands)
+            # Its number may soon be that of something else.
+            self._commands = CLOSED
 
     def end(self, deadline: float) -> EnvError | None:
         """Wait, then kill; what its environments had to say to being closed."""
-        if not self._is_open:
+        if self._replies == CLOSED:
             return None
-        self._is_open = False
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            logger.warning("%s does not end, and is killed", self)
+            # Environments are closed when it hangs up; an interpreter may take longer to end.
+            if not self._has_hung_up():
+                logger.warning("%s does not end, and is killed", self)
             self.process.kill()
             self.process.wait()
         fault = self._last_words()
         os.close(self._replies)
+        self._replies = CLOSED
         self._lifeline.close()
         return fault
 
@@ -156,13 +160,19 @@ class Worker:
             self._look_up()
             if self._waiter.poll(POLL_MS):
                 return
+            if self.process.poll() is not None and not self._waiter.poll(0):
+                # What its environment forked may hold the pipe open.
+                raise self._death()
             waited_s = time.monotonic() - since
             if waited_s > told_at:
                 logger.warning("%s has not answered for %.0f s", self, waited_s)
                 told_at *= 2
 
     def _fault(self) -> EnvError:
-        told = read_json(self._replies)
+        try:
+            told = read_json(self._replies)
+        except EOFError:
+            return EnvError(f"{self} was killed while it told of a fault")
         error = EnvError(told["error"])
         error.__cause__ = WorkerTraceback(told["traceback"])
         return error
@@ -183,6 +193,9 @@ class Worker:
             if reply[0] == FAULT:
                 return self._fault()
         return None
+
+    def _has_hung_up(self) -> bool:
+        return any(events == select.POLLHUP for _, events in self._waiter.poll(0))
 
 
 def end_workers(workers: Sequence[Worker], *, is_quiet: bool = False) -> None:

@@ -97,6 +97,16 @@ def test_a_worker_that_dies_is_named(how: str, says: str) -> None:
     envs.close()
 
 
+def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe() -> None:
+    envs = Crew("parallel", section("Forking"), 2, 1).whole()
+    envs.reset(0)
+    before = time.monotonic()
+    with pytest.raises(EnvError, match=r"was killed \(SIGKILL"):
+        envs.step({"": np.zeros(2, np.int32)})
+    envs.close()
+    assert time.monotonic() - before < 2.5
+
+
 def test_a_worker_that_cannot_make_its_environments_says_why() -> None:
     with pytest.raises(EnvError, match="Unmade failed to be made: ValueError: not today"):
         Crew("parallel", section("Unmade"), 2, 2)

@@ -146,3 +146,13 @@ def play(envs: EnvBatch, num_steps: int, rows: int = 8, seed: int = 3) -> list[F
 def bytes_of(messages: list[Finished]) -> list[Any]:
     """All that they hold."""
     return [(m.buffer.obs.tobytes(), m.buffer.small.tobytes(), m.episodes) for m in messages]
+
+
+class Forking(Counting):
+    """Has a child by fork, which holds on to everything, and dies in its first step."""
+
+    def step(self, action: Any) -> Any:
+        if os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)

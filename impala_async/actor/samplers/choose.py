@@ -72,9 +72,9 @@ class Choice:
         self.chosen: Stage | None = None
         self.told: list[str] = []
 
-    def hold(self, close: Callable[[], None], *stages: Stage) -> None:
+    def hold(self, close: Callable[[], None], stages: list[Stage]) -> None:
         """What closes these stages, which share their environments."""
-        self._held.append((close, list(stages)))
+        self._held.append((close, stages))
 
     def close_others(self) -> None:
         for close, stages in self._held:
@@ -141,7 +141,7 @@ def choose_stage(
     `usual` is the one in this process, and is closed here if another one is better.
     """
     choice = Choice(play)
-    choice.hold(usual.close, usual)
+    choice.hold(usual.close, [usual])
     with ExitStack() as stack:
         stack.callback(choice.close_others)
         choice.best = usual
@@ -175,9 +175,13 @@ def _compare(
     if min(num_workers, count_cores()) < 2:
         choice.told.append("no workers for want of cores or environments")
     elif choice.could_win("workers", at_best_s):
+        best = choice.best, choice.best_s
         with _is_optional("workers"):
             crew = Crew("parallel", env, num_envs, num_workers, policies, choice.play.look_up)
             _try_workers(choice, crew, actor, found.act_s)
+            return
+        # A crew that failed once is not to be chosen for what it did before.
+        choice.best, choice.best_s = best
 
 
 def _try_serial(
@@ -192,7 +196,7 @@ def _try_serial(
             alone.close()
         if choice.could_win("serial", found.env_s * num_envs):
             stage = Stage("serial", [build_envs("serial", env, num_envs, policies)])
-            choice.hold(stage.close, stage)
+            choice.hold(stage.close, [stage])
             choice.try_out(stage)
         return found.env_s
     return None
@@ -202,12 +206,12 @@ def _try_workers(choice: Choice, crew: Crew, actor: ActorSection, act_s: float) 
     """The same workers serve all samplers that have some."""
     whole = [crew.whole()]
     stages = [Stage("parallel", whole)]
+    choice.hold(crew.close, stages)
     if crew.can_alternate:
         stages.append(Stage("alternating", crew.halves()))
     device = pick_device(actor.device)
     if device != CPU and act_s > QUICK_ACT_S:
         stages.append(Stage("central", whole, device))
-    choice.hold(crew.close, *stages)
     for stage in stages:
         choice.try_out(stage)
 

@@ -15,6 +15,7 @@ from impala_async.config_actor import ActorSection
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import ONE_POLICY
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
+from impala_async.errors import EnvError
 from impala_async.spec import Schema
 from tests.actor.fakes import FakeAction, FakePolicy
 from tests.actor.worlds import section
@@ -111,3 +112,27 @@ def test_of_equals_the_simpler_one_is_taken(
     monkeypatch.setattr(choose_module, "measure", measure)
     assert choose(SLOW).name == "serial"
     assert asked == ["serial", "parallel", "alternating"]
+
+
+def test_a_crew_that_fails_is_not_taken_and_is_ended(
+    choose: Choose, told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crews: list[Stage] = []
+
+    def measure(stage: Stage, play: Play) -> Measured:
+        if stage.name == "serial":
+            return Measured(1.0, 0.9, 0.1)
+        crews.append(stage)
+        if stage.name == "alternating":
+            raise EnvError("a worker died")
+        return Measured(0.4, 0.3, 0.1)
+
+    monkeypatch.setattr(choose_module, "measure", measure)
+    assert choose(SLOW).name == "serial"
+    assert "serial 1e+03, parallel 400" in told()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        crews[0].groups[0].reset(0)
+
+
+def test_a_device_that_is_not_here_keeps_nobody_from_the_rest(choose: Choose) -> None:
+    assert choose(SLOW, device="cuda:99").name == "serial"
