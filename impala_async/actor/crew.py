@@ -22,6 +22,7 @@ from impala_async.config_env import EnvSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.actions import Actions
 from impala_async.envs.vector import Obs, Step
+from impala_async.errors import EnvError
 
 
 class WorkerEnvs:
@@ -120,9 +121,10 @@ class Crew:
     def _lay_out(self, memory: int) -> Block:
         """Only now is it known what goes into the memory."""
         obs, action, _ = self._looks[0].spaces
-        *firsts, num_columns = accumulate(
-            (look.spaces.num_columns for look in self._looks), initial=0
-        )
+        for worker, look in zip(self._workers, self._looks, strict=True):
+            if (look.spaces.obs, look.spaces.action) != (obs, action):
+                raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
+        *firsts, num_columns = accumulate(self._widths, initial=0)
         block = Block.over(memory, obs, action, num_columns)
         block.touch()
         for worker, first in zip(self._workers, firsts, strict=True):

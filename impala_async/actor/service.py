@@ -93,7 +93,7 @@ class ActorService:
         self._client.join(offer)
         rank = self._client.welcome.rank
         seed = seed_of(settings.seed, rank)
-        logger.info("actor %d: %d columns of %s", rank, stage.num_columns, settings.env.id)
+        logger.info("actor %d: %d environments of %s", rank, stage.num_columns, settings.env.id)
         return stage.build_sampler(
             schema,
             policy,

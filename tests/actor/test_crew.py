@@ -118,6 +118,11 @@ class Enough(Exception):
     pass
 
 
+def test_environments_that_look_unlike_are_refused() -> None:
+    with pytest.raises(EnvError, match=r"env worker of environment 1 .* has other spaces than"):
+        Crew("parallel", section("Moody"), 2, 2)
+
+
 def test_while_a_worker_hangs_others_are_heard_and_an_end_comes() -> None:
     looks: list[None] = []
 

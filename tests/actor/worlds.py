@@ -106,6 +106,13 @@ class Unmade(Probe):
         raise ValueError("not today")
 
 
+class Moody(Probe):
+    """Looks other in every process."""
+
+    def __init__(self) -> None:
+        super().__init__(num_obs=1 + os.getpid())
+
+
 class BadEnd(Counting):
     def close(self) -> None:
         raise RuntimeError("cannot close")
