@@ -31,9 +31,9 @@ from impala_async.spec import Schema
 
 logger = logging.getLogger(__name__)
 
-# Of each sampler; a round that takes longer is the only one, after one to warm up.
+# Of each sampler; a round that takes longer is the only one.
 BUDGET_S = 0.15
-MAX_ROUNDS = 300
+MAX_ROUNDS = 100
 # A sampler must be faster by this much to be taken instead of a simpler one.
 MARGIN = 0.9
 # And must promise this much to be tried: environments are made anew for it.
@@ -188,7 +188,8 @@ def _try_serial(
     choice: Choice, env: EnvSection, num_envs: int, policies: PoliciesSection
 ) -> float | None:
     """Seconds of one environment's step, where vector code is not all there is."""
-    with _is_optional("serial"):
+    # Nothing is wrong with an environment that is only a vector.
+    with _is_optional("serial", logging.INFO):
         alone = Stage("serial", [build_envs("serial", env, 1, policies)])
         try:
             found = measure(alone, choice.play)
@@ -217,12 +218,12 @@ def _try_workers(choice: Choice, crew: Crew, actor: ActorSection, act_s: float) 
 
 
 @contextmanager
-def _is_optional(what: str) -> Iterator[None]:
+def _is_optional(what: str, level: int = logging.WARNING) -> Iterator[None]:
     """What cannot be had, or looks other than the learner knows it, is no candidate."""
     try:
         yield
     except (EnvError, MismatchError) as error:
-        logger.info("actor.sampler auto leaves out %s: %s", what, error)
+        logger.log(level, "actor.sampler auto leaves out %s: %s", what, error)
 
 
 class Scrap:
