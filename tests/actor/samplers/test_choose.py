@@ -79,7 +79,7 @@ def test_slow_environments_get_workers(choose: Choose, told: Callable[[], str]) 
 
 
 def test_where_acting_is_slow_too_groups_alternate(choose: Choose) -> None:
-    # 20 ms to act for all and 10 to step: 30 ms, or 20 when a group steps while the other is acted for.
+    # 20 ms to act for all and 10 to step: 30 ms, or 20 when one hides the other.
     assert choose(SLOW, policy=SlowPolicy, num_workers=4).name == "alternating"
 
 
