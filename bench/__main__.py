@@ -6,6 +6,7 @@ import sys
 BENCHES = {
     "learning": "tasks with floors, and controls that must fail",
     "ingest": "the learner's receiving side beside a bare TCP socket",
+    "samplers": "each sampler against bare environments",
 }
 
 

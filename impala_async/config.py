@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from impala_async.config_actor import MAX_COLUMNS, ActorSection
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection
 from impala_async.config_section import Section
 
-MAX_COLUMNS = 4096
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
 # What lockstep decides by itself: the lag is known, and one batch waits while one is trained.
@@ -29,27 +29,6 @@ class TrajectorySection(Section):
     """The unit that actors send."""
 
     rows: int = Field(50, ge=1, le=65535, description="T: env steps per trajectory.")
-
-
-class ActorSection(Section):
-    """An actor process. It gets all of this from the learner when it says hello."""
-
-    num_envs: int = Field(
-        8, ge=1, le=MAX_COLUMNS, description="Environments, so columns, per actor."
-    )
-    sampler: Literal["auto", "serial", "vector"] = Field(
-        "auto",
-        description="serial: environments in turn; vector: the environment's own numpy code.",
-    )
-    threads: int = Field(1, ge=1, description="torch threads of an actor.")
-    compress: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="zstd for observations on their way, while it makes them a fifth smaller. "
-        "auto: to learners on other hosts.",
-    )
-    reconnect_s: float = Field(
-        60.0, gt=0, description="How long an actor looks for a lost learner before it exits."
-    )
 
 
 class LearnerSection(Section):
@@ -259,6 +238,11 @@ class RunConfig(Section):
 
     def _broken_lockstep(self) -> Iterator[str]:
         learner, width = self.learner, self._lockstep_columns
+        if self.actor.sampler == "alternating":
+            yield (
+                "pace.mode lockstep: actor.sampler alternating sends two messages where lockstep "
+                "wants one: set it to parallel"
+            )
         if width > MAX_COLUMNS:
             yield (
                 f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "

@@ -79,6 +79,8 @@ DEFAULTS: dict[str, Any] = {
     "trajectory.rows": 50,
     "actor.num_envs": 8,
     "actor.sampler": "auto",
+    "actor.num_workers": None,
+    "actor.device": "auto",
     "actor.threads": 1,
     "actor.compress": "auto",
     "actor.reconnect_s": 60.0,

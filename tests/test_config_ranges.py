@@ -120,7 +120,12 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "policies.copy_every_updates": ([1, 10_000], OPTIONAL_COUNT),
     "trajectory.rows": ([1, 65535], [*COUNT, 65536]),
     "actor.num_envs": ([1, 4096], [*COUNT, 4097]),
-    "actor.sampler": (["auto", "serial", "vector"], ["parallel", None]),
+    "actor.sampler": (
+        ["auto", "serial", "vector", "parallel", "alternating", "central"],
+        ["threads", None],
+    ),
+    "actor.num_workers": ([1, 8, None], [*OPTIONAL_COUNT, 1025]),
+    "actor.device": (["auto", "cpu", "cuda", "cuda:1"], ["gpu", "cuda:", "", None, 5]),
     "actor.threads": ([1, 8], COUNT),
     "actor.compress": (["auto", "on", "off"], [True, "zstd", None]),
     "actor.reconnect_s": ([0.1], POSITIVE),

@@ -13,11 +13,10 @@ import torch
 
 from impala_async.actor.client import Client, NewRun, RunFinished
 from impala_async.actor.offer import Offer
-from impala_async.actor.samplers.build import build_sampler, columns_per_message
+from impala_async.actor.samplers.choose import Play, choose_stage
 from impala_async.actor.samplers.protocols import Sampler
+from impala_async.actor.samplers.stage import Stage, set_stage
 from impala_async.config import ActorSettings
-from impala_async.envs.make import build_envs
-from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvError, MismatchError
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
@@ -39,6 +38,7 @@ class ActorService:
     def __init__(self, url: str, *, num_envs: int | None, connect_s: float) -> None:
         self._num_envs = num_envs
         self._signal: int | None = None
+        self._is_sampling = False
         self._context = new_context()
         self._client = Client(
             self._context,
@@ -70,48 +70,68 @@ class ActorService:
         """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
         with ExitStack() as stack:
-            envs = self._build_envs(settings)
-            stack.callback(_close, envs)
-            sampler = self._join(settings, envs)
+            stage = self._set_stage(settings)
+            stack.callback(_close, stage)
+            sampler = self._join(settings, stage)
             # From here on they are the sampler's to close.
             stack.pop_all()
             stack.callback(_close, sampler)
             try:
+                self._is_sampling = True
                 self._sample(sampler, settings.trajectory.rows)
             except EnvError as error:
                 # It may be the user's own: where it failed is what they need.
                 logger.error("the environment failed", exc_info=error.__cause__)
                 raise
+            finally:
+                self._is_sampling = False
 
-    def _join(self, settings: ActorSettings, envs: EnvBatch) -> Sampler:
-        state = recurrent_state(settings.model.core, settings.model.core_size)
-        rows, policies = settings.trajectory.rows, settings.policies.names
-        schema = Schema(envs.obs_spec, envs.action_spec, rows, state, policies)
-        policy = _build_policy(schema, settings)
-        columns = columns_per_message(envs)
-        streams = envs.num_envs // columns
-        self._client.join(Offer(schema, policy.layout, columns, streams))
+    def _join(self, settings: ActorSettings, stage: Stage) -> Sampler:
+        schema = _schema_of(stage, settings)
+        policy = _build_policy(schema, settings, stage.device)
+        offer = Offer(schema, policy.layout, stage.columns_per_message, stage.num_streams)
+        self._client.join(offer)
         rank = self._client.welcome.rank
         seed = seed_of(settings.seed, rank)
-        logger.info("actor %d: %d environments of %s", rank, envs.num_envs, settings.env.id)
-        return build_sampler(
+        logger.info("actor %d: %d environments of %s", rank, stage.num_columns, settings.env.id)
+        return stage.build_sampler(
             schema,
-            envs,
             policy,
-            torch.Generator().manual_seed(seed),
+            torch.Generator(stage.device).manual_seed(seed),
             buffers=self._client,
             newest=self._client.newest,
             seed=seed,
         )
 
-    def _build_envs(self, settings: ActorSettings) -> EnvBatch:
+    def _set_stage(self, settings: ActorSettings) -> Stage:
+        """The environments that `actor.sampler` asks for, where it wants them."""
         num_envs = self._num_envs or settings.actor.num_envs
         self._check_num_envs(num_envs, settings)
+        actor, env, policies = settings.actor, settings.env, settings.policies
         try:
-            return build_envs(settings.actor.sampler, settings.env, num_envs, settings.policies)
+            stage = set_stage(actor.sampler, actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(str(error)) from error
+        if actor.sampler != "auto":
+            return stage
+        if settings.pace.is_lockstep:
+            logger.info("actor.sampler auto takes %s: lockstep measures nothing", stage.name)
+            return stage
+        schema = _schema_of(stage, settings)
+
+        def make_player(device: str) -> tuple[Policy | Team, torch.Generator]:
+            return _build_policy(schema, settings, device), torch.Generator(device)
+
+        play = Play(schema, make_player, self._look_up)
+        return choose_stage(stage, actor, env, num_envs, policies, play)
+
+    def _look_up(self) -> None:
+        """Called while env workers are waited for, however long they take."""
+        if self._signal is not None:
+            raise RunFinished
+        if self._is_sampling:
+            self._client.pump(0)
 
     def _check_num_envs(self, num_envs: int, settings: ActorSettings) -> None:
         """The learner would refuse them too, but only when all of them are built."""
@@ -164,15 +184,22 @@ class ActorService:
         self._signal = number
 
 
-def _build_policy(schema: Schema, settings: ActorSettings) -> Policy | Team:
+def _schema_of(stage: Stage, settings: ActorSettings) -> Schema:
+    state = recurrent_state(settings.model.core, settings.model.core_size)
+    rows, policies = settings.trajectory.rows, settings.policies.names
+    return Schema(stage.obs_spec, stage.action_spec, rows, state, policies)
+
+
+def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> Policy | Team:
+    seed, policies = settings.seed, settings.policies
     try:
-        return build_policy(schema, settings.model, settings.policies, seed=settings.seed)
+        return build_policy(schema, settings.model, policies, seed=seed, device=device)
     except ValueError as error:
         # An own torso that is not installed here, or a network that does not fit the spaces.
         raise MismatchError(str(error)) from error
 
 
-def _close(owner: EnvBatch | Sampler) -> None:
+def _close(owner: Stage | Sampler) -> None:
     """A fault in close must not hide why it is closed."""
     try:
         owner.close()

@@ -56,9 +56,13 @@ def is_parallel(env: Any) -> TypeGuard[ParallelEnv]:
 class _World:
     """One environment: the columns of its agents, who plays, and who has played."""
 
-    def __init__(self, env: ParallelEnv, columns: dict[Any, int]) -> None:
+    def __init__(
+        self, env: ParallelEnv, columns: dict[Any, int], mapping: PolicyMapping | None
+    ) -> None:
         self.env = env
         self.columns = columns
+        # Its own, so that who plays whom does not depend on what other environments drew.
+        self.mapping = mapping
         self.playing: list[Any] = []
         self.seen: set[Any] = set()
 
@@ -82,7 +86,11 @@ class AgentEnvs:
         agents = list(first.possible_agents)
         observation_space, action_space = _shared_spaces(self.name, first, agents)
         self._worlds = [
-            _World(env, {agent: index * len(agents) + i for i, agent in enumerate(agents)})
+            _World(
+                env,
+                {agent: index * len(agents) + i for i, agent in enumerate(agents)},
+                PolicyMapping(policies, agents) if policies.names else None,
+            )
             for index, env in enumerate(envs)
         ]
         self.num_envs = num_columns = len(envs) * len(agents)
@@ -98,25 +106,25 @@ class AgentEnvs:
         self._terminated = np.zeros(num_columns, np.bool_)
         self._truncated = np.zeros(num_columns, np.bool_)
         self._idle = np.zeros(num_columns, np.bool_)
-        self._mapping = PolicyMapping(policies, agents) if policies.names else None
-        if self._mapping is not None:
-            self._add_policies(self._mapping)
+        mapping = self._worlds[0].mapping
+        if mapping is not None:
+            self._add_policies(mapping)
         self._result = Step(
             self._obs,
             self._rewards,
             self._terminated,
             self._truncated,
             idle=self._idle,
-            untrained=None if self._mapping is None else self._untrained,
+            untrained=None if mapping is None else self._untrained,
         )
 
-    def reset(self, seed: int) -> Obs:
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all environments anew, each with a seed of its own."""
-        first_seed = spread_seed(seed)
-        if self._mapping is not None:
-            self._mapping.seed(first_seed)
+        first_seed = spread_seed(seed) + first_env
         with self._resetting:
             for index, world in enumerate(self._worlds):
+                if world.mapping is not None:
+                    world.mapping.seed(first_seed + index)
                 self._reset_world(world, first_seed + index)
         return self._obs
 
@@ -153,10 +161,10 @@ class AgentEnvs:
 
     def _reset_world(self, world: _World, seed: int | None) -> None:
         obs, _ = world.env.reset(seed=seed)
-        if self._mapping is not None:
+        if world.mapping is not None:
             columns = list(world.columns.values())
-            self._policies[columns] = drawn = self._mapping.draw()
-            self._untrained[columns] = ~self._mapping.is_trained[drawn]
+            self._policies[columns] = drawn = world.mapping.draw()
+            self._untrained[columns] = ~world.mapping.is_trained[drawn]
         world.playing = []
         world.seen = set()
         self._welcome(world, obs)

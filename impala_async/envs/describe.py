@@ -13,18 +13,16 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, cast, get_args
 
 from pydantic import ValidationError
 
+from impala_async.config_actor import SamplerName
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.interrupts import end_silently
 from impala_async.spec import ActionSpec, ObsSpec, Schema
-
-if TYPE_CHECKING:
-    from impala_async.envs.make import Sampling
 
 
 class Described(NamedTuple):
@@ -36,7 +34,7 @@ class Described(NamedTuple):
 
 
 def describe(
-    section: EnvSection, sampler: "Sampling" = "auto", policies: PoliciesSection = ONE_POLICY
+    section: EnvSection, sampler: SamplerName = "auto", policies: PoliciesSection = ONE_POLICY
 ) -> Described:
     """The environment as this sampler steps it; raises EnvError if it fails within a few steps.
 
@@ -93,13 +91,12 @@ def _answer(section_json: bytes, args: list[str]) -> tuple[str, int]:
     return json.dumps({**spaces, "num_columns": found.num_columns}), EXIT_DONE
 
 
-def _sampler(args: list[str]) -> "Sampling":
-    match args:
-        case []:
-            return "auto"
-        case ["auto" | "serial" | "vector" as sampler]:
-            return sampler
-    raise EnvError(f"wants auto, serial or vector, got {' '.join(args)}")
+def _sampler(args: list[str]) -> SamplerName:
+    known = get_args(SamplerName)
+    name = args[0] if args else "auto"
+    if name not in known:
+        raise EnvError(f"wants one of {', '.join(known)}, got {name}")
+    return cast(SamplerName, name)
 
 
 def _error(text: str) -> str:

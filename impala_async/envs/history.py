@@ -42,8 +42,8 @@ class WithHistory:
         }
         self._was_over = np.zeros(envs.num_envs, np.bool_)
 
-    def reset(self, seed: int) -> Obs:
-        obs = self._envs.reset(seed)
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        obs = self._envs.reset(seed, first_env)
         self._was_over = np.zeros(self.num_envs, np.bool_)
         return {**obs, **{name: np.zeros_like(array) for name, array in self._added.items()}}
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from impala_async.config_actor import SamplerName
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.agents import AgentEnvs, is_parallel
@@ -27,11 +28,9 @@ from impala_async.errors import EnvError
 
 logger = logging.getLogger(__name__)
 
-Sampling = Literal["auto", "serial", "vector"]
-
 
 def build_envs(
-    sampler: Sampling,
+    sampler: SamplerName,
     section: EnvSection,
     num_envs: int,
     policies: PoliciesSection = ONE_POLICY,
@@ -39,8 +38,35 @@ def build_envs(
     """The batch of environments that a sampler steps.
 
     auto: the environment's own vector code where it can be used, else single ones in turn.
+    Samplers with workers: what each of those steps, which is single ones where there are any.
     """
-    envs = _build_plain(sampler, section, num_envs, policies)
+    if sampler == "auto":
+        return build_usual(section, num_envs, policies)[1]
+    if sampler == "vector" or (sampler != "serial" and _is_only_vector(section)):
+        return _finish(_vector(section, num_envs), section, policies)
+    return _finish(_serial(section, num_envs, policies), section, policies)
+
+
+def build_usual(
+    section: EnvSection, num_envs: int, policies: PoliciesSection = ONE_POLICY
+) -> tuple[Literal["serial", "vector"], EnvBatch]:
+    """What `auto` takes where nothing is measured, and its name."""
+    if _is_only_vector(section):
+        return "vector", build_envs("vector", section, num_envs, policies)
+    if _why_no_vector(section) is None:
+        try:
+            envs = _vector(section, num_envs)
+        except EnvError as error:
+            serial = build_envs("serial", section, num_envs, policies)
+            logger.warning("%s is stepped serially, its vector code cannot be used: %s",
+                           section.id, error)  # fmt: skip
+            return "serial", serial
+        return "vector", _finish(envs, section, policies)
+    return "serial", build_envs("serial", section, num_envs, policies)
+
+
+def _finish(envs: EnvBatch, section: EnvSection, policies: PoliciesSection) -> EnvBatch:
+    """What all batches have in common."""
     try:
         if policies.names and not isinstance(envs, AgentEnvs):
             raise EnvError(
@@ -53,24 +79,6 @@ def build_envs(
         envs.close()
         raise
     return envs
-
-
-def _build_plain(
-    sampler: Sampling, section: EnvSection, num_envs: int, policies: PoliciesSection
-) -> EnvBatch:
-    if sampler == "serial":
-        return _serial(section, num_envs, policies)
-    if sampler == "vector" or _is_only_vector(section):
-        return _vector(section, num_envs)
-    if _why_no_vector(section) is not None:
-        return _serial(section, num_envs, policies)
-    try:
-        return _vector(section, num_envs)
-    except EnvError as error:
-        envs = _serial(section, num_envs, policies)
-        logger.warning("%s is stepped serially, its vector code cannot be used: %s",
-                       section.id, error)  # fmt: skip
-        return envs
 
 
 def make_env(section: EnvSection) -> Any:

@@ -61,6 +61,9 @@ class EnvBatch(Protocol):
 
     NEXT_STEP: the step after a column's end resets it: the action is ignored, the reward 0.
     SAME_STEP: the step that ends a column's episode returns its reset observation.
+
+    A batch may be a part of a larger one: `first_env` is the place of its first environment there,
+    and seeds are those of the larger one.
     """
 
     @property
@@ -78,7 +81,7 @@ class EnvBatch(Protocol):
     @property
     def autoreset(self) -> AutoresetMode: ...
 
-    def reset(self, seed: int) -> Obs: ...
+    def reset(self, seed: int, first_env: int = 0) -> Obs: ...
 
     def step(self, actions: Actions) -> Step: ...
 
@@ -116,9 +119,9 @@ class SerialEnvs:
         self._is_over = [False] * num_envs
         self._result = Step(self._obs, self._rewards, self._terminated, self._truncated)
 
-    def reset(self, seed: int) -> Obs:
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew; column i gets the seed that SyncVectorEnv would give it."""
-        first_seed = spread_seed(seed)
+        first_seed = spread_seed(seed) + first_env
         self._is_over = [False] * self.num_envs
         self._terminated.fill(False)
         self._truncated.fill(False)
@@ -187,10 +190,10 @@ class VectorEnvs:
             for leaf in self._leaves
         }
 
-    def reset(self, seed: int) -> Obs:
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew, seeded as the environment itself deals seeds to columns."""
         with self._resetting:
-            obs, _ = self._env.reset(seed=spread_seed(seed))
+            obs, _ = self._env.reset(seed=spread_seed(seed) + first_env)
             check_obs(self._leaves, obs, self.num_envs)
         self._num_over = 0
         return flatten_obs(self._leaves, obs)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 from impala_async import lifeline
-from impala_async.config import ActorSection, RunConfig
+from impala_async.config import RunConfig
+from impala_async.config_actor import ActorSection
 from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection

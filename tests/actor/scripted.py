@@ -299,12 +299,16 @@ def settings_of(
     return ActorSettings.of(config).model_copy(update={"max_lag": max_lag})
 
 
-def settings_for(probe: str, rows: int = 4, seed: int = 0, **kwargs: Any) -> ActorSettings:
+def settings_for(
+    probe: str, rows: int = 4, seed: int = 0, sampler: str = "auto", **kwargs: Any
+) -> ActorSettings:
     """For one of our own environments."""
     settings = settings_of(
         f"impala_async.envs.probes:{probe}", trajectory=TrajectorySection(rows=rows), seed=seed
     )
-    return settings.model_copy(update={"env": settings.env.model_copy(update={"kwargs": kwargs})})
+    env = settings.env.model_copy(update={"kwargs": kwargs})
+    actor = settings.actor.model_copy(update={"sampler": sampler})
+    return settings.model_copy(update={"env": env, "actor": actor})
 
 
 def weights_of(value: float, version: Version) -> Weights:

@@ -257,7 +257,7 @@ def test_environments_are_closed_when_the_learner_refuses_them(
 
 def test_where_the_time_goes_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "TIMERS_EVERY_S", 0.05)
-    settings = settings_for("Slow", rows=10, step_s=0.002)
+    settings = settings_for("Slow", rows=10, sampler="serial", step_s=0.002)
 
     def serve(scene: Scene) -> dict[str, float]:
         session = welcomed(scene, settings, heartbeat_s=0.05)
@@ -314,3 +314,30 @@ def test_rank_and_seed_decide_what_an_actor_does(scene: Scene) -> None:
     others = [sent(0, 1), sent(1, 0)]
     assert reference not in others
     assert others[0] != others[1]
+
+
+def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene: Scene) -> None:
+    settings = settings_for("Counting", rows=4, sampler="parallel")
+    env = settings.env.model_copy(update={"id": "tests.actor.worlds:Hanging"})
+    settings = settings.model_copy(update={"env": env})
+
+    def serve(scene: Scene) -> None:
+        session = welcomed(scene, settings)
+        session.grant(MANY)
+        give_weights(scene, session, settings)
+        finish(scene, session)
+
+    code, _ = run(scene, serve)
+    assert code == 0
+
+
+def test_auto_picks_once_and_joins_with_what_it_picked(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = settings_for("Slow", rows=2, step_s=0.02)
+    code, (session, _) = run(scene, play(settings), num_envs=4)
+    assert code == 0
+    (told,) = [text for text in caplog.messages if text.startswith("actor.sampler auto takes ")]
+    columns, streams = (2, 2) if "takes alternating" in told else (4, 1)
+    assert (session.spec.columns, session.spec.streams) == (columns, streams)

@@ -385,3 +385,15 @@ def test_a_key_that_is_called_policy_is_in_the_way() -> None:
 
     with pytest.raises(EnvError, match=r"has a key 'policy' already.*rename it by a wrapper"):
         AgentEnvs([Named()], policies=PAIR)
+
+
+def test_a_part_of_a_batch_has_the_seeds_and_the_players_of_the_whole() -> None:
+    def players(envs: AgentEnvs, first_env: int) -> list[Any]:
+        seen = [envs.reset(5, first_env)["policy"].tolist()]
+        return seen + [envs.step(ones(envs)).obs["policy"].tolist() for _ in range(20)]
+
+    worlds = [Lives((1, 2)) for _ in range(3)]
+    whole = players(AgentEnvs(worlds, policies=PAIR), 0)
+    part = Lives((1, 2))
+    assert players(AgentEnvs([part], policies=PAIR), 2) == [row[4:] for row in whole]
+    assert part.seeds[0] == worlds[2].seeds[0]

@@ -3,10 +3,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from impala_async.config_actor import SamplerName
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import PoliciesSection
 from impala_async.envs.describe import describe, read_answer
@@ -138,3 +139,8 @@ def test_a_child_that_is_told_of_policies_describes_their_leaf() -> None:
     alone = ask(section("CartPole-v1").model_dump_json(), "auto", policies)
     assert alone.returncode == 2
     assert "single agent" in json.loads(alone.stdout)["error"]
+
+
+@pytest.mark.parametrize("sampler", get_args(SamplerName))
+def test_what_is_described_does_not_depend_on_where_it_is_stepped(sampler: SamplerName) -> None:
+    assert describe(section("CartPole-v1"), sampler) == (*CARTPOLE, 1)

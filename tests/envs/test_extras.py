@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from impala_async.config_actor import SamplerName
 from impala_async.config_env import EnvSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.make import Sampling, build_envs
+from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch, SerialEnvs
 from impala_async.errors import EnvError
 
@@ -91,7 +92,7 @@ def random_actions(envs: EnvBatch, rng: np.random.Generator) -> dict[str, NDArra
     ("package", "settings", "leaves"), CASES, ids=[str(case[1]) for case in CASES]
 )
 def test_environments_of_other_packages(
-    package: str, settings: dict[str, Any], leaves: dict[str, tuple[int, ...]], sampler: Sampling
+    package: str, settings: dict[str, Any], leaves: dict[str, tuple[int, ...]], sampler: SamplerName
 ) -> None:
     need(package)
     envs = build_envs(sampler, EnvSection(**settings), 2)

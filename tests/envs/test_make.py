@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import PoliciesSection
 from impala_async.envs import probes
-from impala_async.envs.make import build_envs, make_env, make_vector_env
+from impala_async.envs.make import build_envs, build_usual, make_env, make_vector_env
 from impala_async.envs.probes import Counting, CountingVector, Probe
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
@@ -409,3 +409,20 @@ def test_agents_are_dealt_policies_whatever_the_sampler_may_be() -> None:
 def test_a_single_agent_has_one_policy(env_id: str, sampler: Any) -> None:
     with pytest.raises(EnvError, match=r"policies.names: .* has a single agent.*drop the section"):
         build_envs(sampler, section(env_id), 2, PAIR)
+
+
+@pytest.mark.parametrize("sampler", ["parallel", "alternating", "central"])
+def test_workers_step_single_environments_where_there_are_any(sampler: Any) -> None:
+    envs = build_envs(sampler, section("CartPole-v1"), 2)
+    assert isinstance(envs, SerialEnvs)
+    envs.close()
+    envs = build_envs(sampler, section(f"{PROBES}:CountingVector"), 2)
+    assert isinstance(envs, VectorEnvs)
+    envs.close()
+
+
+def test_the_usual_batch_says_what_it_is() -> None:
+    for env_id, name in (("CartPole-v1", "vector"), (f"{PROBES}:Counting", "serial")):
+        found, envs = build_usual(section(env_id), 2)
+        assert found == name
+        envs.close()

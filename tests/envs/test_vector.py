@@ -461,3 +461,13 @@ def test_closing_reaches_the_environment() -> None:
     env = CountingVector(2)
     VectorEnvs(env).close()
     assert env.closed
+
+
+@pytest.mark.parametrize("is_vector", [False, True])
+def test_a_part_of_a_batch_has_the_seeds_of_the_whole(is_vector: bool) -> None:
+    def made(num_envs: int) -> SerialEnvs | VectorEnvs:
+        kinds = [lambda: gym.make("CartPole-v1")] * num_envs
+        return VectorEnvs(SyncVectorEnv(kinds)) if is_vector else SerialEnvs([k() for k in kinds])
+
+    whole, part = made(5).reset(7)[""], made(2).reset(7, first_env=3)[""]
+    np.testing.assert_array_equal(whole[3:], part)

@@ -62,19 +62,28 @@ class DirectSampler(ABC):
 
     def step(self) -> list[Finished]:
         """Step every column once; the messages that this completed, mostly none."""
+        finished, chosen = self.choose()
+        before = perf_counter()
+        step = self._envs.step(chosen.actions)
+        self.timers.env_time_s += perf_counter() - before
+        return finished + self.take(chosen, step)
+
+    def choose(self) -> tuple[list[Finished], ChosenActions]:
+        """The first half of a step: act, at a boundary with newer weights."""
         finished: list[Finished] = []
         while self._is_any_waiting:
             finished += self._begin()
-        timers = self.timers
         before = perf_counter()
         chosen = self._policy.act(self._obs, self._state, self._rng)
-        acted = perf_counter()
-        step = self._envs.step(chosen.actions)
-        timers.env_time_s += perf_counter() - acted
-        timers.act_time_s += acted - before
-        timers.num_steps += 1
+        self.timers.act_time_s += perf_counter() - before
+        self._is_any_waiting = bool(finished)
+        return finished, chosen
+
+    def take(self, chosen: ChosenActions, step: Step) -> list[Finished]:
+        """The second half: write down what came of it; the messages that this completed."""
+        self.timers.num_steps += 1
         self._obs, self._state = step.obs, chosen.state
-        finished += self._write(chosen, step)
+        finished = self._write(chosen, step)
         if finished:
             self._is_any_waiting = True
         return finished

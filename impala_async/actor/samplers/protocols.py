@@ -62,7 +62,7 @@ class SamplerTimers:
     act_time_s: float = 0.0
     env_time_s: float = 0.0
     num_steps: int = 0
-    """Calls of `step`; each steps every column."""
+    """Steps of every column, or of every column of a group."""
 
     def take(self) -> "SamplerTimers":
         """A copy; the sums begin anew."""
@@ -73,13 +73,22 @@ class SamplerTimers:
 
 
 class Sampler(Protocol):
-    """Steps environments with a policy and writes their trajectories."""
+    """Steps environments with a policy and writes their trajectories.
+
+    What `actor.sampler` names differs in where environments are stepped and where the policy acts:
+
+        serial, vector, parallel, central   `DirectSampler` over one batch of environments
+        alternating                         `AlternatingSampler` over two
+    """
 
     @property
     def timers(self) -> SamplerTimers: ...
 
     def step(self) -> list[Finished]:
-        """Step every column once; the messages that this completed, mostly none."""
+        """Step every column of a group once; the messages that this completed, mostly none.
+
+        A message must be sent before the next call, which may wait for the credit for another.
+        """
         ...
 
     def close(self) -> None: ...

@@ -1,0 +1,144 @@
+"""An actor's env workers together, and the batch of environments that they are to a sampler.
+
+`Crew` starts them and lays out the memory that they share. `WorkerEnvs` is an `EnvBatch` over all
+or half of them: its columns have the seeds that they would have in one process, so a policy that
+chooses alike gets the same trajectories to the last bit.
+
+Runs on: sampler thread
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import accumulate
+
+import numpy as np
+
+from impala_async.actor.block import Block, new_memory
+from impala_async.actor.env_worker import RESET, Order, Place
+from impala_async.actor.worker import Look, LookUp, Worker, end_workers
+from impala_async.config_actor import SamplerName
+from impala_async.config_env import EnvSection
+from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.envs.actions import Actions
+from impala_async.envs.vector import Obs, Step
+from impala_async.errors import EnvError
+
+
+class WorkerEnvs:
+    """Workers that stand side by side, as one batch. `send` and `receive` are a `step` in two."""
+
+    def __init__(self, workers: Sequence[Worker], looks: Sequence[Look], block: Block) -> None:
+        self.name, self.autoreset, spaces = looks[0]
+        self.obs_spec, self.action_spec, _ = spaces
+        self.num_envs = sum(look.spaces.num_columns for look in looks)
+        self._workers = list(workers)
+        self._block = block
+        self._steps = [block.read(brought) for brought in range(8)]
+
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        """Start all columns anew, wherever these workers stand among those of the actor."""
+        for worker in self._workers:
+            if worker.is_stepping:  # for a sampler that was given up
+                worker.hear()
+            worker.tell(seed, RESET)
+        for worker in self._workers:
+            worker.hear()
+        return self._block.obs
+
+    def step(self, actions: Actions) -> Step:
+        self.send(actions)
+        return self.receive()
+
+    def send(self, actions: Actions) -> None:
+        """Begin a step; until `receive`, nothing of the last one may be looked at."""
+        for name, array in self._block.actions.items():
+            np.copyto(array, actions[name])
+        for worker in self._workers:
+            worker.begin_step()
+
+    def receive(self) -> Step:
+        """Wait for the step that was begun."""
+        brought = 0
+        for worker in self._workers:
+            brought |= worker.hear()
+        return self._steps[brought]
+
+    def close(self) -> None:
+        """End the workers, all at once; then raise what their environments had to say."""
+        end_workers(self._workers)
+
+
+class Crew:
+    """The workers of an actor, with about as many environments each. Whoever steps them closes
+    them: `whole`, or both of `halves`."""
+
+    def __init__(
+        self,
+        sampler: SamplerName,
+        section: EnvSection,
+        num_envs: int,
+        num_workers: int,
+        policies: PoliciesSection = ONE_POLICY,
+        look_up: LookUp = lambda: None,
+    ) -> None:
+        """Start them; EnvError when one cannot make its environments."""
+        env, named = section.model_dump(mode="json"), policies.model_dump(mode="json")
+        self._workers: list[Worker] = []
+        with ExitStack() as stack:
+            memory = new_memory()
+            stack.callback(os.close, memory)
+            with ExitStack() as on_failure:
+                on_failure.callback(end_workers, self._workers, is_quiet=True)
+                first = 0
+                for share in shares(num_envs, num_workers):
+                    order = Order(sampler, env, named, share, first)
+                    self._workers.append(Worker(order, memory, look_up))
+                    first += share
+                self._looks = [worker.hear_look() for worker in self._workers]
+                self._widths = [look.spaces.num_columns for look in self._looks]
+                self._block = self._lay_out(memory)
+                on_failure.pop_all()
+
+    @property
+    def can_alternate(self) -> bool:
+        """Whether both halves have as many columns."""
+        middle = len(self._looks) // 2
+        return sum(self._widths[:middle]) == sum(self._widths[middle:])
+
+    def whole(self) -> WorkerEnvs:
+        return self._batch(0, len(self._workers))
+
+    def halves(self) -> list[WorkerEnvs]:
+        assert self.can_alternate, "the config has even numbers"
+        middle = len(self._workers) // 2
+        return [self._batch(0, middle), self._batch(middle, len(self._workers))]
+
+    def close(self) -> None:
+        """End the workers, all at once; then raise what their environments had to say."""
+        end_workers(self._workers)
+
+    def _lay_out(self, memory: int) -> Block:
+        """Only now is it known what goes into the memory."""
+        obs, action, _ = self._looks[0].spaces
+        for worker, look in zip(self._workers, self._looks, strict=True):
+            if (look.spaces.obs, look.spaces.action) != (obs, action):
+                raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
+        *firsts, num_columns = accumulate(self._widths, initial=0)
+        block = Block.over(memory, obs, action, num_columns)
+        block.touch()
+        for worker, first in zip(self._workers, firsts, strict=True):
+            worker.tell(Place(num_columns, first)._asdict())
+        return block
+
+    def _batch(self, begin: int, end: int) -> WorkerEnvs:
+        columns = self._block.columns(sum(self._widths[:begin]), sum(self._widths[:end]))
+        return WorkerEnvs(self._workers[begin:end], self._looks[begin:end], columns)
+
+
+def shares(num_envs: int, num_workers: int) -> list[int]:
+    """How many environments each worker has: as equal as they can be, and their halves too."""
+    if num_envs % 2 == num_workers % 2 == 0:
+        return shares(num_envs // 2, num_workers // 2) * 2
+    few, num_more = divmod(num_envs, num_workers)
+    return [few + (worker < num_more) for worker in range(num_workers)]

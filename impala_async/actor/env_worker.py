@@ -1,0 +1,151 @@
+"""An env worker: a process that steps some of an actor's environments, in memory that both share.
+
+    python -m impala_async.actor.env_worker COMMANDS REPLIES MEMORY
+
+The arguments are descriptors that it inherits: a pipe of commands, one of replies, and the memory.
+First it gets an `Order` and answers with what its environments look like, then it gets their place
+in the memory. From then on a command and its reply are a byte each: RESET (with a seed behind it)
+or STEP, answered by the bits of what the step brought. FAULT, with the reason behind it, is its
+last word. It ends when the pipe of commands is closed, which the death of its actor does as well;
+in mid-step the lifeline tells it.
+
+Never imports torch, which would cost each worker a second and some hundred megabytes.
+
+Runs on: env worker
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from impala_async import lifeline
+from impala_async.actor.block import Block
+from impala_async.config_actor import SamplerName
+from impala_async.config_env import EnvSection
+from impala_async.config_policies import PoliciesSection
+from impala_async.envs.make import build_envs
+from impala_async.envs.vector import EnvBatch
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
+from impala_async.interrupts import CTRL_C
+
+STEP, RESET = b"s", b"r"
+# All replies below it are bits.
+FAULT = 0xFF
+REPLIES = [bytes([bits]) for bits in range(FAULT)]
+# A fault must fit into a pipe, so that nobody needs to read it for the worker to end.
+MAX_TRACEBACK = 20_000
+_SIZE_BYTES = 4
+
+
+class Order(NamedTuple):
+    """Which environments to make: `first_env` is the place of the first among all of the actor."""
+
+    sampler: SamplerName
+    env: dict[str, Any]
+    policies: dict[str, Any]
+    num_envs: int
+    first_env: int
+
+
+class Place(NamedTuple):
+    """Where the columns of a worker are in the memory."""
+
+    num_columns: int
+    first: int
+
+
+def write_json(fd: int, value: Any, before: bytes = b"") -> None:
+    """Send a value that a single byte cannot hold."""
+    body = json.dumps(value).encode()
+    rest = memoryview(before + len(body).to_bytes(_SIZE_BYTES, "little") + body)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def read_json(fd: int) -> Any:
+    """What `write_json` sent; EOFError when the other side is gone."""
+    return json.loads(_read(fd, int.from_bytes(_read(fd, _SIZE_BYTES), "little")))
+
+
+def main() -> int:
+    """Serve until the actor closes the pipe; a fault of the environment is told and ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # They are the actor's to understand, which then closes the pipe. No SIG_IGN: what an
+        # environment starts would inherit that.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+    lifeline.hold()
+    commands, replies, memory = fds = [int(text) for text in sys.argv[1:]]
+    for fd in fds:
+        # What an environment starts must not keep the pipes open.
+        os.set_inheritable(fd, False)
+    try:
+        _work(commands, replies, memory)
+    except EnvError as error:
+        text = "".join(traceback.format_exception(error.__cause__ or error))
+        fault = {"error": str(error), "traceback": text[-MAX_TRACEBACK:]}
+        write_json(replies, fault, before=bytes([FAULT]))
+        return EXIT_CONFIG
+    except (EOFError, BrokenPipeError):
+        pass  # the actor is gone
+    os.close(replies)
+    return EXIT_DONE
+
+
+def _work(commands: int, replies: int, memory: int) -> None:
+    order = Order(**read_json(commands))
+    section = EnvSection.model_validate(order.env)
+    policies = PoliciesSection.model_validate(order.policies)
+    envs = build_envs(order.sampler, section, order.num_envs, policies)
+    try:
+        write_json(replies, _look(envs), before=REPLIES[0])
+        place = Place(**read_json(commands))
+        block = Block.over(memory, envs.obs_spec, envs.action_spec, place.num_columns)
+        os.close(memory)
+        mine = block.columns(place.first, place.first + envs.num_envs)
+        _serve(envs, mine, order.first_env, commands, replies)
+    except (EnvError, EOFError, BrokenPipeError):
+        # Nor must a fault in close hide why they are closed.
+        with contextlib.suppress(EnvError):
+            envs.close()
+        raise
+    envs.close()
+
+
+def _serve(envs: EnvBatch, block: Block, first_env: int, commands: int, replies: int) -> None:
+    actions = block.actions
+    while command := os.read(commands, 1):
+        brought = 0
+        if command == STEP:
+            brought = block.write(envs.step(actions))
+        else:
+            block.write_obs(envs.reset(read_json(commands), first_env))
+        os.write(replies, REPLIES[brought])
+
+
+def _look(envs: EnvBatch) -> dict[str, Any]:
+    spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
+    return {
+        "name": envs.name,
+        "autoreset": envs.autoreset.value,
+        "spaces": {**spaces, "num_columns": envs.num_envs},
+    }
+
+
+def _read(fd: int, num_bytes: int) -> bytes:
+    found = b""
+    while len(found) < num_bytes:
+        part = os.read(fd, num_bytes - len(found))
+        if not part:
+            raise EOFError
+        found += part
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The sampler of two groups: the environments of one step while the policy acts for the other.
+
+Each group has its own workers, columns and messages. A call of `step`, and what goes on meanwhile:
+
+    policy     acts for A    (waits)      acts for B    (waits)      acts for A
+    group A    ..............steps─────────────────────┐.............steps──────
+    group B    steps─────────────────────┐.............steps─────────────────────
+               └──── one call ───────────┘└──── the next one ───────┘
+
+Newer weights are asked for by the first group only. Both groups end their trajectories with the
+same row, the first one first, so they swap together, and never within a trajectory. (Where each
+column has its own end, `DirectSampler` says what holds.)
+
+Runs on: sampler thread
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+from impala_async.actor.samplers.direct import DirectSampler
+from impala_async.actor.samplers.protocols import ChosenActions, SamplerTimers
+from impala_async.actor.unroll import Finished
+from impala_async.envs.actions import Actions
+from impala_async.envs.vector import EnvBatch, Step
+
+
+class SplitBatch(EnvBatch, Protocol):
+    """A batch whose `step` can be begun and waited for."""
+
+    def send(self, actions: Actions) -> None: ...
+
+    def receive(self) -> Step: ...
+
+
+class Group(NamedTuple):
+    """A sampler, and its environments, which are stepped past it."""
+
+    sampler: DirectSampler
+    envs: SplitBatch
+
+
+class AlternatingSampler:
+    """Two groups of equal width."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._acting, self._stepping = groups
+        self.timers = SamplerTimers()
+        for group in groups:
+            group.sampler.timers = self.timers
+        # What the stepping group does; nothing before its first turn.
+        self._under_way: ChosenActions | None = None
+
+    def step(self) -> list[Finished]:
+        """Act for one group, then take the other one's step; the messages that are complete."""
+        group, other = self._acting, self._stepping
+        finished, chosen = group.sampler.choose()
+        group.envs.send(chosen.actions)
+        self._acting, self._stepping = other, group
+        other_chosen, self._under_way = self._under_way, chosen
+        if other_chosen is None:
+            return finished
+        before = perf_counter()
+        step = other.envs.receive()
+        self.timers.env_time_s += perf_counter() - before
+        return finished + other.sampler.take(other_chosen, step)
+
+    def close(self) -> None:
+        """Close both groups; trajectories that are not full are lost."""
+        try:
+            self._acting.sampler.close()
+        finally:
+            self._stepping.sampler.close()

@@ -1,0 +1,132 @@
+"""What a sampler stands on: its environments, wherever they are stepped, and the policy's device.
+
+Built before anything is agreed with the learner, since the schema follows from it.
+
+Runs on: sampler thread
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from impala_async.actor.cores import count_cores
+from impala_async.actor.crew import Crew
+from impala_async.actor.samplers.alternating import SplitBatch
+from impala_async.actor.samplers.build import build_alternating, build_sampler, columns_per_message
+from impala_async.actor.samplers.protocols import ActingPolicy, BufferSource, Newest, Sampler
+from impala_async.actor.worker import LookUp
+from impala_async.config_actor import WITH_WORKERS, ActorSection, SamplerName
+from impala_async.config_env import EnvSection
+from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.envs.make import build_envs, build_usual
+from impala_async.envs.vector import EnvBatch
+from impala_async.errors import EnvError, MismatchError
+from impala_async.spec import Schema
+
+CPU = "cpu"
+
+
+class Stage:
+    """Groups of environments that are stepped together: one, or two that alternate."""
+
+    def __init__(self, name: SamplerName, groups: Sequence[EnvBatch], device: str = CPU) -> None:
+        self.name = name
+        self.groups = list(groups)
+        self.device = device
+        self.obs_spec, self.action_spec = groups[0].obs_spec, groups[0].action_spec
+        self.num_columns = sum(envs.num_envs for envs in groups)
+        self.columns_per_message = columns_per_message(groups[0])
+
+    @property
+    def num_streams(self) -> int:
+        """How many messages are written side by side."""
+        return self.num_columns // self.columns_per_message
+
+    def build_sampler(
+        self,
+        schema: Schema,
+        policy: ActingPolicy,
+        rng: Any,
+        *,
+        buffers: BufferSource,
+        newest: Newest,
+        seed: int,
+    ) -> Sampler:
+        """A sampler over all of it, which closes it in its own `close`."""
+        if len(self.groups) == 1:
+            envs = self.groups[0]
+            return build_sampler(
+                schema, envs, policy, rng, buffers=buffers, newest=newest, seed=seed
+            )
+        groups = [cast(SplitBatch, envs) for envs in self.groups]
+        return build_alternating(
+            schema, groups, policy, rng, buffers=buffers, newest=newest, seed=seed
+        )
+
+    def close(self) -> None:
+        """Close all groups, then raise the fault of the first one that failed to."""
+        faults = []
+        for envs in self.groups:
+            try:
+                envs.close()
+            except EnvError as error:
+                faults.append(error)
+        if faults:
+            raise faults[0]
+
+
+def set_stage(
+    sampler: SamplerName,
+    actor: ActorSection,
+    env: EnvSection,
+    num_envs: int,
+    policies: PoliciesSection = ONE_POLICY,
+    look_up: LookUp = lambda: None,
+) -> Stage:
+    """The stage of a sampler by name; for `auto` that of `envs.make`, unmeasured.
+
+    Raises:
+        EnvError: the environment cannot be made so.
+        MismatchError: this actor's own number of environments, or this host, does not fit.
+    """
+    if sampler == "auto":
+        name, envs = build_usual(env, num_envs, policies)
+        return Stage(name, [envs])
+    if sampler not in WITH_WORKERS:
+        return Stage(sampler, [build_envs(sampler, env, num_envs, policies)])
+    device = pick_device(actor.device) if sampler == "central" else CPU
+    num_workers = count_workers(sampler, actor.num_workers, num_envs)
+    crew = Crew(sampler, env, num_envs, num_workers, policies, look_up)
+    return Stage(sampler, crew.halves() if sampler == "alternating" else [crew.whole()], device)
+
+
+def count_workers(sampler: SamplerName, wanted: int | None, num_envs: int) -> int:
+    """As many as were asked for, or as there are cores and environments for."""
+    if sampler == "alternating" and num_envs % 2:
+        raise MismatchError(
+            f"--num-envs: actor.sampler alternating steps two groups of one size, got {num_envs}: "
+            "give it an even number"
+        )
+    if wanted is not None:
+        if wanted > num_envs:
+            raise MismatchError(
+                f"--num-envs: actor.num_workers is {wanted}, and each steps at least one "
+                f"environment, got {num_envs}: start more, or set fewer workers"
+            )
+        return wanted
+    most = min(count_cores(), num_envs)
+    return max(2, most - most % 2) if sampler == "alternating" else most
+
+
+def pick_device(name: str) -> str:
+    """The device that `actor.device` names; MismatchError when this host has no such one."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return "cuda" if num_gpus else CPU
+    if name != CPU and int(name.partition(":")[2] or 0) >= num_gpus:
+        raise MismatchError(
+            f"actor.device: {name} is not on this machine, which has {num_gpus} GPUs that torch "
+            "can use: set it to cpu or auto"
+        )
+    return name

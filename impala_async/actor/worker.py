@@ -1,0 +1,218 @@
+"""The actor's side of an env worker: one process, and its two pipes.
+
+Nothing here spins: who waits, sleeps in the kernel. A worker that dies, or whose environment fails,
+is an EnvError: its columns' episodes are lost, and no other environment could go on with their
+trajectories. One that hangs is waited for, while `look_up` is called again and again; `end_workers`
+kills it.
+
+Runs on: sampler thread
+"""
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from gymnasium.vector import AutoresetMode
+
+from impala_async.actor.env_worker import FAULT, STEP, Order, read_json, write_json
+from impala_async.envs.describe import Described, read_answer
+from impala_async.errors import EnvError
+from impala_async.interrupts import deaf_children
+from impala_async.lifeline import Lifeline
+
+logger = logging.getLogger(__name__)
+
+POLL_MS = 50
+# From then on the log says who is waited for.
+LONG_S = 30.0
+# What a worker gets to finish its step and to close its environments.
+CLOSE_S = 1.0
+DEATH_S = 1.0
+CLOSED = -1
+PROGRAM = (sys.executable, "-m", "impala_async.actor.env_worker")
+# There is a worker for each core, so what they call must not take more.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+LookUp = Callable[[], None]
+
+
+class WorkerTraceback(Exception):
+    """Where an environment failed, as the worker tells it."""
+
+    def __str__(self) -> str:
+        return f"in an env worker\n{self.args[0]}"
+
+
+class Look(NamedTuple):
+    """What a worker's environments look like."""
+
+    name: str
+    autoreset: AutoresetMode
+    spaces: Described
+
+
+class Worker:
+    """One process. Whatever it is told is answered once; all of this may raise EnvError."""
+
+    def __init__(self, order: Order, memory: int, look_up: LookUp) -> None:
+        self.first_env = order.first_env
+        self._env_id = order.env["id"]
+        self._num_envs = order.num_envs
+        self._look_up = look_up
+        self._lifeline = Lifeline()
+        theirs, self._commands = os.pipe()
+        self._replies, replies = os.pipe()
+        self._waiter = select.poll()
+        self._waiter.register(self._replies, select.POLLIN)
+        self.is_stepping = False
+        given = (theirs, replies, memory)
+        try:
+            with deaf_children():
+                self.process = subprocess.Popen(
+                    [*PROGRAM, *map(str, given)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(*given, *self._lifeline.fds),
+                    env={**ONE_THREAD, **os.environ, **self._lifeline.environment},
+                )
+        finally:
+            os.close(theirs)
+            os.close(replies)
+        self.tell(order._asdict())
+
+    def tell(self, value: Any, command: bytes = b"") -> None:
+        """Send a command with what belongs to it."""
+        try:
+            write_json(self._commands, value, command)
+        except BrokenPipeError:
+            raise self._death() from None
+
+    def begin_step(self) -> None:
+        try:
+            os.write(self._commands, STEP)
+        except BrokenPipeError:
+            raise self._death() from None
+        self.is_stepping = True
+
+    def hear(self) -> int:
+        """Wait for the reply."""
+        if not self._waiter.poll(POLL_MS):
+            self._wait()
+        reply = os.read(self._replies, 1)
+        self.is_stepping = False
+        if not reply:
+            raise self._death()
+        if reply[0] == FAULT:
+            raise self._fault()
+        return reply[0]
+
+    def hear_look(self) -> Look:
+        """What it has made; the rest of its first reply."""
+        self.hear()
+        try:
+            look = read_json(self._replies)
+        except EOFError:
+            raise self._death() from None
+        spaces = read_answer(json.dumps(look["spaces"]).encode())
+        return Look(look["name"], AutoresetMode(look["autoreset"]), spaces)
+
+    def hang_up(self) -> None:
+        """It ends when it has finished its step."""
+        if self._commands != CLOSED:
+            os.close(self._commands)
+            # Its number may soon be that of something else.
+            self._commands = CLOSED
+
+    def end(self, deadline: float) -> EnvError | None:
+        """Wait, then kill; what its environments had to say to being closed."""
+        if self._replies == CLOSED:
+            return None
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            # Environments are closed when it hangs up; an interpreter may take longer to end.
+            if not self._has_hung_up():
+                logger.warning("%s does not end, and is killed", self)
+            self.process.kill()
+            self.process.wait()
+        fault = self._last_words()
+        os.close(self._replies)
+        self._replies = CLOSED
+        self._lifeline.close()
+        return fault
+
+    def __str__(self) -> str:
+        last = self.first_env + self._num_envs - 1
+        which = f"environment {last}"
+        if self._num_envs > 1:
+            which = f"environments {self.first_env} to {last}"
+        return f"the env worker of {which} of {self._env_id}"
+
+    def _wait(self) -> None:
+        since, told_at = time.monotonic(), LONG_S
+        while True:
+            self._look_up()
+            if self._waiter.poll(POLL_MS):
+                return
+            if self.process.poll() is not None and not self._waiter.poll(0):
+                # What its environment forked may hold the pipe open.
+                raise self._death()
+            waited_s = time.monotonic() - since
+            if waited_s > told_at:
+                logger.warning("%s has not answered for %.0f s", self, waited_s)
+                told_at *= 2
+
+    def _fault(self) -> EnvError:
+        try:
+            told = read_json(self._replies)
+        except EOFError:
+            return EnvError(f"{self} was killed while it told of a fault")
+        error = EnvError(told["error"])
+        error.__cause__ = WorkerTraceback(told["traceback"])
+        return error
+
+    def _death(self) -> EnvError:
+        """Why it is gone: it may have said so before."""
+        # Who ends this actor may have ended its workers in the same breath.
+        self._look_up()
+        try:
+            code = self.process.wait(DEATH_S)
+        except subprocess.TimeoutExpired:
+            return EnvError(f"{self} has closed its pipes")
+        return self._last_words() or EnvError(f"{self} {_how_it_died(code)}")
+
+    def _last_words(self) -> EnvError | None:
+        """Of a process that has ended: steps that nobody waits for, then maybe a fault."""
+        while self._waiter.poll(0) and (reply := os.read(self._replies, 1)):
+            if reply[0] == FAULT:
+                return self._fault()
+        return None
+
+    def _has_hung_up(self) -> bool:
+        return any(events == select.POLLHUP for _, events in self._waiter.poll(0))
+
+
+def end_workers(workers: Sequence[Worker], *, is_quiet: bool = False) -> None:
+    """End them all within `CLOSE_S`; raises the first fault unless quiet."""
+    for worker in workers:
+        worker.hang_up()
+    deadline = time.monotonic() + CLOSE_S
+    faults = [worker.end(deadline) for worker in workers]
+    if not is_quiet:
+        for fault in faults:
+            if fault is not None:
+                raise fault
+
+
+def _how_it_died(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL): by hand, or by the system when memory ran out"
+    if code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    return f"ended with exit code {code}; what it printed is above"

@@ -1,0 +1,182 @@
+"""Two groups of columns, one message each; while one steps, the policy acts for the other."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala_async.actor.crew import Crew
+from impala_async.actor.samplers.build import build_alternating
+from impala_async.actor.samplers.protocols import Sampler
+from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.envs.make import build_envs
+from impala_async.envs.probes import CountingVector
+from impala_async.envs.vector import Obs, Step, VectorEnvs
+from impala_async.spec import Schema
+from impala_async.weights import Version, Weights
+from tests.actor.fakes import FakeAction, FakeBuffers, FakePolicy, NoNews, rows_of, weights_of
+from tests.actor.worlds import play, section
+
+LENGTHS = (3, 5)
+
+
+class Split(VectorEnvs):
+    """Steps when it is waited for, and writes down who did what."""
+
+    def __init__(self, name: str, diary: list[str], mode: str = "NextStep") -> None:
+        super().__init__(CountingVector(2, LENGTHS, autoreset=mode))
+        self._me, self._diary = name, diary
+        self.num_closed = 0
+
+    def send(self, actions: Any) -> None:
+        self._diary.append(f"{self._me} begins")
+        self._actions = actions
+
+    def receive(self) -> Step:
+        self._diary.append(f"{self._me} ends")
+        return self.step(self._actions)
+
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        return super().reset(seed, first_env)
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+class Diarist(FakePolicy):
+    def __init__(self, diary: list[str]) -> None:
+        super().__init__()
+        self._diary = diary
+
+    def act(self, obs: dict[str, Any], state: Any, rng: Any) -> FakeAction:
+        self._diary.append("act")
+        return super().act(obs, state, rng)
+
+
+class Rig:
+    def __init__(self, rows: int, mode: str = "NextStep", newest: Any = None) -> None:
+        self.diary: list[str] = []
+        self.groups = [Split("A", self.diary, mode), Split("B", self.diary, mode)]
+        first = self.groups[0]
+        self.schema = Schema(first.obs_spec, first.action_spec, rows)
+        self.policy = Diarist(self.diary)
+        self.sampler: Sampler = build_alternating(
+            self.schema,
+            self.groups,
+            self.policy,
+            None,
+            buffers=FakeBuffers(self.schema),
+            newest=newest or NoNews(),
+            seed=0,
+        )
+
+    def run(self, num_calls: int) -> list[Finished]:
+        return [message for _ in range(num_calls) for message in self.sampler.step()]
+
+
+def test_while_one_group_steps_the_policy_acts_for_the_other() -> None:
+    rig = Rig(rows=4)
+    rig.run(4)
+    assert rig.diary == [
+        *("act", "A begins"),
+        *("act", "B begins", "A ends"),
+        *("act", "A begins", "B ends"),
+        *("act", "B begins", "A ends"),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_each_group_has_the_rows_that_it_has_alone(mode: str) -> None:
+    found = Rig(rows=4, mode=mode).run(81)
+    alone = play(VectorEnvs(CountingVector(2, LENGTHS, autoreset=mode)), 40, rows=4, seed=0)
+    width = found[0].buffer.num_columns
+    # Per group and column, since both groups show the same columns.
+    expected = [row for message in alone for column in range(width)
+                for row in rows_of(message.buffer.columns, column)]  # fmt: skip
+    rows = [rows_of(message.buffer.columns, c) for message in found for c in range(width)]
+    assert sorted(row for part in rows for row in part) == sorted(expected * 2)
+    for part in rows:
+        for row, following in itertools.pairwise(part):
+            assert row.next_obs == following.obs
+
+
+def test_a_call_brings_the_message_of_one_group_at_most() -> None:
+    rig = Rig(rows=3)
+    brought = [len(rig.sampler.step()) for _ in range(13)]
+    assert brought == [*[0] * 5, 1, 1, *[0] * 4, 1, 1]
+    assert rig.sampler.timers.take().num_steps == 12
+    assert rig.sampler.timers.env_time_s == 0
+
+
+class Releases:
+    """New weights whenever they are asked for."""
+
+    def __init__(self) -> None:
+        self.update = 0
+
+    def __call__(self) -> Weights:
+        self.update += 1
+        return weights_of(self.update)
+
+
+def test_both_groups_swap_together_and_never_within_a_trajectory() -> None:
+    releases = Releases()
+    rig = Rig(rows=3, newest=releases)
+    messages = rig.run(3 * 2 * 5 + 1)
+    assert [message.version for message in messages] == [
+        Version(1, update) for update in (1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
+    ]
+    for message in messages:
+        columns = message.buffer.columns
+        acted = np.floor(-8 * columns.log_probs_CT[columns.mask_CT]) - 1
+        assert {*acted.tolist()} == {message.version.update}
+
+
+class TwoBuffers:
+    def __init__(self, schema: Schema) -> None:
+        self.idle = [MessageBuffer(schema, 2) for _ in range(2)]
+
+    def take(self, num_columns: int) -> MessageBuffer:
+        assert self.idle, "a sampler must not hold a message back while it waits for a buffer"
+        return self.idle.pop()
+
+
+def test_a_buffer_per_group_is_enough() -> None:
+    diary: list[str] = []
+    groups = [Split("A", diary), Split("B", diary)]
+    schema = Schema(groups[0].obs_spec, groups[0].action_spec, 2)
+    buffers = TwoBuffers(schema)
+    sampler = build_alternating(
+        schema, groups, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0
+    )
+    for _ in range(30):
+        buffers.idle += [message.buffer for message in sampler.step()]
+
+
+def test_closing_it_closes_both_groups() -> None:
+    rig = Rig(rows=3)
+    rig.run(4)
+    rig.sampler.close()
+    assert [group.num_closed for group in rig.groups] == [1, 1]
+
+
+def test_over_workers_it_has_the_trajectories_of_one_process() -> None:
+    env = section("Masked")
+    groups = Crew("alternating", env, 6, 4).halves()
+    schema = Schema(groups[0].obs_spec, groups[0].action_spec, 8)
+    sampler = build_alternating(
+        schema, groups, FakePolicy(3), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=3
+    )
+    halves: list[list[Finished]] = [[], []]
+    for call in range(8 * 2 * 5 + 1):
+        for message in sampler.step():
+            halves[1 - call % 2].append(message)
+    sampler.close()
+    expected = play(build_envs("serial", env, 6), 40)
+    assert [len(half) for half in halves] == [5, 5]
+    for number, whole in enumerate(expected):
+        for half, columns in enumerate((slice(0, 3), slice(3, 6))):
+            found = halves[half][number].buffer
+            np.testing.assert_array_equal(found.obs, whole.buffer.obs[columns])
+            np.testing.assert_array_equal(found.small, whole.buffer.small[columns])

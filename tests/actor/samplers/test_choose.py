@@ -1,0 +1,138 @@
+"""What `auto` takes, and that it says why."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from impala_async.actor.crew import WorkerEnvs
+from impala_async.actor.samplers import choose as choose_module
+from impala_async.actor.samplers import stage as stage_module
+from impala_async.actor.samplers.choose import Measured, Play, choose_stage
+from impala_async.actor.samplers.stage import Stage, set_stage
+from impala_async.config_actor import ActorSection
+from impala_async.config_env import EnvSection
+from impala_async.config_policies import ONE_POLICY
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
+from impala_async.errors import EnvError
+from impala_async.spec import Schema
+from tests.actor.fakes import FakeAction, FakePolicy
+from tests.actor.worlds import section
+
+AUTO = ActorSection()
+Choose = Callable[..., Stage]
+
+
+class SlowPolicy(FakePolicy):
+    def act(self, obs: dict[str, Any], state: Any, rng: Any) -> FakeAction:
+        time.sleep(0.005 * len(next(iter(obs.values()))))
+        return super().act(obs, state, rng)
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
+    """`auto` for four environments on two cores; what it gave is closed."""
+    made: list[Stage] = []
+
+    def run(
+        env: EnvSection, num_cores: int = 2, policy: type[FakePolicy] = FakePolicy, **actor: Any
+    ) -> Stage:
+        for module in (choose_module, stage_module):
+            monkeypatch.setattr(module, "count_cores", lambda: num_cores)
+        usual = set_stage("auto", AUTO, env, 4)
+        schema = Schema(usual.obs_spec, usual.action_spec, 4)
+        choices = usual.action_spec.parts[0].choices[0]
+        play = Play(schema, lambda _: (policy(choices), None), lambda: None)
+        chosen = choose_stage(usual, ActorSection(**actor), env, 4, ONE_POLICY, play)
+        made.append(chosen)
+        return chosen
+
+    yield run
+    for stage in made:
+        stage.close()
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    caplog.set_level("INFO", choose_module.logger.name)
+    return lambda: caplog.messages[-1]
+
+
+def test_small_environments_stay_in_the_actor(choose: Choose, told: Callable[[], str]) -> None:
+    stage = choose(section("CartPole-v1"))
+    assert stage.name in ("vector", "serial")
+    assert type(stage.groups[0]) in (VectorEnvs, SerialEnvs)
+    assert told().startswith(f"actor.sampler auto takes {stage.name}; ms for a step of all 4")
+    assert "workers not tried, at best" in told()
+
+
+SLOW = section("impala_async.envs.probes:Slow", kwargs={"step_s": 0.01})
+
+
+def test_slow_environments_get_workers(choose: Choose, told: Callable[[], str]) -> None:
+    stage = choose(SLOW)
+    assert stage.name in ("parallel", "alternating")
+    assert all(type(envs) is WorkerEnvs for envs in stage.groups)
+    assert "columns: serial " in told()
+    assert ", parallel " in told()
+
+
+def test_where_acting_is_slow_too_groups_alternate(choose: Choose) -> None:
+    # 20 ms to act for all and 10 to step: 30 ms, or 20 when one hides the other.
+    assert choose(SLOW, policy=SlowPolicy, num_workers=4).name == "alternating"
+
+
+def test_without_cores_there_are_no_workers(choose: Choose, told: Callable[[], str]) -> None:
+    assert choose(SLOW, num_cores=1).name == "serial"
+    assert "no workers for want of cores" in told()
+
+
+def test_what_cannot_be_measured_is_what_it_would_be_anyway(
+    choose: Choose, told: Callable[[], str]
+) -> None:
+    env = section("impala_async.envs.probes:Failing", kwargs={"after": 0})
+    assert choose(env).name == "serial"
+    assert "takes serial" in told()
+
+
+def test_what_is_only_a_vector_is_no_candidate_for_serial(choose: Choose) -> None:
+    assert choose(section("short_poles")).name == "vector"
+
+
+def test_of_equals_the_simpler_one_is_taken(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def measure(stage: Stage, play: Play) -> Measured:
+        asked.append(stage.name)
+        return Measured({"serial": 1.0}.get(stage.name, 0.95), 0.9, 0.05)
+
+    monkeypatch.setattr(choose_module, "measure", measure)
+    assert choose(SLOW).name == "serial"
+    assert asked == ["serial", "parallel", "alternating"]
+
+
+def test_a_crew_that_fails_is_not_taken_and_is_ended(
+    choose: Choose, told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crews: list[Stage] = []
+
+    def measure(stage: Stage, play: Play) -> Measured:
+        if stage.name == "serial":
+            return Measured(1.0, 0.9, 0.1)
+        crews.append(stage)
+        if stage.name == "alternating":
+            raise EnvError("a worker died")
+        return Measured(0.4, 0.3, 0.1)
+
+    monkeypatch.setattr(choose_module, "measure", measure)
+    assert choose(SLOW).name == "serial"
+    assert "serial 1e+03, parallel 400" in told()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        crews[0].groups[0].reset(0)
+
+
+def test_a_device_that_is_not_here_keeps_nobody_from_the_rest(choose: Choose) -> None:
+    assert choose(SLOW, device="cuda:99").name == "serial"

@@ -1,0 +1,185 @@
+"""Env workers are to a sampler what the same environments are in one process."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala_async.actor import worker as worker_module
+from impala_async.actor.crew import Crew, shares
+from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.envs.make import build_envs
+from impala_async.errors import EnvError
+from tests.actor.worlds import PAIR, bytes_of, play, section
+
+LIVES = "tests.envs.test_agents:Lives"
+STILL = {"": np.zeros(4, np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "policies"),
+    [
+        ("CartPole-v1", {"kwargs": {"max_episode_steps": 11}}, ONE_POLICY),
+        ("Masked", {}, ONE_POLICY),
+        ("Masked", {"last_action": True, "last_reward": True}, ONE_POLICY),
+        (LIVES, {"kwargs": {"lengths": (2, 3, 1), "starts": (0, 0, 1)}}, ONE_POLICY),
+        (LIVES, {}, PAIR),
+        ("short_poles", {"kwargs": {"mode": "NextStep"}}, ONE_POLICY),
+        ("short_poles", {"kwargs": {"mode": "SameStep"}}, ONE_POLICY),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_trajectories_are_those_of_one_process_to_the_last_bit(
+    name: str, settings: dict[str, Any], policies: PoliciesSection, num_workers: int
+) -> None:
+    env = section(name, **settings)
+    expected = play(build_envs("parallel", env, 5, policies), 64)
+    found = play(Crew("parallel", env, 5, num_workers, policies).whole(), 64)
+    assert len(found) >= 8
+    assert bytes_of(found) == bytes_of(expected)
+    assert any(message.episodes for message in found)
+
+
+def test_it_looks_like_the_batch_in_one_process() -> None:
+    env = section("short_poles")
+    crew, here = Crew("parallel", env, 4, 2), build_envs("vector", env, 4)
+    both = crew.whole(), here
+    for name in ("name", "num_envs", "obs_spec", "action_spec", "autoreset"):
+        there, expected = (getattr(envs, name) for envs in both)
+        assert there == expected
+    assert crew.can_alternate
+    assert [half.num_envs for half in crew.halves()] == [2, 2]
+    crew.close()
+    here.close()
+
+
+def test_workers_are_processes_of_their_own_without_torch() -> None:
+    envs = Crew("parallel", section("Telling"), 4, 2).whole()
+    envs.reset(0)
+    seen = envs.step(STILL).obs[""]
+    # A process id may be more than a float32 holds; two of them are still two.
+    assert len({*seen[:, 0].tolist()}) == 2
+    assert seen[:, 1].tolist() == [0.0] * 4
+    envs.close()
+
+
+def test_an_environment_that_raises_is_named_and_where() -> None:
+    env = section("impala_async.envs.probes:Failing", kwargs={"after": 2})
+    envs = Crew("parallel", env, 4, 2).whole()
+    envs.reset(0)
+    envs.step(STILL)
+    envs.step(STILL)
+    with pytest.raises(EnvError, match="Failing failed in step: RuntimeError: this probe") as error:
+        envs.step(STILL)
+    assert "\n" not in str(error.value)
+    assert "probes.py" in str(error.value.__cause__)
+    # The other worker's is no news.
+    with pytest.raises(EnvError, match="Failing failed in step"):
+        envs.close()
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("kill", "environments 0 to 1 of .*Dying was killed .SIGKILL.*memory ran out"),
+        ("exit", "ended with exit code 7; what it printed is above"),
+    ],
+)
+def test_a_worker_that_dies_is_named(how: str, says: str) -> None:
+    envs = Crew("parallel", section("Dying", kwargs={"after": 0, "how": how}), 4, 2).whole()
+    envs.reset(0)
+    with pytest.raises(EnvError, match=says):
+        envs.step(STILL)
+    with pytest.raises(EnvError, match=says):
+        envs.step(STILL)
+    envs.close()
+
+
+def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe() -> None:
+    envs = Crew("parallel", section("Forking"), 2, 1).whole()
+    envs.reset(0)
+    before = time.monotonic()
+    with pytest.raises(EnvError, match=r"was killed \(SIGKILL"):
+        envs.step({"": np.zeros(2, np.int32)})
+    envs.close()
+    assert time.monotonic() - before < 2.5
+
+
+def test_a_worker_that_cannot_make_its_environments_says_why() -> None:
+    with pytest.raises(EnvError, match="Unmade failed to be made: ValueError: not today"):
+        Crew("parallel", section("Unmade"), 2, 2)
+    with pytest.raises(EnvError, match="nobody_has_this"):
+        Crew("parallel", section("nobody_has_this:Env"), 2, 2)
+
+
+class Enough(Exception):
+    pass
+
+
+def test_environments_that_look_unlike_are_refused() -> None:
+    with pytest.raises(EnvError, match=r"env worker of environment 1 .* has other spaces than"):
+        Crew("parallel", section("Moody"), 2, 2)
+
+
+def test_while_a_worker_hangs_others_are_heard_and_an_end_comes() -> None:
+    looks: list[None] = []
+
+    def look_up() -> None:
+        looks.append(None)
+        if is_patient is False and len(looks) == 3:
+            raise Enough
+
+    is_patient = True
+    envs = Crew("parallel", section("Hanging", kwargs={"after": 1}), 4, 2, look_up=look_up).whole()
+    envs.reset(0)
+    envs.step(STILL)
+    is_patient = False
+    looks.clear()
+    with pytest.raises(Enough):
+        envs.step(STILL)
+    before = time.monotonic()
+    envs.close()
+    assert time.monotonic() - before < worker_module.CLOSE_S + 2
+
+
+def test_a_fault_in_close_is_told() -> None:
+    envs = Crew("parallel", section("BadEnd"), 4, 2).whole()
+    with pytest.raises(EnvError, match="BadEnd failed in close: RuntimeError: cannot close"):
+        envs.close()
+
+
+def test_what_an_environment_starts_holds_nobody_up() -> None:
+    envs = Crew("parallel", section("Parent"), 2, 2).whole()
+    envs.reset(0)
+    before = time.monotonic()
+    envs.close()
+    assert time.monotonic() - before < 3
+
+
+def test_a_step_that_was_given_up_does_not_get_into_the_next_run() -> None:
+    crew = Crew("parallel", section("CartPole-v1"), 4, 2)
+    first, second = crew.halves()
+    expected = {name: array.copy() for name, array in first.reset(3).items()}
+    second.reset(3)
+    first.send({"": np.zeros(2, np.int32)})
+    whole = crew.whole().reset(3)
+    np.testing.assert_array_equal(whole[""][:2], expected[""])
+    crew.close()
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_workers", "expected"),
+    [
+        (5, 3, [2, 2, 1]),
+        (4, 4, [1, 1, 1, 1]),
+        (10, 4, [3, 2, 3, 2]),
+        (7, 2, [4, 3]),
+        (8, 1, [8]),
+    ],
+)
+def test_shares_are_equal_and_so_are_halves(
+    num_envs: int, num_workers: int, expected: list[int]
+) -> None:
+    assert shares(num_envs, num_workers) == expected

@@ -1,0 +1,145 @@
+"""One worker, as its actor sees it; and what becomes of it when there is no actor any more."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from impala_async.actor import worker as worker_module
+from impala_async.actor.block import Block, new_memory
+from impala_async.actor.env_worker import RESET, Order, Place
+from impala_async.actor.worker import Worker, end_workers
+from impala_async.config_env import EnvSection
+from impala_async.config_policies import ONE_POLICY
+from impala_async.errors import EnvError
+from tests.actor.worlds import section
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Stopped(Exception):
+    pass
+
+
+@contextmanager
+def working(env: EnvSection, look_up: Any = lambda: None, num_envs: int = 1) -> Iterator[Worker]:
+    """A worker that has been reset."""
+    given = env.model_dump(mode="json"), ONE_POLICY.model_dump(mode="json")
+    memory = new_memory()
+    worker = Worker(Order("parallel", *given, num_envs, 0), memory, look_up)
+    try:
+        spaces = worker.hear_look().spaces
+        Block.over(memory, spaces.obs, spaces.action, num_envs)
+        worker.tell(Place(num_envs, 0)._asdict())
+        worker.tell(1, RESET)
+        worker.hear()
+        yield worker
+    finally:
+        os.close(memory)
+        end_workers([worker], is_quiet=True)
+
+
+def test_one_that_takes_long_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look_up() -> None:
+        if "has not answered" in caplog.text:
+            raise Stopped
+
+    with working(section("Hanging", kwargs={"after": 0}), look_up) as worker:
+        monkeypatch.setattr(worker_module, "LONG_S", 0.1)
+        worker.begin_step()
+        with caplog.at_level(logging.WARNING), pytest.raises(Stopped):
+            worker.hear()
+    assert "the env worker of environment 0 of tests.actor.worlds:Hanging has not" in caplog.text
+
+
+def test_one_that_was_ended_with_its_actor_is_no_fault_of_its_own() -> None:
+    """Who ends an actor may end all processes of its group."""
+    is_told = False
+
+    def look_up() -> None:
+        if is_told:
+            raise Stopped
+
+    with working(section("CartPole-v1"), look_up) as worker:
+        worker.process.kill()
+        worker.process.wait()
+        with pytest.raises(EnvError, match=r"was killed \(SIGKILL\)"):
+            worker.begin_step()
+        is_told = True
+        with pytest.raises(Stopped):
+            worker.begin_step()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_left_to_its_actor(number: int) -> None:
+    with working(section("CartPole-v1")) as worker:
+        worker.process.send_signal(number)
+        for _ in range(3):
+            worker.begin_step()
+            worker.hear()
+        assert worker.process.poll() is None
+
+
+def test_ended_twice_does_no_harm() -> None:
+    with working(section("CartPole-v1")) as worker:
+        end_workers([worker])
+        assert worker.process.returncode == 0
+        end_workers([worker])
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Nobody may be there to take note of its end."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+ACTOR = """
+import sys
+import numpy as np
+from impala_async.actor.crew import Crew
+from impala_async.config_env import EnvSection
+
+envs = Crew("parallel", EnvSection(id=sys.argv[1], kwargs={"after": 1}), 2, 2).whole()
+envs.reset(0)
+envs.step({"": np.zeros(2, np.int32)})
+print("ready", flush=True)
+if sys.argv[2] == "in step":
+    envs.step({"": np.zeros(2, np.int32)})
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("when", ["in step", "between steps"])
+def test_when_its_actor_is_killed_it_ends_and_leaves_nothing(when: str) -> None:
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-c", ACTOR, "tests.actor.worlds:Hanging", when]
+    actor = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert actor.stdout is not None
+    assert actor.stdin is not None
+    try:
+        assert actor.stdout.readline() == b"ready\n"
+        workers = psutil.Process(actor.pid).children()
+        assert len(workers) == 2
+    finally:
+        actor.kill()
+        actor.wait()
+        actor.stdout.close()
+        actor.stdin.close()
+    give_up_at = time.monotonic() + 20
+    while any(is_alive(worker) for worker in workers):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+    assert set(os.listdir("/dev/shm")) <= before

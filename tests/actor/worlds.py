@@ -1,0 +1,165 @@
+"""Environments for env workers, which find them by name; and a sampler that plays any batch."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from impala_async.actor.samplers.build import build_sampler
+from impala_async.actor.unroll import Finished
+from impala_async.config_env import EnvSection
+from impala_async.config_policies import PoliciesSection
+from impala_async.envs.probes import Counting, Probe
+from impala_async.envs.vector import EnvBatch
+from impala_async.spec import Schema
+from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+
+HERE = "tests.actor.worlds"
+PAIR = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=5)
+
+
+def section(name: str, **settings: Any) -> EnvSection:
+    """One of these by its class, or any other by its id."""
+    return EnvSection(id=f"{HERE}:{name}" if name in globals() else name, **settings)
+
+
+class Masked(gym.Env[Any, Any]):
+    """Random numbers of its own, a mask of actions, an episode of random length."""
+
+    def __init__(self) -> None:
+        self.observation_space = Dict(
+            action_mask=Box(0, 1, (3,), np.int8), sight=Box(-9, 9, (2, 2), np.float64)
+        )
+        self.action_space = Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        is_over = self.np_random.random() < 0.2
+        return self._look(), self.np_random.normal() + action, is_over, not is_over, {}
+
+    def _look(self) -> Any:
+        mask = np.ones(3, np.int8)
+        mask[self.np_random.integers(3)] = 0
+        return {"action_mask": mask, "sight": self.np_random.normal(size=(2, 2))}
+
+
+def short_poles(num_envs: int, mode: str = "SameStep") -> SyncVectorEnv:
+    """Poles whose episodes end soon, in either mode."""
+
+    def one() -> gym.Env[Any, Any]:
+        return gym.make("CartPole-v1", max_episode_steps=9)
+
+    return SyncVectorEnv([one] * num_envs, autoreset_mode=AutoresetMode(mode))
+
+
+class Telling(Counting):
+    """Says in its first number what process it is in, and whether torch is there."""
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        obs[:2] = os.getpid(), "torch" in sys.modules
+        return obs, *rest
+
+
+class Hanging(Counting):
+    """Hangs on the step after `after` steps of its life."""
+
+    def __init__(self, after: int = 3) -> None:
+        super().__init__(100)
+        self._num_left = after
+
+    def step(self, action: Any) -> Any:
+        if not self._num_left:
+            time.sleep(1000)
+        self._num_left -= 1
+        return super().step(action)
+
+
+class Dying(Counting):
+    """Takes its process with it on the step after `after` steps of its life."""
+
+    def __init__(self, after: int = 3, how: str = "kill") -> None:
+        super().__init__(100)
+        self._num_left, self._how = after, how
+
+    def step(self, action: Any) -> Any:
+        if not self._num_left:
+            if self._how == "exit":
+                os._exit(7)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._num_left -= 1
+        return super().step(action)
+
+
+class Unmade(Probe):
+    def __init__(self) -> None:
+        raise ValueError("not today")
+
+
+class Moody(Probe):
+    """Looks other in every process."""
+
+    def __init__(self) -> None:
+        super().__init__(num_obs=1 + os.getpid())
+
+
+class BadEnd(Counting):
+    def close(self) -> None:
+        raise RuntimeError("cannot close")
+
+
+class Parent(Counting):
+    """Starts a process that outlives it, and would keep open whatever it inherits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = subprocess.Popen(["sleep", "5"], close_fds=False)
+
+    def close(self) -> None:
+        self.child.terminate()
+        # Whoever makes workers deaf to SIGTERM must not make this deaf.
+        assert self.child.wait(2) == -signal.SIGTERM
+
+
+def play(envs: EnvBatch, num_steps: int, rows: int = 8, seed: int = 3) -> list[Finished]:
+    """Everything that a sampler makes of a batch; it is closed then."""
+    num_choices = envs.action_spec.parts[0].choices[0]
+    names = PAIR.names if any(leaf.name == "policy" for leaf in envs.obs_spec.leaves) else ()
+    schema = Schema(envs.obs_spec, envs.action_spec, rows, policies=names)
+    sampler = build_sampler(
+        schema,
+        envs,
+        FakePolicy(num_choices),
+        None,
+        buffers=FakeBuffers(schema),
+        newest=NoNews(),
+        seed=seed,
+    )
+    messages = [message for _ in range(num_steps) for message in sampler.step()]
+    sampler.close()
+    return messages
+
+
+def bytes_of(messages: list[Finished]) -> list[Any]:
+    """All that they hold."""
+    return [(m.buffer.obs.tobytes(), m.buffer.small.tobytes(), m.episodes) for m in messages]
+
+
+class Forking(Counting):
+    """Has a child by fork, which holds on to everything, and dies in its first step."""
+
+    def step(self, action: Any) -> Any:
+        if os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)

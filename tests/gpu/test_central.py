@@ -1,0 +1,39 @@
+"""The sampler `central`: workers step, and a policy on the GPU acts for all of them at once."""
+
+import numpy as np
+import pytest
+import torch
+
+from impala_async.actor.samplers.stage import set_stage
+from impala_async.config_actor import ActorSection
+from impala_async.config_model import ModelSection
+from impala_async.policy import Policy
+from impala_async.spec import Schema
+from tests.actor.fakes import FakeBuffers, NoNews
+from tests.actor.worlds import section
+
+pytestmark = pytest.mark.gpu
+
+
+def test_it_acts_there_as_the_same_policy_would_here(device: torch.device) -> None:
+    actor = ActorSection(sampler="central", device=str(device), num_workers=2)
+    stage = set_stage("central", actor, section("Masked"), 6)
+    assert stage.device == str(device)
+    schema = Schema(stage.obs_spec, stage.action_spec, 8)
+    there = Policy(schema, ModelSection(), seed=1, device=stage.device)
+    here = Policy(schema, ModelSection(), seed=1)
+    generator = torch.Generator(stage.device).manual_seed(0)
+    sampler = stage.build_sampler(
+        schema, there, generator, buffers=FakeBuffers(schema), newest=NoNews(), seed=0
+    )
+    (message,) = [message for _ in range(8) for message in sampler.step()]
+    sampler.close()
+    columns = message.buffer.columns
+    evaluated = here.evaluate(
+        {name: torch.from_numpy(array) for name, array in columns.obs.items()},
+        {name: torch.from_numpy(array) for name, array in columns.actions.items()},
+        torch.from_numpy(columns.mask_CT),
+        {},
+    )
+    expected = evaluated.log_probs_TB.detach().numpy().T[columns.mask_CT]
+    np.testing.assert_allclose(columns.log_probs_CT[columns.mask_CT], expected, atol=1e-4)
