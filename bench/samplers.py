@@ -1,7 +1,5 @@
 """Each sampler, with a policy that acts, against bare environments that are stepped in turn.
 
-    python -m bench.samplers [--json FILE] [--only TEXT] [--rounds N] [--slice-s S]
-
 The claim: `actor.sampler` makes of an environment what the machine has to give. In each round the
 bare environments are stepped before every sampler, and a ratio is that of two neighbours in time:
 rows per second with the sampler, over rows per second without policy, trajectories or workers.
@@ -9,20 +7,16 @@ rows per second with the sampler, over rows per second without policy, trajector
 
 import argparse
 import importlib.util
-import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from impala_async.actor.cores import count_cores
+from bench.paired import Figure, figure, publish
 from impala_async.actor.samplers.choose import Scrap
 from impala_async.actor.samplers.stage import set_stage
 from impala_async.config_actor import ActorSection, SamplerName
@@ -35,8 +29,6 @@ from impala_async.spec import Schema
 
 SAMPLERS: tuple[SamplerName, ...] = ("serial", "vector", "parallel", "alternating", "central")
 ROWS = 20
-HEAD = "| environments | sampler | ratio to bare: min | median | max | rows/s, median |"
-RULE = "|---|---|---|---|---|---|"
 Rate = Callable[[float], float]
 """Rows per second, measured for so many seconds."""
 
@@ -61,34 +53,35 @@ CASES = (
 )
 
 
+NOTES = """
+Rows per second of a sampler with a policy that acts and trajectories that are written, over those
+of bare environments stepped in turn, slice by slice. All workers share this machine's cores.
+"""
+
+
 def main() -> int:
-    """Measure what was asked for, as a table and, if wanted, as JSON."""
+    """Measure what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench.samplers", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="put samplers.md and .json there")
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N")
-    parser.add_argument("--slice-s", type=float, default=0.5, metavar="S")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="turns of each (7)")
+    parser.add_argument("--slice-s", type=float, default=0.5, metavar="S", help="of a turn (0.5)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(HEAD, RULE, sep="\n", flush=True)
-    found: list[dict[str, Any]] = []
+    figures: list[Figure] = []
     for case in CASES:
         if args.only.lower() not in case.name.lower():
             continue
         if importlib.util.find_spec(case.needs) is None:
             print(f"skipped: {case.name}: {case.needs} is not installed", file=sys.stderr)
             continue
-        for row in compare(case, args.rounds, args.slice_s):
-            print(line(row), flush=True)
-            found.append(row)
-    if args.json:
-        machine = {"cores": count_cores(), "load": os.getloadavg()[0], "cpu": platform.machine()}
-        args.json.write_text(json.dumps({"machine": machine, "rows": found}, indent=1) + "\n")
-    return 0
+        figures += compare(case, args.rounds, args.slice_s)
+    return publish("Samplers", figures, notes=NOTES, is_json=args.json, folder=args.write)
 
 
-def compare(case: Case, num_rounds: int, slice_s: float) -> list[dict[str, Any]]:
-    """Of each sampler that fits: its ratios to the bare environments, and its rates."""
+def compare(case: Case, num_rounds: int, slice_s: float) -> list[Figure]:
+    """Of each sampler that fits: its ratios to the bare environments, measured right before it."""
     with ExitStack() as stack:
         bare = bare_rate(case, stack)
         rates: dict[SamplerName, Rate] = {}
@@ -99,27 +92,13 @@ def compare(case: Case, num_rounds: int, slice_s: float) -> list[dict[str, Any]]
                 print(f"skipped: {case.name}, {name}: {error}", file=sys.stderr)
         for warm_up in (bare, *rates.values()):
             warm_up(slice_s / 5)
-        pairs: dict[SamplerName, list[tuple[float, float]]] = {name: [] for name in rates}
-        for _ in range(num_rounds):
+        ratios: dict[SamplerName, list[float]] = {name: [] for name in rates}
+        for number in range(num_rounds):
+            print(f"{case.name}: round {number + 1} of {num_rounds}", file=sys.stderr)
             for name, rate in rates.items():
-                pairs[name].append((bare(slice_s), rate(slice_s)))
-    return [
-        {
-            "case": case.name,
-            "sampler": sampler,
-            "ratios": [ours / theirs for theirs, ours in found],
-            "rows_per_s": [ours for _, ours in found],
-            "bare_rows_per_s": [theirs for theirs, _ in found],
-        }
-        for sampler, found in pairs.items()
-    ]
-
-
-def line(row: dict[str, Any]) -> str:
-    ratios = row["ratios"]
-    numbers = (min(ratios), median(ratios), max(ratios))
-    shown = " | ".join(f"{number:.2f}" for number in numbers)
-    return f"| {row['case']} | {row['sampler']} | {shown} | {median(row['rows_per_s']):,.0f} |"
+                before = bare(slice_s)
+                ratios[name].append(rate(slice_s) / before)
+    return [figure(f"{case.name}: {name} over bare", values) for name, values in ratios.items()]
 
 
 def bare_rate(case: Case, stack: ExitStack) -> Rate:

@@ -8,28 +8,31 @@ import pytest
 
 from bench import samplers
 from bench.burning import Burning
-from bench.samplers import CASES, SAMPLERS, compare, line
+from bench.samplers import CASES, SAMPLERS, compare
 
 
-def test_every_sampler_is_compared_with_its_neighbour_in_time() -> None:
-    rows = compare(CASES[0], num_rounds=2, slice_s=0.02)
-    assert [row["sampler"] for row in rows] == list(SAMPLERS)
-    for row in rows:
-        pairs = zip(row["rows_per_s"], row["bare_rows_per_s"], strict=True)
-        assert row["ratios"] == [ours / theirs for ours, theirs in pairs]
-        assert len(row["ratios"]) == 2
-        assert line(row).startswith(f"| CartPole, 8 | {row['sampler']} | ")
+def test_every_sampler_is_compared_with_its_neighbour_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates = iter(range(1, 100))
+    monkeypatch.setattr(samplers, "bare_rate", lambda *args: lambda slice_s: next(rates))
+    monkeypatch.setattr(samplers, "sampler_rate", lambda *args: lambda slice_s: next(rates))
+    found = compare(CASES[0], num_rounds=2, slice_s=0.02)
+    assert [each.name for each in found] == [f"CartPole, 8: {name} over bare" for name in SAMPLERS]
+    # Six warm up; then each is measured right behind the bare ones.
+    first = sorted((8 / 7, 18 / 17))
+    assert [found[0].smallest, found[0].largest] == first
 
 
 def test_what_was_asked_for_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "out.json"
-    flags = ["--only", "computes", "--rounds", "1", "--slice-s", "0.02", "--json", str(target)]
+    flags = ["--only", "computes", "--rounds", "1", "--slice-s", "0.02", "--write", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["bench.samplers", *flags])
     assert samplers.main() == 0
-    written = json.loads(target.read_text())
+    written = json.loads((tmp_path / "samplers.json").read_text())
     # It has no vector code.
-    assert [row["sampler"] for row in written["rows"]] == [n for n in SAMPLERS if n != "vector"]
-    assert written["machine"]["cores"] >= 1
+    names = [f"computes 1 ms, 8: {name} over bare" for name in SAMPLERS if name != "vector"]
+    assert [each["name"] for each in written["figures"]] == names
+    assert all(each["median"] > 0 for each in written["figures"])
 
 
 def test_burning_takes_a_core_for_as_long_as_it_says() -> None:
