@@ -26,13 +26,22 @@ def build_sampler(
     buffers: BufferSource,
     newest: Newest,
     seed: int,
-) -> Sampler:
+) -> DirectSampler:
     """A sampler over these environments, which it resets now and closes in its own `close`.
 
     MismatchError when they are not what the schema says: the learner described another version of
     the environment, or the same one as another sampler sees it.
     """
-    return _build(schema, envs, policy, rng, buffers=buffers, newest=newest, seed=seed)
+    here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state, schema.policies)
+    if here != schema:
+        raise MismatchError(
+            "the environment of this actor is not the one that the learner knows: "
+            f"{here.difference(schema)}"
+        )
+    kind: type[DirectSampler] = NextStepSampler
+    if envs.autoreset is AutoresetMode.SAME_STEP:
+        kind = SameStepSampler
+    return kind(schema, envs, policy, rng, buffers=buffers, newest=newest, seed=seed)
 
 
 def build_alternating(
@@ -50,32 +59,13 @@ def build_alternating(
     asks = [newest, _no_news]
     return AlternatingSampler(
         [
-            Group(_build(schema, envs, policy, rng, buffers=buffers, newest=ask, seed=seed), envs)
+            Group(
+                build_sampler(schema, envs, policy, rng, buffers=buffers, newest=ask, seed=seed),
+                envs,
+            )
             for envs, ask in zip(groups, asks, strict=True)
         ]
     )
-
-
-def _build(
-    schema: Schema,
-    envs: EnvBatch,
-    policy: ActingPolicy,
-    rng: Any,
-    *,
-    buffers: BufferSource,
-    newest: Newest,
-    seed: int,
-) -> DirectSampler:
-    here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state, schema.policies)
-    if here != schema:
-        raise MismatchError(
-            "the environment of this actor is not the one that the learner knows: "
-            f"{here.difference(schema)}"
-        )
-    kind: type[DirectSampler] = NextStepSampler
-    if envs.autoreset is AutoresetMode.SAME_STEP:
-        kind = SameStepSampler
-    return kind(schema, envs, policy, rng, buffers=buffers, newest=newest, seed=seed)
 
 
 def _no_news() -> Weights | None:
