@@ -5,16 +5,14 @@ within one run are claimed, and a figure is a median with its smallest and large
 """
 
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.machine import about_this_machine
 
 Sample = Mapping[str, float]
 """Figures of one turn, by their names."""
@@ -82,7 +80,7 @@ def publish(
     Returns 1 if a limit is missed.
     """
     name = title.lower()
-    machine = about_this_machine()
+    machine = _machine()
     content = {
         "bench": name,
         "command": f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip(),
@@ -106,26 +104,14 @@ def publish(
     return 0 if all(each.is_held for each in figures) else 1
 
 
-def about_this_machine() -> dict[str, Any]:
-    """What a figure must be read with."""
-    import torch
-
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+def _machine() -> dict[str, str]:
+    facts = about_this_machine()
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit or "unknown",
-        "machine": f"{os.cpu_count()} cores of {_processor()}",
-        "torch": f"torch {torch.__version__}",
+        "date": facts["date"],
+        "commit": facts["commit"],
+        "machine": f"{facts['cores']} cores of {facts['processor']}",
+        "torch": f"torch {facts['torch']}",
     }
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
 
 
 def _short(value: float) -> str:

@@ -2,17 +2,14 @@
 
 import json
 import math
-import os
-import platform
 import statistics
-import subprocess
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bench.learning.cases import CASES, Case
 from bench.learning.train import Outcome
+from bench.machine import about_this_machine
 
 HEAD = (
     "| task | floor | seeds passed | mean return per seed | env steps, median | seconds, median |\n"
@@ -57,7 +54,7 @@ def write(folder: Path, case: Case, outcomes: list[Outcome], command: str) -> No
         "row": row(case, outcomes),
         "seeds": [asdict(outcome) for outcome in outcomes],
         "command": command,
-        **_machine(),
+        **about_this_machine(),
     }
     in_order = [entries[case.name] for case in CASES if case.name in entries]
     path.write_text(json.dumps(in_order, indent=2) + "\n")
@@ -85,25 +82,3 @@ def _page(entries: list[dict[str, Any]]) -> str:
         *sorted({f"- {e['cores']} cores of {e['processor']}, torch {e['torch']}" for e in entries}),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _machine() -> dict[str, Any]:
-    import torch
-
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit or "unknown",
-        "cores": os.cpu_count(),
-        "processor": _processor(),
-        "torch": torch.__version__,
-    }
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"

@@ -1,0 +1,30 @@
+"""What a figure must be read with: when, of which commit, and on what it was measured."""
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+
+def about_this_machine() -> dict[str, Any]:
+    import torch
+
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit or "unknown",
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
