@@ -36,11 +36,6 @@ class LearnerSection(Section):
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: int = Field(1, ge=1, description="torch threads of the learner.")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="What torsos compute in; weights and losses are float32. auto: bfloat16 on a "
-        "GPU that has it, and for large images on a CPU that has it.",
-    )
     batch_columns: int = Field(
         16,
         ge=1,

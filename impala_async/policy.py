@@ -114,6 +114,15 @@ class Policy:
         """Evaluate and act with torsos in this precision; weights and losses stay float32."""
         self.model.precision = precision
 
+    def act_in(self, precision: torch.dtype) -> None:
+        """Act only, from now on, with a torso in this precision, its weights as well: to cast them
+        at every step would cost more than the step gains. They are rounded as they are loaded."""
+        if precision != torch.float32:
+            self.compute_in(precision)
+            self.model.get_submodule("policy_torso").to(precision)
+            self.tensors = tuple(self.model.state_dict().values())
+            self._quick = None
+
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
         """Sample an action for each of `[C, ...]` observations and their states.
 

@@ -71,6 +71,12 @@ class Team:
         for member in self.members.values():
             member.compute_in(precision)
 
+    def act_in(self, precision: torch.dtype) -> None:
+        """As `Policy.act_in`, for all members."""
+        for member in self.members.values():
+            member.act_in(precision)
+        self.tensors = tuple(self.named_tensors().values())
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Those of all members, which stay current."""
         return {

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,8 +59,12 @@ class Weights:
     buffer: NDArray[np.uint8]
 
     def digest(self) -> bytes:
-        """16 bytes over the content, so that a damaged transfer is noticed."""
-        return hashlib.blake2b(self.buffer.data, digest_size=16).digest()
+        """16 bytes over the content, so that a damaged transfer is noticed.
+
+        A CRC of each quarter: a hash against forgery took each actor a tenth of its time.
+        """
+        quarters = np.array_split(self.buffer, 4)
+        return b"".join(zlib.crc32(quarter.data).to_bytes(4) for quarter in quarters)
 
 
 class Lineage:

@@ -131,7 +131,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "actor.reconnect_s": ([0.1], POSITIVE),
     "learner.device": (["cpu", "cuda:1"], [None, 5]),
     "learner.threads": ([1], COUNT),
-    "learner.precision": (["auto", "float32", "bfloat16"], ["float16", None]),
+    "model.precision": (["auto", "float32", "bfloat16"], ["float16", None]),
     "learner.batch_columns": ([1, 4096], [*COUNT, 4097]),
     "learner.num_passes": ([1, 4], COUNT),
     "learner.minibatch_buffer_size": ([1, 4], COUNT),

@@ -378,3 +378,54 @@ def test_the_mask_is_no_input_of_the_network():
     # Nothing legal is read as everything.
     assert torch.equal(none.log_probs_TB, free.log_probs_TB)
     assert not torch.equal(masked.log_probs_TB, free.log_probs_TB)
+
+
+# -------------------- acting in bfloat16
+
+
+def test_an_actor_in_bfloat16_acts_nearly_as_in_float32_by_the_same_weights():
+    exact, coarse = make_policy(sharpen=30.0), make_policy(seed=1)
+    coarse.act_in(torch.bfloat16)
+    assert coarse.layout == exact.layout
+    weights = Snapshot(exact.layout).take(exact.tensors, Version(1, 4))
+    coarse.load(weights)
+    assert coarse.version == Version(1, 4)
+    obs = random_obs(PLAIN, 400)
+    mine, theirs = (policy.act(obs, {}, generator()) for policy in (coarse, exact))
+    assert mine.log_probs.dtype == np.float32
+    # The same random numbers decide: only what lies on the edge may fall on its other side.
+    is_same = mine.actions[""] == theirs.actions[""]
+    assert is_same.mean() > 0.95
+    error = np.abs(mine.log_probs - theirs.log_probs)[is_same]
+    assert 0 < error.max() < 0.05
+
+
+def test_the_weights_of_an_actor_in_bfloat16_are_rounded_once_and_only_the_torsos():
+    policy = make_policy(section=ModelSection(core="lstm", core_size=4), schema=with_memory())
+    policy.act_in(torch.bfloat16)
+    names = policy.named_tensors()
+    kinds = {name: str(tensor.dtype) for name, tensor in names.items()}
+    assert {name.partition(".")[0] for name, kind in kinds.items() if kind != "torch.float32"} == {
+        "policy_torso"
+    }
+    assert {kind for name, kind in kinds.items() if name.startswith("policy_torso")} == {
+        "torch.bfloat16"
+    }
+    # What is loaded from now on is what acts.
+    policy.load(Weights(Version(1, 1), np.zeros(policy.layout.num_bytes, np.uint8)))
+    assert not any(tensor.any() for tensor in policy.named_tensors().values())
+    chosen = policy.act(random_obs(PLAIN, 5), policy.first_state(5), generator())
+    assert np.allclose(chosen.log_probs, np.log(0.25))
+    assert all(part.dtype == np.float32 for part in chosen.state.values())
+
+
+def test_an_actor_in_float32_acts_as_it_did():
+    before, after = make_policy(), make_policy()
+    after.act_in(torch.float32)
+    obs = random_obs(PLAIN, 9)
+    mine, theirs = (policy.act(obs, {}, generator()) for policy in (before, after))
+    assert np.array_equal(mine.log_probs, theirs.log_probs)
+
+
+def with_memory():
+    return replace(PLAIN, state=recurrent_state("lstm", 4))

@@ -151,3 +151,13 @@ def test_a_config_has_one_policy_or_a_team():
     assert isinstance(build_policy(alone, model, ONE_POLICY, seed=0), Policy)
     with pytest.raises(ValueError, match=r"policies.names: \(\) here, \('main', 'past', 'other'\)"):
         build_policy(schema, model, ONE_POLICY, seed=0)
+
+
+def test_a_team_in_bfloat16_is_one_of_all_its_members():
+    team = make_team(None)
+    team.act_in(torch.bfloat16)
+    for member in team.members.values():
+        assert member.model.policy_torso.layers[0].weight.dtype == torch.bfloat16
+    # Not those of before: what is loaded is written to these.
+    team.load(Weights(Version(1, 1), np.zeros(team.layout.num_bytes, np.uint8)))
+    assert not any(tensor.any() for tensor in team.tensors)

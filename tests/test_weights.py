@@ -1,6 +1,7 @@
 """Versions in order, flat buffers as views, and who descends from whom."""
 
 import hashlib
+import zlib
 
 import numpy as np
 import pytest
@@ -92,9 +93,19 @@ def test_content_digest_is_of_content_only() -> None:
     buffer = np.arange(100, dtype=np.uint8)
     digest = Weights(Version(1, 1), buffer).digest()
     assert digest == Weights(Version(2, 2), buffer.copy()).digest()
-    assert digest == hashlib.blake2b(bytes(range(100)), digest_size=16).digest()
-    buffer[50] ^= 1
-    assert Weights(Version(1, 1), buffer).digest() != digest
+    quarters = [bytes(range(start, start + 25)) for start in (0, 25, 50, 75)]
+    assert digest == b"".join(zlib.crc32(quarter).to_bytes(4, "big") for quarter in quarters)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 3, 4, 101])
+def test_a_changed_byte_changes_the_content_digest(num_bytes: int) -> None:
+    buffer = np.arange(num_bytes, dtype=np.uint8)
+    digest = Weights(Version(1, 1), buffer).digest()
+    assert len(digest) == 16
+    for place in range(num_bytes):
+        buffer[place] ^= 1
+        assert Weights(Version(1, 1), buffer).digest() != digest
+        buffer[place] ^= 1
 
 
 # -------------------- lineage

@@ -17,7 +17,14 @@ from impala_async.actor.samplers.choose import Play, choose_stage
 from impala_async.actor.samplers.protocols import Sampler
 from impala_async.actor.samplers.stage import Stage, set_stage
 from impala_async.config import ActorSettings
-from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvError, MismatchError
+from impala_async.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    ConfigError,
+    EnvError,
+    MismatchError,
+)
+from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
 from impala_async.team import Team, build_policy
@@ -93,7 +100,13 @@ class ActorService:
         self._client.join(offer)
         rank = self._client.welcome.rank
         seed = seed_of(settings.seed, rank)
-        logger.info("actor %d: %d environments of %s", rank, stage.num_columns, settings.env.id)
+        logger.info(
+            "actor %d: %d environments of %s, acting in %s",
+            rank,
+            stage.num_columns,
+            settings.env.id,
+            str(_precision_of(settings, stage.device)).removeprefix("torch."),
+        )
         return stage.build_sampler(
             schema,
             policy,
@@ -191,12 +204,19 @@ def _schema_of(stage: Stage, settings: ActorSettings) -> Schema:
 
 
 def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> Policy | Team:
-    seed, policies = settings.seed, settings.policies
+    model = settings.model
     try:
-        return build_policy(schema, settings.model, policies, seed=seed, device=device)
-    except ValueError as error:
+        policy = build_policy(schema, model, settings.policies, seed=settings.seed, device=device)
+        policy.act_in(_precision_of(settings, device))
+    except (ValueError, ConfigError) as error:
         # An own torso that is not installed here, or a network that does not fit the spaces.
         raise MismatchError(str(error)) from error
+    return policy
+
+
+def _precision_of(settings: ActorSettings, device: str) -> torch.dtype:
+    model = settings.model
+    return pick_precision(model.precision, model.name, torch.device(device))
 
 
 def _close(owner: Stage | Sampler) -> None:

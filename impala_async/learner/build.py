@@ -11,11 +11,12 @@ import torch
 
 from impala_async.config import LearnerSection, RunConfig
 from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.hardware import pick_device, pick_precision
+from impala_async.learner.hardware import pick_device
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.learner.memory import check_memory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread, Ports, Progress
+from impala_async.models.precision import pick_precision
 from impala_async.spec import Schema
 from impala_async.team import Team, build_policy
 from impala_async.training.snapshot import Snapshot
@@ -93,7 +94,7 @@ def build_learner(
 def _build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
-    precision = pick_precision(config.learner.precision, config.model.name, device)
+    precision = pick_precision(config.model.precision, config.model.name, device)
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
     if isinstance(policy, Team):

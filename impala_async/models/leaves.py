@@ -39,10 +39,15 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
 
 
 def as_image(values: Tensor, is_channels_last: bool) -> Tensor:
-    """`[N, ...]` values as `[N, channels, height, width]` float32."""
+    """`[N, ...]` values as `[N, channels, height, width]`, in what convolutions compute in."""
     image = values.permute(0, 3, 1, 2) if is_channels_last else values
-    # Convolutions are up to twice as fast over images that lie in memory like this.
-    image = image.to(torch.float32, memory_format=torch.channels_last)
+    device = values.device.type
+    is_coarse = torch.is_autocast_enabled(device)
+    # A byte is a number of bfloat16, too: it is rounded only once, by the division.
+    dtype = torch.get_autocast_dtype(device) if is_coarse else torch.float32
+    # Convolutions are up to twice as fast over images that lie in memory like this; and to turn
+    # them round costs least while they are bytes.
+    image = image.contiguous(memory_format=torch.channels_last).to(dtype)
     return image.div_(BYTE) if values.dtype == torch.uint8 else image
 
 

@@ -341,3 +341,21 @@ def test_auto_picks_once_and_joins_with_what_it_picked(
     (told,) = [text for text in caplog.messages if text.startswith("actor.sampler auto takes ")]
     columns, streams = (2, 2) if "takes alternating" in told else (4, 1)
     assert (session.spec.columns, session.spec.streams) == (columns, streams)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_it_acts_in_the_precision_of_the_run(
+    scene: Scene, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for("Counting")
+    model = settings.model.model_copy(update={"precision": precision})
+    made: list[Policy] = []
+    build = service_module.build_policy
+
+    def build_and_keep(*args: Any, **kwargs: Any) -> Any:
+        made.append(build(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(service_module, "build_policy", build_and_keep)
+    run(scene, play(settings.model_copy(update={"model": model})))
+    assert {str(policy.model.precision) for policy in made} == {f"torch.{precision}"}

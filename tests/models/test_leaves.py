@@ -106,3 +106,21 @@ def test_images_of_other_dtypes_are_not_scaled(dtype):
     before = rows.clone()
     assert as_image(rows, True).flatten().tolist() == [0, 1, 1, 0]
     assert torch.equal(rows, before)
+
+
+def test_in_bfloat16_every_byte_is_the_number_that_float32_would_round_to():
+    rows = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1)
+    exact = as_image(rows, True)
+    with torch.autocast("cpu", torch.bfloat16):
+        coarse = as_image(rows, True)
+    assert (exact.dtype, coarse.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(coarse, exact.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_lie_in_memory_as_convolutions_like_them(dtype):
+    rows = torch.ones(2, 3, 5, 5, dtype=dtype)
+    image = as_image(rows, False)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    # What came in is still what it was: it may be a slot.
+    assert rows.eq(1).all()
