@@ -63,9 +63,10 @@ class Screen:
             small[:, self._log_probs].view(np.float32).max() <= LOG_PROB_SLACK
         ):
             return False
-        return _are_in_range(small, self._small_indices, self._small_numbers) and _are_in_range(
-            obs, self._obs_indices, self._obs_numbers
-        )
+        with np.errstate(all="ignore"):
+            return _are_in_range(small, self._small_indices, self._small_numbers) and _are_in_range(
+                obs, self._obs_indices, self._obs_numbers
+            )
 
 
 def _are_in_range(plane: Bytes2D, indices: list[Indices], numbers: list[Numbers]) -> bool:
@@ -73,11 +74,10 @@ def _are_in_range(plane: Bytes2D, indices: list[Indices], numbers: list[Numbers]
         # Viewed as unsigned, a negative index is a huge one.
         if plane[:, stretch].view(np.uint32).max() >= limit:
             return False
-    with np.errstate(all="ignore"):
-        for stretch, dtype in numbers:
-            # One number that is not finite spoils the sum.
-            if not math.isfinite(plane[:, stretch].view(dtype).sum()):
-                return False
+    for stretch, dtype in numbers:
+        # One number that is not finite spoils the sum.
+        if not math.isfinite(plane[:, stretch].view(dtype).sum()):
+            return False
     return True
 
 

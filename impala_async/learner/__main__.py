@@ -75,8 +75,10 @@ def _serve(
     *,
     is_resumed: bool,
 ) -> int:
+    from impala_async.learner.allocator import keep_freed_memory
     from impala_async.learner.probe import SpaceProbe, check_columns
 
+    keep_freed_memory()
     probe = (
         SpaceProbe(config.env, config.actor, config.model, config.policies)
         if config.env.probe == "learner"

@@ -99,9 +99,10 @@ class Port:
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        self._is_scheduled = False
         if not self._is_open:
             return
+        # Until its end, whatever is sent need not look again: the end does.
+        self._is_scheduled = True
         for _ in range(BURST):
             arrived = self.router.receive()
             if arrived is None:
@@ -109,6 +110,7 @@ class Port:
             self._counters.messages += 1
             self._take(*arrived)
         self._after()
+        self._is_scheduled = False
         self.look_again()
 
     def _take(self, route: bytes, header: memoryview, size: int) -> None:

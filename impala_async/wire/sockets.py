@@ -13,6 +13,9 @@ from impala_async.wire.codec import Frame
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
 
 NO_FRAME = -1
+# As plain numbers: an enum is looked up at every call, several times for each message.
+_NOBLOCK, _POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)
+_EVENTS, _RCVMORE = int(zmq.EVENTS), int(zmq.RCVMORE)
 IPC_PATH_MAX_BYTES = 107
 # Two I/O threads were the fastest in every trial that had messages of over 100 KiB.
 IO_THREADS = 2
@@ -66,6 +69,7 @@ class Router:
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
+        self._has_more = False
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
         self._bind(tcp_url)
@@ -92,7 +96,7 @@ class Router:
 
     def has_input(self) -> bool:
         """Must be asked again after every send: a send consumes the descriptor's edge."""
-        return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
 
     def receive(self) -> tuple[bytes, memoryview, int] | None:
         """Route, header frame and its true size (it may exceed the frame); None when drained.
@@ -100,27 +104,30 @@ class Router:
         The header is valid until the next call. Further frames are taken with `receive_into`.
         """
         try:
-            route = self._socket.recv(zmq.NOBLOCK)
+            route = self._socket.recv(_NOBLOCK)
         except zmq.Again:
             return None
+        self._has_more = True
         size = self.receive_into(self._header)
         return route, self._header[: max(size, 0)], size
 
     def receive_into(self, buffer: memoryview) -> int:
         """Receive the message's next frame; its true size, or NO_FRAME if there is none."""
-        if not self.has_more_frames():
+        if not self._has_more:
             return NO_FRAME
-        return int(self._socket.recv_into(buffer))
+        size = int(self._socket.recv_into(buffer))
+        self._has_more = bool(self._socket.get(_RCVMORE))
+        return size
 
     def has_more_frames(self) -> bool:
         """Whether the message that is being received goes on."""
-        return bool(self._socket.get(zmq.RCVMORE))
+        return self._has_more
 
     def discard_rest(self) -> int:
         """Drop what is left of the message; how many frames that was."""
         num_frames = 0
-        while self.has_more_frames():
-            self._socket.recv_into(memoryview(bytearray(1)))
+        while self._has_more:
+            self.receive_into(memoryview(bytearray(1)))
             num_frames += 1
         return num_frames
 
