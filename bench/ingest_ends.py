@@ -19,6 +19,7 @@ from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.offer import Offer
 from impala_async.actor.unroll import Finished
 from impala_async.config import RunConfig
+from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.front import Events, Front
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.slots import allocate_slots
@@ -106,13 +107,10 @@ def send_raw(case: str, url: str) -> None:
             return
 
 
-from impala_async.learner.allocator import keep_freed_memory
-import os
-
 async def receive_ours(case: str, num_messages: int) -> dict[str, float]:
     """The learner's whole receiving side; a full slot is trained on in no time at all."""
+    keep_freed_memory()
     schema, columns = CASES[case]
-    if os.environ.get('KEEP')=='1': keep_freed_memory()
     done = asyncio.get_running_loop().create_future()
     watch = Stopwatch(num_messages)
     front = Front(

@@ -31,10 +31,10 @@ class EnvSection(Section):
         description="Put around each single environment, the first one innermost: "
         "package.module:Name, or a table of name and kwargs.",
     )
-    preprocess: Literal["auto", "none"] = Field(
+    preprocess: Literal["auto", "off"] = Field(
         "auto",
         description="auto: Atari as in the papers (84 x 84 grey, four frames stacked, each action "
-        "for four frames). none: the environment as it is.",
+        "for four frames). off: the environment as it is.",
     )
     frame_stack: Literal["auto", "on", "off"] = Field(
         "auto",

@@ -48,8 +48,9 @@ class ModelSection(Section):
     )
     initial_std: float = Field(
         1.0,
-        gt=0,
-        le=10,
+        # Within what a distribution lets it be.
+        ge=1e-4,
+        le=7,
         description="Continuous actions: the deviation to begin with.",
     )
     state_dependent_std: bool = Field(

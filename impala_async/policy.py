@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from impala_async.algo.distributions import Joint, distribution_of, forbid
 from impala_async.config_model import ModelSection
@@ -115,13 +115,16 @@ class Policy:
         self.model.precision = precision
 
     def act_in(self, precision: torch.dtype) -> None:
-        """Act only, from now on, with a torso in this precision, its weights as well: to cast them
-        at every step would cost more than the step gains. They are rounded as they are loaded."""
-        if precision != torch.float32:
-            self.compute_in(precision)
-            self.model.get_submodule("policy_torso").to(precision)
-            self.tensors = tuple(self.model.state_dict().values())
-            self._quick = None
+        """Act only, from now on, with a torso in this precision. Its large layers hold their
+        weights in it, as to cast them at every step would cost what the step gains."""
+        if precision == torch.float32:
+            return
+        self.compute_in(precision)
+        for layer in self.model.get_submodule("policy_torso").modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layer.to(precision)
+        self.tensors = tuple(self.model.state_dict().values())
+        self._quick = None
 
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
         """Sample an action for each of `[C, ...]` observations and their states.

@@ -74,11 +74,8 @@ def _are_in_range(plane: Bytes2D, indices: list[Indices], numbers: list[Numbers]
         # Viewed as unsigned, a negative index is a huge one.
         if plane[:, stretch].view(np.uint32).max() >= limit:
             return False
-    for stretch, dtype in numbers:
-        # One number that is not finite spoils the sum.
-        if not math.isfinite(plane[:, stretch].view(dtype).sum()):
-            return False
-    return True
+    # One number that is not finite spoils the sum.
+    return all(math.isfinite(plane[:, stretch].view(dtype).sum()) for stretch, dtype in numbers)
 
 
 def _obs_numbers(schema: Schema) -> Iterator[Numbers]:

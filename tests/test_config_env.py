@@ -42,4 +42,4 @@ def test_frames_per_step_follow_the_frame_skip(
 
 def test_without_preprocessing_the_frame_skip_is_that_of_the_id() -> None:
     for env_id, frames in (("ALE/Pong-v5", 4), ("ale_py:PongNoFrameskip-v4", 1)):
-        assert EnvSection(id=env_id, preprocess="none").frames_per_step == frames
+        assert EnvSection(id=env_id, preprocess="off").frames_per_step == frames

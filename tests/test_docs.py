@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from bench.learning.table import configs_table
 from impala_async import errors
 from impala_async.config import RunConfig
 from impala_async.metrics.names import REGISTRY, markdown_table
@@ -111,6 +112,7 @@ def _range(field: FieldInfo) -> str:
 GENERATED = {
     "docs/configuration.md": configuration_tables,
     "docs/metrics.md": markdown_table,
+    "configs/README.md": configs_table,
 }
 
 

@@ -427,5 +427,26 @@ def test_an_actor_in_float32_acts_as_it_did():
     assert np.array_equal(mine.log_probs, theirs.log_probs)
 
 
+class Normed(torch.nn.Module):
+    """A torso of one's own whose first layer is none of those that bfloat16 makes faster."""
+
+    num_out = 3
+
+    def __init__(self, obs, section):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Linear(3, 3))
+
+    def forward(self, obs):
+        return self.layers(obs[""])
+
+
+def test_own_torsos_act_in_bfloat16_whatever_their_layers():
+    policy = Policy(PLAIN, ModelSection(name="tests.test_policy:Normed"), seed=0)
+    policy.act_in(torch.bfloat16)
+    kinds = [str(tensor.dtype) for tensor in policy.model.policy_torso.state_dict().values()]
+    assert kinds == ["torch.float32"] * 2 + ["torch.bfloat16"] * 2
+    assert np.isfinite(policy.act(random_obs(PLAIN, 5), {}, generator()).log_probs).all()
+
+
 def with_memory():
     return replace(PLAIN, state=recurrent_state("lstm", 4))

@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 import statistics
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.learning.cases import CASES, Case
+from bench.learning.cases import CASES, CONFIGS, Case
 from bench.learning.train import Outcome
 from bench.machine import about_this_machine
 
@@ -82,3 +84,41 @@ def _page(entries: list[dict[str, Any]]) -> str:
         *sorted({f"- {e['cores']} cores of {e['processor']}, torch {e['torch']}" for e in entries}),
     ]
     return "\n".join(lines) + "\n"
+
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+CONFIGS_HEAD = (
+    "| file | what it is | algorithm | reaches | env steps | seconds |\n|---|---|---|---|---|---|"
+)
+
+
+def configs_table() -> str:
+    """Of configs/README.md: what each file was measured to do, with all seeds of its task."""
+    entries = json.loads((RESULTS / "learning.json").read_text())
+    measured = {entry["config"]: entry for entry in entries if not entry["overrides"]}
+    rows = [_config_row(path, measured.get(path.name)) for path in sorted(CONFIGS.glob("*.toml"))]
+    return "\n".join([CONFIGS_HEAD, *rows, ""])
+
+
+def _config_row(path: Path, entry: dict[str, Any] | None) -> str:
+    text = path.read_text()
+    algorithm = tomllib.loads(text).get("algorithm", {}).get("name", "impala")
+    comment = " ".join(line[2:] for line in text.partition("\n\n")[0].splitlines())
+    what = re.split(r"[:;,.](?: |$)", comment)[0]
+    start = f"| `{path.name}` | {what} | {algorithm} |"
+    if entry is None:
+        page = f"{path.stem.partition('_')[0]}.md"
+        assert (RESULTS / page).exists(), f"{path.name} was never measured"
+        return f"{start} [a page of its own](../bench/results/{page}) | | |"
+    (case,) = (case for case in CASES if case.name == entry["task"])
+    of_what = case.name.partition(": ")[2]
+    goal = f"{case.goal:g}" + (f", {of_what}" if of_what else "")
+    seeds = entry["seeds"]
+    steps = _spread([seed["env_steps"] for seed in seeds])
+    return f"{start} {goal} | {steps} | {_spread([seed['wall_s'] for seed in seeds])} |"
+
+
+def _spread(values: list[float]) -> str:
+    """The median, and the range if there is one."""
+    smallest, middle, largest = min(values), statistics.median(values), max(values)
+    return f"{middle:,.0f}" + (f" ({smallest:,.0f} to {largest:,.0f})" if len(values) > 1 else "")

@@ -143,8 +143,8 @@ def _why_no_vector(section: EnvSection) -> str | None:
         return "has no vector code of its own (no vector_entry_point)"
     if section.wrappers:
         return "has env.wrappers, which go around single environments"
-    if is_atari(spec) and section.preprocess == "none":
-        return "has vector code that preprocesses, and env.preprocess is none"
+    if is_atari(spec) and section.preprocess == "off":
+        return "has vector code that preprocesses, and env.preprocess is off"
     return None
 
 

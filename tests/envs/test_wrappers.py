@@ -192,7 +192,7 @@ def test_arguments_mean_the_same_to_both() -> None:
 
 @pytest.mark.usefixtures("ale")
 def test_without_preprocessing_the_game_is_as_it_is() -> None:
-    section = EnvSection(id=PONG, preprocess="none", kwargs={"obs_type": "ram"})
+    section = EnvSection(id=PONG, preprocess="off", kwargs={"obs_type": "ram"})
     env = make_env(section)
     assert env.observation_space == Box(0, 255, (128,), np.uint8)
     env.close()

@@ -35,6 +35,20 @@ def both(schema=SCHEMA, **section):
     return quick, slow
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts what goes through numpy."""
+    made = []
+    through_numpy = QuickNet.__call__
+
+    def call(net, obs):
+        made.append(len(obs))
+        return through_numpy(net, obs)
+
+    monkeypatch.setattr(QuickNet, "__call__", call)
+    return made
+
+
 def rows_of(schema, num_columns, seed=0):
     rng = np.random.default_rng(seed)
     return {
@@ -49,36 +63,41 @@ def rows_of(schema, num_columns, seed=0):
     [{}, {"activation": "relu"}, {"hidden_sizes": [7]}, {"shared_torso": True}],
     ids=str,
 )
-@pytest.mark.parametrize("schema", [SCHEMA, MASKED], ids=["plain", "masked"])
-def test_actions_are_those_of_torch_and_log_probs_but_for_rounding(schema, section, num_columns):
-    quick, slow = both(schema, **section)
+def test_actions_are_those_of_torch_and_log_probs_but_for_rounding(section, num_columns, calls):
+    quick, slow = both(**section)
     first, second = (torch.Generator().manual_seed(5) for _ in range(2))
     for seed in range(20):
-        obs = rows_of(schema, num_columns, seed)
+        obs = rows_of(SCHEMA, num_columns, seed)
         mine, theirs = quick.act(obs, {}, first), slow.act(obs, {}, second)
         np.testing.assert_array_equal(mine.actions[""], theirs.actions[""])
         assert mine.actions[""].dtype == theirs.actions[""].dtype
         np.testing.assert_allclose(mine.log_probs, theirs.log_probs, rtol=1e-5, atol=1e-5)
         assert mine.log_probs.dtype == np.float32
         assert mine.state == {}
-    # Both have drawn as many random numbers.
+    # Both have drawn as many random numbers, but only one of them by numpy.
     assert torch.equal(first.get_state(), second.get_state())
+    assert len(calls) == 20
 
 
 @pytest.mark.parametrize(
-    "part",
+    "schema",
     [
-        ActionPart("", "discrete", (2, 3), (2,)),
-        ActionPart("", "discrete", (4,), (1,)),
+        MASKED,
+        replace(SCHEMA, action=ActionSpec((ActionPart("", "discrete", (2, 3), (2,)),))),
+        replace(SCHEMA, action=ActionSpec((ActionPart("", "discrete", (4,), (1,)),))),
     ],
-    ids=str,
+    ids=["masked", "two actions", "an action in a list"],
 )
-def test_shapes_of_actions_are_those_of_torch(part):
-    quick, slow = both(replace(SCHEMA, action=ActionSpec((part,))))
-    obs = rows_of(SCHEMA, 6)
-    generators = [torch.Generator().manual_seed(5) for _ in range(2)]
-    mine, theirs = (p.act(obs, {}, g) for p, g in zip((quick, slow), generators, strict=True))
-    np.testing.assert_array_equal(mine.actions[""], theirs.actions[""])
+def test_what_is_no_single_choice_goes_through_torch(schema, calls):
+    policy = Policy(schema, ModelSection(), seed=0)
+    obs = rows_of(schema, 6)
+    if schema is MASKED:
+        obs["legal"][:] = np.eye(5, dtype=np.int8)[[0, 1, 2, 3, 4, 0]]
+    actions = policy.act(obs, {}, torch.Generator()).actions[""]
+    assert actions.shape == (6, *schema.action.parts[0].shape)
+    if schema is MASKED:
+        assert actions.tolist() == [0, 1, 2, 3, 4, 0]
+    assert not calls
 
 
 def test_weights_that_are_loaded_are_acted_with():
