@@ -95,8 +95,9 @@ class Policy:
                 f"weights of {weights.buffer.nbytes} bytes do not fit a model of "
                 f"{self.layout.num_bytes}"
             )
-        # A copy because a received buffer may be read-only, which torch cannot view.
-        views = self.layout.views(weights.buffer.copy())
+        # Torch cannot view what is read-only.
+        buffer = weights.buffer if weights.buffer.flags.writeable else weights.buffer.copy()
+        views = self.layout.views(buffer)
         with torch.no_grad():
             for tensor, (_, view) in zip(self.tensors, views, strict=True):
                 tensor.copy_(torch.from_numpy(view))

@@ -6,7 +6,7 @@ Runs on: sampler thread; `read` on the link thread too
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from impala_async.config import ActorSettings
@@ -17,7 +17,7 @@ from impala_async.errors import (
     ProtocolError,
     UnreachableError,
 )
-from impala_async.wire.codec import decode_settings
+from impala_async.wire.codec import Frame, decode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
     REJECT_CODES,
@@ -89,7 +89,7 @@ def say_goodbye(socket: Dealer, session: bytes) -> None:
             return
 
 
-def read(frame: bytes) -> Message | None:
+def read(frame: Frame) -> Message | None:
     """What the learner says; None, and a line in the log, if that is no message of ours."""
     try:
         return unpack(frame)
@@ -137,7 +137,7 @@ def _is_current(welcome: Welcome, hello: Hello) -> bool:
     return False
 
 
-def _read_settings(frames: list[bytes]) -> ActorSettings:
+def _read_settings(frames: Sequence[Frame]) -> ActorSettings:
     try:
         if len(frames) != 2:
             raise ProtocolError("wrong_frame_count", "a welcome comes with one frame")

@@ -11,12 +11,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from impala_async.actor.greeting import read
 from impala_async.errors import MismatchError, ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights
-from impala_async.wire.codec import decode_weights
+from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
     REJECT_CODES,
     Get,
@@ -159,7 +159,7 @@ class Link:
             return timeout_s if was_sent else CONNECT_POLL_S
         return timeout_s
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _take(self, frames: Sequence[Frame]) -> None:
         self.last_heard = time.monotonic()
         message = read(frames[0])
         if isinstance(message, Grant):
@@ -175,7 +175,7 @@ class Link:
             self.is_session_over |= message.code == REJECT_CODES.index("hello_again")
             self._arrived.set()
 
-    def _take_weights(self, reply: WeightsReply, frames: list[bytes]) -> None:
+    def _take_weights(self, reply: WeightsReply, frames: Sequence[Frame]) -> None:
         self._asked_at = None
         if reply.layout_digest != self._layout_digest:
             raise MismatchError(

@@ -104,7 +104,7 @@ def encode_settings(settings: dict[str, object]) -> bytes:
     return frame
 
 
-def decode_settings(frame: bytes) -> dict[str, object]:
+def decode_settings(frame: Frame) -> dict[str, object]:
     """The settings of `Welcome`; the caller validates them as config."""
     if len(frame) > MAX_SETTINGS_BYTES:
         raise ProtocolError("oversized_settings")
@@ -117,7 +117,7 @@ def decode_settings(frame: bytes) -> dict[str, object]:
     return settings
 
 
-def decode_weights(reply: WeightsReply, frames: Sequence[bytes]) -> Weights:
+def decode_weights(reply: WeightsReply, frames: Sequence[Frame]) -> Weights:
     """The weights of a reply; raises ProtocolError if they were damaged on the way."""
     if len(frames) != 2:
         raise ProtocolError("wrong_frame_count", "weights come with one frame")

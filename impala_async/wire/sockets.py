@@ -182,14 +182,15 @@ class Dealer:
         self._socket.set(zmq.LINGER, _LAST_WORD_MS)
         self.send(frames)
 
-    def receive(self, timeout_s: float) -> list[bytes] | None:
-        """The next message's frames, or None if none came in time."""
+    def receive(self, timeout_s: float) -> list[memoryview] | None:
+        """The next message's frames, or None if none came in time. Weights are not copied."""
         if timeout_s > 0 and not self._socket.poll(max(1, int(timeout_s * 1000))):
             return None
         try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        return [frame.buffer for frame in frames]
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait for a message or for another descriptor; whether that descriptor woke us."""
