@@ -42,7 +42,8 @@ def as_image(values: Tensor, is_channels_last: bool) -> Tensor:
     """`[N, ...]` values as `[N, channels, height, width]`, in what convolutions compute in."""
     image = values.permute(0, 3, 1, 2) if is_channels_last else values
     device = values.device.type
-    is_coarse = torch.is_autocast_enabled(device)
+    # The device that only counts memory knows nothing of it.
+    is_coarse = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     # A byte is a number of bfloat16, too: it is rounded only once, by the division.
     dtype = torch.get_autocast_dtype(device) if is_coarse else torch.float32
     # Convolutions are up to twice as fast over images that lie in memory like this; and to turn
