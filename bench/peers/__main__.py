@@ -25,12 +25,19 @@ RSS of all processes, looked at four times a second; what they share is in it se
 of a peer that did not come to a mean return of 475 over 100 episodes in time counts as the time
 limit, and the ratio to it is at most what is shown.
 
-impala_async: configs/cartpole.toml and configs/pong_impala.toml, through `impala_async.train`;
-Pong through ale_py's vector code. The peers step Pong through gymnasium's AtariPreprocessing.
-Sample Factory: asynchronous APPO, 2 workers; its gymnasium example with a learning rate of 1e-3; on
-Pong 8 environments a worker, batches of 256, each trained on once.
-SB3: rl-zoo's settings; CartPole with DummyVecEnv and one thread, Pong with SubprocVecEnv and two.
-RLlib: the settings of its examples, 2 env runners, the learner in the driver's process.
+- impala_async: configs/cartpole.toml and configs/pong_impala.toml, through `impala_async.train`;
+  Pong through ale_py's vector code. The peers step Pong through gymnasium's AtariPreprocessing.
+- Sample Factory: asynchronous APPO, 2 workers in two halves. CartPole as its gymnasium example, 20
+  environments a worker, batch 512, rewards times 0.1, but learning rate 1e-3. Pong: 8 environments
+  a worker, batch 256, each row trained on once (its Atari example: four times), V-trace.
+- SB3: rl-zoo's settings. CartPole: A2C with 8 environments; PPO with 8, 32 steps, 20 epochs, batch
+  256, learning rate 1e-3 and clip 0.2 falling to nothing in 100,000 steps; DummyVecEnv, one thread.
+  Pong: A2C with 16 environments; PPO with 8, 128 steps, 4 epochs, batch 256; SubprocVecEnv, and two
+  threads for torch, since learning and acting alternate.
+- RLlib: its examples, 2 env runners, the learner in the driver's process. CartPole: 16 environments
+  a runner, batch 500, learning rate 5e-4; IMPALA with normalised observations, APPO with a ring of
+  8 batches used twice. Pong: batch 500, frames stacked by its connectors; IMPALA with 5
+  environments a runner; APPO with 2 and a ring of 4 batches used twice.
 """
 
 

@@ -5,9 +5,9 @@ networks that the others have, and two env runners. Frames are stacked by its co
 example does, so that each is sent once.
 """
 
-import math
 import os
 import sys
+from collections import deque
 from typing import Any
 
 import gymnasium as gym
@@ -24,7 +24,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.tune.registry import register_env
 
 from bench.peers.games import make
-from bench.peers.say import NUM_EPISODES, say
+from bench.peers.say import NUM_EPISODES, mean_of, say
 
 MODELS = {
     "cartpole": DefaultModelConfig(
@@ -58,6 +58,7 @@ TRAINING: dict[tuple[str, str], dict[str, Any]] = {
 ENVS_PER_RUNNER = {
     ("cartpole", "impala"): 16, ("cartpole", "appo"): 16, ("pong", "impala"): 5, ("pong", "appo"): 2
 }  # fmt: skip
+RETURNS = "returns"
 
 
 class Scaled(gym.ObservationWrapper[NDArray[np.float32], int, NDArray[np.uint8]]):
@@ -71,6 +72,18 @@ class Scaled(gym.ObservationWrapper[NDArray[np.float32], int, NDArray[np.uint8]]
         return observation[..., None].astype(np.float32) / np.float32(128) - np.float32(1)
 
 
+def stacking(env: Any, spaces: Any, device: Any) -> Any:
+    return FrameStackingEnvToModule(num_frames=4)
+
+
+def stacking_to_learn(input_observation_space: Any, input_action_space: Any) -> Any:
+    return FrameStackingLearner(num_frames=4)
+
+
+def normalising(env: Any, spaces: Any, device: Any) -> Any:
+    return MeanStdFilter()
+
+
 def configure(game: str, algorithm: str, seed: int) -> AlgorithmConfig:
     """The configuration of its example, on two cores without a GPU."""
     register_env("pong", lambda _: Scaled(make("pong", is_stacked=False)))
@@ -78,10 +91,10 @@ def configure(game: str, algorithm: str, seed: int) -> AlgorithmConfig:
     runners: dict[str, Any] = {}
     training = TRAINING[game, algorithm]
     if game == "pong":
-        runners["env_to_module_connector"] = lambda *_: FrameStackingEnvToModule(num_frames=4)
-        training["learner_connector"] = lambda *_: FrameStackingLearner(num_frames=4)
+        runners["env_to_module_connector"] = stacking
+        training["learner_connector"] = stacking_to_learn
     elif algorithm == "impala":
-        runners["env_to_module_connector"] = lambda *_: MeanStdFilter()
+        runners["env_to_module_connector"] = normalising
     return (
         config.environment("CartPole-v1" if game == "cartpole" else "pong")
         .env_runners(
@@ -92,10 +105,16 @@ def configure(game: str, algorithm: str, seed: int) -> AlgorithmConfig:
         .learners(num_learners=0)
         .training(**training)
         .rl_module(model_config=MODELS[game])
-        # It counts and reports between iterations only; ten seconds each would hide the goal.
+        .callbacks(on_episode_end=keep_return)
+        # It reports between iterations only; its ten seconds each would hide the goal.
         .reporting(min_time_s_per_iteration=0.5, min_sample_timesteps_per_iteration=0)
         .debugging(seed=seed)
     )
+
+
+def keep_return(*, episode: Any, metrics_logger: Any, **_: Any) -> None:
+    """Every return, as RLlib's own mean is one of an iteration's episodes, however few they are."""
+    metrics_logger.log_value(RETURNS, float(episode.get_return()), reduce="item_series")
 
 
 class TrainedRows:
@@ -125,12 +144,10 @@ def main() -> None:
     ray.init(num_cpus=4, include_dashboard=False, _temp_dir=os.getcwd())
     algorithm = configure(game, name, int(seed)).build_algo()
     trained = TrainedRows(algorithm)
+    returns: deque[float] = deque(maxlen=NUM_EPISODES)
     while True:
-        sampled = algorithm.train()["env_runners"]
-        # Nothing, or not a number, while no episode has ended.
-        mean = float(sampled.get("episode_return_mean", math.nan))
-        has_enough = sampled.get("num_episodes_lifetime", 0) >= NUM_EPISODES
-        say(trained.count, mean if has_enough and not math.isnan(mean) else None)
+        returns.extend(algorithm.train()["env_runners"].get(RETURNS, ()))
+        say(trained.count, mean_of(returns))
 
 
 if __name__ == "__main__":
