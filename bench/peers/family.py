@@ -6,6 +6,7 @@ process is the one that inherits orphans, and whatever descends from it belongs 
 
 import contextlib
 import ctypes
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,7 @@ import psutil
 PR_SET_CHILD_SUBREAPER = 36
 ASKED_S, KILLED_S = 3.0, 2.0
 MAX_TRIES = 10
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class Family:
@@ -22,6 +24,7 @@ class Family:
     def __enter__(self) -> Self:
         _inherit_orphans(True)
         self._others = set(psutil.Process().children(recursive=True))
+        self._pids: set[int] = set()
         return self
 
     def __exit__(
@@ -34,10 +37,13 @@ class Family:
             self._end()
         finally:
             _inherit_orphans(False)
+            _remove_shared_memory(self._pids)
 
     def members(self) -> list[psutil.Process]:
         found = psutil.Process().children(recursive=True)
-        return [each for each in found if each not in self._others]
+        members = [each for each in found if each not in self._others]
+        self._pids |= {each.pid for each in members}
+        return members
 
     def rss_bytes(self) -> int:
         """The sum; memory that several of them share is in it several times."""
@@ -63,6 +69,13 @@ def _send(members: list[psutil.Process], what: str, wait_s: float) -> None:
             getattr(each, what)()
     # Also takes those that were inherited off the table of processes.
     psutil.wait_procs(members, timeout=wait_s)
+
+
+def _remove_shared_memory(pids: set[int]) -> None:
+    """What torch would have removed if they had ended by themselves."""
+    for path in SHARED_MEMORY.glob("torch_*"):
+        if path.name.split("_")[1] in map(str, pids):
+            path.unlink(missing_ok=True)
 
 
 def _inherit_orphans(is_heir: bool) -> None:

@@ -22,6 +22,7 @@ from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.tune.registry import register_env
+from ray.tune.trainable import trainable
 
 from bench.peers.games import make
 from bench.peers.say import NUM_EPISODES, mean_of, say
@@ -141,6 +142,8 @@ class TrainedRows:
 
 def main() -> None:
     game, name, seed = sys.argv[1:]
+    # Everything that it writes goes with the turn, nothing into the home folder.
+    trainable.DEFAULT_STORAGE_PATH = os.getcwd()
     ray.init(num_cpus=4, include_dashboard=False, _temp_dir=os.getcwd())
     algorithm = configure(game, name, int(seed)).build_algo()
     trained = TrainedRows(algorithm)

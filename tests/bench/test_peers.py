@@ -26,6 +26,8 @@ RUNNER = """
 import os, signal, sys, time
 from bench.peers.say import say
 print("a banner")
+with open(f"/dev/shm/torch_{os.getpid()}_1_2", "w"), open(sys.argv[1] + ".parent", "w") as file:
+    file.write(str(os.getpid()))
 if os.fork() == 0:
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -73,6 +75,8 @@ def test_all_that_a_runner_started_ends_with_its_turn(tmp_path: Path) -> None:
     runner = [sys.executable, "-c", RUNNER, str(path)]
     turn = run_turn(runner, lambda turn: path.exists() and turn.has_trained(0.1), limit_s=30)
     assert not psutil.pid_exists(int(path.read_text()))
+    parent = path.with_suffix(".parent").read_text()
+    assert not Path(f"/dev/shm/torch_{parent}_1_2").exists()
     assert [each.trained for each in turn.progress[:3]] == [0, 100, 200]
     assert turn.progress[0].elapsed_s > 0
     assert turn.peak_bytes > 1_000_000
