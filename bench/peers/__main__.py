@@ -29,7 +29,7 @@ limit, and the ratio to it is at most what is shown.
   Pong through ale_py's vector code. The peers step Pong through gymnasium's AtariPreprocessing.
 - Sample Factory: asynchronous APPO, 2 workers in two halves. CartPole as its gymnasium example, 20
   environments a worker, batch 512, rewards times 0.1, but learning rate 1e-3. Pong: 8 environments
-  a worker, batch 256, each row trained on once (its Atari example: four times), V-trace.
+  a worker, batch 256, each row trained on once (its Atari example: four times).
 - SB3: rl-zoo's settings. CartPole: A2C with 8 environments; PPO with 8, 32 steps, 20 epochs, batch
   256, learning rate 1e-3 and clip 0.2 falling to nothing in 100,000 steps; DummyVecEnv, one thread.
   Pong: A2C with 16 environments; PPO with 8, 128 steps, 4 epochs, batch 256; SubprocVecEnv, and two

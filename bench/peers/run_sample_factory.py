@@ -9,7 +9,7 @@ not four times, and nothing is normalised but the range of the image.
 import sys
 from typing import Any
 
-from sample_factory.algo.utils.misc import LEARNER_ENV_STEPS
+from sample_factory.algo.utils.misc import LEARNER_ENV_STEPS, ExperimentStatus
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3, "encoder_mlp_layers": [64, 64], "nonlinearity": "tanh",
     },
     "pong": {
-        "num_envs_per_worker": 8, "batch_size": 256, "rollout": 32, "with_vtrace": True,
+        "num_envs_per_worker": 8, "batch_size": 256, "rollout": 32, "with_vtrace": False,
         "encoder_conv_architecture": "convnet_atari", "nonlinearity": "relu", "obs_scale": 255.0,
         "normalize_input": False, "gamma": 0.99, "learning_rate": 2.5e-4, "max_grad_norm": 0.5,
         "exploration_loss_coeff": 0.01, "env_frameskip": 4,
@@ -57,7 +57,9 @@ def main() -> None:
     parser, _ = parse_sf_args(argv=flags)
     _, runner = make_runner(parse_full_cfg(parser, flags))
     runner.policy_msg_handlers[LEARNER_ENV_STEPS].append(tell)
-    runner.init()
+    # It would run on after settings that it does not take, and wait for ever.
+    if runner.init() != ExperimentStatus.SUCCESS:
+        raise SystemExit("it does not take these settings")
     runner.run()
 
 
