@@ -7,6 +7,7 @@ BENCHES = {
     "learning": "tasks with floors, and controls that must fail",
     "ingest": "the learner's receiving side beside a bare TCP socket",
     "samplers": "each sampler against bare environments",
+    "peers": "training beside other systems, on the same cores",
 }
 
 

@@ -1,0 +1,218 @@
+"""The peers' benchmark reads what runners say, ends all they started, and names who is missing."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from bench.paired import Sample
+from bench.peers import __main__ as command
+from bench.peers import measure, venvs
+from bench.peers.games import make
+from bench.peers.measure import command_of, solving, speed_of
+from bench.peers.one_turn import Progress, Turn, run_turn
+from bench.peers.say import LAUNCHED_AT, mean_of, say
+from bench.peers.systems import A2C, OURS, RLLIB_APPO, SF, SYSTEMS
+from bench.peers.table import goal_rows, speed_rows
+from bench.peers.tail import Tail
+
+# Says something, and leaves an orphan in a session of its own that does not listen to SIGTERM.
+RUNNER = """
+import os, signal, sys, time
+from bench.peers.say import say
+print("a banner")
+with open(f"/dev/shm/torch_{os.getpid()}_1_2", "w"), open(sys.argv[1] + ".parent", "w") as file:
+    file.write(str(os.getpid()))
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        with open(sys.argv[1], "w") as file:
+            file.write(f"{os.getpid()}\\n")
+        time.sleep(60)
+    os._exit(0)
+for trained in range(0, 10_000, 100):
+    say(trained, trained / 10 if trained >= 200 else None)
+    time.sleep(0.02)
+"""
+TURN = Turn(
+    [
+        Progress(2.0, 0, None),
+        Progress(3.0, 100, None),
+        Progress(4.0, 200, 20.0),
+        Progress(6.0, 800, 480.0),
+        Progress(8.0, 1200, 470.0),
+    ],
+    peak_bytes=2_000_000_000,
+)
+
+
+def test_figures_of_a_turn() -> None:
+    assert TURN.start_s() == 3.0
+    # From 3 s, when the first was trained, and 1 s to warm up.
+    assert TURN.rate(warm_s=1.0) == (1200 - 200) / (8.0 - 4.0)
+    assert TURN.reached_s(475) == 6.0
+    assert TURN.reached_s(490) is None
+    assert TURN.has_trained(4.5)
+    assert not TURN.has_trained(5.0)
+    assert Turn([Progress(2.0, 0, None)]).start_s() is None
+
+
+def test_a_system_that_does_not_train_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "WARM_S", 1.0)
+    assert speed_of(TURN, "it") == {"per_s": 250.0, "start_s": 3.0, "rss_gb": 2.0}
+    with pytest.raises(RuntimeError, match="SF has trained on nothing"):
+        speed_of(Turn(TURN.progress[:2]), "SF")
+
+
+def test_all_that_a_runner_started_ends_with_its_turn(tmp_path: Path) -> None:
+    path = tmp_path / "orphan"
+    runner = [sys.executable, "-c", RUNNER, str(path)]
+    turn = run_turn(runner, lambda turn: path.exists() and turn.has_trained(0.1), limit_s=30)
+    assert not psutil.pid_exists(int(path.read_text()))
+    parent = path.with_suffix(".parent").read_text()
+    assert not Path(f"/dev/shm/torch_{parent}_1_2").exists()
+    assert [each.trained for each in turn.progress[:3]] == [0, 100, 200]
+    assert turn.progress[0].elapsed_s > 0
+    assert turn.peak_bytes > 1_000_000
+
+
+def test_a_turn_has_its_time(tmp_path: Path) -> None:
+    began = time.monotonic()
+    turn = run_turn([sys.executable, "-c", "input()"], lambda turn: False, limit_s=0.1)
+    assert list(turn.progress) == []
+    assert time.monotonic() - began < 10
+
+
+def test_a_runner_that_fails_is_quoted() -> None:
+    with pytest.raises(RuntimeError, match=r"ended with 1:\n(.|\n)*no such thing"):
+        run_turn([sys.executable, "-c", "raise OSError('no such thing')"], lambda turn: False, 30)
+
+
+def test_whole_lines_only(tmp_path: Path) -> None:
+    path = tmp_path / "said"
+    tail = Tail(path)
+    assert tail.new_lines() == []
+    with path.open("w") as file:
+        for piece, lines in (("one\ntw", ["one"]), ("o", []), ("\n\n", ["two", ""])):
+            file.write(piece)
+            file.flush()
+            assert tail.new_lines() == lines
+
+
+def test_what_a_runner_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(LAUNCHED_AT, str(time.monotonic() - 5))
+    say(12, mean_of([1.0] * 50 + [3.0] * 100))
+    said = json.loads(capsys.readouterr().out)
+    assert 5 <= said["elapsed_s"] < 10
+    assert (said["trained"], said["mean_return"]) == (12, 3.0)
+    assert mean_of([3.0] * 99) is None
+
+
+def test_each_seed_once_and_the_limit_for_one_that_takes_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands = []
+
+    def fake_turn(command: list[str], *_: object) -> Turn:
+        commands.append(command)
+        return TURN
+
+    monkeypatch.setattr(measure, "run_turn", fake_turn)
+    in_six = solving(A2C, Path("/venvs"), limit_s=6.0)
+    assert in_six() == {"goal_s": 6.0, "in_time": True}
+    assert solving(A2C, Path("/venvs"), limit_s=5.0)() == {"goal_s": 5.0, "in_time": False}
+    in_six()
+    assert [each[-1] for each in commands] == ["0", "0", "1"]
+    assert commands[0][:-1] == [
+        *("/venvs/sb3/bin/python", "-m", "bench.peers.run_sb3", "cartpole", "a2c"),
+    ]
+
+
+def test_rows_of_speed() -> None:
+    def samples(*rates: float) -> list[Sample]:
+        return [{"per_s": rate, "start_s": 4.0, "rss_gb": 1.0} for rate in rates]
+
+    rows = speed_rows("CartPole", {OURS.name: samples(90, 50), SF.name: samples(10, 10)})
+    by_name = {row.name: row for row in rows}
+    assert by_name["CartPole, Sample Factory APPO"].median == 10
+    over = by_name["CartPole: impala_async over Sample Factory APPO"]
+    assert (over.median, over.smallest, over.largest, over.at_least) == (7, 5, 9, 6)
+    assert by_name["CartPole, impala_async: memory"].median == 1.0
+    # Without ours there is nothing to compare.
+    assert len(speed_rows("Pong", {SF.name: samples(10)})) == 3
+
+
+def test_rows_of_the_goal() -> None:
+    ours: list[Sample] = [{"goal_s": 6.0, "in_time": True}] * 2
+    late: list[Sample] = [{"goal_s": 120.0, "in_time": False}, {"goal_s": 60.0, "in_time": True}]
+    rows = goal_rows({OURS.name: ours, A2C.name: ours, RLLIB_APPO.name: late}, 120.0)
+    assert [row.name for row in rows] == [
+        "CartPole to 475, impala_async",
+        "CartPole to 475, SB3 A2C",
+        "CartPole to 475, RLlib APPO, 1 of 2 not in 120 s",
+        "CartPole to 475: impala_async over SB3 A2C",
+        "CartPole to 475: impala_async over RLlib APPO",
+    ]
+    assert rows[3].is_held
+    assert rows[3].at_most == 1.0
+    assert (rows[4].smallest, rows[4].largest, rows[4].at_most) == (0.05, 0.1, None)
+
+
+def test_who_is_not_installed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = argparse.Namespace(venvs=tmp_path, install=False)
+    assert command.present(SYSTEMS, flags) == [OURS]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 5
+    assert said[0].startswith("skipped: Sample Factory APPO: ")
+
+
+def test_other_versions_than_the_pinned_ones_are_named(tmp_path: Path) -> None:
+    pins = venvs.pins_of("rllib")
+    assert pins["ray"] == "2.60.0"
+    installed = pins | {"torch": "2.13.0+cpu"}
+    python = venvs.python_of(tmp_path, "rllib")
+    python.parent.mkdir(parents=True)
+    for change, fault in (({}, None), ({"ray": "2.9.0"}, "has ray 2.9.0 and should have 2.60.0")):
+        python.write_text(f"#!/bin/sh\necho '{json.dumps(installed | change)}'\n")
+        python.chmod(0o755)
+        found = venvs.fault_of(tmp_path, "rllib")
+        assert (found is None) if fault is None else (found is not None and fault in found)
+
+
+@pytest.mark.parametrize("venv", sorted({each.venv for each in SYSTEMS if each.venv}))
+def test_every_peer_has_the_same_torch(venv: str) -> None:
+    assert venvs.pins_of(venv)["torch"] == "2.13.0"
+
+
+def test_the_games_are_those_that_ours_are_trained_in() -> None:
+    assert make("cartpole").observation_space.shape == (4,)
+    pytest.importorskip("ale_py")
+    env = make("pong")
+    first, _ = env.reset(seed=0)
+    assert first.shape == (4, 84, 84)
+    assert first.dtype == np.uint8
+    assert not first[:3].any()
+    before = first.copy()
+    second = env.step(0)[0]
+    assert (second[2] == first[3]).all()
+    assert (first == before).all(), "what was given away has changed"
+    assert env.action_space.n == 6  # type: ignore[attr-defined]
+    env.close()
+
+
+@pytest.mark.e2e
+def test_ours_say_what_they_have_trained_on() -> None:
+    turn = run_turn(
+        command_of(OURS, Path(), "cartpole", 0), lambda turn: turn.has_trained(0.2), limit_s=90
+    )
+    trained = [each.trained for each in turn.progress]
+    assert trained == sorted(trained)
+    assert trained[-1] > trained[0] >= 0
