@@ -7,6 +7,9 @@ BENCHES = {
     "learning": "tasks with floors, and controls that must fail",
     "ingest": "the learner's receiving side beside a bare TCP socket",
     "samplers": "each sampler against bare environments",
+    "end_to_end": "whole trainings: speed, start, time to 475, memory",
+    "scaling": "actors against env steps trained per second",
+    "soak": "half an hour at full speed: does anything grow",
 }
 
 
