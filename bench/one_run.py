@@ -16,11 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Whatever the config says, nothing but us ends the run.
 ENDLESS = tuple(f"stop.{goal}=none" for goal in ("env_steps", "updates", "mean_return", "wall_s"))
 TIME_LIMIT_S = 600.0
-END_S = 30.0
+END_S = 10.0
 LAST_WORDS = 2000
 # A report is a line of about 4 kB.
 TAIL_BYTES = 65536
@@ -84,12 +86,14 @@ class OneRun:
             raise RuntimeError(f"exit code {self._process.returncode}: {self._last_words()}")
 
     def end(self) -> None:
-        """In good order, or else at once."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is None:
-                self._process.send_signal(number)
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(END_S)
+        """At once, if it runs still, with everybody below it: they end when `train` is gone."""
+        if self._process.poll() is None:
+            family = psutil.Process(self.pid).children(recursive=True)
+            self._process.kill()
+            self._process.wait()
+            for process in psutil.wait_procs(family, END_S)[1]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def reports(self) -> list[Report]:
         """All of them so far."""
@@ -100,7 +104,9 @@ class OneRun:
         try:
             with self._metrics.open("rb") as file:
                 file.seek(max(0, self._metrics.stat().st_size - TAIL_BYTES))
-                report: Report = json.loads(file.read().splitlines()[-1])
+                # A line that crosses pages can be read before all of it is there.
+                whole_lines = file.read().rpartition(b"\n")[0]
+                report: Report = json.loads(whole_lines.splitlines()[-1])
         except (FileNotFoundError, IndexError):
             return None
         return report

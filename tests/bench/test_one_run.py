@@ -92,6 +92,9 @@ def test_the_newest_report_is_found_in_a_long_file(tmp_path: Path) -> None:
     assert run.last_report() is None
     run._metrics.write_text("".join(f'{{"n": {n}, "more": "{"x" * 4000}"}}\n' for n in range(40)))
     assert run.last_report()["n"] == 39  # type: ignore[index]
+    with run._metrics.open("a") as file:
+        file.write('{"n": 40, "mo')
+    assert run.last_report()["n"] == 39  # type: ignore[index]
 
 
 def family(pid: int) -> list[psutil.Process]:
