@@ -2,12 +2,15 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import scaling
+from bench.one_run import Report
 from bench.scaling import ASLEEP, Case, measure
 
 
@@ -21,11 +24,44 @@ def test_real_actors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts.keys() == {"one"}
 
 
-@pytest.mark.e2e
-def test_a_run_that_never_has_all_actors_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "SETTINGS", ("stop.updates=1",))
-    with pytest.raises(RuntimeError, match="one: the run ended before it was measured"):
-        measure(Case("CartPole", ASLEEP.config), 1, "one", {})
+class Leaving:
+    """A run of two actors, of which one is gone for a moment; a report every second."""
+
+    def __init__(self, *num_actors: int) -> None:
+        self._num_actors = num_actors
+        self._now = -1
+
+    def moments(self, every_s: float) -> Iterator[float]:
+        for now in range(len(self._num_actors)):
+            self._now = now
+            yield now
+
+    def last_report(self) -> Report:
+        return {
+            "num_actors": self._num_actors[self._now],
+            "updates": 1,
+            "time_s": self._now,
+            "learner/wall_s": self._now,
+            "env_steps_trained": self._now**2,
+            "bottleneck": "learner: it is busy",
+        }
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "per_s"), [((1, 1, 2, 2, 2), 6.0), ((2, 2, 1, 2, 2, 2), 8.0)]
+)
+def test_what_is_counted_begins_when_all_are_there(
+    num_actors: tuple[int, ...], per_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "COUNTED_S", 2.0)
+    monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(*num_actors)))
+    assert measure(ASLEEP, 2, "two", {}) == {"per_s": per_s}
+
+
+def test_a_run_that_ends_too_soon_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(1, 2, 2)))
+    with pytest.raises(RuntimeError, match="two: the run ended before it was measured"):
+        measure(ASLEEP, 2, "two", {})
 
 
 def test_every_number_is_measured_in_every_round(
