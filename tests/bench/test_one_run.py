@@ -18,21 +18,24 @@ SHORT = ["stop.updates=60", "learner.report_every_s=0.05"]
 
 @pytest.mark.e2e
 def test_what_is_read_is_what_happened() -> None:
-    seen_s = []
+    alone_s, trained_s = [0.0], []
+    kinds: list[str] = []
     with one_run(CONFIGS / "cartpole.toml", SHORT) as run:
         peak = PeakMemory(run.pid)
         for second in run.moments(0.05):
             peak.look()
             report = run.last_report()
+            found = sorted(each.kind for each in held_by_each(run.pid).values())
+            kinds = max(kinds, found, key=len)
+            if len(kinds) < 2:
+                alone_s.append(second)
             if report and report["updates"]:
-                seen_s.append(second)
-                kinds = sorted(each.kind for each in held_by_each(run.pid).values())
-        assert kinds == ["actor", "actor", "learner", "train"]
+                trained_s.append(second)
+        assert {*kinds} >= {"actor", "learner", "train"}
         assert run.summary()["updates"] == run.reports()[-1]["updates"] >= 60
         assert steps_per_s(run.reports()) > 0
-        # Nobody can have seen it before it was there; and it was seen soon.
-        assert 0 < run.first_update_after_s <= seen_s[0] + 0.05
-        assert seen_s[0] < run.first_update_after_s + 2
+        # Not before there was a learner, and not after it was seen.
+        assert alone_s[-1] < run.first_update_after_s <= trained_s[0] + 0.05
         assert run.first_update_after_s < run.last_report_after_s
         # PyTorch alone, in three processes, is more than that.
         assert 0.2e9 < peak.rss_bytes < 4e9
