@@ -46,6 +46,10 @@ gymnasium's `SyncVectorEnv`, Pong as one environment in the wrappers of the pape
 
 Memory is the greatest sum over the learner, both actors and what they start, looked at twice a
 second: RSS counts pages that they share for each of them, PSS once (looked at every two seconds).
+
+What limited the last run of each, by its own account:
+
+{verdicts}
 """
 
 
@@ -67,7 +71,8 @@ def main() -> int:
             print(f"skipped: {name}: {needs} is not installed", file=sys.stderr)
             continue
         figures += measure(args.rounds, verdicts)
-    notes = NOTES + "".join(f"\n{run}, by its own account: {why}." for run, why in verdicts.items())
+    listed = "\n".join(f"- {run}: {verdict}" for run, verdict in verdicts.items())
+    notes = NOTES.format(verdicts=listed)
     return publish("End_to_end", figures, notes=notes, is_json=args.json, folder=args.write)
 
 
@@ -185,8 +190,9 @@ def _of(name: str, samples: list[Sample], key: str, **limits: Any) -> Figure:
 def _memory(name: str, samples: list[Sample], at_most: float) -> list[Figure]:
     rss = _of(f"{name}: memory of learner and two actors, RSS",
               samples, "rss_gb", unit="GB", at_most=at_most)  # fmt: skip
-    has_pss = all(each["pss_gb"] for each in samples)
-    return [rss, *([_of("the same, PSS", samples, "pss_gb", unit="GB")] if has_pss else [])]
+    if not all(each["pss_gb"] for each in samples):
+        return [rss]
+    return [rss, _of(f"{name}: the same, PSS", samples, "pss_gb", unit="GB")]
 
 
 if __name__ == "__main__":
