@@ -1,5 +1,6 @@
 """A training that a benchmark starts is the real one, is timed from outside, and leaves nothing."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -61,14 +62,19 @@ def test_a_run_that_does_not_end_is_an_error_and_leaves_nobody() -> None:
 
 
 @pytest.mark.e2e
-def test_a_benchmark_that_is_killed_leaves_nobody() -> None:
+def test_a_benchmark_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
     program = (
         "import sys; from bench.one_run import *\n"
         "with one_run(CONFIGS / 'cartpole.toml', []) as run:\n"
         "    print(run.pid, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Its folder is all that it leaves.
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as bench:
         assert bench.stdout is not None
         pid = int(bench.stdout.readline())
