@@ -8,6 +8,9 @@ BENCHES = {
     "ingest": "the learner's receiving side beside a bare TCP socket",
     "samplers": "each sampler against bare environments",
     "peers": "training beside other systems, on the same cores",
+    "end_to_end": "whole trainings: speed, start, time to 475, memory",
+    "scaling": "actors against env steps trained per second",
+    "soak": "half an hour at full speed: does anything grow",
 }
 
 

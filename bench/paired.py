@@ -79,7 +79,7 @@ def publish(
 
     Returns 1 if a limit is missed.
     """
-    name = title.lower()
+    name = title.lower().replace(" ", "_")
     machine = _machine()
     content = {
         "bench": name,

@@ -1,0 +1,199 @@
+"""Whole trainings, through the door that users take: speed, start, time to the goal, and memory.
+
+In each round the bare environment is stepped right before the trainings, so that a ratio is that
+of neighbours in time.
+"""
+
+import argparse
+import functools
+import importlib.util
+import itertools
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
+
+from bench.one_run import CONFIGS, ENDLESS, one_run, steps_per_s
+from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+from bench.processes import PeakMemory
+from bench.samplers import Case, bare_rate
+from impala_async.config_env import EnvSection
+
+CARTPOLE, PONG = CONFIGS / "cartpole.toml", CONFIGS / "pong_impala.toml"
+NUM_BARE_ENVS = 16
+BARE_S, PONG_BARE_S = 2.0, 5.0
+CARTPOLE_S, PONG_S, PONG_MEMORY_S = 10.0, 60.0, 20.0
+# Of a Pong run that are not counted.
+PONG_WARM_S = 10.0
+LOOK_EVERY_S = 0.5
+GB = 1e9
+
+NOTES = """
+Everything is `python -m impala_async.train` with a config of this repository. Steps per second are
+those trained, by the reports of the run, from its first update on (Pong: from ten seconds later on)
+to its end; at CartPole no return ends it. "To the first update", "to 475" and "to the end" are wall
+time from before the process is started: the reports say how long ago the first update was, and the
+file's time when the last of them was written, which is after the goal was met. "The end" is that of
+`train`, checkpoint and picture included.
+
+Bare is random actions, one process, every row counted, those that reset too: CartPole through
+gymnasium's `SyncVectorEnv`, Pong as one environment in the wrappers of the papers.
+
+Memory is the greatest sum over the learner, both actors and what they start, looked at twice a
+second: RSS counts pages that they share for each of them, PSS once (looked at every two seconds).
+
+What limited the last run of each, by its own account:
+
+{verdicts}
+"""
+
+
+def main() -> int:
+    """Measure what was asked for; 1 if a limit was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.end_to_end", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each, and seeds (5)")
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="put end_to_end.md, .json there")
+    args = parser.parse_args()
+    figures: list[Figure] = []
+    verdicts: dict[str, str] = {}
+    cases = (("CartPole", "gymnasium", cartpole), ("Pong", "ale_py", pong))
+    for name, needs, measure in cases:
+        if args.only.lower() not in name.lower():
+            continue
+        if importlib.util.find_spec(needs) is None:
+            print(f"skipped: {name}: {needs} is not installed", file=sys.stderr)
+            continue
+        figures += measure(args.rounds, verdicts)
+    listed = "\n".join(f"- {run}: {verdict}" for run, verdict in verdicts.items())
+    notes = NOTES.format(verdicts=listed)
+    return publish("End to end", figures, notes=notes, is_json=args.json, folder=args.write)
+
+
+def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
+    """At full speed for a while, and to its goal with as many seeds as there are rounds."""
+    seeds = itertools.count()
+
+    def at_speed() -> Sample:
+        settings = [*ENDLESS, f"stop.wall_s={CARTPOLE_S}"]
+        return train(CARTPOLE, settings, "CartPole at full speed", verdicts)
+
+    def to_goal() -> Sample:
+        settings = [f"seed={next(seeds)}"]
+        return train(CARTPOLE, settings, "CartPole to 475", verdicts, is_watched=False)
+
+    sides = {"bare": bare_cartpole, "at speed": at_speed, "to 475": to_goal}
+    return cartpole_figures(*in_turns(sides, rounds).values())
+
+
+def pong(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
+    """As it is configured; and with two actors for a shorter time, for their memory."""
+
+    def at_speed() -> Sample:
+        settings = [*ENDLESS, f"stop.wall_s={PONG_S}"]
+        return train(PONG, settings, "Pong", verdicts, after_s=PONG_WARM_S, is_watched=False)
+
+    def two_actors() -> Sample:
+        settings = [*ENDLESS, f"stop.wall_s={PONG_MEMORY_S}", "train.num_actors=2"]
+        return train(PONG, settings, "Pong with two actors", verdicts)
+
+    sides = {"bare": bare_pong, "at speed": at_speed, "two actors": two_actors}
+    return pong_figures(*in_turns(sides, rounds).values())
+
+
+def cartpole_figures(bare: list[Sample], speed: list[Sample], goal: list[Sample]) -> list[Figure]:
+    return [
+        _of("CartPole: trained env steps/s", speed, "per_s", at_least=100_000),
+        _of(f"bare SyncVectorEnv of {NUM_BARE_ENVS} on one core: rows/s", bare, "per_s"),
+        ratio("CartPole: trained over bare", speed, bare, "per_s"),
+        _of("CartPole: launch to the first update", [*speed, *goal], "start_s", unit="s",
+            at_most=5),
+        _of("CartPole: launch to 475", goal, "last_s", unit="s", at_most=9),
+        _of("CartPole: launch to the end of the run to 475", goal, "end_s", unit="s"),
+        figure("CartPole: share of the seeds that reached 475",
+               [sum(each["is_solved"] for each in goal) / len(goal)], at_least=1),
+        *_memory("CartPole", speed, at_most=1.0),
+    ]  # fmt: skip
+
+
+def pong_figures(bare: list[Sample], speed: list[Sample], two: list[Sample]) -> list[Figure]:
+    return [
+        _of("Pong: trained agent steps/s", speed, "per_s"),
+        _of("bare wrapped Pong on one core: rows/s", bare, "per_s"),
+        ratio("Pong: trained over bare", speed, bare, "per_s"),
+        _of("Pong: launch to the first update", speed, "start_s", unit="s"),
+        *_memory("Pong", two, at_most=1.6),
+    ]
+
+
+def train(
+    config: Path,
+    settings: list[str],
+    name: str,
+    verdicts: dict[str, str],
+    *,
+    after_s: float = 0.0,
+    is_watched: bool = True,
+) -> Sample:
+    """One training, from its launch to its end. Its speed counts from `after_s` on."""
+    with one_run(config, settings) as run:
+        peak = PeakMemory(run.pid)
+        for _ in run.moments(LOOK_EVERY_S):
+            if is_watched:
+                peak.look()
+        end_s = time.time() - run.launched_at
+        summary = run.summary()
+        verdicts[name] = summary["bottleneck"]
+        print(f"{name}: {summary['bottleneck']}", file=sys.stderr)
+        return {
+            "per_s": steps_per_s(run.reports(), after_s),
+            "start_s": run.first_update_after_s,
+            "last_s": run.last_report_after_s,
+            "end_s": end_s,
+            "is_solved": float(summary["exit_reason"] == "mean_return"),
+            "rss_gb": peak.rss_bytes / GB,
+            "pss_gb": peak.pss_bytes / GB,
+        }
+
+
+def bare_cartpole() -> Sample:
+    """Random actions, nothing else."""
+    make = functools.partial(gymnasium.make, "CartPole-v1", disable_env_checker=True)
+    envs = SyncVectorEnv([make] * NUM_BARE_ENVS)
+    envs.reset(seed=0)
+    actions = np.random.default_rng(0).integers(0, 2, (1000, NUM_BARE_ENVS))
+    begun, num_steps = time.perf_counter(), 0
+    while (spent_s := time.perf_counter() - begun) < BARE_S:
+        envs.step(actions[num_steps % len(actions)])
+        num_steps += 1
+    envs.close()
+    return {"per_s": num_steps * NUM_BARE_ENVS / spent_s}
+
+
+def bare_pong() -> Sample:
+    """One environment, stepped alone."""
+    with ExitStack() as stack:
+        rate = bare_rate(Case("Pong", EnvSection(id="ALE/Pong-v5"), 1, needs="ale_py"), stack)
+        return {"per_s": rate(PONG_BARE_S)}
+
+
+def _of(name: str, samples: list[Sample], key: str, **limits: Any) -> Figure:
+    return figure(name, [each[key] for each in samples], **limits)
+
+
+def _memory(name: str, samples: list[Sample], at_most: float) -> list[Figure]:
+    rss = _of(f"{name}: memory of learner and two actors, RSS",
+              samples, "rss_gb", unit="GB", at_most=at_most)  # fmt: skip
+    if not all(each["pss_gb"] for each in samples):
+        return [rss]
+    return [rss, _of(f"{name}: the same, PSS", samples, "pss_gb", unit="GB")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

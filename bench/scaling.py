@@ -1,0 +1,114 @@
+"""The number of actor processes against the env steps that are trained per second.
+
+Each round trains with each number of actors once. What is counted begins when the last of them
+has joined.
+"""
+
+import argparse
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.one_run import CONFIGS, ENDLESS, Report, one_run, steps_per_s
+from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+
+NUM_ACTORS = (1, 2, 4, 8, 16)
+COUNTED_S = 10.0
+POLL_S = 0.25
+SETTINGS = (*ENDLESS, "learner.report_every_s=0.25")
+
+NOTES = """
+Env steps trained per second with so many actor processes, and the same over one actor of the same
+round; ten seconds are counted, from when all actors have joined. CartPole wants a core for each
+actor and one for the learner: beyond this machine's cores, of which there are {cores}, nothing more
+is expected of it. Environments that sleep for a millisecond want no core, so they show how the
+service itself takes more actors, until what is left beside the sleep fills the cores.
+
+What limited the last run of each, by its own account:
+
+{verdicts}
+"""
+
+
+class Case(NamedTuple):
+    """What is trained."""
+
+    name: str
+    config: Path
+    settings: tuple[str, ...] = ()
+
+
+# Its environments are stepped in turn, or an actor would start processes besides itself. Short
+# trajectories, since a second of one actor is to be many batches.
+ASLEEP = Case(
+    "sleeps 1 ms",
+    CONFIGS / "cartpole.toml",
+    (
+        "env.id=impala_async.envs.probes:Slow",
+        "env.kwargs.step_s=0.001",
+        "env.kwargs.length=100",
+        "actor.sampler=serial",
+        "trajectory.rows=10",
+    ),
+)
+
+
+def main() -> int:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scaling", description=__doc__)
+    parser.add_argument("--config", type=Path, default=CONFIGS / "cartpole.toml", metavar="FILE",
+                        help="what is trained in place of CartPole")  # fmt: skip
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each (5)")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="put scaling.md and .json there")
+    args = parser.parse_args()
+    figures: list[Figure] = []
+    verdicts: dict[str, str] = {}
+    for case in (Case(args.config.stem, args.config), ASLEEP):
+        if args.only.lower() in case.name.lower():
+            figures += scale(case, args.rounds, verdicts)
+    listed = "\n".join(f"- {name}: {verdict}" for name, verdict in verdicts.items())
+    notes = NOTES.format(cores=os.cpu_count(), verdicts=listed)
+    return publish("Scaling", figures, notes=notes, is_json=args.json, folder=args.write)
+
+
+def scale(case: Case, rounds: int, verdicts: dict[str, str]) -> list[Figure]:
+    """Two figures for each number of actors; the verdicts are told, and kept by their names."""
+    names = [f"{case.name}, {num} actor{'s' * (num > 1)}" for num in NUM_ACTORS]
+    sides = {
+        name: functools.partial(measure, case, num, name, verdicts)
+        for name, num in zip(names, NUM_ACTORS, strict=True)
+    }
+    samples = in_turns(sides, rounds)
+    return [each for name in names for each in _figures(name, samples[name], samples[names[0]])]
+
+
+def measure(case: Case, num_actors: int, name: str, verdicts: dict[str, str]) -> Sample:
+    """Train until all are there, and then for as long as is counted."""
+    settings = [*SETTINGS, *case.settings, f"train.num_actors={num_actors}"]
+    first: Report | None = None
+    with one_run(case.config, settings) as run:
+        for _ in run.moments(POLL_S):
+            last = run.last_report()
+            # Who goes in between begins the count anew.
+            is_whole = last is not None and last["updates"] and last["num_actors"] == num_actors
+            first = (first or last) if is_whole else None
+            if first and last and last["time_s"] - first["time_s"] >= COUNTED_S:
+                verdicts[name] = str(last["bottleneck"])
+                print(f"{name}: {verdicts[name]}", file=sys.stderr)
+                return {"per_s": steps_per_s([first, last])}
+    raise RuntimeError(f"{name}: the run ended before it was measured")
+
+
+def _figures(name: str, samples: list[Sample], one: list[Sample]) -> list[Figure]:
+    speed = figure(f"{name}: env steps/s", [each["per_s"] for each in samples])
+    if samples is one:
+        return [speed]
+    return [speed, ratio(f"{name}: over 1 actor", samples, one, "per_s")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""A training that a benchmark starts is the real one, is timed from outside, and leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.one_run import CONFIGS, OneRun, one_run, steps_per_s
+from bench.processes import PeakMemory, held_by_each
+
+SHORT = ["stop.updates=60", "learner.report_every_s=0.05"]
+
+
+@pytest.mark.e2e
+def test_what_is_read_is_what_happened() -> None:
+    alone_s, trained_s = [0.0], []
+    kinds: list[str] = []
+    with one_run(CONFIGS / "cartpole.toml", SHORT) as run:
+        peak = PeakMemory(run.pid)
+        for second in run.moments(0.05):
+            peak.look()
+            report = run.last_report()
+            found = sorted(each.kind for each in held_by_each(run.pid).values())
+            kinds = max(kinds, found, key=len)
+            if len(kinds) < 2:
+                alone_s.append(second)
+            if report and report["updates"]:
+                trained_s.append(second)
+        assert {*kinds} >= {"actor", "learner", "train"}
+        assert run.summary()["updates"] == run.reports()[-1]["updates"] >= 60
+        assert steps_per_s(run.reports()) > 0
+        # Not before there was a learner, and not after it was seen.
+        assert alone_s[-1] < run.first_update_after_s <= trained_s[0] + 0.05
+        assert run.first_update_after_s < run.last_report_after_s
+        # PyTorch alone, in three processes, is more than that.
+        assert 0.2e9 < peak.rss_bytes < 4e9
+        assert peak.pss_bytes < peak.rss_bytes
+
+
+def test_a_run_that_fails_says_why() -> None:
+    with one_run(CONFIGS / "cartpole.toml", ["stop.nonsense=1"]) as run:  # noqa: SIM117
+        with pytest.raises(RuntimeError, match=r"exit code 2: (.|\n)*nonsense"):
+            list(run.moments(0.05))
+
+
+@pytest.mark.e2e
+def test_a_run_that_does_not_end_is_an_error_and_leaves_nobody() -> None:
+    with one_run(CONFIGS / "cartpole.toml", ["stop.updates=none"]) as run:
+        wait_until(lambda: len(family(run.pid)) >= 4)
+        processes = family(run.pid)
+        with pytest.raises(RuntimeError, match="still running after 0 s"):
+            list(run.moments(0.05, limit_s=0))
+        folder = run._log.parent
+    wait_until(lambda: not any(is_alive(each) for each in processes))
+    assert not folder.exists()
+
+
+@pytest.mark.e2e
+def test_a_benchmark_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
+    program = (
+        "import sys; from bench.one_run import *\n"
+        "with one_run(CONFIGS / 'cartpole.toml', []) as run:\n"
+        "    print(run.pid, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Its folder is all that it leaves.
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as bench:
+        assert bench.stdout is not None
+        pid = int(bench.stdout.readline())
+        wait_until(lambda: len(family(pid)) >= 4)
+        processes = family(pid)
+        bench.send_signal(signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(each) for each in processes))
+
+
+def test_speed_counts_from_a_moment_of_the_training() -> None:
+    reports = [
+        {"learner/wall_s": wall_s, "time_s": time_s, "env_steps_trained": steps}
+        for wall_s, time_s, steps in [(None, 1, 0), (0.5, 2, 100), (1.5, 3, 300), (2.5, 4, 600)]
+    ]
+    assert steps_per_s(reports) == 250
+    assert steps_per_s(reports, after_s=1) == 300
+    with pytest.raises(RuntimeError, match="1 reports 2 s after"):
+        steps_per_s(reports, after_s=2)
+
+
+def test_the_newest_report_is_found_in_a_long_file(tmp_path: Path) -> None:
+    run = OneRun.__new__(OneRun)
+    run._metrics = tmp_path / "metrics.jsonl"
+    assert run.last_report() is None
+    run._metrics.write_text("".join(f'{{"n": {n}, "more": "{"x" * 4000}"}}\n' for n in range(40)))
+    assert run.last_report()["n"] == 39  # type: ignore[index]
+    with run._metrics.open("a") as file:
+        file.write('{"n": 40, "mo')
+    assert run.last_report()["n"] == 39  # type: ignore[index]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(is_so: Callable[[], bool], within_s: float = 40.0) -> None:
+    give_up_at = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)

@@ -1,0 +1,90 @@
+"""The benchmark of scaling starts as many actors as it says, and pairs within a round."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import scaling
+from bench.one_run import Report
+from bench.scaling import ASLEEP, Case, measure
+
+
+@pytest.mark.e2e
+def test_real_actors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "COUNTED_S", 0.5)
+    verdicts: dict[str, str] = {}
+    sample = measure(ASLEEP, 1, "one", verdicts)
+    # Eight environments that sleep 1 ms in turn: a thousand rows per second at the very best.
+    assert 20 < sample["per_s"] < 1000
+    assert verdicts.keys() == {"one"}
+
+
+class Leaving:
+    """A run of two actors, of which one is gone for a moment; a report every second."""
+
+    def __init__(self, *num_actors: int) -> None:
+        self._num_actors = num_actors
+        self._now = -1
+
+    def moments(self, every_s: float) -> Iterator[float]:
+        for now in range(len(self._num_actors)):
+            self._now = now
+            yield now
+
+    def last_report(self) -> Report:
+        return {
+            "num_actors": self._num_actors[self._now],
+            "updates": 1,
+            "time_s": self._now,
+            "learner/wall_s": self._now,
+            "env_steps_trained": self._now**2,
+            "bottleneck": "learner: it is busy",
+        }
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "per_s"), [((1, 1, 2, 2, 2), 6.0), ((2, 2, 1, 2, 2, 2), 8.0)]
+)
+def test_what_is_counted_begins_when_all_are_there(
+    num_actors: tuple[int, ...], per_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "COUNTED_S", 2.0)
+    monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(*num_actors)))
+    assert measure(ASLEEP, 2, "two", {}) == {"per_s": per_s}
+
+
+def test_a_run_that_ends_too_soon_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(1, 2, 2)))
+    with pytest.raises(RuntimeError, match="two: the run ended before it was measured"):
+        measure(ASLEEP, 2, "two", {})
+
+
+def test_every_number_is_measured_in_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[tuple[str, int]] = []
+
+    def measured(case: Case, num: int, name: str, verdicts: dict[str, str]) -> dict[str, float]:
+        order.append((case.name, num))
+        verdicts[name] = "learner: it is busy"
+        return {"per_s": 100.0 * num * (1 if len(order) <= 5 else 3)}
+
+    monkeypatch.setattr(scaling, "measure", measured)
+    flags = ["--rounds", "2", "--only", "sleeps", "--write", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["bench", *flags])
+    assert scaling.main() == 0
+    assert order == [("sleeps 1 ms", num) for num in (1, 2, 4, 8, 16)] * 2
+    figures = read(tmp_path / "scaling.json")
+    assert figures["sleeps 1 ms, 1 actor: env steps/s"]["largest"] == 300
+    over = figures["sleeps 1 ms, 8 actors: over 1 actor"]
+    assert (over["smallest"], over["largest"]) == (8, 8)
+    assert "- sleeps 1 ms, 16 actors: learner: it is busy" in (tmp_path / "scaling.md").read_text()
+
+
+def read(path: Path) -> dict[str, Any]:
+    return {each["name"]: each for each in json.loads(path.read_text())["figures"]}

@@ -1,0 +1,118 @@
+"""The soak looks at all processes of a real run, and growth of any kind is seen."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import soak
+from bench.one_run import CONFIGS, ENDLESS, one_run
+from bench.processes import Held
+from bench.soak import Record, Times, judge, watch
+
+WHOLE_S = 300
+MB = 1_000_000
+Grow = Callable[[int], dict[int, Held]]
+
+
+def steady(second: int) -> dict[int, Held]:
+    """Three processes that fill caches for a minute, and from then on only tremble."""
+    filling = min(second, 60) * MB
+    trembling = (second % 5) * MB
+    return {
+        9: Held("train", 40 * MB, 5, 1),
+        10: Held("learner", 200 * MB + filling + trembling, 30 + (second % 60 == 0), 7),
+        11: Held("actor", 150 * MB, 16, 6),
+        12: Held("actor", 150 * MB, 16, 6),
+    }
+
+
+def recorded(held: Grow = steady) -> Record:
+    record = Record()
+    for second in range(WHOLE_S + 1):
+        record.add(second, 1000 * second, held(second))
+    return record
+
+
+def missed(record: Record) -> list[str]:
+    return [each.name for each in judge(record, Times.of(WHOLE_S)) if not each.is_held]
+
+
+def test_nothing_grows() -> None:
+    figures = judge(recorded(), Times.of(WHOLE_S))
+    assert all(each.is_held for each in figures)
+    by_name = {each.name: each for each in figures}
+    assert by_name["learner: RSS in minute two"].median == 262
+    assert by_name["actor 2: growth, RSS"].at_most == 8
+    assert by_name["trained env steps/s, last fifth over minute two"].median == 1
+    assert len(figures) == 4 * 4 + 2
+
+
+def test_a_large_process_may_grow_by_its_share() -> None:
+    def large(second: int) -> dict[int, Held]:
+        return {10: Held("learner", 1000 * MB + max(0, second - 120) * MB // 9, 30, 7)}
+
+    growth = judge(recorded(large), Times.of(WHOLE_S))[1]
+    assert growth.at_most == 20
+    assert 15 < growth.median < 20
+    assert growth.is_held
+
+
+@pytest.mark.parametrize(
+    ("grown", "name"),
+    [
+        (lambda s: Held("actor", 150 * MB + s * MB // 10, 16, 6), "actor 2: growth, RSS"),
+        (lambda s: Held("actor", 150 * MB, 16 + s // 150, 6), "actor 2: growth, descriptors"),
+        (lambda s: Held("actor", 150 * MB, 16, 6 + s // 200), "actor 2: growth, threads"),
+    ],
+)
+def test_growth_of_one_process_is_seen(grown: Callable[[int], Held], name: str) -> None:
+    assert missed(recorded(lambda second: {**steady(second), 12: grown(second)})) == [name]
+
+
+def test_an_actor_that_is_started_again_is_seen() -> None:
+    def restarted(second: int) -> dict[int, Held]:
+        held = steady(second)
+        if second >= 200:
+            held[13] = held.pop(12)
+        return held
+
+    record = recorded(restarted)
+    assert list(record.processes) == ["train", "learner", "actor 1", "actor 2", "actor 3"]
+    assert missed(record) == ["processes that came or went after minute one"]
+
+
+def test_what_came_and_went_in_the_first_minute_is_none_of_it() -> None:
+    def probed(second: int) -> dict[int, Held]:
+        return steady(second) | ({13: Held("other", MB, 3, 1)} if second < 60 else {})
+
+    assert missed(recorded(probed)) == []
+
+
+def test_less_than_three_minutes_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--minutes", "2"])
+    with pytest.raises(SystemExit):
+        soak.main()
+    assert "wants at least 3" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_a_real_run_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "LOOK_EVERY_S", 0.1)
+    with one_run(CONFIGS / "cartpole.toml", ENDLESS) as run:
+        record = watch(run, whole_s=1.5)
+    assert {"train", "learner", "actor 1", "actor 2"} <= record.processes.keys()
+    assert record.env_steps[-1] > record.env_steps[0]
+    learner = record.processes["learner"]
+    assert learner.rss_mb[-1] > 50
+    assert learner.descriptors[-1] > 5
+    assert learner.threads[-1] > 2
+    names = [each.name for each in judge(record, Times((0.0, 0.7), (0.7, 9.9)))]
+    assert "actor 2: growth, threads" in names
+    record.write(tmp_path / "series.json")
+    series = json.loads((tmp_path / "series.json").read_text())["processes"]["actor 1"]
+    assert len(series["seconds"]) == len(series["rss_mb"]) == len(series["threads"])
