@@ -1,8 +1,8 @@
 """`metrics.jsonl`: one strict-JSON line per report, appended with one `write` each.
 
-Owns the file descriptor. Used by the reporter only. Whoever reads the file meanwhile may see the last
-line without its end, and reads it again. If the disk fills up in the middle of a line, its half is cut
-off again, at once or, after a crash, when the next run opens the file.
+Owns the file descriptor. Used by the reporter only. Whoever reads the file meanwhile may see the
+last line without its end, and reads it again. If the disk fills up in the middle of a line, its
+half is cut off again, at once or, after a crash, when the next run opens the file.
 
 A failing disk costs the reports of that time and nothing else. Every report tries again from
 the open on, so the file also comes back when its folder does. What is refused loudly is a
