@@ -7,6 +7,9 @@ BENCHES = {
     "learning": "tasks with floors, and controls that must fail",
     "ingest": "the learner's receiving side beside a bare TCP socket",
     "samplers": "each sampler against bare environments",
+    "learner": "the learner service beside a bare training loop",
+    "codec": "messages to frames and back, beside msgpack and pickle",
+    "weights": "how soon new weights are with the actors, and what that costs",
 }
 
 
