@@ -146,7 +146,7 @@ def main() -> None:
     device = pick_device(config.learner.device)
     update = build(kind, Playlist(Path(recording)), config)
     rate = measure(update, float(seconds), device)
-    print(json.dumps({"updates_per_s": rate}), flush=True)
+    print(json.dumps({"updates_per_s": rate, "update_ms": 1000 / rate}), flush=True)
 
 
 if __name__ == "__main__":

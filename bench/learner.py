@@ -34,10 +34,10 @@ the learner's own update step in a loop over one batch, without a service. The b
 by hand and has its batch ready: rewards clipped, frames unfolded, nothing checked or reported. Both
 make the same weights of the same batch, which a test compares.
 
-Rates are updates per second times the rows of a batch. Shares are of the learner thread's time, by
-its own timers; cores are processor seconds per second of the learner process. On a machine of two
-cores the event loop has the second one with the player, and while Python runs there the learner
-thread may have to wait for it.
+Rates are updates per second times the rows of a batch. An update in the service and the waits are
+those that the learner thread reports; cores are processor seconds per second of its process.
+On a machine of two cores the event loop has the second one with the player, and while Python runs
+there the learner thread may have to wait for it.
 """
 
 
@@ -138,8 +138,8 @@ def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
         ratio("the same: service over update alone", service, step, key),
         _of("the same: bare loop", bare, key, "rows/s"),
         _of("the same: service", service, key, "rows/s"),
-        _of("the same: learner thread in updates", service, "update_share"),
-        _of("the same: learner thread waits for a batch", service, "wait_share"),
+        ratio("the same: an update in the service over one alone", service, step, "update_ms"),
+        _of("the same: waits for batches, share of the learner thread", service, "wait_share"),
         _of("the same: event loop", service, "loop_cores", "cores"),
         _of("the same: all other threads of the process", service, "other_cores", "cores"),
     ]
