@@ -11,6 +11,9 @@ BENCHES = {
     "end_to_end": "whole trainings: speed, start, time to 475, memory",
     "scaling": "actors against env steps trained per second",
     "soak": "half an hour at full speed: does anything grow",
+    "learner": "the learner service beside a bare training loop",
+    "codec": "messages to frames and back, beside msgpack and pickle",
+    "weights": "how soon new weights are with the actors, and what that costs",
 }
 
 

@@ -1,0 +1,153 @@
+"""How much of a bare training loop's speed the learner service keeps, fed as fast as it takes it.
+
+Real environments are recorded for some seconds; `replay` then plays the recording without end into
+the learner service, over the wire. In turns with it a bare torch loop, in a process of its own,
+trains on one batch of the same recording: the same network, loss, optimizer, precision and shape.
+"""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bench.learner_ends import record, serve
+from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+from impala_async.config import RunConfig
+from impala_async.config_load import load_config
+from impala_async.learner.hardware import pick_device
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+# Where there is no Atari, images of its shape do as well: nothing is learned here.
+NO_ATARI = ("env.id=bench.sliding:Sliding", "env.frame_stack=on")
+ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
+NOTES = """
+"Service" is the learner as users start it, a process that also receives, checks and publishes. A
+player that replays the recording is another process, and nobody holds it back. "Update alone" is
+the learner's own update step in a loop over one batch, without a service. The bare loop is written
+by hand and has its batch ready: rewards clipped, frames unfolded, nothing checked or reported. Both
+make the same weights of the same batch, which a test compares.
+
+Rates are updates per second times the rows of a batch. An update in the service and the waits are
+those that the learner thread reports; cores are processor seconds per second of its process.
+On a machine of two cores the event loop has the second one with the player, and while Python runs
+there the learner thread may have to wait for it.
+"""
+
+
+class Case(NamedTuple):
+    """What is recorded and trained on; `at_least` is of the service over the bare loop."""
+
+    name: str
+    config: str
+    settings: tuple[str, ...]
+    num_recorded_rows: int
+    at_least: float
+
+
+CARTPOLE = Case("CartPole, MLP 2x64", "cartpole.toml", (), 20_000, at_least=0.92)
+PONG = Case("Pong, Nature CNN", "pong_impala.toml", (), 2_560, at_least=0.97)
+
+
+def main() -> int:
+    """Measure what suits the device; 1 if a limit was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.learner", description=__doc__)
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda")
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
+    parser.add_argument("--turn-s", type=float, default=8.0, metavar="S", help="of a turn (8)")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="put learner.md and .json there")
+    args = parser.parse_args()
+    device = pick_device(args.device)
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in cases(device):
+            if args.only.lower() in case.name.lower():
+                settings = (*case.settings, f"learner.device={device}")
+                case = case._replace(settings=settings)
+                samples = measure(case, Path(folder), args.rounds, args.turn_s)
+                figures += figures_of(case, samples)
+    return publish("Learner", figures, notes=NOTES, is_json=args.json, folder=args.write)
+
+
+def cases(device: torch.device) -> list[Case]:
+    """On a CPU what the configs have; on a GPU images in batches that are worth one."""
+    pong = PONG
+    if importlib.util.find_spec("ale_py") is None:
+        pong = pong._replace(name="Images, Nature CNN", settings=NO_ATARI)
+    if device.type != "cuda":
+        return [CARTPOLE, pong]
+    return [
+        pong._replace(
+            name=f"{torso}, {columns} columns",
+            settings=(*pong.settings, f"model.name={torso}", f"learner.batch_columns={columns}"),
+        )
+        for torso in ("nature_cnn", "impala_resnet")
+        for columns in (32, 128, 512, 1024)
+    ]
+
+
+def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, list[Sample]]:
+    """Of the bare loop, the update alone and the service, in turns."""
+    settings = [*case.settings, *ENDLESS]
+    config = load_config(CONFIGS / case.config, settings)
+    path = folder / case.name
+    record(path, CONFIGS / case.config, [*settings, f"stop.env_steps={case.num_recorded_rows}"])
+    turn = 0
+
+    def service() -> Sample:
+        nonlocal turn
+        turn += 1
+        return serve(path, folder / f"{case.name}, {turn}", settings, seconds)
+
+    sides: dict[str, Callable[[], Sample]] = {
+        "bare": lambda: loop("bare", path, config, seconds),
+        "step": lambda: loop("step", path, config, seconds),
+        "service": service,
+    }
+    rows = config.trajectory.rows * config.learner.batch_columns
+    return {
+        side: [{**sample, "rows_per_s": rows * sample["updates_per_s"]} for sample in samples]
+        for side, samples in in_turns(sides, rounds).items()
+    }
+
+
+def loop(kind: str, recording: Path, config: RunConfig, seconds: float) -> Sample:
+    """A loop without a service, in a fresh process."""
+    settings = json.dumps(config.model_dump(mode="json", by_alias=True))
+    told = [kind, str(recording), settings, str(seconds)]
+    command = [sys.executable, "-m", "bench.bare_loop", *told]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    sample: Sample = json.loads(ended.stdout)
+    return sample
+
+
+def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
+    bare, step, service = (samples[side] for side in ("bare", "step", "service"))
+    key = "rows_per_s"
+    return [
+        ratio(f"{case.name}: service over bare loop", service, bare, key, at_least=case.at_least),
+        ratio("the same: update alone over bare loop", step, bare, key),
+        ratio("the same: service over update alone", service, step, key),
+        _of("the same: bare loop", bare, key, "rows/s"),
+        _of("the same: service", service, key, "rows/s"),
+        ratio("the same: an update in the service over one alone", service, step, "update_ms"),
+        _of("the same: waits for batches, share of the learner thread", service, "wait_share"),
+        _of("the same: event loop", service, "loop_cores", "cores"),
+        _of("the same: all other threads of the process", service, "other_cores", "cores"),
+    ]
+
+
+def _of(name: str, samples: Sequence[Sample], key: str, unit: str = "") -> Figure:
+    return figure(name, [each[key] for each in samples], unit=unit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""The doors that the benchmark of the learner goes through, and what is read off a learner.
+
+A recording is made by `record`, with real environments. It is played by `replay`, which starts the
+learner in a process of its own. Rates are read from the reports that every run writes, processor
+time from /proc.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.paired import Sample
+
+START_WITHIN_S = 120.0
+WARM_S = 2.0
+POLL_S = 0.05
+# Reports often enough for a window of some seconds, and a lease that a slow start does not outlast.
+FOR_MEASURING = ("learner.report_every_s=0.25", "learner.lease_s=120")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
+WAITS_MS = (
+    "timing_breakdown/learner_dequeue_time_ms",
+    "timing_breakdown/learner_load_wait_time_ms",
+)
+
+
+def record(path: Path, config: Path, settings: Sequence[str]) -> None:
+    """Train for a moment, and keep what the actors sent."""
+    door = [sys.executable, "-m", "impala_async.record", str(path), "--config", str(config)]
+    run = ["--run-dir", f"{path}.run", *_set(settings)]
+    ended = subprocess.run([*door, *run], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"record ended with {ended.returncode}:\n{ended.stderr}")
+
+
+def serve(recording: Path, run_dir: Path, settings: Sequence[str], seconds: float) -> Sample:
+    """Play a recording again and again into a fresh learner, as fast as that takes it."""
+    door = [sys.executable, "-m", "impala_async.replay", str(recording), "--loop"]
+    log_path = run_dir.with_suffix(".log")
+    with log_path.open("w") as log:
+        command = [*door, "--run-dir", str(run_dir), *_set([*settings, *FOR_MEASURING])]
+        player = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        _wait_until(lambda: _is_updating(run_dir), player, log_path)
+        time.sleep(WARM_S)
+        pid = json.loads((run_dir / "service.json").read_text())["pid"]
+        first, cpu_before = len(_reports(run_dir)), cpu_seconds(pid)
+        begun = time.monotonic()
+        time.sleep(seconds)
+        _wait_until(lambda: len(_reports(run_dir)) >= first + 2, player, log_path)
+        cpu_after, spent_s = cpu_seconds(pid), time.monotonic() - begun
+        reports = _reports(run_dir)[first:]
+    finally:
+        player.terminate()
+        player.wait()
+    check_whole(reports[-1])
+    cores = {name: (cpu_after[name] - cpu_before[name]) / spent_s for name in cpu_after}
+    return {**rates(reports), **cores}
+
+
+def rates(reports: Sequence[Mapping[str, Any]]) -> Sample:
+    """From the first report to the last: updates per second, how long they took, and the waits."""
+    first, last = reports[0], reports[-1]
+    updates_per_s = (last["updates"] - first["updates"]) / (last["time_s"] - first["time_s"])
+    update_ms = statistics.fmean(each[UPDATE_MS] for each in reports)
+    wait_ms = statistics.fmean(sum(each[name] or 0.0 for name in WAITS_MS) for each in reports)
+    wait_share = wait_ms / (update_ms + wait_ms)
+    return {"updates_per_s": updates_per_s, "update_ms": update_ms, "wait_share": wait_share}
+
+
+def cpu_seconds(pid: int) -> dict[str, float]:
+    """Of a learner process so far: its event loop, which is the main thread, and all the rest."""
+    loop_s, whole_s = (
+        _cpu_seconds_of(Path(f"/proc/{pid}{task}/stat")) for task in (f"/task/{pid}", "")
+    )
+    return {"loop_cores": loop_s, "other_cores": whole_s - loop_s}
+
+
+def _cpu_seconds_of(stat: Path) -> float:
+    # What is in brackets is a name, and may hold anything. Fields 14 and 15 of the whole line are
+    # the time in user mode and in the kernel.
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def check_whole(report: Mapping[str, Any]) -> None:
+    """What is refused, dropped or skipped costs less than an update."""
+    names = ("trajectories/rejected", "trajectories/dropped", "learner/skipped_updates")
+    lost = {name: report[name] for name in names if report[name]}
+    if lost:
+        raise RuntimeError(f"not everything that was played was trained on: {lost}")
+
+
+def _wait_until(
+    is_so: Callable[[], bool], player: "subprocess.Popen[bytes]", log_path: Path
+) -> None:
+    until = time.monotonic() + START_WITHIN_S
+    while not is_so():
+        if player.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"the learner does not train:\n{log_path.read_text()}")
+        time.sleep(POLL_S)
+
+
+def _is_updating(run_dir: Path) -> bool:
+    return any(report["updates"] for report in _reports(run_dir))
+
+
+def _reports(run_dir: Path) -> list[dict[str, Any]]:
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    *whole, _ = path.read_text().split("\n")
+    return [json.loads(line) for line in whole]
+
+
+def _set(settings: Sequence[str]) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]

@@ -1,0 +1,187 @@
+"""Both ends of published weights: `python -m bench.weights_ends learner|client ...`.
+
+The learner makes real updates in a thread of its own and publishes after each; its front serves
+whoever asks. A client is an actor's: told of a version it pulls it, and loads it into its policy.
+Every version is announced as soon as it is out, as in lockstep. Both ends read the same clock.
+
+    learner CASE CLIENTS SECONDS    begins when a line comes in on stdin
+    client CASE URL                 says when it has its first weights
+"""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import uvloop
+
+from impala_async.actor.client import Client, RunFinished
+from impala_async.actor.offer import Offer
+from impala_async.config import RunConfig
+from impala_async.learner.front import Events, Front
+from impala_async.learner.handoff import Mailbox, on_thread
+from impala_async.learner.hardware import pick_precision
+from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.policy import Policy
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.snapshot import Snapshot
+from impala_async.training.step import Batch, UpdateStep
+from impala_async.weights import Lineage, Version, Weights
+from impala_async.wire.sockets import new_context
+
+CPU = torch.device("cpu")
+EPOCH = 1
+CONNECT_S = 60.0
+GOODBYE_S = 5.0
+
+
+def _schema(obs: ArraySpec, num_actions: int, rows: int) -> Schema:
+    return Schema(ObsSpec((obs,)), ActionSpec((ActionPart("", "discrete", (num_actions,)),)), rows)
+
+
+# Schema, torso, and columns of a batch, as in configs/cartpole.toml and configs/pong_impala.toml.
+CASES: dict[str, tuple[Schema, str, int]] = {
+    "mlp": (_schema(ArraySpec("", (4,), "float32"), 2, 50), "mlp", 16),
+    "nature_cnn": (
+        _schema(ArraySpec("", (4, 84, 84), "uint8", is_stack=True), 6, 20), "nature_cnn", 8,
+    ),
+}  # fmt: skip
+
+
+def config_of(case: str, num_clients: int) -> RunConfig:
+    schema, torso, batch_columns = CASES[case]
+    return RunConfig.model_validate(
+        {
+            "env": {"id": "none:Needed"},
+            "trajectory": {"rows": schema.rows},
+            "model": {"name": torso},
+            "actor": {"num_envs": batch_columns // num_clients},
+            "learner": {"device": "cpu", "batch_columns": batch_columns, "lease_s": 120},
+            "bind": {"data": "tcp://127.0.0.1:*", "weights": "tcp://127.0.0.1:*"},
+            "pace": {"mode": "lockstep"},
+            "train": {"num_actors": num_clients},
+        }
+    )
+
+
+class Publishing:
+    """The learner thread: update, snapshot, post; and how long each took."""
+
+    def __init__(self, config: RunConfig, schema: Schema, slot: Slot) -> None:
+        policy = Policy(schema, config.model, seed=0)
+        policy.compute_in(pick_precision(config.learner.precision, config.model.name, CPU))
+        self._step = UpdateStep(policy, config.algorithm, CPU)
+        self._snapshot = Snapshot(policy.layout)
+        _fill(slot)
+        self._batch = Batch.over(slot.columns)
+        self._alive_B = torch.ones(len(slot.filled_B), dtype=torch.bool)
+        self.layout_digest = policy.layout.digest
+        self.published_at: dict[int, float] = {}
+        self.update_s: list[float] = []
+        self.publish_s: list[float] = []
+
+    def run(self, mailbox: Mailbox[Weights], seconds: float) -> None:
+        torch.set_num_threads(1)
+        ends_at = time.monotonic() + seconds
+        while time.monotonic() < ends_at:
+            before = time.monotonic()
+            self._step.run(self._batch, self._alive_B, 0)
+            updated = time.monotonic()
+            mailbox.post(self.take())
+            self.update_s.append(updated - before)
+            self.publish_s.append(time.monotonic() - updated)
+
+    def take(self) -> Weights:
+        """The weights of now, and when they began their way."""
+        update = len(self.published_at)
+        self.published_at[update] = time.monotonic()
+        return self._snapshot.take(self._step.policy.tensors, Version(EPOCH, update))
+
+
+async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
+    """Publish for so many seconds to whoever is there, and say goodbye."""
+    schema, _, batch_columns = CASES[case]
+    config = config_of(case, max(1, num_clients))
+    loop = asyncio.get_running_loop()
+    front = Front(
+        config,
+        run_id=bytes(16),
+        lineage=Lineage(0).resumed(EPOCH, 0),
+        schema=schema,
+        events=Events(lambda schema: None, lambda episodes: None, lambda: None),
+    )
+    slots = allocate_slots(schema, batch_columns, 2)
+    learner = Publishing(config, schema, slots[1])
+    front.open(schema, slots[:1], lambda index: None, learner.layout_digest)
+    front.publish(learner.take())
+    _say({"url": front.data_url})
+    await loop.run_in_executor(None, sys.stdin.readline)
+    mailbox = Mailbox(loop, front.publish)
+    begun, cpu = time.monotonic(), time.process_time()
+    await on_thread("learner", lambda: learner.run(mailbox, seconds))
+    spent_s, cpu = time.monotonic() - begun, time.process_time() - cpu
+    served = front.report()["weights/served"]
+    await front.say_bye("finished", GOODBYE_S)
+    front.close()
+    return {
+        "published_at": learner.published_at,
+        "update_s": learner.update_s,
+        "publish_s": learner.publish_s,
+        "served": served,
+        "cores": cpu / spent_s,
+    }
+
+
+def subscribe(case: str, url: str) -> dict[str, Any]:
+    """An actor that does nothing but take over every version that it can get."""
+    torch.set_num_threads(1)
+    schema = CASES[case][0]
+    client = Client(new_context(), url, should_stop=lambda: False, connect_s=CONNECT_S)
+    settings = client.connect()
+    policy = Policy(schema, settings.model, seed=1)
+    client.join(Offer(schema, policy.layout, settings.actor.num_envs, 1))
+    installed_at: dict[int, float] = {}
+    try:
+        while True:
+            weights = client.newest()
+            if weights is not None:
+                policy.load(weights)
+                installed_at[weights.version.update] = time.monotonic()
+                if len(installed_at) == 1:
+                    _say({"is_ready": True})
+    except RunFinished:
+        client.leave()
+    return {"installed_at": installed_at}
+
+
+def _fill(slot: Slot) -> None:
+    """Columns of noise that an update can be made of."""
+    rng = np.random.default_rng(0)
+    for leaf in slot.columns.obs.values():
+        is_image = leaf.dtype == np.uint8
+        leaf[...] = rng.integers(0, 256, leaf.shape) if is_image else rng.normal(size=leaf.shape)
+    for window in slot.columns.windows.values():
+        rows, frames = (np.arange(size) for size in window.shape[1:])
+        window[...] = 1 + rows[:, None] + frames
+    slot.columns.rewards_CT[...] = rng.normal(size=slot.columns.rewards_CT.shape)
+    slot.columns.log_probs_CT.fill(-0.7)
+    slot.columns.mask_CT.fill(True)
+
+
+def _say(content: dict[str, Any]) -> None:
+    print(json.dumps(content), flush=True)
+
+
+def main() -> None:
+    role, case, *more = sys.argv[1:]
+    if role == "learner":
+        _say(uvloop.run(learn(case, int(more[0]), float(more[1]))))
+    else:
+        _say(subscribe(case, *more))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The benchmark of the learner compares what computes the same, and measures a real learner."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench import learner, learner_ends
+from bench.bare_loop import BareLoop, measure
+from bench.learner import CARTPOLE, CONFIGS, ENDLESS, NO_ATARI, cases, figures_of, loop
+from bench.learner_ends import cpu_seconds, rates, record, serve
+from bench.sliding import Sliding
+from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config_env import EnvSection
+from impala_async.config_load import load_config
+from impala_async.config_model import ModelSection
+from impala_async.envs.make import build_envs
+from impala_async.learner.loader import batch_over
+from impala_async.policy import Policy
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.step import Batch, UpdateStep
+
+CPU = torch.device("cpu")
+COLUMNS, ROWS = 6, 9
+SCHEMA = Schema(
+    ObsSpec((ArraySpec("", (4,), "float32"),)),
+    ActionSpec((ActionPart("", "discrete", (3,)),)),
+    ROWS,
+)
+SECTION = AlgorithmSection(reward_scale=0.1, reward_clip="unit", grad_clip=0.5, entropy_cost=0.02)
+
+
+def batch() -> Batch:
+    """Of noise, with ends of both kinds and the masked rows behind them."""
+    rng = np.random.default_rng(0)
+    layout = SCHEMA.layout
+    obs = torch.zeros((COLUMNS, layout.obs_bytes), dtype=torch.uint8)
+    small = torch.zeros((COLUMNS, layout.small_bytes), dtype=torch.uint8)
+    made = batch_over(SCHEMA, obs, small)
+    shape = (COLUMNS, ROWS)
+    made.obs[""].copy_(torch.from_numpy(rng.normal(size=(COLUMNS, ROWS + 1, 4))))
+    made.actions[""].copy_(torch.from_numpy(rng.integers(0, 3, shape)))
+    made.rewards_BT.copy_(torch.from_numpy(3 * rng.normal(size=shape)))
+    made.log_probs_BT.copy_(torch.from_numpy(-rng.uniform(0.5, 2.0, shape)))
+    made.mask_BT.fill_(True)
+    made.terminated_BT[1, 3] = made.truncated_BT[2, 5] = True
+    made.mask_BT[1, 4] = made.mask_BT[2, 6] = False
+    made.rewards_BT[1, 4] = made.log_probs_BT[2, 6] = torch.nan
+    return made
+
+
+def test_the_bare_loop_makes_the_same_weights_as_the_update_step() -> None:
+    ours, bare = (Policy(SCHEMA, ModelSection(), seed=3) for _ in range(2))
+    before = [tensor.clone() for tensor in ours.tensors]
+    step, hand_written = UpdateStep(ours, SECTION, CPU), BareLoop(bare, SECTION, batch())
+    for _ in range(5):
+        step.run(batch(), torch.ones(COLUMNS, dtype=torch.bool), 0)
+        hand_written.update()
+    for old, one, other in zip(before, ours.tensors, bare.tensors, strict=True):
+        assert (one - old).abs().max() > 1e-4
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rate_counts_every_update() -> None:
+    counted = [0]
+
+    def update() -> None:
+        counted[0] += 1
+        time.sleep(0.002)
+
+    rate = measure(update, 0.1, CPU)
+    assert 0.5 * (counted[0] - 10) / 0.1 < rate <= 500
+
+
+def test_rates_are_read_off_the_reports() -> None:
+    names = (learner_ends.UPDATE_MS, *learner_ends.WAITS_MS)
+    reports = [
+        {"updates": 100, "time_s": 3.0, **dict(zip(names, (4.0, 1.0, None), strict=True))},
+        {"updates": 300, "time_s": 4.0, **dict(zip(names, (3.0, 0.5, 0.25), strict=True))},
+    ]
+    found = rates(reports)
+    assert found["updates_per_s"] == 200
+    assert found["update_ms"] == pytest.approx(3.5)
+    assert found["wait_share"] == pytest.approx(0.2)
+
+
+def test_processor_time_is_that_of_the_process() -> None:
+    before = cpu_seconds(os.getpid())
+    ends_at = time.process_time() + 0.1
+    while time.process_time() < ends_at:
+        pass
+    after = cpu_seconds(os.getpid())
+    spent_s = sum(after.values()) - sum(before.values())
+    assert spent_s == pytest.approx(0.1, abs=0.05)
+
+
+def test_what_is_lost_is_no_training() -> None:
+    report = {"trajectories/rejected": 0, "trajectories/dropped": 3, "learner/skipped_updates": 0}
+    with pytest.raises(RuntimeError, match="dropped"):
+        learner_ends.check_whole(report)
+
+
+def test_floors_are_of_the_service_over_the_bare_loop() -> None:
+    service = {"rows_per_s": 90.0, "update_ms": 3.0, "wait_share": 0.0}
+    service |= {"loop_cores": 0.2, "other_cores": 1.0}
+    step = {"rows_per_s": 95.0, "update_ms": 2.5}
+    samples = {"bare": [{"rows_per_s": 100.0}], "step": [step]}
+    first, *others = figures_of(CARTPOLE, {**samples, "service": [service]})
+    assert (first.median, first.at_least, first.is_held) == (0.9, 0.92, False)
+    assert all(each.at_least is None for each in others)
+
+
+def test_every_case_has_settings_that_hold_together() -> None:
+    for device in ("cpu", "cuda"):
+        for case in cases(torch.device(device)):
+            config = load_config(CONFIGS / case.config, [*case.settings, *ENDLESS])
+            assert config.learner.threads == 1
+            assert config.learner.num_passes == 1
+            assert config.algorithm.name == "impala"
+
+
+def test_images_without_atari_are_sent_once_each() -> None:
+    config = load_config(CONFIGS / "pong_impala.toml", NO_ATARI)
+    envs = build_envs("serial", config.env, 1)
+    (leaf,) = envs.obs_spec.leaves
+    assert (leaf.shape, leaf.is_stack) == ((4, 84, 84), True)
+    env, seen = Sliding(), EnvSection(**config.env.model_dump())
+    assert seen.frame_stack == "on"
+    first, _ = env.reset(seed=0)
+    for _ in range(150):
+        second, *_ = env.step(np.int64(0))
+        assert np.array_equal(first[1:], second[:-1])
+        first = second
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("learner") / "recording"
+    record(path, CONFIGS / CARTPOLE.config, [*ENDLESS, "stop.env_steps=2000"])
+    return path
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", ["bare", "step"])
+def test_a_loop_trains_on_what_was_recorded(kind: str, recording: Path) -> None:
+    config = load_config(CONFIGS / CARTPOLE.config, ENDLESS)
+    assert loop(kind, recording, config, 0.1)["updates_per_s"] > 1
+
+
+@pytest.mark.e2e
+def test_a_service_trains_on_what_was_recorded(
+    recording: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(learner_ends, "WARM_S", 0.1)
+    sample = serve(recording, tmp_path / "run", ENDLESS, 1.0)
+    assert sample["updates_per_s"] > 1
+    assert sample["update_ms"] > 0
+    assert 0 <= sample["wait_share"] < 1
+    assert sample["other_cores"] > 0
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["num_actors"] == 0, "the player has gone before its learner ended"
+
+
+def test_what_does_not_record_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"env\.id"):
+        record(tmp_path / "recording", CONFIGS / learner.PONG.config, ["env.id=Nothing-v0"])

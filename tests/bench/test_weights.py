@@ -1,0 +1,55 @@
+"""The benchmark of weights follows real versions from the learner thread to real clients."""
+
+import pytest
+
+from bench import weights
+from bench.weights import CASES, encode, figures_of, one_turn, sample_of
+from bench.weights_ends import config_of
+
+OUTCOME = {
+    "published_at": {str(update): 10.0 + update for update in range(11)},
+    "update_s": [9.0] * 2 + [0.3] * 8,
+    "publish_s": [9.0] * 2 + [0.1] * 8,
+}
+
+
+def test_delays_run_from_a_version_s_own_publication() -> None:
+    # The first versions warm up; between 5 and 9 the client skipped some.
+    installed = {"0": 10.1, "1": 99.0, "3": 13.2, "5": 15.4, "9": 19.3}
+    sample = sample_of(OUTCOME, [installed])
+    assert sample["installed_ms"] == pytest.approx(300)
+    assert sample["skipped_share"] == pytest.approx(1 - 3 / 8)
+    assert sample["publish_share"] == pytest.approx(0.25)
+    assert sample["update_ms"] == pytest.approx(300)
+
+
+def test_without_clients_nothing_is_installed() -> None:
+    assert "installed_ms" not in sample_of(OUTCOME, [])
+
+
+def test_one_encoding_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "NUM_REPLIES", 5)
+    sample = encode("mlp")
+    # The first one takes a checksum of it all.
+    assert sample["first_us"] > sample["later_us"] > 0
+
+
+@pytest.mark.parametrize("num_clients", [1, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_settings_hold_together(case: str, num_clients: int) -> None:
+    assert config_of(case, num_clients).learner.batch_columns == CASES[case][2]
+
+
+def test_every_number_of_clients_has_its_rows() -> None:
+    turn = {"update_ms": 2.0, "publish_share": 0.1, "installed_ms": 5.0}
+    slow = {**turn, "update_ms": 3.0, "installed_ms": 9.0}
+    figures = figures_of("x", [[turn], [turn], [slow], [{"first_us": 50.0, "later_us": 1.0}]])
+    assert [each.median for each in figures] == [5.0, 9.0, 0.1, 0.1, 0.1, 1.0, 1.5, 50.0, 1.0]
+
+
+@pytest.mark.e2e
+def test_versions_reach_two_clients() -> None:
+    sample = one_turn("mlp", 2, 0.7)
+    assert sample["installed_ms"] > 0
+    assert 0 < sample["publish_share"] < 1
+    assert 0 <= sample["skipped_share"] < 1
