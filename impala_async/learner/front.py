@@ -99,6 +99,8 @@ class Front:
             clock=time.monotonic,
             on_schema=events.on_schema,
         )
+        # From now on it notices if we stand still, as a learner does that builds a large model.
+        self._desk.expire()
         loop = asyncio.get_running_loop()
         self._data = Port(loop, data, self._wire, self._on_data_message, self._answer)
         self._weights = Port(loop, weights, self._wire, self._on_weights_message, lambda: None)
