@@ -181,7 +181,7 @@ class RunConfig(Section):
     """All settings of one run."""
 
     seed: int = Field(
-        0, ge=0, le=2**31 - 1, description="Seeds the model and, with their rank, actors."
+        0, ge=0, le=2**31 - 1, description="Seeds the model and, with rank and epoch, actors."
     )
     env: EnvSection
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -261,7 +261,8 @@ class RunConfig(Section):
 
     def warnings(self) -> list[str]:
         """What is allowed but will probably disappoint."""
-        found = [] if self.pace.is_lockstep else list(self._lag_warnings())
+        lag_warnings = self._lockstep_warnings if self.pace.is_lockstep else self._async_warnings
+        found = [*lag_warnings(), *self._reuse_warnings()]
         if is_loopback(self.bind.data) != is_loopback(self.bind.weights):
             found.append(
                 f"bind.data ({self.bind.data}) and bind.weights ({self.bind.weights}): actors of "
@@ -275,18 +276,47 @@ class RunConfig(Section):
                 )
         return found
 
-    def _lag_warnings(self) -> Iterator[str]:
+    def _async_warnings(self) -> Iterator[str]:
         algorithm = self.algorithm
         lag = self.learner.expected_lag_updates * algorithm.num_minibatches
         old = f"with all queues full a trajectory is {lag} updates old when it is trained on, and"
         if algorithm.returns_kind == "gae":
-            vtrace = ", or algorithm.returns to vtrace" if algorithm.name == "ppo" else ""
-            yield f"{old} returns by GAE take it for new: set pace.mode to lockstep{vtrace}"
+            fix = f"set pace.mode to lockstep{self._or_vtrace}"
+            yield f"{old} returns by GAE take it for new: {fix}"
         elif lag > SAFE_LAG_UPDATES:
             yield (
                 f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower learner.num_passes, "
                 "learner.queue_size, learner.minibatch_buffer_size or algorithm.num_minibatches"
             )
+
+    def _lockstep_warnings(self) -> Iterator[str]:
+        algorithm, lag = self.algorithm, self.pace.lag
+        num_updates = self.learner.num_passes * algorithm.num_minibatches * (lag + 1)
+        if algorithm.returns_kind == "gae" and lag:
+            yield (
+                f"pace.lag ({lag}) makes all data a version old, and returns by GAE take it for "
+                f"new: set pace.lag to 0{self._or_vtrace}"
+            )
+        elif algorithm.returns_kind == "vtrace" and num_updates > SAFE_LAG_UPDATES:
+            yield (
+                f"from acting to the last pass over what was acted {num_updates} updates are made "
+                "(learner.num_passes * algorithm.num_minibatches * (pace.lag + 1)), and V-trace "
+                f"holds to about {SAFE_LAG_UPDATES}: lower one of them"
+            )
+
+    def _reuse_warnings(self) -> Iterator[str]:
+        """Of passes that nothing corrects: ppo has its ratio, V-trace has its weights."""
+        num_passes = self.learner.num_passes
+        if self.algorithm.name == "a2c" and num_passes > 1:
+            yield (
+                f"learner.num_passes ({num_passes}): a2c has no ratio of policies to correct its "
+                "passes after the first, where the policy is no longer the one that acted: set "
+                "learner.num_passes to 1, or algorithm.name to ppo"
+            )
+
+    @property
+    def _or_vtrace(self) -> str:
+        return ", or algorithm.returns to vtrace" if self.algorithm.name == "ppo" else ""
 
 
 class ActorSettings(Section):

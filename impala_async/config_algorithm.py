@@ -94,7 +94,9 @@ class AlgorithmSection(Section):
         0.0, ge=0, description="appo: weight at the start of the KL from the target; 0: without."
     )
     kl_target: float | None = Field(
-        0.01, gt=0, description="appo: KL towards which kl_coeff is adapted; none: it stays."
+        0.01,
+        gt=0,
+        description="appo: KL towards which kl_coeff is adapted, from 1e-6 to 1e6; none: it stays.",
     )
     reward_clip: Literal["unit", "soft_asymmetric"] | None = Field(
         None,

@@ -4,6 +4,7 @@ What takes long to import, a door imports behind `run_door`, where Ctrl-C is tak
 """
 
 import argparse
+import json
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
 FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
+FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_returns")
 # Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
 # no settings: those are written down, and a resumed run would insist on ports long taken.
 BIND_VARIABLE = "IMPALA_ASYNC_BIND"
@@ -105,20 +107,39 @@ def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     folder = RunFolder.open(args.run_dir)
-    before = folder.load_config()
+    before = _fixed(folder.load_config())
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
     changed = [
-        f"{section}.{key}"
-        for section in FIXED_SECTIONS
-        for key, value in getattr(config, section)
-        if value != getattr(getattr(before, section), key)
+        f"--set: {key}: cannot change in a resumed run, from {_shown(before[key])} to "
+        f"{_shown(value)}: start a new one"
+        for key, value in _fixed(config).items()
+        if value != before[key]
     ]
     if changed:
-        raise ConfigError(
-            f"--set: {' and '.join(changed)}: cannot change in a resumed run; start a new one"
-        )
+        raise ConfigError("\n".join(changed))
     _check_not_over(config, folder.read_json("summary.json"))
     return config, folder
+
+
+def _fixed(config: "RunConfig") -> dict[str, Any]:
+    """What a resumed run may not change, by its key."""
+    sections = config.model_dump(mode="json", by_alias=True)
+    settings = {
+        f"{section}.{key}": value
+        for section, keys in sections.items()
+        if isinstance(keys, dict)
+        for key, value in keys.items()
+    }
+    return {
+        key: value
+        for key, value in settings.items()
+        if key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS
+    }
+
+
+def _shown(value: Any) -> str:
+    """As it is written after `--set`."""
+    return "none" if value is None else json.dumps(value)
 
 
 def _check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:

@@ -310,6 +310,50 @@ def test_returns_that_take_old_data_for_new_are_warned_of(name: str, fix: str) -
     assert config_of(algorithm__name="ppo", algorithm__returns="vtrace").warnings() == []
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"), [("ppo", "to 0, or algorithm.returns to vtrace"), ("a2c", "to 0")]
+)
+def test_in_lockstep_a_lag_is_old_data_too(name: str, fix: str) -> None:
+    settings = {**LOCKSTEP, "pace__lag": 1, "algorithm__name": name}
+    (warning,) = config_of(**settings).warnings()
+    assert warning.startswith("pace.lag (1) makes all data a version old, and returns by GAE")
+    assert warning.endswith(f": set pace.lag {fix}")
+
+
+@pytest.mark.parametrize(
+    ("passes", "minibatches", "lag", "is_warned"),
+    [(8, 1, 0, False), (9, 1, 0, True), (4, 1, 1, False), (5, 1, 1, True), (2, 5, 0, True)],
+)
+def test_in_lockstep_vtrace_holds_as_far_as_elsewhere(
+    passes: int, minibatches: int, lag: int, is_warned: bool
+) -> None:
+    settings = {
+        **LOCKSTEP,
+        "learner__num_passes": passes,
+        "algorithm__name": "appo",
+        "algorithm__num_minibatches": minibatches,
+        "pace__lag": lag,
+    }
+    warnings = config_of(**settings).warnings()
+    assert len(warnings) == is_warned
+    for warning in warnings:
+        assert f"{passes * minibatches * (lag + 1)} updates are made" in warning
+        assert "V-trace holds to about 8" in warning
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "async"])
+def test_passes_that_a2c_cannot_correct_are_warned_of(mode: str) -> None:
+    def warnings(**settings: Any) -> list[str]:
+        found = config_of(pace__mode=mode, **settings).warnings()
+        return [warning for warning in found if warning.startswith("learner.num_passes")]
+
+    (warning,) = warnings(algorithm__name="a2c", learner__num_passes=8)
+    assert warning.startswith("learner.num_passes (8): a2c has no ratio")
+    assert warning.endswith("set learner.num_passes to 1, or algorithm.name to ppo")
+    assert warnings(algorithm__name="a2c") == []
+    assert warnings(algorithm__name="ppo", learner__num_passes=8) == []
+
+
 def test_open_doors_are_warned_of() -> None:
     warnings = config_of(
         bind__data="tcp://0.0.0.0:5555", bind__weights="tcp://10.0.0.1:*"
@@ -401,7 +445,7 @@ def test_in_lockstep_every_batch_has_all_its_passes() -> None:
     assert "learner.init_num_passes (1) does nothing" in text
 
 
-def test_in_lockstep_passes_and_minibatches_make_nothing_older() -> None:
+def test_in_lockstep_passes_and_minibatches_make_nothing_older_for_ppo() -> None:
     ppo = {"algorithm__name": "ppo", "algorithm__num_minibatches": 8, "learner__num_passes": 200}
     assert config_of(**LOCKSTEP, **ppo).warnings() == []
 

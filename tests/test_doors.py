@@ -13,6 +13,7 @@ from impala_async.__main__ import DOORS
 from impala_async.config import BindSection, RunConfig
 from impala_async.config_load import load_config
 from impala_async.doors import (
+    FIXED_KEYS,
     FIXED_SECTIONS,
     add_run_flags,
     bind_of_this_start,
@@ -275,16 +276,33 @@ def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["env.id=Acrobot-v1", "model.hidden_sizes=[8]", "trajectory.rows=3"]
+    ("override", "same", "values"),
+    [
+        ("env.id=Acrobot-v1", "env.id=CartPole-v1", 'from "CartPole-v1" to "Acrobot-v1"'),
+        ("model.hidden_sizes=[8]", "model.name=mlp", r"from none to \[8\]"),
+        ("trajectory.rows=3", "seed=1", "from [0-9]+ to 3"),
+        ("algorithm.name=appo", "algorithm.name=impala", 'from "impala" to "appo"'),
+        ("algorithm.optimizer=rmsprop", "algorithm.lr=0.1", 'from "adam" to "rmsprop"'),
+        ("algorithm.normalize_returns=true", "algorithm.gamma=0.9", "from false to true"),
+    ],
 )
-def test_a_resumed_run_cannot_become_another(run_dir: str, override: str) -> None:
+def test_a_resumed_run_cannot_become_another(
+    run_dir: str, override: str, same: str, values: str
+) -> None:
     key = override.partition("=")[0]
-    section = key.partition(".")[0]
-    assert section in FIXED_SECTIONS
-    with pytest.raises(ConfigError, match=rf"^--set: {key}: cannot change in a resumed run"):
+    assert key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS
+    refused = rf"^--set: {key}: cannot change in a resumed run, {values}: start a new one$"
+    with pytest.raises(ConfigError, match=refused):
         check_run(parse("--resume", "--run-dir", run_dir, "--set", override), None)
-    same = {"env": "env.id=CartPole-v1", "model": "model.name=mlp", "trajectory": "seed=1"}
-    check_run(parse("--resume", "--run-dir", run_dir, "--set", same[section]), None)
+    check_run(parse("--resume", "--run-dir", run_dir, "--set", same), None)
+
+
+def test_each_key_that_a_resumed_run_cannot_change_is_a_line(run_dir: str) -> None:
+    flags = ("--set", "algorithm.name=appo", "--set", "trajectory.rows=3")
+    with pytest.raises(ConfigError) as caught:
+        check_run(parse("--resume", "--run-dir", run_dir, *flags), None)
+    told = [line.split(" ")[1] for line in str(caught.value).splitlines()]
+    assert told == ["algorithm.name:", "trajectory.rows:"]
 
 
 def test_a_run_that_has_had_all_its_steps_is_resumed_only_for_more(run_dir: str) -> None:

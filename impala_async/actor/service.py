@@ -14,7 +14,7 @@ import torch
 from impala_async.actor.client import Client, NewRun, RunFinished
 from impala_async.actor.offer import Offer
 from impala_async.actor.samplers.choose import Play, choose_stage
-from impala_async.actor.samplers.protocols import Sampler
+from impala_async.actor.samplers.protocols import Newest, Sampler
 from impala_async.actor.samplers.stage import Stage, set_stage
 from impala_async.config import ActorSettings
 from impala_async.errors import (
@@ -28,6 +28,7 @@ from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
 from impala_async.team import Team, build_policy
+from impala_async.weights import Weights
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
@@ -98,11 +99,10 @@ class ActorService:
         policy = _build_policy(schema, settings, stage.device)
         offer = Offer(schema, policy.layout, stage.columns_per_message, stage.num_streams)
         self._client.join(offer)
-        rank = self._client.welcome.rank
-        seed = seed_of(settings.seed, rank)
+        newest, seed = self._begin(settings)
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
-            rank,
+            self._client.welcome.rank,
             stage.num_columns,
             settings.env.id,
             str(_precision_of(settings, stage.device)).removeprefix("torch."),
@@ -112,9 +112,24 @@ class ActorService:
             policy,
             torch.Generator(stage.device).manual_seed(seed),
             buffers=self._client,
-            newest=self._client.newest,
+            newest=newest,
             seed=seed,
         )
+
+    def _begin(self, settings: ActorSettings) -> tuple[Newest, int]:
+        """Where weights come from, and the seed of this actor.
+
+        In lockstep, ranks are given out again: there the first weights tell one's beginning.
+        """
+        welcome = self._client.welcome
+        if not settings.pace.is_lockstep:
+            return self._client.newest, seed_of(settings.seed, welcome.rank, welcome.epoch)
+        first = self._client.newest()
+        assert first is not None, "in lockstep the first weights are waited for"
+        # It may have come back with another rank while it waited.
+        rank, (epoch, begins_at) = self._client.welcome.rank, first.version
+        seed = seed_of(settings.seed, rank, epoch, begins_at)
+        return _beginning_with(first, self._client.newest), seed
 
     def _set_stage(self, settings: ActorSettings) -> Stage:
         """The environments that `actor.sampler` asks for, where it wants them."""
@@ -227,6 +242,18 @@ def _close(owner: Stage | Sampler) -> None:
         logger.warning("%s", error)
 
 
-def seed_of(run_seed: int, rank: int) -> int:
-    """A seed for each actor of a run, so that no two step the same environments."""
-    return int(np.random.SeedSequence((run_seed, rank)).generate_state(1)[0] >> 1)
+def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0) -> int:
+    """A seed for each actor of a run, so that no two step the same environments.
+
+    Nor does one that has a rank of lockstep after another, in a resumed run or in this one: its
+    first weights are those of update `begins_at`.
+    """
+    # Zeros at the end change nothing.
+    words = (run_seed, rank, epoch - 1, begins_at)
+    return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
+
+
+def _beginning_with(first: Weights, newest: Newest) -> Newest:
+    """Give out the first weights, which were fetched before, and then what is new."""
+    held = [first]
+    return lambda: held.pop() if held else newest()

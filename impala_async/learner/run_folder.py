@@ -37,17 +37,37 @@ class RunFolder:
         self._config = path / "config.json"
         self._epoch = path / "epoch"
         self._hold: int | None = None
+        self._unwritten: RunConfig | None = None
 
     def begin(self, config: RunConfig) -> None:
-        """Take the folder for this process and write down the settings; a new run gets its id."""
+        """Take the folder for this process, and write down the settings and the id of a new run.
+
+        A resumed run keeps its former settings until `confirm`: it may not fit the new ones.
+        """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._take_hold()
-            run_id = self.run_id.hex() if self.exists() else uuid.uuid4().hex
-            content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._unwritten = config
+        if not self.exists():
+            self._write_settings(config, uuid.uuid4().hex)
+
+    def confirm(self) -> None:
+        """The learner is built: a resumed run goes on, so its settings are now the new ones."""
+        if self._unwritten is not None:
+            self._write_settings(self._unwritten, self.run_id.hex())
+
+    def _write_settings(self, config: RunConfig, run_id: str) -> None:
+        content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
+        try:
             self.write_json("config.json", content)
         except OSError as error:
-            raise ConfigError(f"--run-dir: cannot write to {self.path}: {error.strerror}") from None
+            raise self._unwritable(error) from None
+        self._unwritten = None
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"--run-dir: cannot write to {self.path}: {error.strerror}")
 
     def _take_hold(self) -> None:
         """One learner per folder, as long as this process lives; however it ends, it lets go."""

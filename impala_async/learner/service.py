@@ -185,6 +185,7 @@ class LearnerService:
             release=Inbox(self._loop, self._front.release).post,
         )
         self._learner = learner
+        self._folder.confirm()
         self._front.open(schema, learner.slots, learner.full.put, learner.layout_digest)
         self._threads.start(learner.bodies)
 

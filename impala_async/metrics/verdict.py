@@ -24,6 +24,7 @@ ADVICE: Final[Mapping[str, str | None]] = {
     "network": "a faster link or smaller observations; on one host, fewer actors for its cores",
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
     "actors": "start actors: python -m impala_async.actor --learner tcp://HOST:PORT",
+    "waiting": None,
     "unknown": None,
 }
 
@@ -134,7 +135,7 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> Verdict:
     whole_ms = sum(spent_ms for spent_ms, _, _ in known)
     whole_ms += _number(report, _WEIGHTS_WAIT_MS) or 0.0
     if not known or whole_ms <= 0.0:
-        return Verdict("actors", finding)
+        return Verdict("waiting", f"{finding}, no actor has said yet what takes its time")
     longest_ms, stage, where = max(known)
     finding += f", an actor spends {_percent(longest_ms / whole_ms)} of its time {where}"
     late_ms = _number(report, _LOOP_LAG_MS) or 0.0

@@ -1,4 +1,8 @@
-"""The optimizer: how it is built, how gradients are clipped, and its state as plain tensors."""
+"""The optimizer: how it is built, how gradients are clipped, and its state as plain tensors.
+
+What it remembers of each parameter goes on in a resumed run. Its options do not: those are the
+settings', which may have changed, and this machine's.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,9 +13,6 @@ from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.training.rmsprop_tf import RMSPropTF
-
-# How this machine computes a step, not what the step is: never taken from a checkpoint.
-_MACHINE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSection) -> Optimizer:
@@ -66,7 +67,7 @@ def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str
 def restore_optimizer(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> None:
-    """Undo `flatten_optimizer` for an optimizer built alike.
+    """Undo `flatten_optimizer` for an optimizer of this kind, which keeps its own options.
 
     Raises ValueError when the state is another kind of optimizer's or fits other parameters.
     """
@@ -81,11 +82,23 @@ def restore_optimizer(
         _check_fits(name, tensor, parameters, int(index))
         # torch keeps what it is given: without a copy two optimizers could share a state.
         state.setdefault(int(index), {})[key] = tensor.clone()
-    groups = [
-        {**saved, **{key: mine[key] for key in _MACHINE_OPTIONS if key in mine}}
-        for mine, saved in zip(optimizer.param_groups, options["groups"], strict=True)
-    ]
+    groups = optimizer.state_dict()["param_groups"]
+    for mine, saved in zip(groups, options["groups"], strict=True):
+        if mine["params"] != saved["params"]:
+            raise ValueError(f"state of parameters {saved['params']}, not {mine['params']}")
+        _match_momentum(state, parameters, mine)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _match_momentum(
+    state: dict[int, dict[str, Any]], parameters: list[Tensor], group: Mapping[str, Any]
+) -> None:
+    """Momentum that begins in a resumed run begins at 0: torch would miss it at the first step."""
+    for index in group["params"]:
+        if not group.get("momentum"):
+            state.get(index, {}).pop("momentum_buffer", None)
+        elif index in state:
+            state[index].setdefault("momentum_buffer", torch.zeros_like(parameters[index]))
 
 
 def _check_fits(name: str, tensor: Tensor, parameters: list[Tensor], index: int) -> None:

@@ -84,7 +84,9 @@ def restore(step: UpdateStep | TeamStep, state: TrainingState) -> None:
         step.policy.load_tensors(state.model)
         for name, one in step.steps.items():
             _restore_one(one, _share_of(state, name))
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise CheckpointError(f"the checkpoint does not fit this run: it has no {error}") from error
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
 
 

@@ -16,6 +16,8 @@ from impala_async.config_algorithm import AlgorithmSection
 from impala_async.policy import Evaluation, Policy
 
 KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
+# Adapting ends there. From 0 and from infinity there would be no way back.
+MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
 
 
 class TargetView(NamedTuple):
@@ -85,20 +87,31 @@ class Target:
 
     def state(self) -> dict[str, Any]:
         """What else a checkpoint must hold."""
-        return {"kl_coeff": self.kl_coeff, "age": self._age}
+        return {"kl_coeff": self.kl_coeff, "kl_settings": self._kl_settings, "age": self._age}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Undo `tensors` and `state`; where the settings of the KL have changed, they hold."""
         self.policy.model.load_state_dict(dict(tensors))
-        self.kl_coeff = float(state["kl_coeff"])
+        # Earlier releases did not write them down.
+        if state.get("kl_settings", self._kl_settings) == self._kl_settings:
+            self.kl_coeff = float(state["kl_coeff"])
         self._age = int(state["age"])
+
+    @property
+    def _kl_settings(self) -> list[float | None]:
+        """What the coefficient follows from, besides the course of the run."""
+        return [self._section.kl_coeff, self._section.kl_target]
 
 
 def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:
-    """Larger where the policies are too far apart, smaller where they need not be so near."""
+    """Larger where the policies are too far apart, smaller where they need not be so near.
+
+    One that was set outside of the range of adapting is not brought into it against its way.
+    """
     if kl_target is None:
         return kl_coeff
     if kl > 2 * kl_target:
-        return kl_coeff * KL_GROWTH
+        return max(kl_coeff, min(kl_coeff * KL_GROWTH, MAX_KL_COEFF))
     if kl < 0.5 * kl_target:
-        return kl_coeff * KL_SHRINKAGE
+        return min(kl_coeff, max(kl_coeff * KL_SHRINKAGE, MIN_KL_COEFF))
     return kl_coeff

@@ -9,7 +9,7 @@ import pytest
 
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
-from impala_async.config import ActorSettings
+from impala_async.config import ActorSettings, PaceSection
 from impala_async.envs.probes import Probe
 from impala_async.errors import EnvError, MismatchError
 from impala_async.policy import Policy
@@ -28,6 +28,7 @@ from tests.actor.scripted import (
 )
 
 MANY = 1000
+FIRST = Version(1, 1)
 Serve = Callable[[Scene], Any]
 
 
@@ -61,13 +62,19 @@ def welcomed(scene: Scene, settings: ActorSettings, **welcome: Any) -> Session:
     return Session(scene.learner.data.hear(Spec), answered)
 
 
-def give_weights(scene: Scene, session: Session, settings: ActorSettings) -> None:
+def give_weights(
+    scene: Scene, session: Session, settings: ActorSettings, version: Version = FIRST
+) -> None:
     """All zero: then every action is as likely as any other."""
     layout = Policy(session.schema, settings.model, seed=0).layout
     assert layout.digest == session.spec.layout_digest
-    weights = Weights(Version(1, 1), np.zeros(layout.num_bytes, np.uint8))
-    reply = WeightsReply(1, 1, layout.digest, weights.digest())
-    scene.learner.weights.find(Get).answer(reply, weights.buffer.tobytes())
+    weights = Weights(version, np.zeros(layout.num_bytes, np.uint8))
+    reply = WeightsReply(*version, layout.digest, weights.digest())
+    asked = scene.learner.weights.find(Get)
+    while asked.message.session != session.id:
+        # An actor that was here before asked twice.
+        asked = scene.learner.weights.find(Get)
+    asked.answer(reply, weights.buffer.tobytes())
 
 
 def run(scene: Scene, serve: Serve, num_envs: int | None = 2) -> tuple[int, Any]:
@@ -86,13 +93,18 @@ def finish(scene: Scene, session: Session) -> None:
     scene.learner.data.find(ByeOk)
 
 
-def play(settings: ActorSettings, num_messages: int = 3, **welcome: Any) -> Serve:
+def play(
+    settings: ActorSettings,
+    num_messages: int = 3,
+    version: Version = FIRST,
+    **welcome: Any,
+) -> Serve:
     """Welcome an actor, take a few messages, finish; Spec and what was sent."""
 
     def serve(scene: Scene) -> tuple[Session, list[Heard]]:
         session = welcomed(scene, settings, **welcome)
         session.grant(MANY)
-        give_weights(scene, session, settings)
+        give_weights(scene, session, settings, version)
         messages = []
         for seq in range(num_messages):
             messages.append(scene.learner.data.hear(Data))
@@ -301,6 +313,15 @@ def test_seeds_are_stable_and_no_two_actors_share_one() -> None:
     seeds = {seed_of(run_seed, rank) for run_seed in range(5) for rank in range(200)}
     assert len(seeds) == 1000
     assert all(0 <= seed < 2**31 for seed in seeds)
+    later = {
+        seed_of(0, rank, epoch, begins_at)
+        for rank in range(10)
+        for epoch in range(2, 12)
+        for begins_at in range(10)
+    }
+    assert len(later) == 1000
+    assert not later & seeds
+    assert seed_of(0, 1, epoch=1, begins_at=0) == 1982462498
 
 
 def test_rank_and_seed_decide_what_an_actor_does(scene: Scene) -> None:
@@ -314,6 +335,30 @@ def test_rank_and_seed_decide_what_an_actor_does(scene: Scene) -> None:
     others = [sent(0, 1), sent(1, 0)]
     assert reference not in others
     assert others[0] != others[1]
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_a_resumed_run_goes_on_with_other_seeds_and_so_does_a_successor(
+    scene: Scene, mode: str
+) -> None:
+    pace = PaceSection(mode=mode)  # type: ignore[arg-type]
+
+    def sent(epoch: int, update: int) -> bytes:
+        """A first message, acted with weights of zero, whatever their version."""
+        settings = settings_for("MatchObservation", rows=20).model_copy(update={"pace": pace})
+        version = Version(epoch, update)
+        serve = play(settings, 1, version=version, rank=1, epoch=epoch)
+        _, (_, (first,)) = run(scene, serve, num_envs=None)
+        assert first.message.update == update
+        return body_of(first)
+
+    reference = sent(1, 0)
+    assert sent(1, 0) == reference
+    resumed = sent(2, 40)
+    assert resumed not in (reference, sent(3, 40))
+    assert sent(2, 40) == resumed
+    # Where ranks are given out again, and the first version is decided, it is one more seed.
+    assert (sent(2, 41) == resumed) == (mode == "async")
 
 
 def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene: Scene) -> None:

@@ -36,15 +36,6 @@ def test_every_run_has_an_id_of_its_own(folder: RunFolder, tmp_path: Path) -> No
     assert other.run_id != folder.run_id
 
 
-def test_a_resumed_run_keeps_its_id_and_takes_the_new_settings(folder: RunFolder) -> None:
-    run_id = folder.run_id
-    changed = config_of(small_schema(), stop={"env_steps": 7})
-    folder.let_go()
-    RunFolder(folder.path).begin(changed)
-    assert folder.run_id == run_id
-    assert folder.load_config() == changed
-
-
 def test_the_epoch_grows_by_one_at_every_start(folder: RunFolder) -> None:
     assert [RunFolder(folder.path).next_epoch() for _ in range(3)] == [1, 2, 3]
     assert (folder.path / "epoch").read_text() == "3"
@@ -164,3 +155,27 @@ def test_a_folder_belongs_to_one_learner(tmp_path: Path) -> None:
     first.let_go()
     second.begin(config_of(small_schema()))
     second.let_go()
+
+
+def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder: RunFolder) -> None:
+    folder.let_go()
+    run_id, changed = folder.run_id, CONFIG.model_copy(update={"seed": 9})
+    resumed = RunFolder.open(folder.path)
+    resumed.begin(changed)
+    assert resumed.load_config() == CONFIG
+    resumed.confirm()
+    assert resumed.load_config() == changed
+    assert resumed.run_id == run_id
+
+
+def test_settings_that_cannot_be_confirmed_are_told(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.let_go()
+    resumed = RunFolder.open(folder.path)
+    resumed.begin(CONFIG.model_copy(update={"seed": 9}))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _disk_full)
+        with pytest.raises(ConfigError, match="--run-dir: cannot write to"):
+            resumed.confirm()
+    assert resumed.load_config() == CONFIG

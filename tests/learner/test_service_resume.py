@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from impala_async.errors import EXIT_DONE
+from impala_async.errors import EXIT_DONE, CheckpointError
 from impala_async.learner import service
 from impala_async.learner.handoff import Mailbox
+from impala_async.learner.run_folder import RunFolder
 from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, Heartbeat
 from tests.learner.crew import Voyage, voyage
 from tests.learner.hand_actor import Actor, until
@@ -164,3 +165,14 @@ async def test_a_run_that_died_before_its_first_checkpoint_starts_anew(tmp_path:
         run.service.stop("terminated")
         await run.end()
     assert run.reports[-1]["updates"] == 0
+
+
+async def test_a_resume_that_fails_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    before, _ = await first_start(tmp_path)
+    async with voyage(tmp_path, is_resumed=True, algorithm={"optimizer": "rmsprop"}) as run:
+        with pytest.raises(CheckpointError, match="state of Adam does not fit RMSprop"):
+            await run.end()
+    assert RunFolder(tmp_path).load_config() == before.config
+    async with voyage(tmp_path, is_resumed=True, algorithm={"lr": 0.25}) as run:
+        await run.place()
+        assert run.folder.load_config() == run.config != before.config

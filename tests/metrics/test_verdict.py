@@ -36,13 +36,22 @@ def test_a_fifth_of_waiting_is_still_the_learner() -> None:
     assert not verdict_of({UPDATE_MS: 79.0, BATCH_WAIT_MS: 21.0}).startswith("learner")
 
 
-def test_actors_without_timers_are_blamed_together() -> None:
-    verdict = "actors: the learner waits 62 % of its time for batches"
+def test_actors_that_have_told_nothing_yet_are_no_reason_to_start_some() -> None:
+    verdict = (
+        "waiting: the learner waits 62 % of its time for batches, no actor has said yet what takes "
+        "its time"
+    )
     assert verdict_of({UPDATE_MS: 38.0, BATCH_WAIT_MS: 62.0}) == verdict
     nothing_told: dict[str, Value] = {"actor/env_time_ms": None, "actor/act_time_ms": None}
     assert verdict_of({UPDATE_MS: 38.0, BATCH_WAIT_MS: 62.0, **nothing_told}) == verdict
     all_zero: dict[str, Value] = {"actor/env_time_ms": 0.0, "actor/act_time_ms": 0.0}
     assert verdict_of({UPDATE_MS: 38.0, BATCH_WAIT_MS: 62.0, **all_zero}) == verdict
+    report: dict[str, Value] = {UPDATE_MS: 38.0, BATCH_WAIT_MS: 62.0}
+    assert verdict_of({**report, "num_actors": 1}) == verdict
+    assert judge({**report, "num_actors": 1}).advice is None
+    lonely = judge({**report, "num_actors": 0})
+    assert str(lonely).startswith("actors: ")
+    assert lonely.advice == ADVICE["actors"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +91,7 @@ def test_data_that_is_refused_comes_before_every_other_verdict() -> None:
 
 def test_waiting_for_weights_is_part_of_the_whole_but_no_verdict() -> None:
     report: dict[str, Value] = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0, "actor/weights_wait_ms": 90.0}
-    assert "actors: " in verdict_of(report)
+    assert verdict_of(report).startswith("waiting:")
     report["actor/env_time_ms"] = 10.0
     assert verdict_of(report).startswith("environment:")
     assert "10 % of its time in environment steps" in verdict_of(report)
@@ -98,13 +107,16 @@ def test_starvation_outweighs_old_timers() -> None:
     timers: dict[str, Value] = {UPDATE_MS: 97.0, BATCH_WAIT_MS: 3.0, "time_s": 40.0}
     assert verdict_of(timers | {"learner/starved_since_s": None}).startswith("learner")
     starved = timers | {"learner/starved_since_s": 3.0}
-    assert verdict_of(starved) == "actors: the learner has had no batch for 37 s"
+    assert verdict_of(starved).startswith("waiting: the learner has had no batch for 37 s, no")
     empty = "actors: the learner has had no batch for 37 s, none is connected"
     assert verdict_of(starved | {"num_actors": 0}) == empty
 
 
 def test_starvation_before_the_first_update() -> None:
-    assert verdict_of({"learner/starved_since_s": 0.0}).startswith("actors: the learner has had no")
+    report: dict[str, Value] = {"learner/starved_since_s": 0.0}
+    assert verdict_of(report).startswith("waiting: the learner has had no")
+    report["num_actors"] = 0
+    assert verdict_of(report).startswith("actors: the learner has had no")
 
 
 def test_waiting_to_send_is_the_networks_unless_the_loop_is_late() -> None:
@@ -115,9 +127,9 @@ def test_waiting_to_send_is_the_networks_unless_the_loop_is_late() -> None:
     assert late.endswith("waiting to send, and the learner's loop is 12 ms late")
 
 
-def test_every_verdict_but_none_comes_with_advice() -> None:
+def test_every_verdict_on_something_measured_comes_with_advice() -> None:
     for stage, advice in ADVICE.items():
-        assert (advice is None) == (stage == "unknown")
+        assert (advice is None) == (stage in ("unknown", "waiting"))
     assert judge({UPDATE_MS: 97.0, BATCH_WAIT_MS: 3.0}).advice == ADVICE["learner"]
 
 
@@ -131,7 +143,7 @@ def test_a_whole_start_is_judged_by_all_its_reports_and_not_by_the_last() -> Non
         }
         times.add(last)
     last["learner/starved_since_s"] = 3.0
-    assert verdict_of(last).startswith("actors: the learner has had no batch")
+    assert verdict_of(last).startswith("waiting: the learner has had no batch")
     whole = times.over(last)
     assert str(judge(whole)) == "learner: updates take 90 % of its time"
     assert whole[UPDATE_MS] == pytest.approx((200 * 90 + 1) / 201)

@@ -98,7 +98,8 @@ def test_a_flattened_and_restored_state_continues_bit_for_bit():
             mine.copy_(theirs)
     other = build_optimizer(resumed, SECTION)
     restore_optimizer(other, tensors, options)
-    assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    # Whoever steps sets the rate of the schedule before.
+    assert other.param_groups[0]["lr"] == SECTION.lr
     train(optimizer, parameters, range(4, 9))
     train(other, resumed, range(4, 9))
     assert all(torch.equal(a, b) for a, b in zip(parameters, resumed, strict=True))
@@ -220,3 +221,51 @@ def test_every_kind_goes_on_bit_for_bit_and_its_keys_do_something(settings):
     plain = make_parameters()
     train(build(plain, optimizer=settings["optimizer"]), plain, range(9))
     assert not torch.allclose(plain[0], parameters[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"optimizer": "adam"}, {"optimizer_eps": 0.5}),
+        ({"optimizer": "adamw"}, {"weight_decay": 0.5}),
+        ({"optimizer": "rmsprop"}, {"rms_decay": 0.5}),
+        ({"optimizer": "rmsprop"}, {"momentum": 0.5}),
+        ({"optimizer": "rmsprop", "momentum": 0.5}, {"momentum": 0.0}),
+        ({"optimizer": "rmsprop_tf"}, {"rms_decay": 0.5}),
+        ({"optimizer": "rmsprop_tf"}, {"momentum": 0.5}),
+        ({"optimizer": "rmsprop_tf", "momentum": 0.5}, {"momentum": 0.0}),
+    ],
+)
+def test_changed_settings_hold_in_a_resumed_run(before, after):
+    """As if they had been changed in the one that never stopped."""
+    parameters, resumed = make_parameters(), make_parameters()
+    optimizer = build(parameters, **before)
+    train(optimizer, parameters, range(4))
+    tensors, options = flatten_optimizer(optimizer)
+    with torch.no_grad():
+        for mine, theirs in zip(resumed, parameters, strict=True):
+            mine.copy_(theirs)
+    other = build(resumed, **{**before, **after})
+    restore_optimizer(other, {k: v.clone() for k, v in tensors.items()}, options)
+    fresh = build(make_parameters(), **{**before, **after})
+    (mine,), (wanted,) = other.param_groups, fresh.param_groups
+    assert {**mine, "params": None} == {**wanted, "params": None}
+    for parameter in parameters:
+        state = optimizer.state[parameter]
+        state.setdefault("momentum_buffer", torch.zeros_like(parameter))
+    optimizer.param_groups[0].update({k: v for k, v in wanted.items() if k != "params"})
+    train(optimizer, parameters, range(4, 9))
+    train(other, resumed, range(4, 9))
+    assert all(torch.equal(a, b) for a, b in zip(parameters, resumed, strict=True))
+
+
+def test_momentum_that_was_taken_away_and_comes_back_begins_anew():
+    for kind in ("rmsprop", "rmsprop_tf"):
+        parameters = make_parameters()
+        optimizer = build(parameters, optimizer=kind, momentum=0.5)
+        train(optimizer, parameters, range(2))
+        saved = flatten_optimizer(optimizer)
+        assert "0.momentum_buffer" in saved[0]
+        without = build(make_parameters(), optimizer=kind)
+        restore_optimizer(without, *saved)
+        assert not any("momentum" in name for name in flatten_optimizer(without)[0])

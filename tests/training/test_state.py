@@ -87,3 +87,5 @@ def test_the_state_of_another_kind_does_not_fit(make_team_step, make_step):
         restore(make_team_step(), capture(make_step()))
     with pytest.raises(CheckpointError, match="does not fit this run"):
         restore(make_step(), capture(make_team_step()))
+    with pytest.raises(CheckpointError, match="does not fit this run: it has no 'return_scale'"):
+        restore(make_step(normalize_returns=True), capture(make_step()))

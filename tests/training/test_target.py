@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from impala_async.config_algorithm import AlgorithmSection
-from impala_async.training.target import Target, adapted
+from impala_async.training.target import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
 
 
 @pytest.fixture
@@ -83,6 +83,24 @@ def test_the_coefficient_follows_the_kl_strictly(kl, factor):
     assert adapted(0.8, kl, None) == 0.8
 
 
+@pytest.mark.parametrize(("kl", "end"), [(0.0, MIN_KL_COEFF), (9.0, MAX_KL_COEFF)])
+def test_the_coefficient_has_ends_from_which_there_is_a_way_back(kl, end):
+    coeff = 0.8
+    for _ in range(3000):
+        coeff = adapted(coeff, kl, 0.01)
+    assert coeff == end
+    assert json.loads(json.dumps(coeff, allow_nan=False)) == end
+    back = adapted(coeff, 9.0 - kl, 0.01)
+    assert back == pytest.approx(end * (1.5 if kl == 0 else 0.5))
+
+
+@pytest.mark.parametrize("coeff", [0.0, MIN_KL_COEFF / 10, MAX_KL_COEFF * 10])
+def test_a_coefficient_from_outside_never_goes_against_its_way(coeff):
+    """That of 0 is none at all."""
+    assert adapted(coeff, 0.0, 0.01) <= coeff <= adapted(coeff, 9.0, 0.01)
+    assert adapted(0.0, 9.0, 0.01) == 0.0
+
+
 def test_it_is_adapted_when_the_target_moves_by_the_last_kl(policy):
     target = target_of(policy, kl_coeff=1.0, kl_target=0.1, target_update_every_updates=2)
     found = []
@@ -108,3 +126,34 @@ def test_its_state_goes_on_where_it_was(policy, make_step):
         each.note_update(policy, kl=1.0)
         assert each.kl_coeff == 2.25
     assert are_equal(tensors_of(resumed.policy), tensors_of(target.policy))
+
+
+@pytest.mark.parametrize(
+    ("changes", "coeff"),
+    [
+        ({}, 1.5),
+        ({"tau": 0.5}, 1.5),
+        ({"kl_coeff": 0.2}, 0.2),
+        ({"kl_coeff": 0.0}, 0.0),
+        ({"kl_target": 0.3}, 1.0),
+        ({"kl_target": None}, 1.0),
+    ],
+)
+def test_changed_settings_of_the_kl_hold_in_a_resumed_run(policy, make_step, changes, coeff):
+    settings = {"kl_coeff": 1.0, "kl_target": 0.1, "target_update_every_updates": 1, "tau": 0.9}
+    target = target_of(policy, **settings)
+    target.note_update(policy, kl=1.0)
+    saved = json.loads(json.dumps(target.state()))
+    live = make_step(seed=4, normalize_obs=True).policy
+    settings |= changes
+    if settings["kl_coeff"] == 0:
+        del settings["kl_target"]
+    resumed = target_of(live, **settings)
+    resumed.restore(target.tensors(), saved)
+    assert resumed.kl_coeff == coeff
+
+
+def test_a_state_that_does_not_tell_the_settings_of_its_kl_goes_on(policy):
+    target = target_of(policy, kl_coeff=1.0)
+    target.restore(target.tensors(), {"kl_coeff": 0.25, "age": 3})
+    assert target.kl_coeff == 0.25
