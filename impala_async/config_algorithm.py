@@ -147,6 +147,8 @@ class AlgorithmSection(Section):
     def broken_rules(self) -> Iterator[str]:
         yield from self._schedules_without_a_horizon()
         yield from self._idle_keys()
+        if self.reward_scale == 0:
+            yield "reward_scale (0) makes every reward 0: drop it, or set another"
         if self.returns_kind not in _RETURNS[self.name]:
             fix = "impala" if self.name == "a2c" else "ppo"
             yield (
