@@ -148,7 +148,7 @@ class AlgorithmSection(Section):
         yield from self._schedules_without_a_horizon()
         yield from self._idle_keys()
         if self.reward_scale == 0:
-            yield "reward_scale (0) makes every reward 0: drop it, or set another"
+            yield f"reward_scale makes every reward 0: wants another number, got {self.reward_scale}"
         if self.returns_kind not in _RETURNS[self.name]:
             fix = "impala" if self.name == "a2c" else "ppo"
             yield (
