@@ -38,7 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("evaluate", "Play greedy episodes with a trained policy.")
     parser.add_argument("path", type=Path, help="a run folder, or one checkpoint in it")
     parser.add_argument(
-        "--episodes", type=int, default=10, metavar="N", help="each agent's counts; default: 10"
+        "--episodes",
+        type=int,
+        default=10,
+        metavar="N",
+        help="that count; of several agents N together, rounded up to the same for each; "
+        "default: 10",
     )
     parser.add_argument(
         "--max-steps",
@@ -106,13 +111,27 @@ def _play(
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     # From here on there is something to close.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    envs, policy = build_players(config, min(NUM_ENVS, args.episodes))
+    envs, policy, num_agents = _build_enough(config, args.episodes)
+    per_agent = -(-args.episodes // num_agents)
     try:
         _load(policy, checkpoint)
-        print(f"{config.env.id} with {checkpoint.path.name}")
-        return _play_greedily(policy, envs, args.episodes, args.seed, args.max_steps)
+        shares = f": {per_agent} of each of {num_agents} agents" if num_agents > 1 else ""
+        print(f"{config.env.id} with {checkpoint.path.name}{shares}")
+        return _play_greedily(policy, envs, per_agent, args.seed, args.max_steps, num_agents)
     finally:
         envs.close()
+
+
+def _build_enough(config: "RunConfig", num_episodes: int) -> "tuple[EnvBatch, Policy | Team, int]":
+    """As many environments as can all be counted, what plays in them, and for how many agents."""
+    num_envs = min(NUM_ENVS, num_episodes)
+    envs, policy = build_players(config, num_envs)
+    num_agents = envs.num_envs // num_envs
+    num_enough = -(-num_episodes // num_agents)
+    if num_enough < num_envs:
+        envs.close()
+        envs, policy = build_players(config, num_enough)
+    return envs, policy, num_agents
 
 
 def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy | Team]":
@@ -144,9 +163,10 @@ def _load(policy: "Policy | Team", checkpoint: "Checkpoint") -> None:
 def _play_greedily(
     policy: "Policy | Team",
     envs: "EnvBatch",
-    num_episodes: int,
+    per_agent: int,
     seed: int,
     max_steps: int = MAX_STEPS,
+    num_agents: int = 1,
 ) -> list[Played]:
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
@@ -154,7 +174,7 @@ def _play_greedily(
     from impala_async.spec import POLICY
     from impala_async.team import Team
 
-    per_env = -(-num_episodes // envs.num_envs)
+    per_env = -(-per_agent * num_agents // envs.num_envs)
     played: list[list[Played]] = [[] for _ in range(envs.num_envs)]
     one_policy = np.zeros(envs.num_envs, np.uint8)
     totals = np.zeros(envs.num_envs)
@@ -164,8 +184,9 @@ def _play_greedily(
     while min(map(len, played)) < per_env:
         num_steps += 1
         if num_steps > max_steps:
+            num_played = len(_counted(played, per_env, per_agent, num_agents))
             raise EnvError(
-                f"{envs.name}: {sum(map(len, played))} of {num_episodes} episodes ended within "
+                f"{envs.name}: {num_played} of {per_agent * num_agents} episodes ended within "
                 f"{max_steps} steps; allow more with --max-steps, or give it a time limit"
             )
         actions, state = policy.act_greedy(obs, state)
@@ -183,7 +204,18 @@ def _play_greedily(
         for part in state.values():
             part[is_first] = 0.0
         is_reset_row = is_over if step.final_obs is None else np.zeros_like(is_over)
-    return [episode for one in played for episode in one[:per_env]][:num_episodes]
+    return _counted(played, per_env, per_agent, num_agents)
+
+
+def _counted(
+    played: list[list[Played]], per_env: int, per_agent: int, num_agents: int
+) -> list[Played]:
+    """Of each agent as many, and those that they played with each other."""
+    counted = []
+    for agent in range(num_agents):
+        columns = played[agent::num_agents]
+        counted += [episode for one in columns for episode in one[:per_env]][:per_agent]
+    return counted
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ A row after an episode's end carries the final observation and no transition: it
 The last observation row is the bootstrap row, and row 0 of the next trajectory.
 
     T action rows, S = T+1 observation rows, C columns of one message
+    P choices of all discrete parts, A choices of one item
 """
 
 from collections.abc import Iterator
@@ -97,8 +98,10 @@ def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
     is_probability = all(part.kind == "discrete" for part in schema.action.parts)
     if is_probability and (columns.log_probs_CT > LOG_PROB_SLACK).any(where=mask):
         return Fault("invalid", "the log-probability of an action is above 0")
-    if schema.action.legal is not None and not _are_choices_legal(schema, columns).all(where=mask):
-        return Fault("invalid", f"an action is chosen that {schema.action.legal!r} forbids")
+    if schema.action.legal is not None:
+        is_illegal_CT = mask & ~_are_choices_legal(schema, columns)
+        if is_illegal_CT.any():
+            return Fault("invalid", _why_illegal(schema, columns, is_illegal_CT))
     return None
 
 
@@ -168,3 +171,14 @@ def _are_choices_legal(schema: Schema, columns: Columns) -> NDArray[np.bool_]:
     sizes = [size for part in discrete for size in part.choices]
     places = np.concatenate(chosen, -1) + np.cumsum([0, *sizes[:-1]])
     return np.asarray(np.take_along_axis(legal_CTP, places, -1).all(-1))
+
+
+def _why_illegal(schema: Schema, columns: Columns, is_illegal_CT: NDArray[np.bool_]) -> str:
+    """Of the first such row: what nobody could choose there, or what somebody did."""
+    assert schema.action.legal is not None
+    column, row = np.argwhere(is_illegal_CT)[0]
+    legal_P = columns.obs[schema.action.legal][column, row].reshape(-1) != 0
+    sizes = [size for part in schema.action.parts for size in part.choices]
+    if all(item_A.any() for item_A in np.split(legal_P, np.cumsum(sizes)[:-1])):
+        return f"an action is chosen that {schema.action.legal!r} forbids"
+    return f"{schema.action.legal!r} has a row where an action is chosen and none is legal"

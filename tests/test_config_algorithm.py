@@ -131,3 +131,8 @@ def test_a_kl_from_the_policy_itself_is_refused() -> None:
     always_equal = {"name": "appo", "kl_coeff": 1.0, "target_update_every_updates": 1}
     assert "kl_coeff (1.0) does nothing while" in complaint(**always_equal)
     section(**always_equal, tau=0.5)
+
+
+def test_a_scale_that_leaves_no_reward_is_refused() -> None:
+    assert "reward_scale makes every reward 0: wants another number, got 0.0" in complaint(reward_scale=0.0)
+    section(reward_scale=-0.5)

@@ -86,7 +86,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "algorithm.kl_coeff": ([0, 2.5], NOT_NEGATIVE),
     "algorithm.kl_target": ([1e-4, None], OPTIONAL_POSITIVE),
     "algorithm.reward_clip": (["unit", "soft_asymmetric", None], ["none", 1.0]),
-    "algorithm.reward_scale": ([-1, 0.5], [NAN, INF, "x", None]),
+    "algorithm.reward_scale": ([-1, 0.5], [0, NAN, INF, "x", None]),
     "algorithm.normalize_returns": ([True, False], ["x", 2, None]),
     "algorithm.reduction": (["mean", "sum"], ["max", None]),
     "algorithm.optimizer": (["adam", "adamw", "rmsprop", "rmsprop_tf"], ["sgd", None]),

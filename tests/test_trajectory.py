@@ -393,6 +393,26 @@ def test_what_was_chosen_must_be_legal_where_it_counts(
     assert find_fault(WIDE, wide) is None
 
 
+@pytest.mark.parametrize(
+    ("legal", "says"),
+    [
+        ([0, 0, 0, 0, 0, 0, 0], "'legal' has a row where an action is chosen and none is legal"),
+        # One of the two items has none.
+        ([0, 0, 1, 1, 1, 1, 1], "'legal' has a row where an action is chosen and none is legal"),
+        ([1, 1, 0, 0, 0, 0, 0], "'legal' has a row where an action is chosen and none is legal"),
+        ([0, 1, 0, 1, 1, 1, 1], "an action is chosen that 'legal' forbids"),
+    ],
+)
+def test_a_mask_without_a_legal_action_is_told_from_a_forbidden_choice(
+    wide: Columns, legal: list[int], says: str
+) -> None:
+    wide.obs["legal"][HERE] = legal
+    wide.actions["move"][HERE] = (0, 0)
+    # Where nothing is chosen nothing need be legal, and it must not be taken for the cause.
+    wide.obs["legal"][0, 1], wide.mask_CT[0, 1] = 0, False
+    assert find_fault(WIDE, wide) == ("invalid", says)
+
+
 def test_nothing_need_be_legal_in_the_bootstrap_row(wide: Columns) -> None:
     wide.obs["legal"][:, -1] = 0
     assert find_fault(WIDE, wide) is None

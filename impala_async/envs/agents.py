@@ -23,7 +23,7 @@ from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.actions import Actions
 from impala_async.envs.faults import Blame, close_all
 from impala_async.envs.mapping import PolicyMapping
-from impala_async.envs.observations import check_obs, short
+from impala_async.envs.observations import ChoicesCheck, check_obs, short
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
 from impala_async.envs.vector import Obs, Step, spread_seed
 from impala_async.errors import EnvError
@@ -97,6 +97,7 @@ class AgentEnvs:
         spaces = Spaces(observation_space, action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
         self._leaves = spaces.leaves
+        self._choices = ChoicesCheck(spaces.leaves)
         self._adapt = spaces.adapter().each
         self._obs = {
             leaf.spec.name: np.zeros((num_columns, *leaf.spec.shape), leaf.dtype)
@@ -106,6 +107,7 @@ class AgentEnvs:
         self._terminated = np.zeros(num_columns, np.bool_)
         self._truncated = np.zeros(num_columns, np.bool_)
         self._idle = np.zeros(num_columns, np.bool_)
+        self._is_checked = [False] * num_columns
         mapping = self._worlds[0].mapping
         if mapping is not None:
             self._add_policies(mapping)
@@ -126,6 +128,7 @@ class AgentEnvs:
                 if world.mapping is not None:
                     world.mapping.seed(first_seed + index)
                 self._reset_world(world, first_seed + index)
+            self._choices.check(self._obs)
         return self._obs
 
     def step(self, actions: Actions) -> Step:
@@ -141,6 +144,7 @@ class AgentEnvs:
                     self._step_world(world, adapted)
                 else:
                     self._reset_world(world, None)
+            self._choices.check(self._obs)
         return self._result
 
     def close(self) -> None:
@@ -185,6 +189,9 @@ class AgentEnvs:
             is_over = bool(terminated[agent] or truncated[agent])
             # An agent that is gone may show nothing more: then its last observation stays.
             if agent in obs or not is_over:
+                if not self._is_checked[column]:
+                    check_obs(self._leaves, obs[agent], where=" in step")
+                    self._is_checked[column] = True
                 self._store(column, obs[agent])
             if is_over:
                 continue

@@ -5,7 +5,7 @@ gymnasium's own order, and one leaf with an empty name where there is no nesting
 (Discrete, MultiDiscrete) count from 0 on our side, whatever the space starts at.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,13 +64,15 @@ def flatten_obs(leaves: Sequence[ObsLeaf], obs: Any) -> dict[str, NDArray[Any]]:
     return flat
 
 
-def check_obs(leaves: Sequence[ObsLeaf], obs: Any, num_envs: int | None = None) -> None:
+def check_obs(
+    leaves: Sequence[ObsLeaf], obs: Any, num_envs: int | None = None, where: str = ""
+) -> None:
     """Refuse an observation that its own space does not describe; `num_envs`: a batched one.
 
     Writing it into a batch would broadcast a wrong shape and truncate a wrong dtype in silence.
     """
     for leaf in leaves:
-        name = leaf.spec.name or "observation"
+        name = f"{leaf.spec.name or 'observation'}{where}"
         try:
             array = np.asarray(leaf.of(obs))
         except (KeyError, TypeError, IndexError, ValueError) as error:
@@ -80,6 +82,43 @@ def check_obs(leaves: Sequence[ObsLeaf], obs: Any, num_envs: int | None = None) 
             raise EnvError(f"{name}: the space promises shape {wanted}, it has {array.shape}")
         if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
             raise EnvError(f"{name}: the space promises {leaf.dtype}, it is {array.dtype}")
+
+
+class ChoicesCheck:
+    """Refuses categories that their space does not have, in every step.
+
+    A network has no place for them: they would end it, or pass for choices of the next item.
+    """
+
+    def __init__(self, leaves: Sequence[ObsLeaf]) -> None:
+        self._leaves = [(leaf, _last_choices(leaf)) for leaf in leaves if leaf.spec.choices]
+
+    def check(self, obs: Mapping[str, NDArray[Any]], rows: Any = ...) -> None:
+        """Look at these rows of batched leaves."""
+        for leaf, last in self._leaves:
+            values = obs[leaf.spec.name][rows]
+            # Viewed as unsigned, a negative category is a huge one.
+            is_beyond = values.view(last.dtype) > last
+            if np.count_nonzero(is_beyond):
+                first, *_ = np.argwhere(is_beyond).tolist()
+                raise EnvError(_why_no_choice(leaf, tuple(first[1:]), int(values[tuple(first)])))
+
+
+def _why_no_choice(leaf: ObsLeaf, item: tuple[int, ...], value: int) -> str:
+    """In the environment's own numbers."""
+    at = f" at {list(item)}" if item else ""
+    first = 0 if leaf.start is None else int(leaf.start[item])
+    last = first + int(_last_choices(leaf)[item])
+    return (
+        f"{leaf.spec.name or 'observation'}{at}: the space promises {first} to {last}, "
+        f"it is {first + value}"
+    )
+
+
+def _last_choices(leaf: ObsLeaf) -> NDArray[Any]:
+    """The highest category of each item, counted from 0."""
+    highest = np.array(leaf.spec.choices).reshape(leaf.spec.shape) - 1
+    return highest.astype(f"u{leaf.dtype.itemsize}")
 
 
 def arrays_of(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any]]]:

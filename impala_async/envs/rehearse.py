@@ -68,8 +68,10 @@ def _choose(part: ActionPart, scores_CP: NDArray[np.float64]) -> NDArray[Any]:
 
 
 def _check_step(envs: EnvBatch, step: Step) -> None:
-    if not np.isfinite(step.rewards).all():
-        raise EnvError(f"{envs.name}: step gave a reward that is not finite: {step.rewards[0]}")
+    is_finite_C = np.isfinite(step.rewards)
+    if not is_finite_C.all():
+        first = step.rewards[~is_finite_C][0]
+        raise EnvError(f"{envs.name}: step gave a reward that is not finite: {first}")
     _check_obs(envs, step.obs, "step")
     # Nothing is chosen at an end, nor while others play on.
     is_chosen_C = ~(step.terminated | step.truncated)
@@ -106,8 +108,8 @@ def _check_slides(
     is_over_C = step.terminated | step.truncated
     # Behind an end a new window begins: with this step, or with the one after it.
     is_begun_C = is_over_C if envs.autoreset is AutoresetMode.SAME_STEP else was_over_C
-    if step.idle is not None:  # those show the same again
-        return is_over_C
+    if step.idle is not None:  # those show the same again, and so may one that goes
+        is_begun_C = is_begun_C | step.idle | is_over_C
     for leaf in envs.obs_spec.leaves:
         window, last = step.obs[leaf.name][~is_begun_C], before[leaf.name][~is_begun_C]
         if leaf.is_stack and not np.array_equal(window[:, :-1], last[:, 1:]):

@@ -68,6 +68,8 @@ class Spaces:
         why_not = self._why_no_mask(space, key, num_choices)
         if why_not is None:
             return key
+        if options.mask_key != AUTO and not num_choices:
+            raise EnvError(f"env.action_mask_key: {key!r} can mask nothing, {why_not}: drop it")
         if options.mask_key != AUTO:
             raise EnvError(
                 f"env.action_mask_key: {key!r} must be a key of a Dict observation with integers "
@@ -78,11 +80,11 @@ class Spaces:
         return None
 
     def _why_no_mask(self, space: Space[Any], key: str, num_choices: int) -> str | None:
+        if num_choices == 0:
+            return "there are no discrete actions"
         leaf = next((leaf for leaf in self.leaves if leaf.spec.name == key), None)
         if leaf is None or not isinstance(space, Dict):
             return f"it is no key of {short(space)}"
-        if num_choices == 0:
-            return "there are no discrete actions"
         if leaf.spec.num_items != num_choices:
             return f"it has shape {leaf.spec.shape}, and there are {num_choices} actions"
         if leaf.dtype.kind not in "biu" or leaf.spec.choices:

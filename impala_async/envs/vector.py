@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from impala_async.envs.actions import Actions
 from impala_async.envs.faults import Blame, close_all, env_name
-from impala_async.envs.observations import check_obs, flatten_obs
+from impala_async.envs.observations import ChoicesCheck, check_obs, flatten_obs
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
 from impala_async.errors import EnvError
 from impala_async.spec import ActionSpec, ObsSpec
@@ -103,6 +103,7 @@ class SerialEnvs:
         spaces = Spaces(first.observation_space, first.action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
         self._leaves = spaces.leaves
+        self._choices = ChoicesCheck(spaces.leaves)
         self._adapt = spaces.adapter().each
         self._obs = {
             leaf.spec.name: np.zeros((num_envs, *leaf.spec.shape), leaf.dtype)
@@ -117,6 +118,7 @@ class SerialEnvs:
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
         self._is_over = [False] * num_envs
+        self._is_checked = False
         self._result = Step(self._obs, self._rewards, self._terminated, self._truncated)
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
@@ -128,11 +130,13 @@ class SerialEnvs:
         with self._resetting:
             for column in range(self.num_envs):
                 self._reset_column(column, first_seed + column)
+            self._choices.check(self._obs)
         return self._obs
 
     def step(self, actions: Actions) -> Step:
         """Step every column, or reset it when its last step was the end of an episode."""
         rewards, is_over, plain = self._rewards, self._is_over, self._plain
+        is_checked = self._is_checked
         with self._stepping:
             for column, action in enumerate(self._adapt(actions)):
                 if is_over[column]:
@@ -143,6 +147,8 @@ class SerialEnvs:
                     continue
                 obs, reward, terminated, truncated, _ = self._envs[column].step(action)
                 rewards[column] = reward
+                if not is_checked:
+                    check_obs(self._leaves, obs, where=" in step")
                 if plain is not None:
                     plain[column] = obs
                 else:
@@ -151,6 +157,9 @@ class SerialEnvs:
                     is_over[column] = True
                     self._terminated[column] = terminated
                     self._truncated[column] = truncated
+            # No column was at an end before: this was the first step of each.
+            self._is_checked = True
+            self._choices.check(self._obs)
         return self._result
 
     def close(self) -> None:
@@ -180,6 +189,7 @@ class VectorEnvs:
         spaces = Spaces(env.single_observation_space, env.single_action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
         self._leaves = spaces.leaves
+        self._choices = ChoicesCheck(spaces.leaves)
         self._adapt = spaces.adapter().batch
         self._rewards = np.zeros(self.num_envs, np.float32)
         self._is_over = np.zeros(self.num_envs, np.bool_)
@@ -195,8 +205,10 @@ class VectorEnvs:
         with self._resetting:
             obs, _ = self._env.reset(seed=spread_seed(seed) + first_env)
             check_obs(self._leaves, obs, self.num_envs)
+            flat_obs = flatten_obs(self._leaves, obs)
+            self._choices.check(flat_obs)
         self._num_over = 0
-        return flatten_obs(self._leaves, obs)
+        return flat_obs
 
     def step(self, actions: Actions) -> Step:
         """Step every column."""
@@ -208,6 +220,7 @@ class VectorEnvs:
             if not self._is_checked:
                 self._check_step(obs, rewards, terminated, truncated)
             flat_obs = flatten_obs(self._leaves, obs)
+            self._choices.check(flat_obs)
             is_over = terminated | truncated
             num_over = int(np.count_nonzero(is_over))
         final_obs = None
@@ -225,7 +238,7 @@ class VectorEnvs:
 
     def _check_step(self, obs: Any, *per_column: Any) -> None:
         """Once is enough: an environment does not change its mind about shapes."""
-        check_obs(self._leaves, obs, self.num_envs)
+        check_obs(self._leaves, obs, self.num_envs, " in step")
         for array in per_column:
             if np.shape(array) != (self.num_envs,):
                 raise EnvError(
@@ -251,14 +264,17 @@ class VectorEnvs:
                     check_obs(self._leaves, given[column])
                     for leaf in self._leaves:
                         self._final_obs[leaf.spec.name][column] = leaf.of(given[column])
-                return self._final_obs
-            check_obs(self._leaves, given, self.num_envs)
+                final_obs = self._final_obs
+            else:
+                check_obs(self._leaves, given, self.num_envs)
+                final_obs = flatten_obs(self._leaves, given)
         except EnvError as error:
             raise EnvError(
                 f"{self.name} says {AutoresetMode.SAME_STEP}, which needs "
                 f"infos['final_obs'] of every column that ended: {error}"
             ) from error
-        return flatten_obs(self._leaves, given)
+        self._choices.check(final_obs, is_over)
+        return final_obs
 
 
 def spread_seed(seed: int) -> int:

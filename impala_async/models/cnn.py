@@ -33,8 +33,8 @@ class ImageTorso(nn.Module, ABC):
         self._vectors = [leaf for leaf in obs.leaves if not is_image(leaf)]
         if not self._images:
             raise ValueError(
-                f"model.name {self.name} wants an image in the observation, of three dimensions: "
-                "use mlp"
+                f"model.name {self.name} wants an image in the observation, of three dimensions, "
+                "or a stack of images of bytes, of four: use mlp"
             )
         self._channels_last = [image_shape(leaf)[3] for leaf in self._images]
         self.bodies = nn.ModuleList(

@@ -5,6 +5,7 @@ As an image, bytes become numbers up to 1. In a vector, numbers stay what they a
 N rows, F numbers of a vector
 """
 
+import math
 from functools import lru_cache
 from itertools import accumulate
 
@@ -17,8 +18,9 @@ BYTE = 255
 
 
 def is_image(leaf: ArraySpec) -> bool:
-    """Whether a leaf has height, width and channels."""
-    return len(leaf.shape) == 3 and not leaf.choices
+    """Whether a leaf has height, width and channels, or is a stack of such frames of bytes."""
+    is_stack = len(leaf.shape) == 4 and leaf.dtype == "uint8"
+    return (len(leaf.shape) == 3 or is_stack) and not leaf.choices
 
 
 def vector_size(leaf: ArraySpec) -> int:
@@ -40,6 +42,8 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
 
 def as_image(values: Tensor, is_channels_last: bool) -> Tensor:
     """`[N, ...]` values as `[N, channels, height, width]`, in what convolutions compute in."""
+    if values.dim() == 5:
+        values = _side_by_side(values, is_channels_last)
     image = values.permute(0, 3, 1, 2) if is_channels_last else values
     device = values.device.type
     # The device that only counts memory knows nothing of it.
@@ -56,12 +60,23 @@ def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:
     """Channels, height, width, and whether channels come last.
 
     An image is square, and its channels are what is left; if that decides nothing, they are few.
+    The channels of a stack are those of all its frames.
     """
-    first, second, third = leaf.shape
+    *stack, first, second, third = leaf.shape
+    num_frames = math.prod(stack)
     is_channels_last = third <= first
     if (first == second) != (second == third):
         is_channels_last = first == second
-    return (third, first, second, True) if is_channels_last else (first, second, third, False)
+    if is_channels_last:
+        return num_frames * third, first, second, True
+    return num_frames * first, second, third, False
+
+
+def _side_by_side(stacks: Tensor, is_channels_last: bool) -> Tensor:
+    """`[N, frames, ...]` as one image of the channels of all its frames, the oldest first."""
+    if is_channels_last:
+        return stacks.permute(0, 2, 3, 1, 4).flatten(3)
+    return stacks.flatten(1, 2)
 
 
 @lru_cache

@@ -8,12 +8,14 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from impala_async.config_env import EnvSection
+from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.describe import describe
 from impala_async.envs.rehearse import NUM_STEPS, random_actions, rehearse
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 from impala_async.spec import ActionPart, ActionSpec
+from tests.envs.test_agents import Lives
 
 
 class Patient(gym.Env[Any, Any]):
@@ -68,6 +70,16 @@ def test_what_no_learner_could_train_on_is_named(change: dict[str, Any], says: s
     with pytest.raises(EnvError) as caught:
         rehearse(SerialEnvs([env]))
     assert says in str(caught.value)
+
+
+def test_of_several_rewards_the_one_that_is_not_finite_is_shown() -> None:
+    class Uneven(Lives):
+        def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+            obs, rewards, *rest = super().step(actions)
+            return obs, {**rewards, "agent_1": np.nan}, *rest
+
+    with pytest.raises(EnvError, match=r"^lives_v0: step gave a reward .* not finite: nan$"):
+        rehearse(AgentEnvs([Uneven((3, 3))]))
 
 
 class Broken(gym.Env[Any, Any]):
@@ -130,3 +142,28 @@ def test_a_stack_must_slide_by_one_frame() -> None:
     rehearse(SerialEnvs([env]))
     with pytest.raises(EnvError, match=r"^env\.frame_stack: what Slides shows does not slide"):
         rehearse(SerialEnvs([env], SpaceOptions(is_stacked=True)))
+
+
+class Windows(Lives):
+    """Shows windows over numbers that count, `jump` of which are new in each step."""
+
+    jump = 1
+
+    def observation_space(self, agent: str) -> Any:
+        return Box(0, 255, (3, 2, 2), np.uint8)
+
+    def _show(self, agent: str) -> Any:
+        newest = 3 + self.jump * self.num_steps
+        return np.full((3, 2, 2), np.arange(newest - 2, newest + 1)[:, None, None], np.uint8)
+
+
+@pytest.mark.parametrize("shows_last", [False, True])
+def test_the_stacks_of_agents_must_slide_while_they_play(shows_last: bool) -> None:
+    # One ends early, one comes late: both are idle for a while, and show the same again.
+    env = Windows((2, 6, 6), starts=(0, 0, 3), shows_last=shows_last)
+    options = SpaceOptions(is_stacked=True)
+    rehearse(AgentEnvs([env], options))
+    env.jump = 2
+    rehearse(AgentEnvs([env]))
+    with pytest.raises(EnvError, match=r"^env\.frame_stack: what lives_v0 shows does not slide"):
+        rehearse(AgentEnvs([env], options))

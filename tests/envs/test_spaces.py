@@ -110,7 +110,6 @@ def test_a_mask_alone_is_an_input() -> None:
         (Dict(a=BOX), Discrete(3), ["it is no key of Dict('a'"]),
         (BOX, Discrete(3), ["it is no key of Box"]),
         (Dict(legal=flags(3)), Discrete(3), ["nothing else"]),
-        (Dict(a=BOX, legal=flags(3)), BOX, ["no discrete actions"]),
     ],
     ids=str,
 )
@@ -120,6 +119,15 @@ def test_a_key_of_ones_own_must_fit(obs: Space[Any], action: Space[Any], texts: 
     assert str(caught.value).startswith("env.action_mask_key: 'legal' must be")
     assert all(text in str(caught.value) for text in texts)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("obs", [Dict(a=BOX, legal=flags(3)), Dict(a=BOX), BOX], ids=str)
+def test_a_key_of_ones_own_masks_no_numbers(obs: Space[Any]) -> None:
+    with pytest.raises(EnvError) as caught:
+        Spaces(obs, BOX, SpaceOptions(mask_key="legal"))
+    assert str(caught.value) == (
+        "env.action_mask_key: 'legal' can mask nothing, there are no discrete actions: drop it"
+    )
 
 
 def test_the_usual_key_must_fit_too_when_it_is_named() -> None:

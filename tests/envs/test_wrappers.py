@@ -8,6 +8,7 @@ from gymnasium.spaces import Box
 from impala_async.config_env import EnvSection, Wrapper
 from impala_async.envs.make import build_envs, make_env
 from impala_async.envs.probes import Counting
+from impala_async.envs.rehearse import rehearse
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.envs.wrappers import is_atari, wrap
 from impala_async.errors import EnvError
@@ -187,6 +188,18 @@ def test_arguments_mean_the_same_to_both() -> None:
     assert serial.action_spec.parts[0].choices == (18,)
     for envs in (serial, vector):
         assert envs.reset(0)[""].shape == (1, 2, 40, 50)
+        envs.close()
+
+
+@pytest.mark.usefixtures("ale")
+def test_colour_is_the_same_to_both_and_a_stack_that_slides() -> None:
+    section = EnvSection(id=PONG, kwargs={"grayscale": False, "repeat_action_probability": 0.0})
+    serial, vector = (build_envs(sampler, section, 1) for sampler in ("serial", "vector"))  # type: ignore[arg-type]
+    assert serial.obs_spec == vector.obs_spec
+    (leaf,) = serial.obs_spec.leaves
+    assert (leaf.shape, leaf.is_stack) == ((4, 84, 84, 3), True)
+    for envs in (serial, vector):
+        rehearse(envs)
         envs.close()
 
 

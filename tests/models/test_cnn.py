@@ -130,10 +130,28 @@ def test_no_image_is_too_small_for_the_deep_network():
     assert torso(rows_of(ArraySpec("", (1, 1, 1), "uint8"))).shape == (3, 256)
 
 
-@pytest.mark.parametrize("leaf", [ArraySpec("", (84,), "uint8"), ArraySpec("", (84, 84), "uint8")])
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        ArraySpec("", (84,), "uint8"),
+        ArraySpec("", (84, 84), "uint8"),
+        ArraySpec("", (4, 84, 84, 3), "float32"),
+    ],
+)
 def test_without_an_image_it_says_what_to_use(leaf):
-    with pytest.raises(ValueError, match=r"nature_cnn wants an image .* three dimensions: use mlp"):
+    says = r"nature_cnn wants an image .* three dimensions, or a stack .* of four: use mlp"
+    with pytest.raises(ValueError, match=says):
         make(NatureCNN, leaf)
+
+
+@pytest.mark.parametrize("kind", [NatureCNN, ImpalaResNet, SmallCNN])
+def test_a_stack_of_coloured_frames_is_seen_as_its_channels_are(kind):
+    stack, flat = ArraySpec("", (4, 40, 40, 3), "uint8"), ArraySpec("", (40, 40, 12), "uint8")
+    torso, other = make(kind, stack), make(kind, flat)
+    other.load_state_dict(torso.state_dict())
+    rows = rows_of(stack)[""]
+    side_by_side = torch.cat([rows[:, frame] for frame in range(4)], -1)
+    torch.testing.assert_close(torso({"": rows}), other({"": side_by_side}))
 
 
 def test_the_signal_neither_dies_nor_explodes_on_its_way_through_the_deep_network():

@@ -77,6 +77,10 @@ def test_what_acting_asked_for_first_can_be_trained_on():
         ((5, 5, 5), 5, 5, 5, True),
         ((1, 1, 1), 1, 1, 1, True),
         ((1, 5, 9), 1, 5, 9, False),
+        # A stack has the channels of all its frames.
+        ((4, 84, 84, 3), 12, 84, 84, True),
+        ((4, 3, 84, 84), 12, 84, 84, False),
+        ((2, 210, 160, 3), 6, 210, 160, True),
     ],
 )
 def test_where_the_channels_of_an_image_are(shape, channels, height, width, is_last):
@@ -88,6 +92,21 @@ def test_where_the_channels_of_an_image_are(shape, channels, height, width, is_l
 def test_an_image_has_three_dimensions_and_no_categories():
     assert not is_image(ArraySpec("x", (8, 8), "uint8"))
     assert not is_image(ArraySpec("x", (1, 2, 1), "uint8", (3, 3)))
+
+
+def test_only_bytes_are_stacks_of_images():
+    assert not is_image(ArraySpec("x", (4, 8, 8, 3), "float32"))
+    assert not is_image(ArraySpec("x", (1, 2, 1, 1), "uint8", (3, 3)))
+    assert not is_image(ArraySpec("x", (2, 4, 8, 8, 3), "uint8"))
+
+
+@pytest.mark.parametrize("is_channels_last", [False, True])
+def test_a_stack_is_one_image_of_the_channels_of_all_its_frames(is_channels_last):
+    frames = torch.randint(0, 256, (2, 4, 3, 6, 6), dtype=torch.uint8)
+    rows = frames.movedim(2, -1).contiguous() if is_channels_last else frames
+    image = as_image(rows, is_channels_last)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(image, frames.reshape(2, 12, 6, 6) / 255)
 
 
 def test_both_orders_give_one_image():
