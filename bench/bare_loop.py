@@ -23,8 +23,9 @@ from impala_async.algo.vtrace import vtrace
 from impala_async.config import RunConfig
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_load import validate_config
-from impala_async.learner.hardware import pick_device, pick_precision
+from impala_async.learner.hardware import pick_device
 from impala_async.learner.loader import batch_over
+from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.training.optimizer import build_optimizer
 from impala_async.training.rewards import clip_rewards
@@ -93,7 +94,7 @@ def build(kind: str, playlist: Playlist, config: RunConfig) -> Callable[[], obje
     """What makes one update, as the learner of these settings would."""
     device = pick_device(config.learner.device)
     policy = Policy(playlist.schema, config.model, seed=config.seed, device=device)
-    policy.compute_in(pick_precision(config.learner.precision, config.model.name, device))
+    policy.compute_in(pick_precision(config.model.precision, config.model.name, device))
     batch = first_batch(playlist, config.learner.batch_columns, device)
     if kind == "bare":
         return BareLoop(policy, config.algorithm, batch).update

@@ -23,8 +23,8 @@ from impala_async.actor.offer import Offer
 from impala_async.config import RunConfig
 from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Mailbox, on_thread
-from impala_async.learner.hardware import pick_precision
 from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.snapshot import Snapshot
@@ -72,7 +72,7 @@ class Publishing:
 
     def __init__(self, config: RunConfig, schema: Schema, slot: Slot) -> None:
         policy = Policy(schema, config.model, seed=0)
-        policy.compute_in(pick_precision(config.learner.precision, config.model.name, CPU))
+        policy.compute_in(pick_precision(config.model.precision, config.model.name, CPU))
         self._step = UpdateStep(policy, config.algorithm, CPU)
         self._snapshot = Snapshot(policy.layout)
         _fill(slot)

@@ -112,7 +112,8 @@ def test_the_target_network_has_its_own_file(folder, make_step, make_batch):
     assert (path / "target.safetensors").exists()
     tensors, state = newest_checkpoint(folder).load()
     assert tensors["target"].keys() == tensors["model"].keys()
-    assert state["algorithm"]["target"] == {"kl_coeff": 0.0, "age": 2}
+    target = {"kl_coeff": 0.0, "kl_settings": [0.0, 0.01], "age": 2}
+    assert state["algorithm"]["target"] == target
     # Without it such a run cannot go on; a run of another algorithm has none.
     with pytest.raises(CheckpointError, match="does not fit"):
         restore(make_step(name="appo"), capture(make_step()))
