@@ -312,4 +312,6 @@ def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:
 
 def mean_stats(stats: list[dict[str, Tensor | float]]) -> dict[str, Tensor | float]:
     """Of each name, over all that have it alike."""
+    if len(stats) == 1:
+        return stats[0]
     return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}
