@@ -291,17 +291,18 @@ class RunConfig(Section):
 
     def _lockstep_warnings(self) -> Iterator[str]:
         algorithm, lag = self.algorithm, self.pace.lag
-        num_updates = self.learner.num_passes * algorithm.num_minibatches * (lag + 1)
+        num_updates = self.learner.num_passes * (lag + 1)
         if algorithm.returns_kind == "gae" and lag:
             yield (
                 f"pace.lag ({lag}) makes all data a version old, and returns by GAE take it for "
                 f"new: set pace.lag to 0{self._or_vtrace}"
             )
-        elif algorithm.returns_kind == "vtrace" and num_updates > SAFE_LAG_UPDATES:
+        # The clips of appo and ppo bound what passes can do.
+        elif algorithm.name == "impala" and num_updates > SAFE_LAG_UPDATES:
             yield (
                 f"from acting to the last pass over what was acted {num_updates} updates are made "
-                "(learner.num_passes * algorithm.num_minibatches * (pace.lag + 1)), and V-trace "
-                f"holds to about {SAFE_LAG_UPDATES}: lower one of them"
+                "(learner.num_passes * (pace.lag + 1)), and V-trace holds to about "
+                f"{SAFE_LAG_UPDATES}: lower one of them"
             )
 
     def _reuse_warnings(self) -> Iterator[str]:

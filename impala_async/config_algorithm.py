@@ -150,7 +150,7 @@ class AlgorithmSection(Section):
         yield from self._schedules_without_a_horizon()
         yield from self._idle_keys()
         if self.reward_scale == 0:
-            yield "reward_scale makes every reward 0: wants another number, got 0.0"
+            yield f"reward_scale wants a number that is not 0, got {self.reward_scale}"
         if self.returns_kind not in _RETURNS[self.name]:
             fix = "impala" if self.name == "a2c" else "ppo"
             yield (

@@ -115,7 +115,7 @@ def _play(
     per_agent = -(-args.episodes // num_agents)
     try:
         _load(policy, checkpoint)
-        shares = f": {per_agent} of each of {num_agents} agents" if num_agents > 1 else ""
+        shares = f": {per_agent} episodes of each of {num_agents} agents" if num_agents > 1 else ""
         print(f"{config.env.id} with {checkpoint.path.name}{shares}")
         return _play_greedily(policy, envs, per_agent, args.seed, args.max_steps, num_agents)
     finally:

@@ -14,13 +14,7 @@ from impala_async.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # They learn more from their passes than they lose by the lag of these; or are there to lag.
-REUSING = {
-    "simple_spread.toml",
-    "cartpole_lagged.toml",
-    "halfcheetah_appo.toml",
-    "inverted_pendulum_appo.toml",
-    "lunarlander_appo.toml",
-}
+REUSING = {"simple_spread.toml", "cartpole_lagged.toml"}
 
 
 @pytest.fixture

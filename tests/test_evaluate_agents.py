@@ -77,7 +77,7 @@ def test_what_was_not_played_is_told_in_the_same_numbers() -> None:
 @pytest.mark.parametrize(
     ("num_agents", "says"),
     [
-        (3, ["ckpt-1-1: 4 of each of 3 agents\n", "mean return of 12 greedy episodes"]),
+        (3, ["ckpt-1-1: 4 episodes of each of 3 agents\n", "mean return of 12 greedy episodes"]),
         (1, ["ckpt-1-1\n", "mean return of 10 greedy episodes"]),
     ],
 )
