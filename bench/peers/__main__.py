@@ -46,7 +46,8 @@ def main() -> int:
     args = _parse()
     # Inherited by everything that is started from here.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
-    systems = present([each for each in SYSTEMS if args.only.lower() in each.name.lower()], args)
+    wanted = tuple(text.lower() for text in args.only or [""])
+    systems = present([each for each in SYSTEMS if each.name.lower().startswith(wanted)], args)
     figures: list[Figure] = []
     for title, seconds in (("CartPole", args.cartpole_s), ("Pong", args.pong_s)):
         if seconds:
@@ -71,7 +72,8 @@ def _parse() -> argparse.Namespace:
     add("--pong-s", type=float, default=90, metavar="S", help="of such a turn (90); 0: none")
     add("--seeds", type=int, default=5, metavar="N", help="to CartPole's goal (5); 0: none")
     add("--limit-s", type=float, default=120, metavar="S", help="of a seed, from launch (120)")
-    add("--only", default="", metavar="TEXT", help="systems whose name holds this")
+    add("--only", action="append", metavar="TEXT",
+        help="systems whose name begins so; may be given again")  # fmt: skip
     add("--json", action="store_true", help="print JSON, not a table")
     add("--write", type=Path, metavar="DIR", help="put peers.md and .json there")
     args = parser.parse_args()

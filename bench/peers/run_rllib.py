@@ -149,7 +149,9 @@ def main() -> None:
     trained = TrainedRows(algorithm)
     returns: deque[float] = deque(maxlen=NUM_EPISODES)
     while True:
-        returns.extend(algorithm.train()["env_runners"].get(RETURNS, ()))
+        ended = algorithm.train()["env_runners"].get(RETURNS)
+        # Before the first episode has ended it is NaN and no list.
+        returns.extend(ended if isinstance(ended, list | tuple | deque) else ())
         say(trained.count, mean_of(returns))
 
 
