@@ -23,6 +23,7 @@ from impala_async.algo.vtrace import vtrace
 from impala_async.config import RunConfig
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_load import validate_config
+from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.hardware import pick_device
 from impala_async.learner.loader import batch_over
 from impala_async.models.precision import pick_precision
@@ -141,6 +142,8 @@ def measure(update: Callable[[], object], seconds: float, device: torch.device) 
 
 
 def main() -> None:
+    # As the learner does.
+    keep_freed_memory()
     kind, recording, settings, seconds = sys.argv[1:]
     config = validate_config(json.loads(settings))
     torch.set_num_threads(config.learner.threads)

@@ -68,7 +68,7 @@ def rates(reports: Sequence[Mapping[str, Any]]) -> Sample:
     """From the first report to the last: updates per second, how long they took, and the waits."""
     first, last = reports[0], reports[-1]
     updates_per_s = (last["updates"] - first["updates"]) / (last["time_s"] - first["time_s"])
-    update_ms = statistics.fmean(each[UPDATE_MS] for each in reports)
+    update_ms = statistics.fmean(each[UPDATE_MS] for each in reports if each[UPDATE_MS])
     wait_ms = statistics.fmean(sum(each[name] or 0.0 for name in WAITS_MS) for each in reports)
     wait_share = wait_ms / (update_ms + wait_ms)
     return {"updates_per_s": updates_per_s, "update_ms": update_ms, "wait_share": wait_share}

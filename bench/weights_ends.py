@@ -21,6 +21,7 @@ import uvloop
 from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.offer import Offer
 from impala_async.config import RunConfig
+from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Mailbox, on_thread
 from impala_async.learner.slots import Slot, allocate_slots
@@ -103,6 +104,7 @@ class Publishing:
 
 async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     """Publish for so many seconds to whoever is there, and say goodbye."""
+    keep_freed_memory()
     schema, _, batch_columns = CASES[case]
     config = config_of(case, max(1, num_clients))
     loop = asyncio.get_running_loop()
@@ -142,6 +144,7 @@ def subscribe(case: str, url: str) -> dict[str, Any]:
     client = Client(new_context(), url, should_stop=lambda: False, connect_s=CONNECT_S)
     settings = client.connect()
     policy = Policy(schema, settings.model, seed=1)
+    policy.act_in(pick_precision(settings.model.precision, settings.model.name, CPU))
     client.join(Offer(schema, policy.layout, settings.actor.num_envs, 1))
     installed_at: dict[int, float] = {}
     try:

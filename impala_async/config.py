@@ -181,7 +181,7 @@ class RunConfig(Section):
     """All settings of one run."""
 
     seed: int = Field(
-        0, ge=0, le=2**31 - 1, description="Seeds the model and, with rank and epoch, actors."
+        0, ge=0, le=2**31 - 1, description="Seeds the model and, with rank and start, actors."
     )
     env: EnvSection
     algorithm: AlgorithmSection = AlgorithmSection()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
 FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
 FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_returns")
+# How torsos are computed: neither a checkpoint nor data knows of it.
+LOOSE_KEYS = ("model.precision",)
 # Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
 # no settings: those are written down, and a resumed run would insist on ports long taken.
 BIND_VARIABLE = "IMPALA_ASYNC_BIND"
@@ -133,7 +135,7 @@ def _fixed(config: "RunConfig") -> dict[str, Any]:
     return {
         key: value
         for key, value in settings.items()
-        if key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS
+        if (key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS) and key not in LOOSE_KEYS
     }
 
 

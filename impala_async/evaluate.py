@@ -42,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=int,
         default=10,
         metavar="N",
-        help="that count; of several agents N together, rounded up to the same for each; "
-        "default: 10",
+        help="how many count, of all agents together: of each the same number; default: 10",
     )
     parser.add_argument(
         "--max-steps",

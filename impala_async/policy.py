@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from impala_async.algo.distributions import Joint, distribution_of, forbid
 from impala_async.config_model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
+from impala_async.models.cnn import ImageTorso
+from impala_async.models.mlp import MLPTorso
 from impala_async.models.quick import QuickNet, sample
 from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
@@ -116,14 +118,14 @@ class Policy:
         self.model.precision = precision
 
     def act_in(self, precision: torch.dtype) -> None:
-        """Act only, from now on, with a torso in this precision. Its large layers hold their
-        weights in it, as to cast them at every step would cost what the step gains."""
+        """For good: act only, with a torso in this precision. Those of ours hold their weights in
+        it, as to cast them at every step would cost what the step gains."""
         if precision == torch.float32:
             return
         self.compute_in(precision)
-        for layer in self.model.get_submodule("policy_torso").modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                layer.to(precision)
+        torso = self.model.policy_torso
+        if isinstance(torso, MLPTorso | ImageTorso):
+            torso.to(precision)
         self.tensors = tuple(self.model.state_dict().values())
         self._quick = None
 

@@ -279,7 +279,7 @@ def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir: str) -> None:
     ("override", "same", "values"),
     [
         ("env.id=Acrobot-v1", "env.id=CartPole-v1", 'from "CartPole-v1" to "Acrobot-v1"'),
-        ("model.hidden_sizes=[8]", "model.name=mlp", r"from none to \[8\]"),
+        ("model.hidden_sizes=[8]", "model.precision=float32", r"from none to \[8\]"),
         ("trajectory.rows=3", "seed=1", "from [0-9]+ to 3"),
         ("algorithm.name=appo", "algorithm.name=impala", 'from "impala" to "appo"'),
         ("algorithm.optimizer=rmsprop", "algorithm.lr=0.1", 'from "adam" to "rmsprop"'),

@@ -38,8 +38,8 @@ def speed(system: System, venvs: Path, game: str, seconds: float) -> Callable[[]
 
 def speed_of(turn: Turn, name: str) -> Sample:
     start_s = turn.start_s()
-    if start_s is None or not turn.has_trained(WARM_S):
-        raise RuntimeError(f"{name} has trained on nothing, or nothing more, in the time it had")
+    if start_s is None or not turn.has_trained(2 * WARM_S):
+        raise RuntimeError(f"{name} has trained on nothing, or for too short, in the time it had")
     return {
         "per_s": turn.rate(WARM_S),
         "start_s": start_s,

@@ -12,11 +12,15 @@ import ctypes
 # From malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _NEVER = (1 << 31) - 1
+# More than this an older glibc refuses.
+_LARGE = 32 << 20
 
 
 def keep_freed_memory() -> None:
     """Does nothing where the C library is another one, or will not."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _NEVER)
+    if mallopt is None:
+        return
+    # Without the first, the second would only end glibc's own adapting, for the worse.
+    if mallopt(_MMAP_THRESHOLD, _NEVER) or mallopt(_MMAP_THRESHOLD, _LARGE):
         mallopt(_TRIM_THRESHOLD, _NEVER)

@@ -103,14 +103,16 @@ class Port:
             return
         # Until its end, whatever is sent need not look again: the end does.
         self._is_scheduled = True
-        for _ in range(BURST):
-            arrived = self.router.receive()
-            if arrived is None:
-                break
-            self._counters.messages += 1
-            self._take(*arrived)
-        self._after()
-        self._is_scheduled = False
+        try:
+            for _ in range(BURST):
+                arrived = self.router.receive()
+                if arrived is None:
+                    break
+                self._counters.messages += 1
+                self._take(*arrived)
+            self._after()
+        finally:
+            self._is_scheduled = False
         self.look_again()
 
     def _take(self, route: bytes, header: memoryview, size: int) -> None:

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from impala_async.learner import allocator
+
 NUM_ROUNDS = 20
 CHURN = f"""
 import resource, sys
@@ -39,8 +41,35 @@ def test_what_is_allocated_again_faults_no_more() -> None:
     assert given_back > 10 * kept
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from impala_async.learner import allocator
+class Library:
+    """A C library that refuses thresholds over a limit, and one that knows none."""
 
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+    def __init__(self, largest: int) -> None:
+        self.set: dict[int, int] = {}
+
+        def mallopt(option: int, value: int) -> int:
+            if option == MMAP and value > largest:
+                return 0
+            self.set[option] = value
+            return 1
+
+        if largest >= 0:
+            self.mallopt = mallopt
+
+
+MMAP, TRIM = -3, -1
+
+
+@pytest.mark.parametrize(
+    ("largest", "options"),
+    [(1 << 40, {MMAP, TRIM}), (32 << 20, {MMAP, TRIM}), (0, set()), (-1, set())],
+    ids=["new", "old", "stubborn", "another"],
+)
+def test_both_thresholds_or_none(
+    largest: int, options: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(largest)
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: library)
     allocator.keep_freed_memory()
+    assert library.set.keys() == options
+    assert library.set.get(MMAP, 0) <= largest or largest < 0
