@@ -102,7 +102,10 @@ def is_loopback(url: str) -> bool:
 
 
 class BindSection(Section):
-    """Where the learner listens. `*` as the port takes a free one."""
+    """Where the learner listens, over tcp. `*` as the port takes a free one.
+
+    Actors of its own host move to ipc by themselves.
+    """
 
     data: str = Field("tcp://127.0.0.1:5555", description="Trajectories come in here.")
     weights: str = Field("tcp://127.0.0.1:5556", description="Weights are pulled from here.")

@@ -46,7 +46,9 @@ def new_parser(door: str, description: str) -> argparse.ArgumentParser:
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `learner` and `train`."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as a TOML file")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings: a TOML file, or a run's config.json"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -151,7 +153,7 @@ def _check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None
         if limit is not None and made >= limit:
             raise ConfigError(
                 f"stop.{key}: {made:,} of {limit:,} are trained already: raise it, as with "
-                f"--set stop.{key}={2 * limit:_}, or evaluate the run"
+                f"--set stop.{key}={2 * max(limit, made):_}, or evaluate the run"
             )
 
 

@@ -190,11 +190,13 @@ class Policy:
     def _look(self, obs: Arrays, state: Arrays) -> tuple[Joint, dict[str, NDArray[np.float32]]]:
         leaves = self._tensors(obs)
         legal_CP = None if self._legal is None else leaves[self._legal].flatten(1)
+        # What is no input is none here either: an own torso may take whatever it is given.
+        inputs = {name: leaves[name] for name in self._input_names}
         if not self._state_names:
-            return self._joint(self.model.act(leaves, ())[0], legal_CP), {}
+            return self._joint(self.model.act(inputs, ())[0], legal_CP), {}
         before = self._tensors(state)
         parameters_CP, after = self.model.act(
-            leaves, tuple(before[name] for name in self._state_names)
+            inputs, tuple(before[name] for name in self._state_names)
         )
         next_state = {
             name: part.cpu().numpy() for name, part in zip(self._state_names, after, strict=True)

@@ -187,6 +187,10 @@ def _settings(args: argparse.Namespace, playlist: "Playlist") -> "RunConfig":
         "stop": goal,
     }
     config = validate_config(*merge_overrides(recorded, args.overrides))
+    as_recorded = validate_config(recorded)
+    for section in ("env", "trajectory"):
+        if getattr(config, section) != getattr(as_recorded, section):
+            raise ConfigError(f"--set: {section}: a recording is what it is: drop it")
     if config.pace.is_lockstep:
         raise ConfigError(
             "pace.mode: a learner in lockstep waits for actors of its own: add "

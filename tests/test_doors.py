@@ -297,6 +297,14 @@ def test_a_resumed_run_cannot_become_another(
     check_run(parse("--resume", "--run-dir", run_dir, "--set", same), None)
 
 
+def test_a_goal_to_raise_to_is_one_that_is_not_reached_yet(run_dir: str) -> None:
+    folder = RunFolder.open(Path(run_dir))
+    folder.write_json("summary.json", {"updates": 176})
+    flags = ("--resume", "--run-dir", run_dir, "--set", "stop.updates=30")
+    with pytest.raises(ConfigError, match=r"as with --set stop\.updates=352,"):
+        check_run(parse(*flags), None)
+
+
 def test_each_key_that_a_resumed_run_cannot_change_is_a_line(run_dir: str) -> None:
     flags = ("--set", "algorithm.name=appo", "--set", "trajectory.rows=3")
     with pytest.raises(ConfigError) as caught:

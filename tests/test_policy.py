@@ -333,6 +333,34 @@ def masked_obs(*leading, seed=0):
     return obs
 
 
+class Curious(torch.nn.Module):
+    """A torso of one's own that takes whatever it is shown."""
+
+    num_out = 1
+    seen: set[tuple[str, ...]] = set()
+
+    def __init__(self, obs, section):
+        super().__init__()
+
+    def forward(self, obs):
+        self.seen.add(tuple(obs))
+        return sum(leaf.float().flatten(1).sum(1, keepdim=True) for leaf in obs.values())
+
+
+def test_a_torso_sees_the_same_leaves_acting_and_learning():
+    Curious.seen.clear()
+    policy = Policy(MASKED, ModelSection(name="tests.test_policy:Curious"), seed=0)
+    obs = masked_obs(5)
+    policy.act(obs, {}, generator())
+    policy.act_greedy(obs, {})
+    obs_BS = {name: torch.from_numpy(leaf) for name, leaf in masked_obs(2, 6).items()}
+    actions_BT = {
+        part.name: torch.zeros(2, 5, *part.shape, dtype=torch.int32) for part in MASKED.action.parts
+    }
+    policy.evaluate(obs_BS, actions_BT, torch.ones(2, 5, dtype=torch.bool), {})
+    assert Curious.seen == {("see",)}
+
+
 def test_an_illegal_action_is_neither_sampled_nor_greedy():
     policy, obs = make_policy(MASKED), masked_obs(10_000)
     legal = obs["legal"] != 0

@@ -113,6 +113,16 @@ def test_settings_of_a_benchmark_may_be_changed() -> None:
     assert Path(FakeLearner.made[0].flags["--run-dir"]).parent == Path("runs")
 
 
+@pytest.mark.parametrize("override", ["env.id=Acrobot-v1", "trajectory.rows=7"])
+def test_what_was_recorded_cannot_be_changed(
+    override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay.main([tape(), "--set", override]) == 2
+    section = override.partition(".")[0]
+    assert f"--set: {section}: a recording is what it is" in capsys.readouterr().err
+    assert FakeLearner.made == []
+
+
 def test_the_settings_are_those_of_the_last_start() -> None:
     later = start(2, 1, algorithm={"lr": 0.5})
     assert replay.main([tape(start(), message(0), later, message(1))]) == 0

@@ -100,7 +100,9 @@ class SerialEnvs:
         self._resetting = Blame(self.name, "in reset")
         self._envs = list(envs)
         self.num_envs = num_envs = len(envs)
-        spaces = Spaces(first.observation_space, first.action_space, options)
+        with Blame(self.name, "to say what its spaces are"):
+            observed, acted = first.observation_space, first.action_space
+        spaces = Spaces(observed, acted, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
         self._leaves = spaces.leaves
         self._choices = ChoicesCheck(spaces.leaves)

@@ -49,7 +49,7 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     ]
     try:
         wants += _model_wants(config, schema, device)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         # A network of one's own may ask for values, and only those with memory have some.
         if config.model.name in TORSOS:
             raise

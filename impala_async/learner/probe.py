@@ -64,7 +64,12 @@ class SpaceProbe:
                 f"{self._child.returncode}); what it printed is above"
             )
         obs, action, self.num_columns = read_answer(answer)
-        return Schema(obs, action, rows, self._state, self._policies.names)
+        schema = Schema(obs, action, rows, self._state, self._policies.names)
+        try:
+            _ = schema.layout
+        except ValueError as error:
+            raise EnvError(f"env.id: {self._env.id}: {error}") from None
+        return schema
 
 
 def check_columns(config: RunConfig, per_env: int) -> None:

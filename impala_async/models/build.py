@@ -3,6 +3,8 @@
 import importlib
 from collections.abc import Callable
 from functools import partial
+from traceback import walk_tb
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -31,11 +33,37 @@ def build_model(section: ModelSection, obs: ObsSpec, action: ActionSpec) -> Acto
     imported = _import_torso(section.name)
 
     def make_own() -> Torso:
-        torso = imported(obs, section)
+        with _Blame(section.name, "when it was made"):
+            torso = imported(obs, section)
         _check_own(section.name, torso, obs)
         return cast(Torso, torso)
 
     return ActorCritic(section, obs, action, make_own)
+
+
+class _Blame:
+    """A context in which every exception is that of a user's own torso."""
+
+    def __init__(self, name: str, where: str) -> None:
+        self._name = name
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            *_, (frame, line) = walk_tb(error.__traceback__)
+            place = f"{frame.f_code.co_filename}:{line}"
+            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(
+                f"model.name: {self._name} failed {self._where}, at {place}: {what}"
+            ) from error
 
 
 def _import_torso(name: str) -> Callable[..., Any]:
@@ -61,7 +89,7 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    with torch.no_grad():
+    with torch.no_grad(), _Blame(name, "on two rows of zeros"):
         features = torso(rows)
     if features.shape != (2, num_out) or features.dtype != torch.float32:
         raise ValueError(

@@ -189,7 +189,15 @@ class Looks(Constant):
         return features if features.sum().item() > 0 else -features
 
 
-@pytest.mark.parametrize("name", ["Constant", "Looks"])
+class Measures(Constant):
+    """Asks for one while it is made."""
+
+    def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
+        super().__init__(obs, section)
+        self.size = int(torch.tensor(obs.leaves[0].shape).prod())
+
+
+@pytest.mark.parametrize("name", ["Constant", "Looks", "Measures"])
 def test_a_network_of_one_s_own_that_cannot_be_estimated_is_let_through(name: str) -> None:
     schema = small_schema()
     model = {"name": f"tests.learner.test_memory:{name}", "hidden_sizes": None}

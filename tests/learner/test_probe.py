@@ -152,3 +152,9 @@ def test_columns_that_fit_are_not() -> None:
         ({"pace": {"mode": "lockstep"}, "learner": {"batch_columns": 48}}, 3),
     ):
         check_columns(RunConfig.model_validate({"env": {"id": "x"}, **settings}), per_env)
+
+
+def test_columns_that_no_memory_could_hold_are_one_line() -> None:
+    env = EnvSection(id=f"{PROBES}:ActionReward")
+    with pytest.raises(EnvError, match=r"env\.id: .*: a column of .* lower trajectory\.rows"):
+        SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=10**9)

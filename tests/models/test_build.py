@@ -87,6 +87,16 @@ class WithoutSize(Own):
         nn.Module.__init__(self)
 
 
+class Fails(Own):
+    def forward(self, obs):
+        return obs["pixels"]
+
+
+class TakesNothing(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+
 class NoModule:
     num_out = 6
 
@@ -121,6 +131,8 @@ def test_by_default_policy_and_value_share_it():
         ("InDouble", r"it gave torch.float64 of \[2, 6\]"),
         ("NoModule", "must make an nn.Module with a whole number num_out"),
         ("WithoutSize", "must make an nn.Module with a whole number num_out"),
+        ("Fails", r"failed on two rows of zeros, at .*test_build\.py:[0-9]+: KeyError: 'pixels'"),
+        ("TakesNothing", r"failed when it was made, at .*: TypeError: .* positional argument"),
         ("A_NUMBER", "is of type int and makes no torso"),
         ("Missing", "module .* has no attribute 'Missing'"),
     ],
