@@ -1,6 +1,7 @@
 """The policy acts and evaluates alike, from weights that a seed or a buffer decides."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -337,7 +338,7 @@ class Curious(torch.nn.Module):
     """A torso of one's own that takes whatever it is shown."""
 
     num_out = 1
-    seen: set[tuple[str, ...]] = set()
+    seen: ClassVar[set[tuple[str, ...]]] = set()
 
     def __init__(self, obs, section):
         super().__init__()
