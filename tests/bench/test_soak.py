@@ -103,15 +103,16 @@ def test_less_than_three_minutes_are_refused(
 @pytest.mark.e2e
 def test_a_real_run_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "LOOK_EVERY_S", 0.1)
-    with one_run(CONFIGS / "cartpole.toml", ENDLESS) as run:
-        record = watch(run, whole_s=1.5)
+    settings = (*ENDLESS, "learner.report_every_s=0.25")
+    with one_run(CONFIGS / "cartpole.toml", settings) as run:
+        record = watch(run, whole_s=4)
     assert {"train", "learner", "actor 1", "actor 2"} <= record.processes.keys()
     assert record.env_steps[-1] > record.env_steps[0]
     learner = record.processes["learner"]
     assert learner.rss_mb[-1] > 50
     assert learner.descriptors[-1] > 5
     assert learner.threads[-1] > 2
-    names = [each.name for each in judge(record, Times((0.0, 0.7), (0.7, 9.9)))]
+    names = [each.name for each in judge(record, Times((2.0, 3.0), (3.0, 99.0)))]
     assert "actor 2: growth, threads" in names
     record.write(tmp_path / "series.json")
     series = json.loads((tmp_path / "series.json").read_text())["processes"]["actor 1"]
