@@ -12,14 +12,13 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 from bench.one_run import CONFIGS, ENDLESS, one_run, steps_per_s
-from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure, figure_of, in_turns, publish, ratio
 from bench.processes import PeakMemory
 from bench.samplers import Case, bare_rate
 from impala_async.config_env import EnvSection
@@ -109,13 +108,13 @@ def pong(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
 
 def cartpole_figures(bare: list[Sample], speed: list[Sample], goal: list[Sample]) -> list[Figure]:
     return [
-        _of("CartPole: trained env steps/s", speed, "per_s", at_least=100_000),
-        _of(f"bare SyncVectorEnv of {NUM_BARE_ENVS} on one core: rows/s", bare, "per_s"),
+        figure_of("CartPole: trained env steps/s", speed, "per_s", at_least=100_000),
+        figure_of(f"bare SyncVectorEnv of {NUM_BARE_ENVS} on one core: rows/s", bare, "per_s"),
         ratio("CartPole: trained over bare", speed, bare, "per_s"),
-        _of("CartPole: launch to the first update", [*speed, *goal], "start_s", unit="s",
+        figure_of("CartPole: launch to the first update", [*speed, *goal], "start_s", unit="s",
             at_most=5),
-        _of("CartPole: launch to 475", goal, "last_s", unit="s", at_most=9),
-        _of("CartPole: launch to the end of the run to 475", goal, "end_s", unit="s"),
+        figure_of("CartPole: launch to 475", goal, "last_s", unit="s", at_most=9),
+        figure_of("CartPole: launch to the end of the run to 475", goal, "end_s", unit="s"),
         figure("CartPole: share of the seeds that reached 475",
                [sum(each["is_solved"] for each in goal) / len(goal)], at_least=1),
         *_memory("CartPole", speed, at_most=1.0),
@@ -124,10 +123,10 @@ def cartpole_figures(bare: list[Sample], speed: list[Sample], goal: list[Sample]
 
 def pong_figures(bare: list[Sample], speed: list[Sample], two: list[Sample]) -> list[Figure]:
     return [
-        _of("Pong: trained agent steps/s", speed, "per_s"),
-        _of("bare wrapped Pong on one core: rows/s", bare, "per_s"),
+        figure_of("Pong: trained agent steps/s", speed, "per_s"),
+        figure_of("bare wrapped Pong on one core: rows/s", bare, "per_s"),
         ratio("Pong: trained over bare", speed, bare, "per_s"),
-        _of("Pong: launch to the first update", speed, "start_s", unit="s"),
+        figure_of("Pong: launch to the first update", speed, "start_s", unit="s"),
         *_memory("Pong", two, at_most=1.6),
     ]
 
@@ -183,16 +182,12 @@ def bare_pong() -> Sample:
         return {"per_s": rate(PONG_BARE_S)}
 
 
-def _of(name: str, samples: list[Sample], key: str, **limits: Any) -> Figure:
-    return figure(name, [each[key] for each in samples], **limits)
-
-
 def _memory(name: str, samples: list[Sample], at_most: float) -> list[Figure]:
-    rss = _of(f"{name}: memory of learner and two actors, RSS",
+    rss = figure_of(f"{name}: memory of learner and two actors, RSS",
               samples, "rss_gb", unit="GB", at_most=at_most)  # fmt: skip
     if not all(each["pss_gb"] for each in samples):
         return [rss]
-    return [rss, _of(f"{name}: the same, PSS", samples, "pss_gb", unit="GB")]
+    return [rss, figure_of(f"{name}: the same, PSS", samples, "pss_gb", unit="GB")]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from bench.ingest_ends import CASES, message_bytes
-from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
 
 NUM_MESSAGES = {"stacked": 4000, "frames": 12_000, "cartpole": 60_000}
 NOTES = """
@@ -73,7 +73,7 @@ def figures_of(samples: dict[str, dict[str, list[Sample]]]) -> list[Figure]:
 
 
 def _cpu(name: str, samples: list[Sample], at_most: float) -> Figure:
-    return figure(name, [each["cpu_us"] for each in samples], unit="µs", at_most=at_most)
+    return figure_of(name, samples, "cpu_us", unit="µs", at_most=at_most)
 
 
 if __name__ == "__main__":

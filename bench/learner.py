@@ -11,14 +11,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from bench.learner_ends import record, serve
-from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
 from impala_async.config import RunConfig
 from impala_async.config_load import load_config
 from impala_async.learner.hardware import pick_device
@@ -136,17 +136,15 @@ def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
         ratio(f"{case.name}: service over bare loop", service, bare, key, at_least=case.at_least),
         ratio("the same: update alone over bare loop", step, bare, key),
         ratio("the same: service over update alone", service, step, key),
-        _of("the same: bare loop", bare, key, "rows/s"),
-        _of("the same: service", service, key, "rows/s"),
+        figure_of("the same: bare loop", bare, key, "rows/s"),
+        figure_of("the same: service", service, key, "rows/s"),
         ratio("the same: an update in the service over one alone", service, step, "update_ms"),
-        _of("the same: waits for batches, share of the learner thread", service, "wait_share"),
-        _of("the same: event loop", service, "loop_cores", "cores"),
-        _of("the same: all other threads of the process", service, "other_cores", "cores"),
+        figure_of(
+            "the same: waits for batches, share of the learner thread", service, "wait_share"
+        ),
+        figure_of("the same: event loop", service, "loop_cores", "cores"),
+        figure_of("the same: all other threads of the process", service, "other_cores", "cores"),
     ]
-
-
-def _of(name: str, samples: Sequence[Sample], key: str, unit: str = "") -> Figure:
-    return figure(name, [each[key] for each in samples], unit=unit)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,13 @@ def figure(name: str, values: Sequence[float], **limits: Any) -> Figure:
     return Figure(name, statistics.median(values), min(values), max(values), **limits)
 
 
+def figure_of(
+    name: str, samples: Sequence[Sample], key: str, unit: str = "", **limits: Any
+) -> Figure:
+    """Of what all turns have under one name."""
+    return figure(name, [each[key] for each in samples], unit=unit, **limits)
+
+
 def ratio(
     name: str, above: Sequence[Sample], below: Sequence[Sample], key: str, **limits: Any
 ) -> Figure:

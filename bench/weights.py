@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
 from bench.weights_ends import CASES, CPU
 from impala_async.config_model import ModelSection
 from impala_async.learner.publisher import Publisher
@@ -130,23 +130,21 @@ def figures_of(name: str, sides: list[list[Sample]]) -> list[Figure]:
     alone, one, eight, encoding = sides
     size = "1 client", "8 clients"
     return [
-        _of(f"{name}: published to installed, {size[0]}", one, "installed_ms", unit="ms"),
-        _of(f"the same, {size[1]}", eight, "installed_ms", unit="ms"),
+        figure_of(f"{name}: published to installed, {size[0]}", one, "installed_ms", unit="ms"),
+        figure_of(f"the same, {size[1]}", eight, "installed_ms", unit="ms"),
         *(
-            _of(f"{name}: publishing, share of the learner thread, {what}", side, "publish_share")
+            figure_of(
+                f"{name}: publishing, share of the learner thread, {what}", side, "publish_share"
+            )
             for what, side in (("no client", alone), (size[0], one), (size[1], eight))
         ),
         *(
             ratio(f"{name}: an update with {what} over one with none", side, alone, "update_ms")
             for what, side in ((size[0], one), (size[1], eight))
         ),
-        _of(f"{name}: encode, once per version", encoding, "first_us", unit="µs"),
-        _of(f"{name}: each pull after that", encoding, "later_us", unit="µs"),
+        figure_of(f"{name}: encode, once per version", encoding, "first_us", unit="µs"),
+        figure_of(f"{name}: each pull after that", encoding, "later_us", unit="µs"),
     ]
-
-
-def _of(name: str, samples: list[Sample], key: str, **more: Any) -> Figure:
-    return figure(name, [each[key] for each in samples], **more)
 
 
 @contextlib.contextmanager

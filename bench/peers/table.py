@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from bench.paired import Figure, Sample, figure, ratio
+from bench.paired import Figure, Sample, figure_of, ratio
 from bench.peers.systems import A2C, OURS, PPO, RLLIB_IMPALA, SF
 
 Samples = Mapping[str, Sequence[Sample]]
@@ -18,16 +18,16 @@ SOONER = (A2C.name, PPO.name, SF.name)
 
 def speed_rows(title: str, samples: Samples) -> list[Figure]:
     """Trained steps per second, start-up and memory in a game."""
-    rows = [_of_each(f"{title}, {name}", each, "per_s", "/s") for name, each in samples.items()]
+    rows = [figure_of(f"{title}, {name}", each, "per_s", "/s") for name, each in samples.items()]
     for name in _peers(samples):
         limits = {"at_least": FASTER[title, name]} if (title, name) in FASTER else {}
         label = f"{title}: {OURS.name} over {name}"
         rows.append(ratio(label, samples[OURS.name], samples[name], "per_s", **limits))
     for name, each in samples.items():
         label = f"{title}, {name}: launch to first trained step"
-        rows.append(_of_each(label, each, "start_s", "s"))
+        rows.append(figure_of(label, each, "start_s", "s"))
     for name, each in samples.items():
-        rows.append(_of_each(f"{title}, {name}: memory", each, "rss_gb", "GB"))
+        rows.append(figure_of(f"{title}, {name}: memory", each, "rss_gb", "GB"))
     return rows
 
 
@@ -37,16 +37,12 @@ def goal_rows(samples: Samples, limit_s: float) -> list[Figure]:
     for name, each in samples.items():
         num_late = sum(not sample["in_time"] for sample in each)
         late = f", {num_late} of {len(each)} not in {limit_s:g} s" if num_late else ""
-        rows.append(_of_each(f"CartPole to 475, {name}{late}", each, "goal_s", "s"))
+        rows.append(figure_of(f"CartPole to 475, {name}{late}", each, "goal_s", "s"))
     for name in _peers(samples):
         limits = {"at_most": 1.0} if name in SOONER else {}
         label = f"CartPole to 475: {OURS.name} over {name}"
         rows.append(ratio(label, samples[OURS.name], samples[name], "goal_s", **limits))
     return rows
-
-
-def _of_each(name: str, samples: Sequence[Sample], key: str, unit: str) -> Figure:
-    return figure(name, [each[key] for each in samples], unit=unit)
 
 
 def _peers(samples: Samples) -> list[str]:
