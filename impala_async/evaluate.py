@@ -147,7 +147,7 @@ def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy
 
 
 def _load(policy: "Policy | Team", checkpoint: "Checkpoint") -> None:
-    from impala_async.envs.faults import one_line
+    from impala_async.foreign import one_line
 
     tensors, _ = checkpoint.load()
     try:

@@ -31,7 +31,8 @@ FLOORS = {
     **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
     **dict.fromkeys(["config_actor", "config_policies"], GROUND),
     **dict.fromkeys(
-        ["layout", "spec", "trajectory", "screen", "weights", "lifeline", "interrupts"], GROUND
+        ["layout", "spec", "trajectory", "screen", "weights", "lifeline", "interrupts", "foreign"],
+        GROUND,
     ),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
     "policy": LANDING,

@@ -19,9 +19,10 @@ import gymnasium as gym
 from gymnasium.envs import registration
 from gymnasium.vector import VectorEnv
 
-from impala_async.envs.faults import Blame, one_line
+from impala_async.envs.faults import Blame
 from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
+from impala_async.foreign import one_line
 
 EXTRAS = {
     "Box2D": "box2d",

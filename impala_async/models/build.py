@@ -4,13 +4,13 @@ import importlib
 from collections.abc import Callable
 from functools import partial
 from traceback import walk_tb
-from types import TracebackType
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from impala_async.config_model import ModelSection
+from impala_async.foreign import Foreign, one_line
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
 from impala_async.models.mlp import MLPTorso
@@ -41,29 +41,19 @@ def build_model(section: ModelSection, obs: ObsSpec, action: ActionSpec) -> Acto
     return ActorCritic(section, obs, action, make_own)
 
 
-class _Blame:
+class _Blame(Foreign):
     """A context in which every exception is that of a user's own torso."""
 
     def __init__(self, name: str, where: str) -> None:
         self._name = name
         self._where = where
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception):
-            *_, (frame, line) = walk_tb(error.__traceback__)
-            place = f"{frame.f_code.co_filename}:{line}"
-            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ValueError(
-                f"model.name: {self._name} failed {self._where}, at {place}: {what}"
-            ) from error
+    def blame(self, error: Exception) -> ValueError:
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        place = f"{frame.f_code.co_filename}:{line}"
+        return ValueError(
+            f"model.name: {self._name} failed {self._where}, at {place}: {one_line(error)}"
+        )
 
 
 def _import_torso(name: str) -> Callable[..., Any]:

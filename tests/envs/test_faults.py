@@ -1,6 +1,6 @@
 import pytest
 
-from impala_async.envs.faults import Blame, close_all, env_name, one_line
+from impala_async.envs.faults import Blame, close_all, env_name
 from impala_async.errors import EnvError
 
 
@@ -41,10 +41,6 @@ def test_nothing_happens_without_an_error() -> None:
 
 def test_an_environment_is_called_by_its_class_when_it_has_no_id() -> None:
     assert env_name(Closing()) == "Closing"
-
-
-def test_an_error_without_text_is_its_type() -> None:
-    assert one_line(RuntimeError()) == "RuntimeError"
 
 
 def test_all_are_closed_although_one_fails() -> None:

@@ -1,0 +1,37 @@
+"""Foreign code, be it an environment or a network: whatever it raises becomes an error of ours."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and text, without line breaks."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Foreign(ABC):
+    """A context in which every exception is that of foreign code; one instance serves many times.
+
+    A class, because a generator's context costs as much as a step of a small environment.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            ours = self.blame(error)
+            if ours is not None:
+                raise ours from error
+
+    @abstractmethod
+    def blame(self, error: Exception) -> Exception | None:
+        """The error of ours that says whose fault it was; None if it says so itself."""

@@ -1,0 +1,30 @@
+"""What foreign code raises becomes an error of ours, unless it is one already."""
+
+import pytest
+
+from impala_async.foreign import Foreign, one_line
+
+
+class Blame(Foreign):
+    """Knows whose fault everything but a KeyError is."""
+
+    def blame(self, error: Exception) -> Exception | None:
+        return None if isinstance(error, KeyError) else ValueError(one_line(error))
+
+
+def test_an_error_without_text_is_its_type() -> None:
+    assert one_line(RuntimeError()) == "RuntimeError"
+
+
+def test_what_is_blamed_has_its_cause_and_one_line() -> None:
+    cause = RuntimeError("first\n  second")
+    with pytest.raises(ValueError, match=r"^RuntimeError: first second$") as caught, Blame():
+        raise cause
+    assert caught.value.__cause__ is cause
+
+
+def test_what_is_not_blamed_and_what_is_no_error_passes() -> None:
+    for error in (KeyError("mine"), KeyboardInterrupt(), SystemExit(3)):
+        with pytest.raises(type(error)) as caught, Blame():
+            raise error
+        assert caught.value is error
