@@ -11,7 +11,7 @@ DEFAULT_FOLDER = Path.home() / ".cache" / "impala_async" / "peers"
 # What runs inside has to find its pinned packages; this one may have others.
 VERSIONS = """
 import importlib.metadata, json
-print(json.dumps({each.name.lower(): each.version for each in importlib.metadata.distributions()}))
+print(json.dumps({each.name: each.version for each in importlib.metadata.distributions()}))
 """
 
 
@@ -26,7 +26,8 @@ def python_of(folder: Path, venv: str) -> Path:
 def pins_of(venv: str) -> dict[str, str]:
     """Versions by package name, extras left out."""
     lines = requirements_of(venv).read_text().split()
-    return {name: version for name, _, version in (_plain(each).partition("==") for each in lines)}
+    halves = (re.sub(r"\[.*?\]", "", line).partition("==") for line in lines)
+    return {_normal(name): version for name, _, version in halves}
 
 
 def fault_of(folder: Path, venv: str) -> str | None:
@@ -35,7 +36,7 @@ def fault_of(folder: Path, venv: str) -> str | None:
     if not python.exists():
         return f"{folder / venv} is not installed; --install makes it"
     asked = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True)
-    installed: dict[str, str] = json.loads(asked.stdout)
+    installed = {_normal(name): version for name, version in json.loads(asked.stdout).items()}
     for name, pinned in pins_of(venv).items():
         # 2.13.0+cpu is torch's 2.13.0 without CUDA.
         found = installed.get(name, "none").partition("+")[0]
@@ -54,5 +55,6 @@ def install(folder: Path, venv: str) -> None:
     )
 
 
-def _plain(requirement: str) -> str:
-    return re.sub(r"\[.*?\]", "", requirement).lower()
+def _normal(name: str) -> str:
+    """A distribution may spell its own name with other marks than its requirement does."""
+    return re.sub(r"[-_.]+", "-", name).lower()
