@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.one_run import end_with_parent
 from bench.paired import Sample
 
 START_WITHIN_S = 120.0
@@ -45,7 +46,7 @@ def serve(recording: Path, run_dir: Path, settings: Sequence[str], seconds: floa
     log_path = run_dir.with_suffix(".log")
     with log_path.open("w") as log:
         command = [*door, "--run-dir", str(run_dir), *_set([*settings, *FOR_MEASURING])]
-        player = subprocess.Popen(command, stdout=log, stderr=log)
+        player = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=end_with_parent)
     try:
         _wait_until(lambda: _is_updating(run_dir), player, log_path)
         time.sleep(WARM_S)

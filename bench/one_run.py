@@ -63,7 +63,7 @@ class OneRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     @property
@@ -141,6 +141,6 @@ def steps_per_s(reports: Sequence[Report], after_s: float = 0.0) -> float:
     return steps / spent_s
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """SIGTERM from the kernel when the thread that launches it is gone."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

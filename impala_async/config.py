@@ -4,16 +4,15 @@ A function takes its own section, never the whole config. `config_load` reads th
 and the command line. Descriptions are what the help text and the configuration page show.
 """
 
-import json
-import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from impala_async.config_actor import MAX_COLUMNS, ActorSection
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
+from impala_async.config_ingest import BindSection, IngestSection, is_loopback
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection
 from impala_async.config_section import Section
@@ -88,51 +87,6 @@ class LearnerSection(Section):
         return self.num_passes * (self.queue_size + self.minibatch_buffer_size + 1)
 
 
-TCP_URL = re.compile(
-    r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
-)
-# Hosts that stand for every interface of a machine.
-EVERY_HOST = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
-
-
-def is_loopback(url: str) -> bool:
-    """Whether only processes of this host can reach a tcp url."""
-    host = url.removeprefix("tcp://").rpartition(":")[0]
-    return host in {"localhost", "[::1]", "::1"} or host.startswith("127.")
-
-
-class BindSection(Section):
-    """Where the learner listens, over tcp. `*` as the port takes a free one.
-
-    Actors of its own host move to ipc by themselves.
-    """
-
-    data: str = Field("tcp://127.0.0.1:5555", description="Trajectories come in here.")
-    weights: str = Field("tcp://127.0.0.1:5556", description="Weights are pulled from here.")
-
-    @field_validator("data", "weights")
-    @classmethod
-    def _is_tcp(cls, url: str) -> str:
-        found = TCP_URL.fullmatch(url)
-        if found and (found[2] == "*" or 0 < int(found[2]) < 65536):
-            return url
-        wanted = "tcp://HOST:PORT, or tcp://HOST:* for any free port"
-        if url.removeprefix("tcp://").count(":") > 1:
-            wanted += "; an IPv6 address stands in brackets, as in tcp://[::1]:5555"
-        raise ValueError(f"wants {wanted}, got {json.dumps(url)}")
-
-    def broken_rules(self) -> Iterator[str]:
-        (host, _, port), (other_host, _, other_port) = (
-            url.rpartition(":") for url in (self.data, self.weights)
-        )
-        is_shared = host == other_host or not {host, other_host}.isdisjoint(EVERY_HOST)
-        if port == other_port != "*" and is_shared:
-            yield (
-                f"data and weights each need a port of their own, got {self.data} and "
-                f"{self.weights}"
-            )
-
-
 class PaceSection(Section):
     """Whether actors and learner wait for each other."""
 
@@ -194,6 +148,7 @@ class RunConfig(Section):
     actor: ActorSection = ActorSection()
     learner: LearnerSection = LearnerSection()
     bind: BindSection = BindSection()
+    ingest: IngestSection = IngestSection()
     pace: PaceSection = PaceSection()
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
@@ -252,6 +207,11 @@ class RunConfig(Section):
                 f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
                 f"train.num_actors * actor.num_envs ({width}), as it is when it is not set, or "
                 "that times the agents of an environment"
+            )
+        if self.ingest.process == "child":
+            yield (
+                "pace.mode lockstep: ingest.process child does nothing, as learner and actors wait "
+                "for each other anyway: set it to inline"
             )
         for key in ("minibatch_buffer_size", "publish_every_updates"):
             if (value := getattr(learner, key)) != 1:

@@ -21,7 +21,8 @@ from impala_async.interrupts import quit_at_once
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from impala_async.config import BindSection, RunConfig
+    from impala_async.config import RunConfig
+    from impala_async.config_ingest import BindSection
     from impala_async.learner.run_folder import RunFolder
 
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
@@ -164,7 +165,7 @@ def bind_of_this_start(bind: "BindSection") -> dict[str, str]:
 
 def with_bind_of_this_start(config: "RunConfig") -> "RunConfig":
     """The settings for this start, with the ports that `train` has chosen if it has."""
-    from impala_async.config import BindSection
+    from impala_async.config_ingest import BindSection
 
     chosen = os.environ.get(BIND_VARIABLE)
     if chosen is None:

@@ -141,7 +141,7 @@ def _play_into(args: argparse.Namespace, playlist: "Playlist") -> int:
 
 
 def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
-    from impala_async.config import BindSection
+    from impala_async.config_ingest import BindSection
     from impala_async.launch.local import free_ports
     from impala_async.launch.lone import LoneLearner
     from impala_async.learner.run_folder import RunFolder, default_run_path

@@ -24,7 +24,8 @@ from impala_async.errors import EXIT_CONFIG, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
 
 if TYPE_CHECKING:
-    from impala_async.config import BindSection, RunConfig
+    from impala_async.config import RunConfig
+    from impala_async.config_ingest import BindSection
     from impala_async.learner.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def _unnamed_ports(bind: "BindSection") -> dict[str, str]:
 
 def _chosen(bind: "BindSection") -> "BindSection":
     """A port for each `*`: the actors are started at once, before the learner has a port."""
-    from impala_async.config import BindSection
+    from impala_async.config_ingest import BindSection
 
     data, weights = (
         f"{url.removesuffix('*')}{port}" if url.endswith(":*") else url

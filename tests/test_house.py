@@ -29,7 +29,7 @@ FLOORS = {
     # The package's own __init__ stands on the ground too.
     **dict.fromkeys(["__init__", "errors", "config", "config_load"], GROUND),
     **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
-    **dict.fromkeys(["config_actor", "config_policies"], GROUND),
+    **dict.fromkeys(["config_actor", "config_ingest", "config_policies"], GROUND),
     **dict.fromkeys(
         ["layout", "spec", "trajectory", "screen", "weights", "lifeline", "interrupts", "foreign"],
         GROUND,
@@ -58,10 +58,11 @@ TORCH_FREE = (
         "weights",
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
-    *("config_actor", "config_policies"),
+    *("config_actor", "config_ingest", "config_policies"),
     *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
-    *("learner.recorder", "actor.playlist", "actor.stand_in"),
+    *("learner.recorder", "learner.front", "learner.front_process"),
+    *("actor.playlist", "actor.stand_in"),
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 

@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.paired import Figure, in_turns, publish
@@ -78,6 +79,9 @@ def _parse() -> argparse.Namespace:
     add("--write", type=Path, metavar="DIR", help="put peers.md and .json there")
     args = parser.parse_args()
     args.venvs = args.venvs.expanduser().absolute()
+    # Known now, and not after half an hour.
+    if args.pong_s and find_spec("ale_py") is None:
+        parser.error("Pong needs ale_py here too: pip install 'impala-async[atari]', or --pong-s 0")
     return args
 
 

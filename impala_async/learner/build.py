@@ -14,6 +14,7 @@ from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.hardware import pick_device
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.learner.memory import check_memory
+from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread, Ports, Progress
 from impala_async.models.precision import pick_precision
@@ -46,8 +47,12 @@ def build_learner(
     training: TrainingState | None,
     ports: Ports,
     release: Callable[[int], None],
+    memory: SharedMemory | None = None,
 ) -> Learner:
-    """Everything behind the full slots; raises ValueError if that cannot be built."""
+    """Everything behind the full slots; raises ValueError if that cannot be built.
+
+    Slots lie in `memory` when another process fills them.
+    """
     device = pick_device(config.learner.device)
     section = config.learner
     num_slots = num_host_slots(section, device)
@@ -55,7 +60,8 @@ def build_learner(
     step = _build_step(config, schema, device)
     if training is not None:
         restore(step, training)
-    slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
+    allocate = allocator_for(device, memory)
+    slots = allocate_slots(schema, section.batch_columns, num_slots, allocate)
     full = IndexQueue("full", num_slots)
     bodies: dict[str, Callable[[], None]] = {}
     loader: Loader

@@ -143,10 +143,15 @@ class Desk:
         for peer in self._table:
             port.send(peer.data_route, [pack(Bye(peer.session, BYE_REASONS.index(reason)))])
 
+    @property
+    def num_actors(self) -> int:
+        """Actors that have joined and not left."""
+        return sum(peer.columns > 0 for peer in self._table)
+
     def report(self) -> dict[str, object]:
         """Sessions, and the means of what actors say of their time."""
         report: dict[str, object] = {
-            "num_actors": sum(peer.columns > 0 for peer in self._table),
+            "num_actors": self.num_actors,
             **self._sessions.snapshot(),
         }
         # A session may end without a word to this desk: by a second hello of the same actor.

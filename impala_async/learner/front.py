@@ -9,8 +9,9 @@ Runs on: event loop
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from impala_async.config import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
@@ -22,6 +23,8 @@ from impala_async.learner.lockstep import LockstepFiller
 from impala_async.learner.port import Port, WireCounters
 from impala_async.learner.publisher import Publisher
 from impala_async.learner.recorder import Recorder
+from impala_async.learner.reporter import LoopLag
+from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller, Submit
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
@@ -51,6 +54,9 @@ class Events:
 class Front:
     """Bound as soon as it is made; takes trajectories once it is opened."""
 
+    memory: SharedMemory | None = None
+    """Slots may lie anywhere: only this process writes to them."""
+
     def __init__(
         self,
         config: RunConfig,
@@ -68,6 +74,7 @@ class Front:
         self._settings_frame = _settings_frame(config)
         self._heartbeat_s = config.learner.heartbeat_s
         self._is_lockstep = config.pace.is_lockstep
+        self._lag = LoopLag()
         self.ledger = Ledger()
         self.table = SessionTable(
             run_id=run_id,
@@ -104,6 +111,20 @@ class Front:
         loop = asyncio.get_running_loop()
         self._data = Port(loop, data, self._wire, self._on_data_message, self._answer)
         self._weights = Port(loop, weights, self._wire, self._on_weights_message, lambda: None)
+
+    @property
+    def num_actors(self) -> int:
+        """Actors that have joined and not left."""
+        return self._desk.num_actors
+
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What is to run beside it on its loop, by name."""
+        return {"loop lag": self._lag.watch()}
+
+    def restore(self, accounts: dict[str, Any]) -> None:
+        """Continue the accounts of a checkpoint."""
+        self.ledger.restore(accounts["ledger"])
+        self.table.restore_watermarks(accounts["watermarks"], time.monotonic())
 
     def open(
         self,
@@ -142,6 +163,10 @@ class Front:
         """The learner is done with a batch."""
         self.ledger.settle(settlement)
 
+    def give_up(self, batch: int) -> None:
+        """A batch never reached the learner."""
+        self.ledger.give_up(batch)
+
     def reap(self) -> None:
         """Once a second: end what is over. A grant to an actor that is gone cannot be routed."""
         # Should an edge ever be missed, nobody waits for longer than this.
@@ -174,8 +199,16 @@ class Front:
         while len(self.table) and time.monotonic() < give_up_at:
             await asyncio.sleep(0.01)
 
+    async def refresh(self) -> None:
+        """What is reported here is always of now."""
+
+    async def accounts(self) -> dict[str, Any]:
+        """For a checkpoint: the ledger, and what actors need not send again."""
+        return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
+
     def report(self) -> dict[str, object]:
         return {
+            **self._lag.report(),
             **self.ledger.report(),
             **self._publisher.report(),
             **self._wire.report(),

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import numpy as np
 import psutil
@@ -99,6 +99,7 @@ class Reporter:
         env_steps: Callable[[], int],
         frames_per_step: int,
         ask: Flag,
+        refresh: Callable[[], Awaitable[None]],
         earlier_s: float = 0.0,
         earlier_updates: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -113,6 +114,7 @@ class Reporter:
         self._env_steps = env_steps
         self._frames_per_step = frames_per_step
         self._ask = ask
+        self._refresh = refresh
         self._answered = asyncio.Event()
         self._rate_from = (now, env_steps())
         self._process = psutil.Process()
@@ -138,6 +140,7 @@ class Reporter:
             # the run would never end.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLY_WAIT_S):
+                    await self._refresh()
                     await self._answered.wait()
             self.report()
 

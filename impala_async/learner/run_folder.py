@@ -134,6 +134,11 @@ class RunFolder:
         self._write(self._epoch, str(last + 1))
         return last + 1
 
+    def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
+        """Say where actors find the learner of this start, which is this process."""
+        where = {"data_url": data_url, "weights_url": weights_url, "http_url": None}
+        self.write_json("service.json", {**where, "pid": os.getpid(), "epoch": epoch})
+
     def write_json(self, name: str, content: dict[str, Any]) -> Path:
         """A small file that readers see whole or not at all."""
         path = self.path / name

@@ -9,20 +9,18 @@ Runs on: event loop; files are written on a worker thread
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import on_thread
-from impala_async.learner.ledger import Ledger
 from impala_async.learner.reporter import EpisodeStats
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.thread import Captured, Progress
 from impala_async.training.checkpoint import newest_checkpoint, prune, read_digests, save_checkpoint
 from impala_async.training.state import TrainingState
 from impala_async.weights import Lineage, Version
-from impala_async.wire.session import SessionTable
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +74,7 @@ class Saver:
         folder: RunFolder,
         *,
         keep: int,
-        ledger: Ledger,
-        table: SessionTable,
+        accounts: Callable[[], Awaitable[dict[str, Any]]],
         lineage: Lineage,
         episodes: EpisodeStats,
         run_s: Callable[[], float],
@@ -85,8 +82,7 @@ class Saver:
     ) -> None:
         self._folder = folder
         self._keep = keep
-        self._ledger = ledger
-        self._table = table
+        self._accounts = accounts
         self._lineage = lineage
         self._episodes = episodes
         self._run_s = run_s
@@ -95,10 +91,8 @@ class Saver:
         self._writing: asyncio.Task[None] | None = None
         self._best: Best | None = None
 
-    def restore(self, state: dict[str, Any], now: float) -> None:
-        """Continue the accounts of a checkpoint."""
-        self._ledger.restore(state["ledger"])
-        self._table.restore_watermarks(state["watermarks"], now)
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue with the episodes and the best of a checkpoint."""
         self._episodes.restore(**state["episodes"])
         if state.get("best"):
             score, epoch, update = state["best"]
@@ -141,7 +135,8 @@ class Saver:
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""
-        state, score = self._state(captured), self._episodes.mean_return
+        state = self._state(captured) | await self._accounts()
+        score = self._episodes.mean_return
         best = self._best
         if score is not None and (best is None or score > best[0]):
             best = (score, captured.progress.version)
@@ -160,8 +155,6 @@ class Saver:
             **captured.training.state(),
             **asdict(captured.progress),
             "run_s": self._run_s(),
-            "ledger": self._ledger.save(),
-            "watermarks": self._table.watermarks(),
             "forks": self._lineage.forks,
             "episodes": self._episodes.save(),
         }

@@ -29,10 +29,11 @@ from impala_async.errors import (
     ServiceError,
 )
 from impala_async.learner.build import Learner, build_learner
-from impala_async.learner.front import Events, Front
+from impala_async.learner.front import Events
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.reporter import EpisodeStats, LoopLag, Reporter
+from impala_async.learner.remote_front import open_front
+from impala_async.learner.reporter import EpisodeStats, Reporter
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch
 from impala_async.learner.slots import Episodes
@@ -84,10 +85,15 @@ class LearnerService:
         self._goal_return: float | None = None
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport.before_any(self._start)
-        on_loss = functools.partial(self.stop, ACTOR_LOST)
-        told = Events(on_schema=self._open, on_episodes=self._on_episodes, on_loss=on_loss)
-        self._front = Front(
-            config, run_id=folder.run_id, lineage=lineage, schema=schema, events=told, tap=recorder
+        told = Events(self._open, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
+        self._front = open_front(
+            config,
+            run_id=folder.run_id,
+            lineage=lineage,
+            schema=schema,
+            events=told,
+            tap=recorder,
+            on_death=functools.partial(self._fail, "the ingest process"),
         )
         self._make_reporter(sinks)
         self._make_saver(restored, lineage)
@@ -110,7 +116,7 @@ class LearnerService:
         """The tasks, until `_ended`; the death of one of them is such an end."""
         bodies = {
             "reporter": self._reporter.report_regularly(),
-            "loop lag": self._loop_lag.watch(),
+            **self._front.tasks(),
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
         }
@@ -133,7 +139,6 @@ class LearnerService:
             self._ended.set_result(reason)
 
     def _make_reporter(self, sinks: Sequence[Sink]) -> None:
-        self._loop_lag = LoopLag()
         self._episodes = EpisodeStats()
         is_lockstep = self._config.pace.is_lockstep
         self._ports = Ports(
@@ -151,11 +156,11 @@ class LearnerService:
                 self._report_learner,
                 self._front.report,
                 self._episodes.report,
-                self._loop_lag.report,
             ],
             env_steps=lambda: self._progress.env_steps_trained,
             frames_per_step=self._config.env.frames_per_step,
             ask=self._ports.is_report_due,
+            refresh=self._front.refresh,
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
             earlier_updates=self._start.update,
         )
@@ -164,15 +169,15 @@ class LearnerService:
         self._saver = Saver(
             self._folder,
             keep=self._config.checkpoint.keep,
-            ledger=self._front.ledger,
-            table=self._front.table,
+            accounts=self._front.accounts,
             lineage=lineage,
             episodes=self._episodes,
             run_s=lambda: self._reporter.run_s(time.monotonic()),
             on_death=functools.partial(self._fail, "a save"),
         )
         if restored is not None:
-            self._saver.restore(restored.state, time.monotonic())
+            self._front.restore(restored.state)
+            self._saver.restore(restored.state)
 
     def _open(self, schema: Schema) -> None:
         """The spaces are known: build the model and the slots, start learning, give credit."""
@@ -183,6 +188,7 @@ class LearnerService:
             training=self._restored.training if self._restored else None,
             ports=self._ports,
             release=Inbox(self._loop, self._front.release).post,
+            memory=self._front.memory,
         )
         self._learner = learner
         self._folder.confirm()
@@ -200,16 +206,8 @@ class LearnerService:
         """Say where we are; from here on actors may come."""
         self._loop.add_signal_handler(signal.SIGTERM, self.stop, "terminated")
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
-        self._folder.write_json(
-            "service.json",
-            {
-                "data_url": self._front.data_url,
-                "weights_url": self._front.weights_url,
-                "http_url": None,
-                "pid": os.getpid(),
-                "epoch": self._start.epoch,
-            },
-        )
+        urls = self._front.data_url, self._front.weights_url
+        self._folder.announce(*urls, self._start.epoch)
         for warning in self._config.warnings():
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
@@ -270,12 +268,15 @@ class LearnerService:
     async def _wind_down(self, reason: str) -> None:
         """Close the doors, let the threads end, settle every column, save, say goodbye."""
         logger.info("ending: %s", reason)
-        num_actors = sum(peer.columns > 0 for peer in self._front.table)
         self._front.close_admission()
+        # From here on no slot gets full any more, wherever they are filled.
+        await self._front.refresh()
+        num_actors = self._front.num_actors
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
         if self._learner is not None:
             await self._end_threads(self._learner)
+            await self._front.refresh()
         report = self._reporter.report()
         if reason in GOALS:
             # Nobody need wait for our disk. Who is to come back must not look for us before.
@@ -297,7 +298,7 @@ class LearnerService:
         learner.loader.close()
         await self._threads.wait(THREAD_END_S)
         for batch in learner.loader.leftovers():
-            self._front.ledger.give_up(batch)
+            self._front.give_up(batch)
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading = self._reading

@@ -3,6 +3,7 @@
 import signal
 import time
 
+import psutil
 import pytest
 
 from impala_async.launch.local import free_ports
@@ -12,6 +13,7 @@ pytestmark = pytest.mark.e2e
 
 CARTPOLE = "configs/cartpole.toml"
 ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
+both_processes = pytest.mark.parametrize("process", ["inline", "child"])
 QUICK_LEASE = ("learner.lease_s=2", "learner.heartbeat_s=0.5", "learner.starved_after_s=1")
 
 
@@ -58,8 +60,10 @@ def test_actors_are_killed_added_stopped_and_come_back(site: Site) -> None:
     assert site.reports()[-1]["trajectories/in_slots"] == 0
 
 
-def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> None:
-    settings = (*ENDLESS, *QUICK_LEASE, "checkpoint.every_s=0.5")
+@both_processes
+def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site, process: str) -> None:
+    where = f"ingest.process={process}"
+    settings = (*ENDLESS, *QUICK_LEASE, "checkpoint.every_s=0.5", where)
     data, weights = free_ports(2)
     ports = f"bind.data=tcp://127.0.0.1:{data}", f"bind.weights=tcp://127.0.0.1:{weights}"
     learner = site.learner(*settings, *ports, config=CARTPOLE)
@@ -89,8 +93,9 @@ def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> 
         assert actor.wait_exit(10) == 0
 
 
-def test_first_interrupt_saves_and_exits_130(site: Site) -> None:
-    learner = site.learner(*ENDLESS, config=CARTPOLE)
+@both_processes
+def test_first_interrupt_saves_and_exits_130(site: Site, process: str) -> None:
+    learner = site.learner(*ENDLESS, f"ingest.process={process}", config=CARTPOLE)
     actor = site.actor()
     site.wait_report("training", lambda r: r["updates"] > 5)
     learner.signal(signal.SIGINT)
@@ -101,3 +106,24 @@ def test_first_interrupt_saves_and_exits_130(site: Site) -> None:
     assert list((site.run_dir / "checkpoints").glob("ckpt-1-*"))
     actor.signal(signal.SIGINT)
     assert actor.wait_exit(10) == 130
+
+
+def test_a_killed_ingest_process_ends_the_run_with_its_cause(site: Site) -> None:
+    learner = site.learner(*ENDLESS, "ingest.process=child", config=CARTPOLE)
+    actor = site.actor()
+    site.wait_report("training", lambda r: r["updates"] > 5)
+    (child,) = psutil.Process(learner.process.pid).children()
+    child.kill()
+    assert learner.wait_exit(5) == 70
+    assert "the ingest process is gone" in learner.log
+    assert site.read("service.json") is None
+    actor.signal(signal.SIGTERM)
+    assert actor.wait_exit(10) == 0
+
+
+def test_the_ingest_process_does_not_outlive_a_killed_learner(site: Site) -> None:
+    learner = site.learner(*ENDLESS, "ingest.process=child", config=CARTPOLE)
+    (child,) = psutil.Process(learner.process.pid).children()
+    learner.signal(signal.SIGKILL)
+    learner.wait_exit()
+    wait_until("its end", lambda: not child.is_running(), within_s=5)

@@ -47,8 +47,7 @@ class Ship:
         self.saver = Saver(
             folder,
             keep=keep,
-            ledger=self.ledger,
-            table=self.table,
+            accounts=self.accounts,
             lineage=self.lineage,
             episodes=self.episodes,
             run_s=lambda: 12.5,
@@ -57,6 +56,14 @@ class Ship:
         config = config_of(small_schema())
         policy = Policy(small_schema(), config.model, seed=3)
         self.step = UpdateStep(policy, config.algorithm, "cpu")
+
+    async def accounts(self) -> dict[str, Any]:
+        return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.ledger.restore(state["ledger"])
+        self.table.restore_watermarks(state["watermarks"], 0.0)
+        self.saver.restore(state)
 
     async def save(self, update: int, mean_return: float | None = None) -> bool:
         if mean_return is not None:
@@ -99,7 +106,7 @@ async def test_everything_that_is_saved_comes_back(make_ship: Callable[..., Ship
     assert all(torch.equal(restored.training.model[name], model[name]) for name in model)
 
     again = make_ship()
-    again.saver.restore(restored.state, now=0.0)
+    again.restore(restored.state)
     assert again.ledger.report() == {
         **ship.ledger.report(),
         "trajectories/in_slots": 0,
@@ -131,7 +138,7 @@ async def test_the_best_is_known_after_a_resume(make_ship: Callable[..., Ship]) 
     restored = load_newest(ship.folder)
     assert restored is not None
     again = make_ship(keep=1)
-    again.saver.restore(restored.state, now=0.0)
+    again.restore(restored.state)
     await again.save(3, 8.0)
     assert again.names() == {"ckpt-1-1", "ckpt-1-3"}
     await again.save(4, 9.5)

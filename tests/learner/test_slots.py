@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from impala_async.learner.slots import (
+    BESIDE_BYTES,
     Arrival,
     Episodes,
     Slot,
@@ -123,7 +124,7 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     schema = big_schema()
     slots = allocate_slots(schema, B, 3, allocate)
     layout = schema.layout
-    assert sizes == [B * layout.obs_bytes, B * layout.small_bytes] * 3
+    assert sizes == [B * layout.obs_bytes, B * layout.small_bytes, B * BESIDE_BYTES] * 3
     submitted: list[Slot] = []
     filler = SlotFiller(slots, submitted.append, lambda _: None)
     places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
@@ -150,7 +151,7 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     assert peak - before < layout.column_bytes / 2
     assert now - before < layout.column_bytes / 4
     assert places == [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
-    assert len(sizes) == 6
+    assert len(sizes) == 9
 
 
 def test_memory_is_touched_when_it_is_made() -> None:

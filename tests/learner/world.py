@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from impala_async.config import RunConfig
 from impala_async.learner.front import Events, Front
 from impala_async.learner.ledger import Settlement
-from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.learner.remote_front import RemoteFront
+from impala_async.learner.slots import Slot, allocate_slots, touched_memory
 from impala_async.spec import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Lineage, Version, Weights
@@ -45,6 +46,7 @@ class Harbour:
         *,
         num_slots: int = 3,
         is_open: bool = True,
+        is_remote: bool = False,
         lineage: Lineage | None = None,
         **sections: dict[str, Any],
     ) -> None:
@@ -55,13 +57,18 @@ class Harbour:
         self.episodes: list[tuple[float, int]] = []
         self.num_losses = 0
         self.actors: list[Actor] = []
-        self.front = Front(
-            self.config,
-            run_id=RUN_ID,
-            lineage=lineage or Lineage(0).resumed(1, 0),
-            schema=self.schema if is_open else None,
-            events=Events(self.schemas.append, self._take_episodes, self._note_loss),
-        )
+        self.deaths: list[BaseException] = []
+        known: dict[str, Any] = {
+            "run_id": RUN_ID,
+            "lineage": lineage or Lineage(0).resumed(1, 0),
+            "schema": self.schema if is_open else None,
+            "events": Events(self.schemas.append, self._take_episodes, self._note_loss),
+        }
+        self.front: Any
+        if is_remote:
+            self.front = RemoteFront(self.config, **known, on_death=self.deaths.append)
+        else:
+            self.front = Front(self.config, **known)
         self.slots: list[Slot] = []
         self._num_slots = num_slots
         if is_open:
@@ -70,7 +77,9 @@ class Harbour:
 
     def open(self) -> None:
         columns = self.config.learner.batch_columns
-        self.slots = allocate_slots(self.schema, columns, self._num_slots)
+        memory = self.front.memory
+        allocate = memory.allocate if memory else touched_memory
+        self.slots = allocate_slots(self.schema, columns, self._num_slots, allocate)
         self.front.open(self.schema, self.slots, self.full.append, LAYOUT)
 
     def publish(self, update: int, epoch: int = 1) -> Weights:

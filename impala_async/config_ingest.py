@@ -1,0 +1,65 @@
+"""Where trajectories come in: the addresses, and the process that listens there."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from impala_async.config_section import Section
+
+TCP_URL = re.compile(
+    r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
+)
+# Hosts that stand for every interface of a machine.
+EVERY_HOST = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether only processes of this host can reach a tcp url."""
+    host = url.removeprefix("tcp://").rpartition(":")[0]
+    return host in {"localhost", "[::1]", "::1"} or host.startswith("127.")
+
+
+class BindSection(Section):
+    """Where the learner listens, over tcp. `*` as the port takes a free one.
+
+    Actors of its own host move to ipc by themselves.
+    """
+
+    data: str = Field("tcp://127.0.0.1:5555", description="Trajectories come in here.")
+    weights: str = Field("tcp://127.0.0.1:5556", description="Weights are pulled from here.")
+
+    @field_validator("data", "weights")
+    @classmethod
+    def _is_tcp(cls, url: str) -> str:
+        found = TCP_URL.fullmatch(url)
+        if found and (found[2] == "*" or 0 < int(found[2]) < 65536):
+            return url
+        wanted = "tcp://HOST:PORT, or tcp://HOST:* for any free port"
+        if url.removeprefix("tcp://").count(":") > 1:
+            wanted += "; an IPv6 address stands in brackets, as in tcp://[::1]:5555"
+        raise ValueError(f"wants {wanted}, got {json.dumps(url)}")
+
+    def broken_rules(self) -> Iterator[str]:
+        (host, _, port), (other_host, _, other_port) = (
+            url.rpartition(":") for url in (self.data, self.weights)
+        )
+        is_shared = host == other_host or not {host, other_host}.isdisjoint(EVERY_HOST)
+        if port == other_port != "*" and is_shared:
+            yield (
+                f"data and weights each need a port of their own, got {self.data} and "
+                f"{self.weights}"
+            )
+
+
+class IngestSection(Section):
+    """Who receives what actors send."""
+
+    process: Literal["auto", "inline", "child"] = Field(
+        "auto",
+        description="inline: the learner's own event loop. child: a process of its own, which "
+        "writes into memory that it shares with the learner, so that messages cost the learner "
+        "nothing. auto: AUTO_SAYS",
+    )

@@ -1,0 +1,278 @@
+"""The front in a process of its own, as the learner sees it: each call is a message to there.
+
+So the learner's interpreter is left to the learner, which feels it when its updates are short and
+messages many. Columns are written into slots that both processes have in common; here only a slot's
+index arrives. Everything that is decided about actors is decided there, by the same classes.
+
+Runs on: event loop
+"""
+
+import asyncio
+import json
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from impala_async.config import RunConfig
+from impala_async.errors import ConfigError, ServiceError
+from impala_async.interrupts import deaf_children
+from impala_async.learner.channel import Channel, ChannelClosedError, Words
+from impala_async.learner.front import Events, Front
+from impala_async.learner.ledger import Settlement
+from impala_async.learner.recorder import Recorder
+from impala_async.learner.shared_memory import SharedMemory
+from impala_async.learner.slots import Slot
+from impala_async.spec import Schema
+from impala_async.weights import Lineage, Weights
+from impala_async.wire.codec import EPISODE
+
+logger = logging.getLogger(__name__)
+
+PROGRAM = (sys.executable, "-m", "impala_async.learner.front_process")
+# What it gets to close its sockets.
+CLOSE_S = 2.0
+DIED = "the ingest process is gone"
+
+
+def open_front(
+    config: RunConfig,
+    *,
+    run_id: bytes,
+    lineage: Lineage,
+    schema: Schema | None,
+    events: Events,
+    tap: Recorder | None,
+    on_death: Callable[[BaseException], None],
+) -> "Front | RemoteFront":
+    """The front, bound: here or in a process of its own, as `ingest.process` says."""
+    if config.ingest.process != "child":
+        return Front(config, run_id=run_id, lineage=lineage, schema=schema, events=events, tap=tap)
+    if tap is not None:
+        raise ConfigError("ingest.process: a child cannot record: set it to inline")
+    logger.info("trajectories come in through a process of their own")
+    return RemoteFront(
+        config, run_id=run_id, lineage=lineage, schema=schema, events=events, on_death=on_death
+    )
+
+
+class RemoteFront:
+    """Has the methods of `Front`. Ends its process when it is closed."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        run_id: bytes,
+        lineage: Lineage,
+        schema: Schema | None,
+        events: Events,
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self.memory = SharedMemory.new()
+        self._events = events
+        self._on_death = on_death
+        self._slots: list[Slot] = []
+        self._submit: Callable[[int], None] = lambda index: None
+        self._report: dict[str, object] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._num_asked = 0
+        self._weights_memory: NDArray[np.uint8] | None = None
+        self._next_weights: Weights | None = None
+        self._is_taking_weights = False
+        self._is_closing = False
+        self._hearers: dict[str, Callable[..., None]] = {
+            "full": self._on_full,
+            "episodes": self._on_episodes,
+            "published": self._on_published,
+            "schema": self._on_schema,
+            "answer": self._on_answer,
+            "log": _on_log,
+            "died": lambda told: on_death(RuntimeError(told)),
+        }
+        self._channel = Channel(self._start(), self._hear, self._on_end)
+        self._channel.send(
+            "begin",
+            config.model_dump_json(by_alias=True),
+            run_id,
+            lineage.epoch,
+            sorted(lineage.forks.items()),
+            schema.to_json() if schema else None,
+            logging.getLogger().level,
+        )
+        self.data_url, self.weights_url = self._wait_until_bound()
+
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """None here: the other side has a loop of its own."""
+        return {}
+
+    @property
+    def num_actors(self) -> int:
+        """At the last refresh."""
+        num_actors = self._report.get("num_actors", 0)
+        assert isinstance(num_actors, int)
+        return num_actors
+
+    def restore(self, accounts: dict[str, Any]) -> None:
+        """Continue the accounts of a checkpoint."""
+        self._channel.send("restore", json.dumps(accounts))
+
+    def open(
+        self,
+        schema: Schema,
+        slots: list[Slot],
+        submit: Callable[[int], None],
+        layout_digest: bytes,
+    ) -> None:
+        """There are slots for trajectories of this schema, in the memory that both sides have."""
+        self._slots, self._submit = slots, submit
+        self._channel.send("open", schema.to_json(), len(slots), layout_digest)
+
+    def publish(self, weights: Weights) -> None:
+        """The newest are copied to the other side as soon as it has taken those before."""
+        self._next_weights = weights
+        if not self._is_taking_weights:
+            self._pass_on()
+
+    def release(self, slot: int) -> None:
+        """A slot is empty again; its columns are credit now."""
+        self._channel.send("release", slot)
+
+    def settle(self, settlement: Settlement) -> None:
+        """The learner is done with a batch."""
+        self._channel.send("settle", vars(settlement))
+
+    def give_up(self, batch: int) -> None:
+        """A batch never reached the learner."""
+        self._channel.send("give_up", batch)
+
+    def reap(self) -> None:
+        """Once a second: end what is over."""
+        self._channel.send("reap")
+
+    def close_admission(self) -> None:
+        """Nothing more comes in."""
+        self._channel.send("close_admission")
+
+    async def say_bye(self, reason: str, timeout_s: float) -> None:
+        """Tell every actor, and wait a moment until they have understood."""
+        await self._ask("say_bye", reason, timeout_s)
+
+    async def refresh(self) -> None:
+        """Hear what there is to report now. All that was said before has come when it returns."""
+        self._report = await self._ask("refresh") or self._report
+
+    async def accounts(self) -> dict[str, Any]:
+        """For a checkpoint: the ledger, and what actors need not send again."""
+        accounts = await self._ask("accounts")
+        if accounts is None:
+            raise ServiceError(f"{DIED}, and the accounts with it")
+        return dict(json.loads(accounts))
+
+    def report(self) -> dict[str, object]:
+        return self._report
+
+    def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._channel.close()
+        self._forget_asked()
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.memory.close()
+
+    def _start(self) -> socket.socket:
+        """Start the process; our end of the channel to it."""
+        ours, theirs = socket.socketpair()
+        given = (theirs.fileno(), self.memory.fd)
+        with theirs, deaf_children():
+            self._process = subprocess.Popen(
+                [*PROGRAM, *map(str, given)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=given,
+            )
+        return ours
+
+    def _wait_until_bound(self) -> tuple[str, str]:
+        """Its addresses; ConfigError when it cannot have those of the settings."""
+        try:
+            name, *words = self._channel.wait_for("bound", "refused")
+        except ChannelClosedError:
+            self.close()
+            code = self._process.returncode
+            raise ServiceError(f"the ingest process did not start (exit code {code})") from None
+        if name == "refused":
+            self.close()
+            raise ConfigError(words[0])
+        return words[0], words[1]
+
+    async def _ask(self, name: str, *words: object) -> Any:
+        """The answer; None when nobody is there to give it."""
+        if not self._channel.is_open:
+            return None
+        self._num_asked += 1
+        ticket = self._num_asked
+        answer = self._answers[ticket] = asyncio.get_running_loop().create_future()
+        self._channel.send(name, ticket, *words)
+        return await answer
+
+    def _pass_on(self) -> None:
+        weights, self._next_weights = self._next_weights, None
+        if weights is None or not self._channel.is_open:
+            return
+        if self._weights_memory is None:
+            self._weights_memory = self.memory.allocate(weights.buffer.nbytes)
+        self._weights_memory[:] = weights.buffer
+        self._is_taking_weights = True
+        self._channel.send("publish", *weights.version, weights.buffer.nbytes)
+
+    def _hear(self, words: Words) -> None:
+        self._hearers[words[0]](*words[1:])
+
+    def _on_full(self, index: int, batch: int) -> None:
+        self._slots[index].batch = batch
+        self._submit(index)
+
+    def _on_episodes(self, episodes: bytes) -> None:
+        self._events.on_episodes(np.frombuffer(episodes, EPISODE))
+
+    def _on_published(self) -> None:
+        self._is_taking_weights = False
+        self._pass_on()
+
+    def _on_schema(self, text: bytes) -> None:
+        """The first actor's: it waits, with all others, until we have built what it asks for."""
+        try:
+            self._events.on_schema(Schema.from_json(text))
+        except ValueError as error:
+            self._channel.send("unfit", str(error))
+
+    def _on_answer(self, ticket: int, value: object) -> None:
+        answer = self._answers.pop(ticket)
+        if not answer.done():
+            answer.set_result(value)
+
+    def _on_end(self) -> None:
+        """It does not end before we do, unless something is wrong."""
+        self._forget_asked()
+        if not self._is_closing:
+            self._on_death(RuntimeError(DIED))
+
+    def _forget_asked(self) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(None)
+        self._answers.clear()
+
+
+def _on_log(name: str, level: int, text: str) -> None:
+    logging.getLogger(name).log(level, "%s", text)

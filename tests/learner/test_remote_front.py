@@ -1,0 +1,262 @@
+"""A front in a process of its own: real actors, real memory, and both of its ends."""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from impala_async.errors import ConfigError, ServiceError
+from impala_async.learner.remote_front import RemoteFront, open_front
+from impala_async.wire.codec import decode_weights
+from impala_async.wire.messages import Get, Heartbeat, WeightsReply, unpack
+from tests.learner.columns import planes_of, same, small_schema
+from tests.learner.hand_actor import until
+from tests.learner.world import Harbour, config_of
+
+Make = Callable[..., Harbour]
+
+
+@pytest.fixture
+def make_remote(make_harbour: Make) -> Make:
+    return lambda *args, **settings: make_harbour(*args, is_remote=True, **settings)
+
+
+async def counts(harbour: Harbour) -> dict[str, object]:
+    await harbour.front.refresh()
+    return harbour.counts()
+
+
+def process_of(harbour: Harbour) -> psutil.Process:
+    (child,) = [
+        each
+        for each in psutil.Process().children()
+        if f"{harbour.front.memory.fd}" in each.cmdline()
+    ]
+    return child
+
+
+async def test_columns_arrive_in_slots_and_accounts_add_up(make_remote: Make) -> None:
+    harbour = make_remote()
+    harbour.publish(7)
+    first, second = await harbour.join(3), await harbour.join(2)
+    sent = await first.send(planes_of(harbour.schema, 3, seed=1))
+    await second.send(planes_of(harbour.schema, 2, seed=2))
+    await until(lambda: harbour.full == [0], "a full slot")
+    slot = harbour.slots[0]
+    assert slot.batch == 1
+    assert slot.updates_B.tolist() == [7, 7, 7, 7]
+    assert slot.filled_B.all()
+    assert (slot.valid_rows_B > 0).all()
+    for column in range(3):
+        assert same(slot.columns, column, sent.columns, column)
+    before = await counts(harbour)
+    assert before["trajectories/in_slots"] == 5
+    harbour.train()
+    after = await counts(harbour)
+    assert (after["trajectories/trained"], after["trajectories/in_slots"]) == (4, 1)
+    assert after["num_actors"] == harbour.front.num_actors == 2
+
+
+async def test_slots_go_round(make_remote: Make) -> None:
+    harbour = make_remote()
+    actor = await harbour.join(2)
+    for turn in range(20):
+        sent = [await actor.send(planes_of(harbour.schema, 2, seed=2 * turn + n)) for n in (0, 1)]
+        await until(lambda: len(harbour.full) == 1, "a full slot")
+        taken = harbour.train()
+        assert all(same(taken, c, sent[c // 2].columns, c % 2) for c in range(4))
+    assert (await counts(harbour))["trajectories/trained"] == 80
+
+
+async def test_of_weights_the_newest_comes_through(make_remote: Make) -> None:
+    harbour = make_remote()
+    actor = await harbour.join()
+    for update in range(1, 50):
+        newest = harbour.publish(update)
+
+    async def has_it() -> bool:
+        await actor.beat(Heartbeat(actor.session, {}))
+        num_grants = len(actor.grants)
+        await actor.hear(lambda: len(actor.grants) > num_grants)
+        return actor.version == newest.version
+
+    while not await has_it():
+        pass
+    await actor.beat(Get(actor.session, 0, 0))
+    await actor.hear(lambda: bool(actor.others))
+    reply = unpack(actor.others[0][0])
+    assert isinstance(reply, WeightsReply)
+    weights = decode_weights(reply, actor.others[0])
+    assert weights.version == newest.version
+    assert weights.buffer.tolist() == newest.buffer.tolist()
+
+
+async def test_episodes_come_in_order_and_soon(make_remote: Make) -> None:
+    harbour = make_remote()
+    actor = await harbour.join(2)
+    await actor.send(episodes=[(1.5, 10)])
+    await actor.send(episodes=[(2.5, 20), (3.5, 30)])
+    # Of a batch that is filling.
+    await actor.send(episodes=[(4.5, 40)])
+    await until(lambda: len(harbour.episodes) == 4, "all episodes")
+    assert harbour.episodes == [(1.5, 10), (2.5, 20), (3.5, 30), (4.5, 40)]
+
+
+async def test_the_first_actor_brings_the_schema(make_remote: Make) -> None:
+    harbour = make_remote(is_open=False)
+    made: list[object] = []
+
+    def build(schema: object) -> None:
+        made.append(schema)
+        if len(made) == 1:
+            raise ValueError("no network for that")
+        harbour.open()
+        harbour.publish(0)
+
+    harbour.front._events = harbour.front._events.__class__(build, print, print)
+    unlucky = harbour.actor()
+    await unlucky.hello()
+    await unlucky.spec()
+    assert "no network for that" in await unlucky.refused("mismatch")
+    actor = await harbour.join(4)
+    await actor.send()
+    await until(lambda: harbour.full == [0])
+    assert made == [harbour.schema, harbour.schema]
+    misfit = harbour.actor(schema=small_schema(num_obs=5))
+    await misfit.hello()
+    await misfit.spec()
+    await misfit.refused("mismatch")
+
+
+async def test_accounts_go_on_in_another_start(make_remote: Make) -> None:
+    harbour = make_remote()
+    actor = await harbour.join(4)
+    await actor.send()
+    await until(lambda: harbour.full == [0])
+    harbour.train()
+    accounts = await harbour.front.accounts()
+    again = make_remote()
+    again.front.restore(accounts)
+    assert await again.front.accounts() == accounts
+    report = await counts(again)
+    assert report["trajectories/trained"] == 4
+
+
+async def test_a_batch_that_nobody_takes_is_given_up(make_remote: Make) -> None:
+    harbour = make_remote()
+    actor = await harbour.join(4)
+    await actor.send()
+    await actor.send(is_waiting=False)
+    harbour.front.close_admission()
+    await harbour.front.refresh()
+    # All that got full before it was closed has been told by now.
+    for index in harbour.full:
+        harbour.front.give_up(harbour.slots[index].batch)
+    report = await counts(harbour)
+    assert report["trajectories/dropped"] == report["trajectories/admitted"]
+    assert "trajectories/in_slots" not in report
+
+
+async def test_goodbyes_are_said_and_waited_for(make_remote: Make) -> None:
+    harbour = make_remote()
+    actor = await harbour.join()
+    await harbour.front.say_bye("finished", 0.05)
+    await actor.hear(lambda: bool(actor.byes))
+
+
+@pytest.mark.parametrize("key", ["data", "weights"])
+async def test_a_taken_port_is_named_and_no_process_stays(make_remote: Make, key: str) -> None:
+    before = psutil.Process().children()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"bind\.{key}: .*another learner"):
+            make_remote(bind={key: url})
+    assert psutil.Process().children() == before
+
+
+async def test_its_death_is_told_and_nobody_waits_for_it(make_remote: Make) -> None:
+    harbour = make_remote()
+    asked = harbour.front.accounts()
+    process_of(harbour).send_signal(signal.SIGKILL)
+    await until(lambda: bool(harbour.deaths), "word of its death")
+    assert len(harbour.deaths) == 1
+    before = harbour.front.report()
+    await harbour.front.refresh()
+    assert harbour.front.report() == before
+    await harbour.front.say_bye("finished", 5.0)
+    with pytest.raises(ServiceError, match="accounts"):
+        await asked
+
+
+async def test_who_is_asked_when_it_dies_is_answered(make_remote: Make) -> None:
+    harbour = make_remote()
+    process = process_of(harbour)
+    process.suspend()
+    harbour.front.release(0)
+    harbour.front.reap()
+    waiting = harbour.front.refresh()
+    process.kill()
+    await waiting
+    assert len(harbour.deaths) <= 1
+
+
+async def test_what_breaks_there_ends_the_run_here(
+    make_remote: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    harbour = make_remote()
+    # No such batch is under way.
+    harbour.front.give_up(4711)
+    await until(lambda: bool(harbour.deaths), "word of the fault")
+    assert "KeyError(4711)" in str(harbour.deaths[0])
+    assert "Traceback" in capfd.readouterr().err
+
+
+async def test_signals_to_the_whole_group_do_not_end_it(make_remote: Make) -> None:
+    harbour = make_remote()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(process_of(harbour).pid, number)
+    actor = await harbour.join(4)
+    await actor.send()
+    await until(lambda: harbour.full == [0])
+    assert harbour.deaths == []
+
+
+async def test_closing_it_ends_its_process_and_tells_no_death(make_remote: Make) -> None:
+    harbour = make_remote()
+    process = process_of(harbour)
+    harbour.front.close()
+    assert not process.is_running()
+    assert harbour.deaths == []
+
+
+async def test_what_it_logs_is_logged_here(
+    make_remote: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    harbour = make_remote()
+    await harbour.join(3)
+    await until(lambda: "joined with 3 columns" in caplog.text)
+
+
+async def test_settings_say_where_it_is(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    known = {
+        "run_id": bytes(16),
+        "lineage": harbour.front._lineage,
+        "schema": harbour.schema,
+        "events": harbour.front._events,
+        "on_death": print,
+    }
+    for process, is_remote in (("inline", False), ("child", True)):
+        config = config_of(harbour.schema, ingest={"process": process})
+        front = open_front(config, **known, tap=None)
+        assert isinstance(front, RemoteFront) == is_remote
+        front.close()
+    with pytest.raises(ConfigError, match=r"ingest\.process: .*record"):
+        open_front(config, **known, tap=object())
