@@ -61,5 +61,5 @@ class IngestSection(Section):
         "auto",
         description="inline: the learner's own event loop. child: a process of its own, which "
         "writes into memory that it shares with the learner, so that messages cost the learner "
-        "nothing. auto: AUTO_SAYS",
+        "nothing. auto: child, but inline with one core, in lockstep and when recording.",
     )

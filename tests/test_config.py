@@ -12,7 +12,6 @@ from impala_async.config import (
     ActorSettings,
     LearnerSection,
     RunConfig,
-    is_loopback,
 )
 from impala_async.config_load import load_config, validate_config
 from impala_async.errors import ConfigError
@@ -100,6 +99,7 @@ DEFAULTS: dict[str, Any] = {
     "learner.heartbeat_s": 2.0,
     "bind.data": "tcp://127.0.0.1:5555",
     "bind.weights": "tcp://127.0.0.1:5556",
+    "ingest.process": "auto",
     "pace.mode": "async",
     "pace.lag": 0,
     "pace.on_loss": "go_on",
@@ -198,42 +198,6 @@ def test_a_late_heartbeat_does_not_end_a_lease() -> None:
     config_of(learner__lease_s=4, learner__heartbeat_s=2)
     text = complaint(learner__lease_s=3.9, learner__heartbeat_s=2)
     assert "heartbeat_s (2.0) must be at most half of lease_s (3.9)" in text
-
-
-@pytest.mark.parametrize(
-    ("data", "weights", "is_fine"),
-    [
-        ("127.0.0.1:5000", "127.0.0.1:5000", False),
-        ("127.0.0.1:5556", None, False),
-        ("0.0.0.0:5000", "10.0.0.1:5000", False),
-        ("10.0.0.1:5000", "*:5000", False),
-        ("[::]:5000", "[::1]:5000", False),
-        ("10.0.0.1:5000", "10.0.0.2:5000", True),
-        ("127.0.0.1:5000", "127.0.0.1:5001", True),
-        ("127.0.0.1:*", "127.0.0.1:*", True),
-        ("*:*", "*:*", True),
-    ],
-)
-def test_each_socket_has_a_port_of_its_own(data: str, weights: str | None, is_fine: bool) -> None:
-    settings = {"bind__data": f"tcp://{data}"}
-    if weights is not None:
-        settings["bind__weights"] = f"tcp://{weights}"
-    if is_fine:
-        config_of(**settings)
-        return
-    (line,) = complaint(**settings).splitlines()
-    assert line == (
-        f"config: bind: data and weights each need a port of their own, got tcp://{data} and "
-        f"tcp://{weights or '127.0.0.1:5556'}"
-    )
-
-
-def test_an_ipv6_address_stands_in_brackets() -> None:
-    config_of(bind__data="tcp://[fe80::1%eth0]:5555", bind__weights="tcp://[::]:*")
-    text = complaint(bind__data="tcp://::1:5555")
-    assert "bind.data: wants tcp://HOST:PORT" in text
-    assert "an IPv6 address stands in brackets, as in tcp://[::1]:5555" in text
-    assert "IPv6" not in complaint(bind__data="tcp://host")
 
 
 def test_a_message_fits_into_a_batch() -> None:
@@ -347,31 +311,6 @@ def test_passes_that_a2c_cannot_correct_are_warned_of(mode: str) -> None:
     assert warning.endswith("set learner.num_passes to 1, or algorithm.name to ppo")
     assert warnings(algorithm__name="a2c") == []
     assert warnings(algorithm__name="ppo", learner__num_passes=8) == []
-
-
-def test_open_doors_are_warned_of() -> None:
-    warnings = config_of(
-        bind__data="tcp://0.0.0.0:5555", bind__weights="tcp://10.0.0.1:*"
-    ).warnings()
-    assert [warning.split(" ")[0] for warning in warnings] == ["bind.data", "bind.weights"]
-    assert all("trust" in warning for warning in warnings)
-
-
-def test_half_an_open_door_is_warned_of() -> None:
-    first, *_ = config_of(bind__data="tcp://0.0.0.0:5555").warnings()
-    assert first.endswith("actors of other hosts must reach both")
-
-
-@pytest.mark.parametrize(
-    ("host", "is_ours"),
-    [
-        *(("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("[::1]", True)),
-        *(("0.0.0.0", False), ("*", False), ("[::]", False), ("10.0.0.1", False)),
-        ("example.org", False),
-    ],
-)
-def test_loopback(host: str, is_ours: bool) -> None:
-    assert is_loopback(f"tcp://{host}:5555") == is_ours
 
 
 @settings(deadline=None)

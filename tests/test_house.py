@@ -61,7 +61,7 @@ TORCH_FREE = (
     *("config_actor", "config_ingest", "config_policies"),
     *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
-    *("learner.recorder", "learner.front", "learner.front_process"),
+    *("learner.recorder", "learner.front", "learner.remote_front", "learner.front_process"),
     *("actor.playlist", "actor.stand_in"),
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")

@@ -7,6 +7,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from impala_async.config import RunConfig
+    from impala_async.learner.ingest_process import IngestProcess
     from impala_async.learner.recorder import Recorder
     from impala_async.learner.run_folder import RunFolder
 
@@ -55,16 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.Namespace) -> int:
+    from impala_async.learner.ingest_process import start_ingest
     from impala_async.learner.recorder import Recorder
 
     console = start_logging()
-    if args.record is None:
-        return _serve(config, folder, console, None, is_resumed=args.resume)
-    recorder = Recorder(args.record, folder.run_id)
-    try:
-        return _serve(config, folder, console, recorder, is_resumed=args.resume)
-    finally:
-        recorder.withdraw()
+    with ExitStack() as stack:
+        recorder = None
+        if args.record is not None:
+            recorder = Recorder(args.record, folder.run_id)
+            stack.callback(recorder.withdraw)
+        # It works while torch loads.
+        ingest = start_ingest(config, is_recording=recorder is not None)
+        if ingest is not None:
+            stack.callback(ingest.end)
+        return _serve(config, folder, console, recorder, ingest, is_resumed=args.resume)
 
 
 def _serve(
@@ -72,6 +78,7 @@ def _serve(
     folder: "RunFolder",
     console: "Console",
     recorder: "Recorder | None",
+    ingest: "IngestProcess | None",
     *,
     is_resumed: bool,
 ) -> int:
@@ -108,7 +115,13 @@ def _serve(
             ConsoleSink(targets=targets, console=console),
         ]
         service = LearnerService(
-            config, folder, sinks, schema=schema, restored=restored, recorder=recorder
+            config,
+            folder,
+            sinks,
+            schema=schema,
+            restored=restored,
+            recorder=recorder,
+            ingest=ingest,
         )
         return await service.run()
 

@@ -10,9 +10,6 @@ Runs on: event loop
 import asyncio
 import json
 import logging
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,44 +18,17 @@ from numpy.typing import NDArray
 
 from impala_async.config import RunConfig
 from impala_async.errors import ConfigError, ServiceError
-from impala_async.interrupts import deaf_children
 from impala_async.learner.channel import Channel, ChannelClosedError, Words
 from impala_async.learner.front import Events, Front
+from impala_async.learner.ingest_process import IngestProcess
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Slot
 from impala_async.spec import Schema
 from impala_async.weights import Lineage, Weights
 from impala_async.wire.codec import EPISODE
 
-logger = logging.getLogger(__name__)
-
-PROGRAM = (sys.executable, "-m", "impala_async.learner.front_process")
-# What it gets to close its sockets.
-CLOSE_S = 2.0
 DIED = "the ingest process is gone"
-
-
-def open_front(
-    config: RunConfig,
-    *,
-    run_id: bytes,
-    lineage: Lineage,
-    schema: Schema | None,
-    events: Events,
-    tap: Recorder | None,
-    on_death: Callable[[BaseException], None],
-) -> "Front | RemoteFront":
-    """The front, bound: here or in a process of its own, as `ingest.process` says."""
-    if config.ingest.process != "child":
-        return Front(config, run_id=run_id, lineage=lineage, schema=schema, events=events, tap=tap)
-    if tap is not None:
-        raise ConfigError("ingest.process: a child cannot record: set it to inline")
-    logger.info("trajectories come in through a process of their own")
-    return RemoteFront(
-        config, run_id=run_id, lineage=lineage, schema=schema, events=events, on_death=on_death
-    )
 
 
 class RemoteFront:
@@ -66,6 +36,7 @@ class RemoteFront:
 
     def __init__(
         self,
+        process: IngestProcess,
         config: RunConfig,
         *,
         run_id: bytes,
@@ -74,7 +45,8 @@ class RemoteFront:
         events: Events,
         on_death: Callable[[BaseException], None],
     ) -> None:
-        self.memory = SharedMemory.new()
+        self.memory = process.memory
+        self._process = process
         self._events = events
         self._on_death = on_death
         self._slots: list[Slot] = []
@@ -95,7 +67,7 @@ class RemoteFront:
             "log": _on_log,
             "died": lambda told: on_death(RuntimeError(told)),
         }
-        self._channel = Channel(self._start(), self._hear, self._on_end)
+        self._channel = Channel(process.end_of_channel, self._hear, self._on_end)
         self._channel.send(
             "begin",
             config.model_dump_json(by_alias=True),
@@ -183,24 +155,7 @@ class RemoteFront:
         self._is_closing = True
         self._channel.close()
         self._forget_asked()
-        try:
-            self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self.memory.close()
-
-    def _start(self) -> socket.socket:
-        """Start the process; our end of the channel to it."""
-        ours, theirs = socket.socketpair()
-        given = (theirs.fileno(), self.memory.fd)
-        with theirs, deaf_children():
-            self._process = subprocess.Popen(
-                [*PROGRAM, *map(str, given)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=given,
-            )
-        return ours
+        self._process.end()
 
     def _wait_until_bound(self) -> tuple[str, str]:
         """Its addresses; ConfigError when it cannot have those of the settings."""
@@ -208,7 +163,7 @@ class RemoteFront:
             name, *words = self._channel.wait_for("bound", "refused")
         except ChannelClosedError:
             self.close()
-            code = self._process.returncode
+            code = self._process.end()
             raise ServiceError(f"the ingest process did not start (exit code {code})") from None
         if name == "refused":
             self.close()
@@ -272,6 +227,31 @@ class RemoteFront:
             if not answer.done():
                 answer.set_result(None)
         self._answers.clear()
+
+
+def open_front(
+    process: IngestProcess | None,
+    config: RunConfig,
+    run_id: bytes,
+    lineage: Lineage,
+    schema: Schema | None,
+    events: Events,
+    *,
+    tap: Recorder | None,
+    on_death: Callable[[BaseException], None],
+) -> Front | RemoteFront:
+    """Bind, here or in the process that was started for it."""
+    if process is None:
+        return Front(config, run_id=run_id, lineage=lineage, schema=schema, events=events, tap=tap)
+    return RemoteFront(
+        process,
+        config,
+        run_id=run_id,
+        lineage=lineage,
+        schema=schema,
+        events=events,
+        on_death=on_death,
+    )
 
 
 def _on_log(name: str, level: int, text: str) -> None:

@@ -32,7 +32,7 @@ from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.remote_front import open_front
+from impala_async.learner.remote_front import IngestProcess, open_front
 from impala_async.learner.reporter import EpisodeStats, Reporter
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch
@@ -68,6 +68,7 @@ class LearnerService:
         schema: Schema | None,
         restored: Restored | None = None,
         recorder: Recorder | None = None,
+        ingest: IngestProcess | None = None,
     ) -> None:
         self._config = config
         self._recorder = recorder
@@ -86,14 +87,9 @@ class LearnerService:
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport.before_any(self._start)
         told = Events(self._open, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
+        run_id, on_death = folder.run_id, functools.partial(self._fail, "the ingest process")
         self._front = open_front(
-            config,
-            run_id=folder.run_id,
-            lineage=lineage,
-            schema=schema,
-            events=told,
-            tap=recorder,
-            on_death=functools.partial(self._fail, "the ingest process"),
+            ingest, config, run_id, lineage, schema, told, tap=recorder, on_death=on_death
         )
         self._make_reporter(sinks)
         self._make_saver(restored, lineage)

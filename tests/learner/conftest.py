@@ -28,3 +28,9 @@ async def make_harbour() -> AsyncIterator[Callable[..., Harbour]]:
             return made
 
         yield make
+
+
+@pytest.fixture
+def make_remote(make_harbour: Callable[..., Harbour]) -> Callable[..., Harbour]:
+    """The same, with the front in a process of its own."""
+    return lambda *args, **settings: make_harbour(*args, is_remote=True, **settings)

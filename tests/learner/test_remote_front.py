@@ -1,7 +1,5 @@
 """A front in a process of its own: real actors, real memory, and both of its ends."""
 
-import logging
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -10,33 +8,18 @@ import psutil
 import pytest
 
 from impala_async.errors import ConfigError, ServiceError
-from impala_async.learner.remote_front import RemoteFront, open_front
 from impala_async.wire.codec import decode_weights
 from impala_async.wire.messages import Get, Heartbeat, WeightsReply, unpack
 from tests.learner.columns import planes_of, same, small_schema
 from tests.learner.hand_actor import until
-from tests.learner.world import Harbour, config_of
+from tests.learner.world import Harbour, process_of
 
 Make = Callable[..., Harbour]
-
-
-@pytest.fixture
-def make_remote(make_harbour: Make) -> Make:
-    return lambda *args, **settings: make_harbour(*args, is_remote=True, **settings)
 
 
 async def counts(harbour: Harbour) -> dict[str, object]:
     await harbour.front.refresh()
     return harbour.counts()
-
-
-def process_of(harbour: Harbour) -> psutil.Process:
-    (child,) = [
-        each
-        for each in psutil.Process().children()
-        if f"{harbour.front.memory.fd}" in each.cmdline()
-    ]
-    return child
 
 
 async def test_columns_arrive_in_slots_and_accounts_add_up(make_remote: Make) -> None:
@@ -206,57 +189,9 @@ async def test_who_is_asked_when_it_dies_is_answered(make_remote: Make) -> None:
     assert len(harbour.deaths) <= 1
 
 
-async def test_what_breaks_there_ends_the_run_here(
-    make_remote: Make, capfd: pytest.CaptureFixture[str]
-) -> None:
-    harbour = make_remote()
-    # No such batch is under way.
-    harbour.front.give_up(4711)
-    await until(lambda: bool(harbour.deaths), "word of the fault")
-    assert "KeyError(4711)" in str(harbour.deaths[0])
-    assert "Traceback" in capfd.readouterr().err
-
-
-async def test_signals_to_the_whole_group_do_not_end_it(make_remote: Make) -> None:
-    harbour = make_remote()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(process_of(harbour).pid, number)
-    actor = await harbour.join(4)
-    await actor.send()
-    await until(lambda: harbour.full == [0])
-    assert harbour.deaths == []
-
-
 async def test_closing_it_ends_its_process_and_tells_no_death(make_remote: Make) -> None:
     harbour = make_remote()
     process = process_of(harbour)
     harbour.front.close()
     assert not process.is_running()
     assert harbour.deaths == []
-
-
-async def test_what_it_logs_is_logged_here(
-    make_remote: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    harbour = make_remote()
-    await harbour.join(3)
-    await until(lambda: "joined with 3 columns" in caplog.text)
-
-
-async def test_settings_say_where_it_is(make_harbour: Make) -> None:
-    harbour = make_harbour()
-    known = {
-        "run_id": bytes(16),
-        "lineage": harbour.front._lineage,
-        "schema": harbour.schema,
-        "events": harbour.front._events,
-        "on_death": print,
-    }
-    for process, is_remote in (("inline", False), ("child", True)):
-        config = config_of(harbour.schema, ingest={"process": process})
-        front = open_front(config, **known, tap=None)
-        assert isinstance(front, RemoteFront) == is_remote
-        front.close()
-    with pytest.raises(ConfigError, match=r"ingest\.process: .*record"):
-        open_front(config, **known, tap=object())

@@ -6,10 +6,12 @@ from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from impala_async.config import RunConfig
 from impala_async.learner.front import Events, Front
+from impala_async.learner.ingest_process import IngestProcess
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.remote_front import RemoteFront
 from impala_async.learner.slots import Slot, allocate_slots, touched_memory
@@ -66,7 +68,9 @@ class Harbour:
         }
         self.front: Any
         if is_remote:
-            self.front = RemoteFront(self.config, **known, on_death=self.deaths.append)
+            self.front = RemoteFront(
+                IngestProcess(), self.config, **known, on_death=self.deaths.append
+            )
         else:
             self.front = Front(self.config, **known)
         self.slots: list[Slot] = []
@@ -128,6 +132,16 @@ class Harbour:
 
     def _take_episodes(self, episodes: NDArray[np.void]) -> None:
         self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]
+
+
+def process_of(harbour: Harbour) -> psutil.Process:
+    """Of a remote front."""
+    (child,) = [
+        each
+        for each in psutil.Process().children()
+        if str(harbour.front.memory.fd) in each.cmdline()
+    ]
+    return child
 
 
 def check_identities(report: dict[str, Any]) -> None:
