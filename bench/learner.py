@@ -102,15 +102,16 @@ def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, 
     record(path, CONFIGS / case.config, [*settings, f"stop.env_steps={case.num_recorded_rows}"])
     turn = 0
 
-    def service() -> Sample:
+    def service(*ingest: str) -> Sample:
         nonlocal turn
         turn += 1
-        return serve(path, folder / f"{case.name}, {turn}", settings, seconds)
+        return serve(path, folder / f"{case.name}, {turn}", [*settings, *ingest], seconds)
 
     sides: dict[str, Callable[[], Sample]] = {
         "bare": lambda: loop("bare", path, config, seconds),
         "step": lambda: loop("step", path, config, seconds),
         "service": service,
+        "inline": lambda: service("ingest.process=inline"),
     }
     rows = config.trajectory.rows * config.learner.batch_columns
     return {
@@ -130,12 +131,13 @@ def loop(kind: str, recording: Path, config: RunConfig, seconds: float) -> Sampl
 
 
 def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
-    bare, step, service = (samples[side] for side in ("bare", "step", "service"))
+    bare, step, service, inline = (samples[side] for side in ("bare", "step", "service", "inline"))
     key = "rows_per_s"
     return [
         ratio(f"{case.name}: service over bare loop", service, bare, key, at_least=case.at_least),
         ratio("the same: update alone over bare loop", step, bare, key),
         ratio("the same: service over update alone", service, step, key),
+        ratio("the same: service with ingest inline over bare loop", inline, bare, key),
         figure_of("the same: bare loop", bare, key, "rows/s"),
         figure_of("the same: service", service, key, "rows/s"),
         ratio("the same: an update in the service over one alone", service, step, "update_ms"),

@@ -31,8 +31,9 @@ from impala_async.errors import (
 from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
+from impala_async.learner.ingest_process import IngestProcess
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.remote_front import IngestProcess, open_front
+from impala_async.learner.remote_front import open_front
 from impala_async.learner.reporter import EpisodeStats, Reporter
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch

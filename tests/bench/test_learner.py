@@ -111,7 +111,7 @@ def test_floors_are_of_the_service_over_the_bare_loop() -> None:
     service |= {"loop_cores": 0.2, "other_cores": 1.0}
     step = {"rows_per_s": 95.0, "update_ms": 2.5}
     samples = {"bare": [{"rows_per_s": 100.0}], "step": [step]}
-    first, *others = figures_of(CARTPOLE, {**samples, "service": [service]})
+    first, *others = figures_of(CARTPOLE, {**samples, "service": [service], "inline": [service]})
     assert (first.median, first.at_least, first.is_held) == (0.9, 0.92, False)
     assert all(each.at_least is None for each in others)
 
