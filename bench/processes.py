@@ -5,7 +5,11 @@ from typing import NamedTuple
 
 import psutil
 
-DOORS = {"impala_async.learner": "learner", "impala_async.actor": "actor"}
+DOORS = {
+    "impala_async.learner": "learner",
+    "impala_async.learner.front_process": "ingest",
+    "impala_async.actor": "actor",
+}
 GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
 # The kernel walks all pages of a process for its PSS.
 LOOKS_PER_PSS = 4
