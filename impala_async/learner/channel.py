@@ -46,13 +46,12 @@ class Channel:
         self._loop.add_reader(end.fileno(), self._read)
 
     def send(self, *words: object) -> None:
-        """Say something, unless nobody is there any more."""
+        """Say something, unless nobody is there any more; with all else that is said right now."""
         if not self.is_open:
             return
-        was_empty = not self._unsent
+        if not self._unsent:
+            self._loop.call_soon(self._write)
         self._unsent += msgpack.packb(words)
-        if was_empty:
-            self._write()
 
     def wait_for(self, *names: str) -> Words:
         """Stop until one of these comes; what comes before it is handled afterwards.
@@ -85,6 +84,7 @@ class Channel:
     def close(self) -> None:
         """Say nothing and hear nothing any more; twice does no harm."""
         if self.is_open:
+            self._write()
             self.is_open = False
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
@@ -112,6 +112,8 @@ class Channel:
             self._handle(words)
 
     def _write(self) -> None:
+        if not self.is_open:
+            return
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]

@@ -8,6 +8,7 @@ Runs on: event loop
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -49,7 +50,8 @@ class EpisodeStats:
         """Over the last hundred episodes; None before there are so many."""
         if len(self._returns) < RETURN_EPISODES:
             return None
-        return float(np.mean(self._returns))
+        # Asked with every message: numpy would take ten times as long.
+        return math.fsum(self._returns) / RETURN_EPISODES
 
     def report(self) -> dict[str, object]:
         """The present values; the interval's list starts anew."""
