@@ -49,9 +49,8 @@ def impala_loss(
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
     )
-    log_probs_TB = valid.take(log_probs_TB)
     returns = vtrace(
-        log_rhos_TB=log_probs_TB.detach() - valid.take(behaviour_log_probs_TB).detach(),
+        log_rhos_TB=log_probs_TB.detach().to(valid.dtype) - behaviour_log_probs_TB.detach(),
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
         values_SB=values_SB,
@@ -64,7 +63,7 @@ def impala_loss(
     advantages_TB = returns.advantages_TB
     if normalize_advantages:
         advantages_TB = valid.normalize(advantages_TB)
-    policy_TB = -log_probs_TB * advantages_TB
+    policy_TB = -valid.take(log_probs_TB) * advantages_TB
     return valid.terms(
         policy_TB, returns.targets_TB, values_SB, entropies_TB, value_cost, entropy_cost
     )

@@ -31,18 +31,20 @@ def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSectio
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of all gradients as one vector."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norms = torch._foreach_norm(gradients_of(parameters))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, max_norm: float | None) -> None:
     """Scale gradients of global norm `norm` down to `max_norm`, when they are above it."""
     if max_norm is None or norm <= max_norm:
         return
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(max_norm / norm)
+    torch._foreach_mul_(gradients_of(parameters), max_norm / norm)
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

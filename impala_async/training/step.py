@@ -139,6 +139,9 @@ class UpdateStep:
         self.num_updates = 0
         self._device = torch.device(device)
         self._algorithm = ALGORITHMS[algorithm.name](algorithm)
+        # As tensors: made of numbers, they would be made anew in every update.
+        self._gamma = torch.tensor(algorithm.gamma, device=self._device)
+        self._end = torch.zeros_like(self._gamma)
         horizon = algorithm.schedule_env_steps
         self._lr = linear(algorithm.lr, algorithm.lr_end, horizon)
         self._entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, horizon)
@@ -157,14 +160,13 @@ class UpdateStep:
         weights, optimizer and all else then stay as they are, bit for bit.
         """
         lr, entropy_cost = self._lr(env_steps_trained), self._entropy_cost(env_steps_trained)
-        is_learned_B, is_failed_B = torch.zeros_like(alive_B), torch.zeros_like(alive_B)
+        is_failed_B = torch.zeros_like(alive_B)
         scale = self._scale(batch, alive_B)
         outcomes = []
         for part in self._parts(batch, alive_B, scale):
             outcome = self._update(part, lr, entropy_cost, is_first_pass=is_first_pass)
             outcomes.append(outcome)
             if outcome.is_applied:
-                is_learned_B |= part.is_in_B
                 if self.target is not None:
                     self.target.note_update(self.policy, outcome.kl)
             elif outcome.num_valid:
@@ -172,7 +174,8 @@ class UpdateStep:
         applied = [outcome for outcome in outcomes if outcome.is_applied]
         self.num_updates += len(applied)
         if is_first_pass:
-            self._update_statistics(batch, is_learned_B, applied, scale)
+            # What neither failed nor lives has no valid row.
+            self._update_statistics(batch, alive_B & ~is_failed_B, applied, scale)
         if self.target is not None:
             self.target.end_batch(self.policy)
         stats = mean_stats([outcome.stats for outcome in applied or outcomes])
@@ -198,10 +201,11 @@ class UpdateStep:
             self.return_scale.restore(state["return_scale"])
 
     def _parts(self, batch: Batch, alive_B: Tensor, scale: float) -> Iterator[_Part]:
-        # By the updates taken, so that one that is skipped leaves no trace here either.
-        seeds = (self._seed, self.num_updates)
-        groups = split_columns(alive_B, self._section.num_minibatches, seeds)
-        if len(groups) == 1:
+        num_parts, groups = self._section.num_minibatches, []
+        if num_parts > 1:
+            # By the updates taken, so that one that is skipped leaves no trace here either.
+            groups = split_columns(alive_B, num_parts, (self._seed, self.num_updates))
+        if len(groups) <= 1:
             yield _Part(batch, self._rows(batch, alive_B, scale), alive_B)
             return
         for columns_N in groups:
@@ -244,10 +248,11 @@ class UpdateStep:
         return View(self.policy.evaluate(*inputs), rows, target)
 
     def _rows(self, batch: Batch, alive_B: Tensor, scale: float) -> Rows:
-        mask_BT = batch.mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
+        mask_BT = batch.mask_BT
+        if not alive_B.all():
+            mask_BT = mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
         # Truncated rows keep gamma: the row after them holds the final observation.
-        discounts_BT = torch.full_like(batch.rewards_BT, self._section.gamma)
-        discounts_BT.masked_fill_(batch.terminated_BT, 0.0)
+        discounts_BT = torch.where(batch.terminated_BT, self._end, self._gamma)
         rewards_BT = clip_rewards(batch.rewards_BT, self._section.reward_clip)
         return Rows(
             behaviour_log_probs_TB=batch.log_probs_BT.t(),
@@ -306,7 +311,7 @@ def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:
         "loss/policy": terms.policy.detach(),
         "loss/value": terms.value.detach(),
         "loss/entropy": terms.entropy.detach(),
-        "policy/entropy": view.mean(view.evaluation.entropies_TB),
+        "policy/entropy": terms.sum_entropy.detach() / view.rows.num_valid.clamp(min=1),
     }
 
 
