@@ -28,9 +28,10 @@ from impala_async.learner.hardware import pick_device
 from impala_async.learner.loader import batch_over
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
+from impala_async.training.batch import Batch
 from impala_async.training.optimizer import build_optimizer
 from impala_async.training.rewards import clip_rewards
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.step import UpdateStep
 
 WARM_UPDATES = 10
 TIMED_TOGETHER = 5

@@ -86,7 +86,7 @@ class ValidRows:
         values_SB: Tensor,
         entropies_TB: Tensor,
         value_cost: float,
-        entropy_cost: float,
+        entropy_cost: Tensor | float,
         kl_TB: Tensor | None = None,
         kl_coeff: float = 0.0,
     ) -> LossTerms:

@@ -22,7 +22,7 @@ from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.slots import Allocate, Slot, touched_memory
 from impala_async.metrics.timer import TimerStat
 from impala_async.spec import Schema
-from impala_async.training.step import Batch
+from impala_async.training.batch import Batch
 
 
 @dataclass(slots=True, eq=False)

@@ -9,17 +9,18 @@ of observations in place, and nothing else.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from impala_async.algo.schedules import linear
-from impala_async.algo.terms import LossTerms
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.policy import Policy
-from impala_async.training.algorithms import ALGORITHMS, Rows, View
+from impala_async.training.algorithms import ALGORITHMS, Rows
+from impala_async.training.backprop import Backend, Backprop
+from impala_async.training.batch import Batch
 from impala_async.training.optimizer import (
     build_optimizer,
     clip_gradients,
@@ -29,53 +30,6 @@ from impala_async.training.optimizer import (
 from impala_async.training.parts import split_columns
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.target import Target
-from impala_async.trajectory import Columns
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The columns of a slot as tensors, column by column as they lie there."""
-
-    obs: dict[str, Tensor]
-    actions: dict[str, Tensor]
-    state: dict[str, Tensor]
-    rewards_BT: Tensor
-    log_probs_BT: Tensor
-    terminated_BT: Tensor
-    truncated_BT: Tensor
-    mask_BT: Tensor
-    windows: dict[str, Tensor] = field(default_factory=dict)
-
-    @staticmethod
-    def over(columns: Columns) -> "Batch":
-        """View the columns' memory; nothing is copied."""
-        return Batch(
-            obs={name: torch.from_numpy(leaf) for name, leaf in columns.obs.items()},
-            actions={name: torch.from_numpy(part) for name, part in columns.actions.items()},
-            state={name: torch.from_numpy(part) for name, part in columns.state.items()},
-            rewards_BT=torch.from_numpy(columns.rewards_CT),
-            log_probs_BT=torch.from_numpy(columns.log_probs_CT),
-            terminated_BT=torch.from_numpy(columns.terminated_CT),
-            truncated_BT=torch.from_numpy(columns.truncated_CT),
-            mask_BT=torch.from_numpy(columns.mask_CT),
-            windows={name: torch.from_numpy(part) for name, part in columns.windows.items()},
-        )
-
-    def rows_of_obs(self) -> dict[str, Tensor]:
-        """The leaves as `[B, S, ...]`; of a stack, each row's window over its column's frames."""
-        shown = {name: _through(window, self.obs[name]) for name, window in self.windows.items()}
-        return {**self.obs, **shown}
-
-    def take(self, columns_N: Tensor) -> "Batch":
-        """Copy the columns with these numbers."""
-        taken: dict[str, Any] = {}
-        for item in fields(self):
-            part = getattr(self, item.name)
-            if isinstance(part, Tensor):
-                taken[item.name] = part[columns_N]
-            else:
-                taken[item.name] = {name: leaf[columns_N] for name, leaf in part.items()}
-        return Batch(**taken)
 
 
 @dataclass(frozen=True)
@@ -128,6 +82,7 @@ class UpdateStep:
         device: torch.device | str,
         *,
         seed: int = 0,
+        backend: Backend | None = None,
     ) -> None:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
@@ -138,7 +93,13 @@ class UpdateStep:
         self._seed = seed
         self.num_updates = 0
         self._device = torch.device(device)
-        self._algorithm = ALGORITHMS[algorithm.name](algorithm)
+        self._backprop = Backprop(
+            policy,
+            self.target,
+            ALGORITHMS[algorithm.name](algorithm),
+            self.optimizer.zero_grad,
+            backend,
+        )
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=self._device)
         self._end = torch.zeros_like(self._gamma)
@@ -217,13 +178,8 @@ class UpdateStep:
         self, part: _Part, lr: float, entropy_cost: float, *, is_first_pass: bool
     ) -> _Outcome:
         """Loss, gradient and, if they are finite and there is a valid row, a step."""
-        view = self._view(part.batch, part.rows)
-        terms = self._algorithm.loss(view, entropy_cost)
-        self.optimizer.zero_grad()
-        terms.total.backward()
+        terms, stats = self._backprop.run(part.batch, part.rows, entropy_cost)
         norm = global_norm(self.parameters)
-        with torch.no_grad():
-            stats = _stats(terms, view) | self._algorithm.stats(view)
         numbers = [terms.total.detach(), norm, part.rows.num_valid]
         if self.target is not None:
             numbers.append(stats["policy/kl"])
@@ -241,11 +197,6 @@ class UpdateStep:
             self.optimizer.step()
         floats = {"loss/total": total, "grad/norm": norm_now}
         return _Outcome(applied, int(num_valid), kl, Moments(*more), {**stats, **floats})
-
-    def _view(self, batch: Batch, rows: Rows) -> View:
-        inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
-        target = None if self.target is None else self.target.look(*inputs)
-        return View(self.policy.evaluate(*inputs), rows, target)
 
     def _rows(self, batch: Batch, alive_B: Tensor, scale: float) -> Rows:
         mask_BT = batch.mask_BT
@@ -270,7 +221,7 @@ class UpdateStep:
             return self.return_scale.scale
         rows = self._rows(batch, alive_B, 1.0)
         with torch.no_grad():
-            targets_TB = self._algorithm.loss(self._view(batch, rows), 0.0).targets_TB
+            targets_TB = self._backprop.loss(batch, rows, 0.0).terms.targets_TB
         return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
 
     def _update_statistics(
@@ -295,24 +246,6 @@ class UpdateStep:
         if self.return_scale is not None:
             knobs["algorithm/return_scale"] = self.return_scale.scale
         return knobs
-
-
-def _through(window_BSK: Tensor, frames_BF: Tensor) -> Tensor:
-    """[B, S, K, ...]: the frames of each column with these numbers."""
-    num_columns, num_frames = frames_BF.shape[:2]
-    starts_B = torch.arange(num_columns, device=frames_BF.device) * num_frames
-    places = (window_BSK + starts_B[:, None, None]).flatten()
-    flat = frames_BF.reshape(-1, *frames_BF.shape[2:])
-    return flat.index_select(0, places).view(*window_BSK.shape, *flat.shape[1:])
-
-
-def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:
-    return {
-        "loss/policy": terms.policy.detach(),
-        "loss/value": terms.value.detach(),
-        "loss/entropy": terms.entropy.detach(),
-        "policy/entropy": terms.sum_entropy.detach() / view.rows.num_valid.clamp(min=1),
-    }
 
 
 def mean_stats(stats: list[dict[str, Tensor | float]]) -> dict[str, Tensor | float]:

@@ -12,7 +12,8 @@ from impala_async.config_model import ModelSection
 from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 from impala_async.trajectory import columns_over
 
 STATS = {
@@ -337,22 +338,6 @@ def test_equal_steps_stay_bit_equal(make_step, make_batch, all_alive):
         results = [s.run(make_batch(seed=seed), all_alive, seed) for s in (first, second)]
         assert results[0].floats() == results[1].floats()
     assert are_equal(weights_of(first), weights_of(second))
-
-
-def test_a_batch_views_the_columns_memory(make_columns):
-    columns = make_columns()
-    batch = Batch.over(columns)
-    columns.rewards_CT[2, 3] = 77
-    columns.obs[""][1, 6, 2] = 88
-    columns.actions[""][0, 0] = 3
-    columns.mask_CT[4, 5] = ~columns.mask_CT[4, 5]
-    assert batch.rewards_BT[2, 3] == 77
-    assert batch.obs[""][1, 6, 2] == 88
-    assert batch.actions[""][0, 0] == 3
-    for name in ("log_probs", "terminated", "truncated", "mask", "rewards"):
-        tensor, array = getattr(batch, f"{name}_BT"), getattr(columns, f"{name}_CT")
-        assert np.shares_memory(tensor.numpy(), array)
-        assert tensor.tolist() == array.tolist()
 
 
 def test_a_stack_that_came_frame_by_frame_is_trained_on_as_if_it_had_come_whole():

@@ -198,9 +198,9 @@ def test_the_scale_is_that_of_the_returns_before_it(make_step, make_batch):
 
 
 def step_targets(step, batch):
-    view = step._view(batch, step._rows(batch, ALIVE, 1.0))
-    terms = step._algorithm.loss(view, 0.0)
-    return Moments.sums(terms.targets_TB, view.rows.mask_TB).tolist()
+    rows = step._rows(batch, ALIVE, 1.0)
+    terms = step._backprop.loss(batch, rows, 0.0).terms
+    return Moments.sums(terms.targets_TB, rows.mask_TB).tolist()
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo", "a2c"])
