@@ -46,13 +46,13 @@ class Backprop:
         self._zero_grad = zero_grad
         self._compiled = None if backend is None else torch.compile(self.loss, backend=backend)
 
-    def run(self, batch: Batch, rows: Rows, entropy_cost: float) -> Loss:
+    def run(self, batch: Batch, rows: Rows, entropy_cost: Tensor | float) -> Loss:
         """Forward and backward."""
         if self._compiled is None:
             return self._through(self.loss, batch, rows, entropy_cost)
         try:
             # As a number it would be a part of what is compiled, and a schedule changes it.
-            cost = torch.tensor(entropy_cost, device=rows.num_valid.device)
+            cost = torch.as_tensor(entropy_cost, device=rows.num_valid.device)
             return self._through(self._compiled, batch, rows, cost)
         # Compilers fail in many ways. A fault that is not theirs comes back below.
         except Exception as error:

@@ -47,9 +47,38 @@ def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, max_norm: fl
     torch._foreach_mul_(gradients_of(parameters), max_norm / norm)
 
 
+def clip_unseen(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float | None) -> None:
+    """As `clip_gradients`, and the host learns nothing of the norm, so it does not wait for it."""
+    if max_norm is not None:
+        # In float64, as the host divides.
+        share = (max_norm / norm.double()).clamp(max=1.0)
+        torch._foreach_mul_(gradients_of(parameters), share.float())
+
+
+def can_skip(optimizer: Optimizer) -> bool:
+    """Whether `step_unless` works: the fused kernels look at a flag on their device."""
+    return isinstance(optimizer, Adam) and bool(optimizer.defaults["fused"])
+
+
+def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:
+    """A step, or none if the flag says so: then nothing changes, and the host does not know."""
+    optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
+    """What a CUDA graph replays must read the rate from memory."""
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+        group["lr"] = torch.tensor(group["lr"], device=device)
 
 
 def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -63,7 +92,8 @@ def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str
                 tensors[f"{index}.{key}"] = value
             else:
                 scalars.setdefault(str(index), {})[key] = value
-    return tensors, {"kind": _kind(optimizer), "groups": saved["param_groups"], "scalars": scalars}
+    groups = [{**group, "lr": float(group["lr"])} for group in saved["param_groups"]]
+    return tensors, {"kind": _kind(optimizer), "groups": groups, "scalars": scalars}
 
 
 def restore_optimizer(

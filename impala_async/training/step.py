@@ -7,6 +7,7 @@ of observations in place, and nothing else.
     B columns of a batch, T action rows, S = T+1 observation rows, N rows of any kind
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,15 +22,22 @@ from impala_async.policy import Policy
 from impala_async.training.algorithms import ALGORITHMS, Rows
 from impala_async.training.backprop import Backend, Backprop
 from impala_async.training.batch import Batch
+from impala_async.training.graphs import Graphs, why_not
 from impala_async.training.optimizer import (
     build_optimizer,
+    can_skip,
     clip_gradients,
+    clip_unseen,
     global_norm,
+    make_capturable,
     set_learning_rate,
+    step_unless,
 )
 from impala_async.training.parts import split_columns
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.target import Target
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class _Part(NamedTuple):
     """Some columns of a batch, or all of it, and which of the living columns it has."""
 
     batch: Batch
-    rows: Rows
+    mask_BT: Tensor
     is_in_B: Tensor
 
 
@@ -83,6 +91,7 @@ class UpdateStep:
         *,
         seed: int = 0,
         backend: Backend | None = None,
+        is_graphed: bool = False,
     ) -> None:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
@@ -100,6 +109,9 @@ class UpdateStep:
             self.optimizer.zero_grad,
             backend,
         )
+        # On a GPU the host looks at an update when all of it is launched.
+        self.is_decided_there = self._device.type == "cuda" and can_skip(self.optimizer)
+        self._graphs = self._build_graphs() if is_graphed else None
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=self._device)
         self._end = torch.zeros_like(self._gamma)
@@ -124,8 +136,10 @@ class UpdateStep:
         is_failed_B = torch.zeros_like(alive_B)
         scale = self._scale(batch, alive_B)
         outcomes = []
-        for part in self._parts(batch, alive_B, scale):
-            outcome = self._update(part, lr, entropy_cost, is_first_pass=is_first_pass)
+        # Each batch counts once, however many passes it has.
+        has_moments = self.return_scale is not None and is_first_pass
+        for part in self._parts(batch, alive_B):
+            outcome = self._update(part, lr, entropy_cost, scale, has_moments=has_moments)
             outcomes.append(outcome)
             if outcome.is_applied:
                 if self.target is not None:
@@ -161,47 +175,95 @@ class UpdateStep:
         if self.return_scale is not None:
             self.return_scale.restore(state["return_scale"])
 
-    def _parts(self, batch: Batch, alive_B: Tensor, scale: float) -> Iterator[_Part]:
+    def _parts(self, batch: Batch, alive_B: Tensor) -> Iterator[_Part]:
         num_parts, groups = self._section.num_minibatches, []
         if num_parts > 1:
             # By the updates taken, so that one that is skipped leaves no trace here either.
             groups = split_columns(alive_B, num_parts, (self._seed, self.num_updates))
         if len(groups) <= 1:
-            yield _Part(batch, self._rows(batch, alive_B, scale), alive_B)
+            yield _Part(batch, self._mask(batch, alive_B), alive_B)
             return
         for columns_N in groups:
             part = batch.take(columns_N.to(self._device))
-            rows = self._rows(part, torch.ones_like(columns_N, dtype=torch.bool), scale)
-            yield _Part(part, rows, torch.zeros_like(alive_B).index_fill(0, columns_N, True))
+            is_in_B = torch.zeros_like(alive_B).index_fill(0, columns_N, True)
+            yield _Part(part, part.mask_BT, is_in_B)
 
     def _update(
-        self, part: _Part, lr: float, entropy_cost: float, *, is_first_pass: bool
+        self, part: _Part, lr: float, entropy_cost: float, scale: float, *, has_moments: bool
     ) -> _Outcome:
         """Loss, gradient and, if they are finite and there is a valid row, a step."""
-        terms, stats = self._backprop.run(part.batch, part.rows, entropy_cost)
-        norm = global_norm(self.parameters)
-        numbers = [terms.total.detach(), norm, part.rows.num_valid]
-        if self.target is not None:
-            numbers.append(stats["policy/kl"])
-        # Each batch counts once, however many passes it has.
-        if self.return_scale is not None and is_first_pass:
-            sums = Moments.sums(terms.targets_TB, part.rows.mask_TB)
-            numbers = [number.double() for number in numbers] + list(sums)
+        if self.is_decided_there:
+            set_learning_rate(self.optimizer, lr)
+        launched = None if self._graphs is None else self._replay(part, entropy_cost)
+        if launched is None:
+            launched = self._launch(part.batch, part.mask_BT, entropy_cost, scale, has_moments)
+        numbers, stats = launched
         # The one place where the host waits for the device.
-        total, norm_now, num_valid, *more = torch.stack(numbers).tolist()
+        total, norm, num_valid, *more = numbers.tolist()
         kl = more.pop(0) if self.target is not None else 0.0
-        applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm_now)
-        if applied:
-            clip_gradients(self.parameters, norm_now, self._section.grad_clip)
+        applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm)
+        if applied and not self.is_decided_there:
+            clip_gradients(self.parameters, norm, self._section.grad_clip)
             set_learning_rate(self.optimizer, lr)
             self.optimizer.step()
-        floats = {"loss/total": total, "grad/norm": norm_now}
+        floats = {"loss/total": total, "grad/norm": norm}
         return _Outcome(applied, int(num_valid), kl, Moments(*more), {**stats, **floats})
 
-    def _rows(self, batch: Batch, alive_B: Tensor, scale: float) -> Rows:
-        mask_BT = batch.mask_BT
-        if not alive_B.all():
-            mask_BT = mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
+    def _launch(
+        self,
+        batch: Batch,
+        mask_BT: Tensor,
+        entropy_cost: Tensor | float,
+        scale: float = 1.0,
+        has_moments: bool = False,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """All of an update that can be done without a look at it; what there is to look at."""
+        rows = self._rows(batch, mask_BT, scale)
+        terms, stats = self._backprop.run(batch, rows, entropy_cost)
+        total, norm = terms.total.detach(), global_norm(self.parameters)
+        if self.is_decided_there:
+            clip_unseen(self.parameters, norm, self._section.grad_clip)
+            is_good = total.isfinite() & norm.isfinite() & (rows.num_valid > 0)
+            step_unless(self.optimizer, ~is_good)
+        numbers = [total, norm, rows.num_valid]
+        if self.target is not None:
+            numbers.append(stats["policy/kl"])
+        if has_moments:
+            sums = Moments.sums(terms.targets_TB, rows.mask_TB)
+            numbers = [number.double() for number in numbers] + list(sums)
+        return torch.stack(numbers), stats
+
+    def _build_graphs(self) -> Graphs | None:
+        section = self._section
+        reason = why_not(
+            self._device,
+            is_skipping=self.is_decided_there,
+            num_parts=section.num_minibatches,
+            is_adapting=section.normalize_returns or section.kl_coeff > 0,
+        )
+        if reason is not None:
+            logger.warning("learner.compile: no CUDA graph: %s", reason)
+            return None
+        make_capturable(self.optimizer, self._device)
+        return Graphs(self._launch, self._device)
+
+    def _replay(self, part: _Part, entropy_cost: float) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """None, once and for all, if it cannot be recorded."""
+        assert self._graphs is not None
+        try:
+            return self._graphs.run(part.batch, part.mask_BT, entropy_cost)
+        # Whatever in a network of one's own cannot be recorded.
+        except Exception as error:
+            logger.warning("learner.compile: no CUDA graph: %s: %s", type(error).__name__, error)
+            self._graphs = None
+            return None
+
+    def _mask(self, batch: Batch, alive_B: Tensor) -> Tensor:
+        if alive_B.all():
+            return batch.mask_BT
+        return batch.mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
+
+    def _rows(self, batch: Batch, mask_BT: Tensor, scale: float) -> Rows:
         # Truncated rows keep gamma: the row after them holds the final observation.
         discounts_BT = torch.where(batch.terminated_BT, self._end, self._gamma)
         rewards_BT = clip_rewards(batch.rewards_BT, self._section.reward_clip)
@@ -219,7 +281,7 @@ class UpdateStep:
             return 1.0
         if not self.return_scale.is_empty:
             return self.return_scale.scale
-        rows = self._rows(batch, alive_B, 1.0)
+        rows = self._rows(batch, self._mask(batch, alive_B), 1.0)
         with torch.no_grad():
             targets_TB = self._backprop.loss(batch, rows, 0.0).terms.targets_TB
         return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
