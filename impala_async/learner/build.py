@@ -97,9 +97,19 @@ def _build_step(config: RunConfig, schema: Schema, device: torch.device) -> Upda
     precision = pick_precision(config.model.precision, config.model.name, device)
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
+    compiling = config.learner.compile
     if isinstance(policy, Team):
+        if compiling != "off":
+            logger.warning("learner.compile: a team's members see batches of every size: off")
         return TeamStep(policy, config.algorithm, policies, device, seed=seed)
-    return UpdateStep(policy, config.algorithm, device, seed=seed)
+    return UpdateStep(
+        policy,
+        config.algorithm,
+        device,
+        seed=seed,
+        backend="inductor" if compiling == "inductor" else None,
+        is_graphed=compiling == "cuda_graph",
+    )
 
 
 def num_host_slots(section: LearnerSection, device: torch.device) -> int:

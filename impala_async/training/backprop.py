@@ -52,15 +52,16 @@ class Backprop:
             return self._through(self.loss, batch, rows, entropy_cost)
         try:
             # As a number it would be a part of what is compiled, and a schedule changes it.
-            cost = torch.as_tensor(entropy_cost, device=rows.num_valid.device)
+            cost = rows.num_valid.new_full((), float(entropy_cost))
             return self._through(self._compiled, batch, rows, cost)
         # Compilers fail in many ways. A fault that is not theirs comes back below.
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
+            # Of what a backend raised torch tells a long story.
+            cause = getattr(error, "inner_exception", error)
             logger.warning(
                 "learner.compile: not compiled, updates are computed as without it: %s: %s",
-                type(error).__name__,
-                reason,
+                type(cause).__name__,
+                str(cause).strip().partition("\n")[0],
             )
             self._compiled = None
         return self._through(self.loss, batch, rows, entropy_cost)

@@ -57,7 +57,7 @@ def clip_unseen(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: floa
 
 def can_skip(optimizer: Optimizer) -> bool:
     """Whether `step_unless` works: the fused kernels look at a flag on their device."""
-    return isinstance(optimizer, Adam) and bool(optimizer.defaults["fused"])
+    return isinstance(optimizer, Adam | AdamW) and bool(optimizer.defaults["fused"])
 
 
 def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:

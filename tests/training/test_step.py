@@ -332,6 +332,26 @@ def test_a_batch_without_a_valid_row_is_skipped(make_step, make_batch, all_alive
     assert are_equal(state, optimizer_state(step))
 
 
+@pytest.mark.parametrize("settings", [{}, {"grad_clip": 1e-3}, {"name": "appo"}])
+def test_decided_on_the_device_an_update_is_the_same_to_the_last_bit(
+    make_step, make_batch, all_alive, settings
+):
+    """As on a GPU, where the host does not look before all is launched."""
+    here, there = make_step(**settings), make_step(**settings)
+    assert not here.is_decided_there
+    there.is_decided_there = True
+    for seed, reward in enumerate((0.0, math.nan, 1.0, math.inf, 2.0)):
+        batch = make_batch(seed=seed)
+        batch.rewards_BT[:, 0] += torch.where(batch.mask_BT[:, 0], reward, 0.0)
+        alive_B = all_alive & (seed != 2)
+        results = [step.run(batch, alive_B, seed) for step in (here, there)]
+        assert results[0].num_updates == results[1].num_updates == (seed in (0, 4))
+        assert torch.equal(results[0].is_failed_B, results[1].is_failed_B)
+        np.testing.assert_equal(results[0].floats(), results[1].floats())
+    assert are_equal(weights_of(here), weights_of(there))
+    assert are_equal(optimizer_state(here), optimizer_state(there))
+
+
 def test_equal_steps_stay_bit_equal(make_step, make_batch, all_alive):
     first, second = make_step(seed=3), make_step(seed=3)
     for seed in range(5):
