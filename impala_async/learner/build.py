@@ -52,7 +52,7 @@ def build_learner(
     section = config.learner
     num_slots = num_host_slots(section, device)
     check_memory(config, schema, num_slots, device)
-    step = _build_step(config, schema, device)
+    step = build_step(config, schema, device)
     if training is not None:
         restore(step, training)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
@@ -91,7 +91,8 @@ def build_learner(
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
 
 
-def _build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
+def build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
+    """The policy and its update; raises ValueError if they cannot be built."""
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
     precision = pick_precision(config.model.precision, config.model.name, device)

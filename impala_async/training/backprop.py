@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from impala_async.algo.terms import LossTerms
+from impala_async.foreign import one_line
 from impala_async.policy import Policy
 from impala_async.training.algorithms import Algorithm, Rows, View
 from impala_async.training.batch import Batch
@@ -58,11 +59,7 @@ class Backprop:
         except Exception as error:
             # Of what a backend raised torch tells a long story.
             cause = getattr(error, "inner_exception", error)
-            logger.warning(
-                "learner.compile: not compiled, updates are computed as without it: %s: %s",
-                type(cause).__name__,
-                str(cause).strip().partition("\n")[0],
-            )
+            logger.warning("learner.compile: updates go on uncompiled: %s", one_line(cause))
             self._compiled = None
         return self._through(self.loss, batch, rows, entropy_cost)
 

@@ -1,18 +1,23 @@
 """Updates as CUDA graphs: what one update launches is recorded, and then replayed in one launch.
 
 A graph reads and writes the memory that it was recorded with, so there is one for each batch whose
-memory is used again and again, which is a slot on the device.
+memory is used again and again, which is a slot on the device. What cannot be recorded is launched
+as ever, and a warning says why.
 
     B columns of a batch, T action rows
 """
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from impala_async.foreign import one_line
 from impala_async.training.batch import Batch
+
+logger = logging.getLogger(__name__)
 
 # Libraries choose their algorithms and take their memory in the first calls.
 NUM_WARM_UPDATES = 3
@@ -38,18 +43,35 @@ class Graphs:
         self._launch = launch
         self._cost = torch.zeros((), device=device)
         self._graphs: dict[int, _Graph] = {}
+        self.is_given_up = False
 
     def run(
         self, batch: Batch, mask_BT: Tensor, entropy_cost: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As `launch`. What comes back is overwritten by the next update of this batch."""
-        known = self._graphs.get(id(batch))
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """As `launch`, or None if this cannot be recorded.
+
+        What comes back is overwritten by the next update of this batch.
+        """
+        known = self._graphs.get(id(batch)) or self._try_to_record(batch)
         if known is None:
-            known = self._graphs[id(batch)] = self._record(batch)
+            return None
         known.mask_BT.copy_(mask_BT)
         self._cost.fill_(entropy_cost)
         known.graph.replay()
         return known.numbers, known.stats
+
+    def _try_to_record(self, batch: Batch) -> _Graph | None:
+        if self.is_given_up:
+            return None
+        try:
+            known = self._graphs[id(batch)] = self._record(batch)
+        # Whatever it is in a network that cannot be recorded; what is wrong without, too, comes
+        # back when it is launched.
+        except Exception as error:
+            logger.warning("learner.compile: no CUDA graph: %s", one_line(error))
+            self.is_given_up = True
+            return None
+        return known
 
     def _record(self, batch: Batch) -> _Graph:
         # Without a valid row an update changes nothing: the right thing to warm up with.

@@ -194,7 +194,9 @@ class UpdateStep:
         """Loss, gradient and, if they are finite and there is a valid row, a step."""
         if self.is_decided_there:
             set_learning_rate(self.optimizer, lr)
-        launched = None if self._graphs is None else self._replay(part, entropy_cost)
+        launched = None
+        if self._graphs is not None:
+            launched = self._graphs.run(part.batch, part.mask_BT, entropy_cost)
         if launched is None:
             launched = self._launch(part.batch, part.mask_BT, entropy_cost, scale, has_moments)
         numbers, stats = launched
@@ -246,17 +248,6 @@ class UpdateStep:
             return None
         make_capturable(self.optimizer, self._device)
         return Graphs(self._launch, self._device)
-
-    def _replay(self, part: _Part, entropy_cost: float) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """None, once and for all, if it cannot be recorded."""
-        assert self._graphs is not None
-        try:
-            return self._graphs.run(part.batch, part.mask_BT, entropy_cost)
-        # Whatever in a network of one's own cannot be recorded.
-        except Exception as error:
-            logger.warning("learner.compile: no CUDA graph: %s: %s", type(error).__name__, error)
-            self._graphs = None
-            return None
 
     def _mask(self, batch: Batch, alive_B: Tensor) -> Tensor:
         if alive_B.all():

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from impala_async.training.graphs import why_not
+from impala_async.training.graphs import Graphs, why_not
 from impala_async.training.step import UpdateStep
 
 CUDA = torch.device("cuda")
@@ -36,17 +36,18 @@ def test_without_a_gpu_there_is_a_warning_and_no_graph(make_step, make_batch, al
 
 
 def test_a_recording_that_fails_is_given_up_once(make_step, make_batch, all_alive, caplog):
-    class Failing:
+    class Failing(Graphs):
         num_calls = 0
 
-        def run(self, *inputs):
+        def _record(self, batch):
             self.num_calls += 1
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    plain, step, failing = make_step(), make_step(), Failing()
-    step._graphs = failing
+    plain, step = make_step(), make_step()
+    step._graphs = failing = Failing(step._launch, torch.device("cpu"))
     with caplog.at_level(logging.WARNING):
         results = [step.run(make_batch(), all_alive, 0) for _ in range(2)]
     assert failing.num_calls == 1
+    assert failing.is_given_up
     assert "not permitted" in caplog.text
     assert results[0].floats() == plain.run(make_batch(), all_alive, 0).floats()
