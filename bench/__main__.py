@@ -12,6 +12,7 @@ BENCHES = {
     "scaling": "actors against env steps trained per second",
     "soak": "half an hour at full speed: does anything grow",
     "learner": "the learner service beside a bare training loop",
+    "update": "the learner's update alone, compiled in each way beside as it is written",
     "codec": "messages to frames and back, beside msgpack and pickle",
     "weights": "how soon new weights are with the actors, and what that costs",
 }

@@ -34,6 +34,12 @@ the learner's own update step in a loop over one batch, without a service. The b
 by hand and has its batch ready: rewards clipped, frames unfolded, nothing checked or reported. Both
 make the same weights of the same batch, which a test compares.
 
+An update of a small MLP is some hundreds of small operations, so what the update step does besides
+the bare loop's shows: of each batch it makes discounts, scaled rewards and the count of valid rows,
+copies the observations out of a slot, where columns lie apart, selects valid rows in each term of
+the loss before it computes, so that nothing that a masked row holds reaches a gradient, keeps the
+terms apart for the report, and looks at the loss and the norm before it steps.
+
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
 On a machine of two cores the event loop has the second one with the player, and while Python runs

@@ -28,8 +28,9 @@ from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.batch import Batch
 from impala_async.training.snapshot import Snapshot
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.step import UpdateStep
 from impala_async.weights import Lineage, Version, Weights
 from impala_async.wire.sockets import new_context
 

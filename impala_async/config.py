@@ -35,11 +35,11 @@ class LearnerSection(Section):
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: int = Field(1, ge=1, description="torch threads of the learner.")
+    compile: Literal["off", "inductor", "cuda_graph"] = Field(
+        "off", description="How updates are made faster, after a while of compiling or recording."
+    )
     batch_columns: int = Field(
-        16,
-        ge=1,
-        le=MAX_COLUMNS,
-        description="B: trajectories per batch. In lockstep always those of all actors.",
+        16, ge=1, le=MAX_COLUMNS, description="B: trajectories per batch; in lockstep all actors'."
     )
     num_passes: int = Field(1, ge=1, description="Updates made of each batch.")
     minibatch_buffer_size: int = Field(1, ge=1, description="Batches replayed side by side.")

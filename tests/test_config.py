@@ -86,6 +86,7 @@ DEFAULTS: dict[str, Any] = {
     "actor.reconnect_s": 60.0,
     "learner.device": "auto",
     "learner.threads": 1,
+    "learner.compile": "off",
     "learner.batch_columns": 16,
     "learner.num_passes": 1,
     "learner.minibatch_buffer_size": 1,

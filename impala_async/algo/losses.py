@@ -24,7 +24,7 @@ def impala_loss(
     discounts_TB: Tensor,
     mask_TB: Tensor | None = None,
     value_cost: float = 0.5,
-    entropy_cost: float = 0.01,
+    entropy_cost: Tensor | float = 0.01,
     rho_bar: float | None = 1.0,
     c_bar: float | None = 1.0,
     pg_rho_bar: float | None = 1.0,
@@ -49,9 +49,8 @@ def impala_loss(
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
     )
-    log_probs_TB = valid.take(log_probs_TB)
     returns = vtrace(
-        log_rhos_TB=log_probs_TB.detach() - valid.take(behaviour_log_probs_TB).detach(),
+        log_rhos_TB=log_probs_TB.detach().to(valid.dtype) - behaviour_log_probs_TB.detach(),
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
         values_SB=values_SB,
@@ -64,7 +63,7 @@ def impala_loss(
     advantages_TB = returns.advantages_TB
     if normalize_advantages:
         advantages_TB = valid.normalize(advantages_TB)
-    policy_TB = -log_probs_TB * advantages_TB
+    policy_TB = -valid.take(log_probs_TB) * advantages_TB
     return valid.terms(
         policy_TB, returns.targets_TB, values_SB, entropies_TB, value_cost, entropy_cost
     )
@@ -81,7 +80,7 @@ def appo_loss(
     discounts_TB: Tensor,
     mask_TB: Tensor | None = None,
     value_cost: float = 0.5,
-    entropy_cost: float = 0.01,
+    entropy_cost: Tensor | float = 0.01,
     rho_bar: float | None = 1.0,
     c_bar: float | None = 1.0,
     pg_rho_bar: float | None = 1.0,

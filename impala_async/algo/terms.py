@@ -21,8 +21,9 @@ DEVIATION_EPS = 1e-8
 
 class LossTerms(NamedTuple):
     """`policy`, `value` and `entropy` carry their weights; `kl` does not, so that it can be
-    compared with a target. `total` = policy + value + entropy + kl_coeff * kl. `targets_TB` is what
-    values regress to, and 0 on masked rows.
+    compared with a target. `total` = policy + value + entropy + kl_coeff * kl. `sum_entropy` is of
+    all valid rows, without a weight. `targets_TB` is what values regress to; on masked rows nothing
+    does.
     """
 
     policy: Tensor
@@ -30,6 +31,7 @@ class LossTerms(NamedTuple):
     entropy: Tensor
     kl: Tensor
     total: Tensor
+    sum_entropy: Tensor
     targets_TB: Tensor
 
 
@@ -61,6 +63,10 @@ class ValidRows:
     def reduce(self, losses_TB: Tensor) -> Tensor:
         return losses_TB.sum() / self._divisor
 
+    def differences(self, numbers_TB: Tensor, others_TB: Tensor) -> Tensor:
+        """One minus the other. Selected once, behind a sum, which hands on a gradient of 0 as 0."""
+        return torch.where(self.mask_TB, numbers_TB - others_TB, 0.0)
+
     def normalize(self, advantages_TB: Tensor) -> Tensor:
         """Mean 0 and deviation 1 over these valid rows; 0 elsewhere.
 
@@ -80,20 +86,20 @@ class ValidRows:
         values_SB: Tensor,
         entropies_TB: Tensor,
         value_cost: float,
-        entropy_cost: float,
+        entropy_cost: Tensor | float,
         kl_TB: Tensor | None = None,
         kl_coeff: float = 0.0,
     ) -> LossTerms:
-        targets_TB = self.take(targets_TB)
-        errors_TB = targets_TB - self.take(values_SB[:-1])
+        errors_TB = self.differences(targets_TB, values_SB[:-1])
+        sum_entropy = self.take(entropies_TB).sum()
         policy = self.reduce(policy_TB)
         value = 0.5 * value_cost * self.reduce(errors_TB.square())
-        entropy = -entropy_cost * self.reduce(self.take(entropies_TB))
-        kl = torch.zeros_like(policy) if kl_TB is None else self.reduce(self.take(kl_TB))
+        entropy = -entropy_cost * (sum_entropy / self._divisor)
+        kl = policy.new_zeros(()) if kl_TB is None else self.reduce(self.take(kl_TB))
         total = policy + value + entropy
         # A KL may be infinite, and 0 times that would not be 0.
         total = total + kl_coeff * kl if kl_coeff else total
-        return LossTerms(policy, value, entropy, kl, total, targets_TB)
+        return LossTerms(policy, value, entropy, kl, total, sum_entropy, targets_TB)
 
 
 def clipped_surrogate(ratios_TB: Tensor, advantages_TB: Tensor, clip: float) -> Tensor:

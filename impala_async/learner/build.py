@@ -57,7 +57,7 @@ def build_learner(
     section = config.learner
     num_slots = num_host_slots(section, device)
     check_memory(config, schema, num_slots, device)
-    step = _build_step(config, schema, device)
+    step = build_step(config, schema, device)
     if training is not None:
         restore(step, training)
     allocate = allocator_for(device, memory)
@@ -97,15 +97,26 @@ def build_learner(
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
 
 
-def _build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
+def build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
+    """The policy and its update; raises ValueError if they cannot be built."""
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
     precision = pick_precision(config.model.precision, config.model.name, device)
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
+    compiling = config.learner.compile
     if isinstance(policy, Team):
+        if compiling != "off":
+            logger.warning("learner.compile: a team's members see batches of every size: off")
         return TeamStep(policy, config.algorithm, policies, device, seed=seed)
-    return UpdateStep(policy, config.algorithm, device, seed=seed)
+    return UpdateStep(
+        policy,
+        config.algorithm,
+        device,
+        seed=seed,
+        backend="inductor" if compiling == "inductor" else None,
+        is_graphed=compiling == "cuda_graph",
+    )
 
 
 def num_host_slots(section: LearnerSection, device: torch.device) -> int:

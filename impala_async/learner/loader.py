@@ -25,7 +25,7 @@ from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Allocate, Slot, touched_memory
 from impala_async.metrics.timer import TimerStat
 from impala_async.spec import Schema
-from impala_async.training.step import Batch
+from impala_async.training.batch import Batch
 
 logger = logging.getLogger(__name__)
 

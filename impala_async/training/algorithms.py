@@ -76,14 +76,14 @@ class View(NamedTuple):
 class Algorithm(NamedTuple):
     """`loss` takes the entropy cost of now."""
 
-    loss: Callable[[View, float], LossTerms]
+    loss: Callable[[View, Tensor | float], LossTerms]
     stats: Callable[[View], dict[str, Tensor]]
 
 
 def _impala(section: AlgorithmSection) -> Algorithm:
     weights, bars = _weights(section), _bars(section)
 
-    def loss(view: View, entropy_cost: float) -> LossTerms:
+    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
         inputs = view.values | view.policy | view.behaviour
         return impala_loss(**inputs, entropy_cost=entropy_cost, **weights, **bars)
 
@@ -94,7 +94,7 @@ def _appo(section: AlgorithmSection) -> Algorithm:
     weights, bars = _weights(section), _bars(section)
     clip, is_clip = section.clip, section.is_clip
 
-    def loss(view: View, entropy_cost: float) -> LossTerms:
+    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
         target = _target(view)
         return appo_loss(
             **(view.values | view.policy | view.behaviour),
@@ -129,7 +129,7 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
     settings: dict[str, Any] = {"rho_bar": section.rho_bar, "c_bar": section.c_bar}
     settings["lambda_"] = section.trace_decay
 
-    def loss(view: View, entropy_cost: float) -> LossTerms:
+    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
         return ppo_loss(
             **(view.values | view.policy | view.behaviour),
             entropy_cost=entropy_cost,
@@ -154,7 +154,7 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
 def _a2c(section: AlgorithmSection) -> Algorithm:
     weights, decay = _weights(section), section.trace_decay
 
-    def loss(view: View, entropy_cost: float) -> LossTerms:
+    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
         inputs = view.values | view.policy
         return a2c_loss(**inputs, entropy_cost=entropy_cost, lambda_=decay, **weights)
 

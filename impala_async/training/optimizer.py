@@ -31,23 +31,54 @@ def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSectio
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of all gradients as one vector."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norms = torch._foreach_norm(gradients_of(parameters))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, max_norm: float | None) -> None:
     """Scale gradients of global norm `norm` down to `max_norm`, when they are above it."""
     if max_norm is None or norm <= max_norm:
         return
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(max_norm / norm)
+    torch._foreach_mul_(gradients_of(parameters), max_norm / norm)
+
+
+def clip_unseen(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float | None) -> None:
+    """As `clip_gradients`, and the host learns nothing of the norm, so it does not wait for it."""
+    if max_norm is not None:
+        # In float64, as the host divides.
+        share = (max_norm / norm.double()).clamp(max=1.0)
+        torch._foreach_mul_(gradients_of(parameters), share.float())
+
+
+def can_skip(optimizer: Optimizer) -> bool:
+    """Whether `step_unless` works: the fused kernels look at a flag on their device."""
+    return isinstance(optimizer, Adam | AdamW) and bool(optimizer.defaults["fused"])
+
+
+def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:
+    """A step, or none if the flag says so: then nothing changes, and the host does not know."""
+    optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+    optimizer.step()
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
+    """What a CUDA graph replays must read the rate from memory."""
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+        group["lr"] = torch.tensor(group["lr"], device=device)
 
 
 def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -61,7 +92,8 @@ def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str
                 tensors[f"{index}.{key}"] = value
             else:
                 scalars.setdefault(str(index), {})[key] = value
-    return tensors, {"kind": _kind(optimizer), "groups": saved["param_groups"], "scalars": scalars}
+    groups = [{**group, "lr": float(group["lr"])} for group in saved["param_groups"]]
+    return tensors, {"kind": _kind(optimizer), "groups": groups, "scalars": scalars}
 
 
 def restore_optimizer(

@@ -7,75 +7,37 @@ of observations in place, and nothing else.
     B columns of a batch, T action rows, S = T+1 observation rows, N rows of any kind
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from impala_async.algo.schedules import linear
-from impala_async.algo.terms import LossTerms
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.policy import Policy
-from impala_async.training.algorithms import ALGORITHMS, Rows, View
+from impala_async.training.algorithms import ALGORITHMS, Rows
+from impala_async.training.backprop import Backend, Backprop
+from impala_async.training.batch import Batch
+from impala_async.training.graphs import Graphs, why_not
 from impala_async.training.optimizer import (
     build_optimizer,
+    can_skip,
     clip_gradients,
+    clip_unseen,
     global_norm,
+    make_capturable,
     set_learning_rate,
+    step_unless,
 )
 from impala_async.training.parts import split_columns
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.target import Target
-from impala_async.trajectory import Columns
 
-
-@dataclass(frozen=True)
-class Batch:
-    """The columns of a slot as tensors, column by column as they lie there."""
-
-    obs: dict[str, Tensor]
-    actions: dict[str, Tensor]
-    state: dict[str, Tensor]
-    rewards_BT: Tensor
-    log_probs_BT: Tensor
-    terminated_BT: Tensor
-    truncated_BT: Tensor
-    mask_BT: Tensor
-    windows: dict[str, Tensor] = field(default_factory=dict)
-
-    @staticmethod
-    def over(columns: Columns) -> "Batch":
-        """View the columns' memory; nothing is copied."""
-        return Batch(
-            obs={name: torch.from_numpy(leaf) for name, leaf in columns.obs.items()},
-            actions={name: torch.from_numpy(part) for name, part in columns.actions.items()},
-            state={name: torch.from_numpy(part) for name, part in columns.state.items()},
-            rewards_BT=torch.from_numpy(columns.rewards_CT),
-            log_probs_BT=torch.from_numpy(columns.log_probs_CT),
-            terminated_BT=torch.from_numpy(columns.terminated_CT),
-            truncated_BT=torch.from_numpy(columns.truncated_CT),
-            mask_BT=torch.from_numpy(columns.mask_CT),
-            windows={name: torch.from_numpy(part) for name, part in columns.windows.items()},
-        )
-
-    def rows_of_obs(self) -> dict[str, Tensor]:
-        """The leaves as `[B, S, ...]`; of a stack, each row's window over its column's frames."""
-        shown = {name: _through(window, self.obs[name]) for name, window in self.windows.items()}
-        return {**self.obs, **shown}
-
-    def take(self, columns_N: Tensor) -> "Batch":
-        """Copy the columns with these numbers."""
-        taken: dict[str, Any] = {}
-        for item in fields(self):
-            part = getattr(self, item.name)
-            if isinstance(part, Tensor):
-                taken[item.name] = part[columns_N]
-            else:
-                taken[item.name] = {name: leaf[columns_N] for name, leaf in part.items()}
-        return Batch(**taken)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,7 +66,7 @@ class _Part(NamedTuple):
     """Some columns of a batch, or all of it, and which of the living columns it has."""
 
     batch: Batch
-    rows: Rows
+    mask_BT: Tensor
     is_in_B: Tensor
 
 
@@ -128,6 +90,8 @@ class UpdateStep:
         device: torch.device | str,
         *,
         seed: int = 0,
+        backend: Backend | None = None,
+        is_graphed: bool = False,
     ) -> None:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
@@ -138,7 +102,19 @@ class UpdateStep:
         self._seed = seed
         self.num_updates = 0
         self._device = torch.device(device)
-        self._algorithm = ALGORITHMS[algorithm.name](algorithm)
+        self._backprop = Backprop(
+            policy,
+            self.target,
+            ALGORITHMS[algorithm.name](algorithm),
+            self.optimizer.zero_grad,
+            backend,
+        )
+        # On a GPU the host looks at an update when all of it is launched.
+        self.is_decided_there = self._device.type == "cuda" and can_skip(self.optimizer)
+        self._graphs = self._build_graphs() if is_graphed else None
+        # As tensors: made of numbers, they would be made anew in every update.
+        self._gamma = torch.tensor(algorithm.gamma, device=self._device)
+        self._end = torch.zeros_like(self._gamma)
         horizon = algorithm.schedule_env_steps
         self._lr = linear(algorithm.lr, algorithm.lr_end, horizon)
         self._entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, horizon)
@@ -157,14 +133,15 @@ class UpdateStep:
         weights, optimizer and all else then stay as they are, bit for bit.
         """
         lr, entropy_cost = self._lr(env_steps_trained), self._entropy_cost(env_steps_trained)
-        is_learned_B, is_failed_B = torch.zeros_like(alive_B), torch.zeros_like(alive_B)
+        is_failed_B = torch.zeros_like(alive_B)
         scale = self._scale(batch, alive_B)
         outcomes = []
-        for part in self._parts(batch, alive_B, scale):
-            outcome = self._update(part, lr, entropy_cost, is_first_pass=is_first_pass)
+        # Each batch counts once, however many passes it has.
+        has_moments = self.return_scale is not None and is_first_pass
+        for part in self._parts(batch, alive_B):
+            outcome = self._update(part, lr, entropy_cost, scale, has_moments=has_moments)
             outcomes.append(outcome)
             if outcome.is_applied:
-                is_learned_B |= part.is_in_B
                 if self.target is not None:
                     self.target.note_update(self.policy, outcome.kl)
             elif outcome.num_valid:
@@ -172,7 +149,8 @@ class UpdateStep:
         applied = [outcome for outcome in outcomes if outcome.is_applied]
         self.num_updates += len(applied)
         if is_first_pass:
-            self._update_statistics(batch, is_learned_B, applied, scale)
+            # What neither failed nor lives has no valid row.
+            self._update_statistics(batch, alive_B & ~is_failed_B, applied, scale)
         if self.target is not None:
             self.target.end_batch(self.policy)
         stats = mean_stats([outcome.stats for outcome in applied or outcomes])
@@ -197,57 +175,88 @@ class UpdateStep:
         if self.return_scale is not None:
             self.return_scale.restore(state["return_scale"])
 
-    def _parts(self, batch: Batch, alive_B: Tensor, scale: float) -> Iterator[_Part]:
-        # By the updates taken, so that one that is skipped leaves no trace here either.
-        seeds = (self._seed, self.num_updates)
-        groups = split_columns(alive_B, self._section.num_minibatches, seeds)
-        if len(groups) == 1:
-            yield _Part(batch, self._rows(batch, alive_B, scale), alive_B)
+    def _parts(self, batch: Batch, alive_B: Tensor) -> Iterator[_Part]:
+        num_parts, groups = self._section.num_minibatches, []
+        if num_parts > 1:
+            # By the updates taken, so that one that is skipped leaves no trace here either.
+            groups = split_columns(alive_B, num_parts, (self._seed, self.num_updates))
+        if len(groups) <= 1:
+            yield _Part(batch, self._mask(batch, alive_B), alive_B)
             return
         for columns_N in groups:
             part = batch.take(columns_N.to(self._device))
-            rows = self._rows(part, torch.ones_like(columns_N, dtype=torch.bool), scale)
-            yield _Part(part, rows, torch.zeros_like(alive_B).index_fill(0, columns_N, True))
+            is_in_B = torch.zeros_like(alive_B).index_fill(0, columns_N, True)
+            yield _Part(part, part.mask_BT, is_in_B)
 
     def _update(
-        self, part: _Part, lr: float, entropy_cost: float, *, is_first_pass: bool
+        self, part: _Part, lr: float, entropy_cost: float, scale: float, *, has_moments: bool
     ) -> _Outcome:
         """Loss, gradient and, if they are finite and there is a valid row, a step."""
-        view = self._view(part.batch, part.rows)
-        terms = self._algorithm.loss(view, entropy_cost)
-        self.optimizer.zero_grad()
-        terms.total.backward()
-        norm = global_norm(self.parameters)
-        with torch.no_grad():
-            stats = _stats(terms, view) | self._algorithm.stats(view)
-        numbers = [terms.total.detach(), norm, part.rows.num_valid]
-        if self.target is not None:
-            numbers.append(stats["policy/kl"])
-        # Each batch counts once, however many passes it has.
-        if self.return_scale is not None and is_first_pass:
-            sums = Moments.sums(terms.targets_TB, part.rows.mask_TB)
-            numbers = [number.double() for number in numbers] + list(sums)
+        if self.is_decided_there:
+            set_learning_rate(self.optimizer, lr)
+        launched = None
+        if self._graphs is not None:
+            launched = self._graphs.run(part.batch, part.mask_BT, entropy_cost)
+        if launched is None:
+            launched = self._launch(part.batch, part.mask_BT, entropy_cost, scale, has_moments)
+        numbers, stats = launched
         # The one place where the host waits for the device.
-        total, norm_now, num_valid, *more = torch.stack(numbers).tolist()
+        total, norm, num_valid, *more = numbers.tolist()
         kl = more.pop(0) if self.target is not None else 0.0
-        applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm_now)
-        if applied:
-            clip_gradients(self.parameters, norm_now, self._section.grad_clip)
+        applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm)
+        if applied and not self.is_decided_there:
+            clip_gradients(self.parameters, norm, self._section.grad_clip)
             set_learning_rate(self.optimizer, lr)
             self.optimizer.step()
-        floats = {"loss/total": total, "grad/norm": norm_now}
+        floats = {"loss/total": total, "grad/norm": norm}
         return _Outcome(applied, int(num_valid), kl, Moments(*more), {**stats, **floats})
 
-    def _view(self, batch: Batch, rows: Rows) -> View:
-        inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
-        target = None if self.target is None else self.target.look(*inputs)
-        return View(self.policy.evaluate(*inputs), rows, target)
+    def _launch(
+        self,
+        batch: Batch,
+        mask_BT: Tensor,
+        entropy_cost: Tensor | float,
+        scale: float = 1.0,
+        has_moments: bool = False,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """All of an update that can be done without a look at it; what there is to look at."""
+        rows = self._rows(batch, mask_BT, scale)
+        terms, stats = self._backprop.run(batch, rows, entropy_cost)
+        total, norm = terms.total.detach(), global_norm(self.parameters)
+        if self.is_decided_there:
+            clip_unseen(self.parameters, norm, self._section.grad_clip)
+            is_good = total.isfinite() & norm.isfinite() & (rows.num_valid > 0)
+            step_unless(self.optimizer, ~is_good)
+        numbers = [total, norm, rows.num_valid]
+        if self.target is not None:
+            numbers.append(stats["policy/kl"])
+        if has_moments:
+            sums = Moments.sums(terms.targets_TB, rows.mask_TB)
+            numbers = [number.double() for number in numbers] + list(sums)
+        return torch.stack(numbers), stats
 
-    def _rows(self, batch: Batch, alive_B: Tensor, scale: float) -> Rows:
-        mask_BT = batch.mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
+    def _build_graphs(self) -> Graphs | None:
+        section = self._section
+        reason = why_not(
+            self._device,
+            is_skipping=self.is_decided_there,
+            num_parts=section.num_minibatches,
+            is_adapting=section.normalize_returns or section.kl_coeff > 0,
+        )
+        if reason is not None:
+            logger.warning("learner.compile: no CUDA graph: %s", reason)
+            return None
+        make_capturable(self.optimizer, self._device)
+        return Graphs(self._launch, self._device)
+
+    def _mask(self, batch: Batch, alive_B: Tensor) -> Tensor:
+        if alive_B.all():
+            return batch.mask_BT
+        return batch.mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
+
+    def _rows(self, batch: Batch, mask_BT: Tensor, scale: float) -> Rows:
         # Truncated rows keep gamma: the row after them holds the final observation.
-        discounts_BT = torch.full_like(batch.rewards_BT, self._section.gamma)
-        discounts_BT.masked_fill_(batch.terminated_BT, 0.0)
+        discounts_BT = torch.where(batch.terminated_BT, self._end, self._gamma)
         rewards_BT = clip_rewards(batch.rewards_BT, self._section.reward_clip)
         return Rows(
             behaviour_log_probs_TB=batch.log_probs_BT.t(),
@@ -263,9 +272,9 @@ class UpdateStep:
             return 1.0
         if not self.return_scale.is_empty:
             return self.return_scale.scale
-        rows = self._rows(batch, alive_B, 1.0)
+        rows = self._rows(batch, self._mask(batch, alive_B), 1.0)
         with torch.no_grad():
-            targets_TB = self._algorithm.loss(self._view(batch, rows), 0.0).targets_TB
+            targets_TB = self._backprop.loss(batch, rows, 0.0).terms.targets_TB
         return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
 
     def _update_statistics(
@@ -290,24 +299,6 @@ class UpdateStep:
         if self.return_scale is not None:
             knobs["algorithm/return_scale"] = self.return_scale.scale
         return knobs
-
-
-def _through(window_BSK: Tensor, frames_BF: Tensor) -> Tensor:
-    """[B, S, K, ...]: the frames of each column with these numbers."""
-    num_columns, num_frames = frames_BF.shape[:2]
-    starts_B = torch.arange(num_columns, device=frames_BF.device) * num_frames
-    places = (window_BSK + starts_B[:, None, None]).flatten()
-    flat = frames_BF.reshape(-1, *frames_BF.shape[2:])
-    return flat.index_select(0, places).view(*window_BSK.shape, *flat.shape[1:])
-
-
-def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:
-    return {
-        "loss/policy": terms.policy.detach(),
-        "loss/value": terms.value.detach(),
-        "loss/entropy": terms.entropy.detach(),
-        "policy/entropy": view.mean(view.evaluation.entropies_TB),
-    }
 
 
 def mean_stats(stats: list[dict[str, Tensor | float]]) -> dict[str, Tensor | float]:

@@ -18,7 +18,8 @@ from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_policies import PoliciesSection
 from impala_async.spec import POLICY
 from impala_async.team import Team, member_seed_of
-from impala_async.training.step import Batch, StepResult, UpdateStep, mean_stats
+from impala_async.training.batch import Batch
+from impala_async.training.step import StepResult, UpdateStep, mean_stats
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from impala_async.envs.make import build_envs
 from impala_async.learner.loader import batch_over
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 
 CPU = torch.device("cpu")
 COLUMNS, ROWS = 6, 9

@@ -30,7 +30,8 @@ from impala_async.config_load import load_config
 from impala_async.config_model import ModelSection
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 3, 4

@@ -11,7 +11,7 @@ import torch
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots
-from impala_async.training.step import Batch
+from impala_async.training.batch import Batch
 from impala_async.weights import Version
 from tests.learner.columns import Planes, big_schema, planes_of
 from tests.learner.hand_actor import DEADLINE_S

@@ -12,7 +12,7 @@ from impala_async.learner.loader import HostLoader, allocator_for, batch_over
 from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
 from impala_async.spec import ArraySpec, ObsSpec
-from impala_async.training.step import Batch
+from impala_async.training.batch import Batch
 from impala_async.weights import Version
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema
 

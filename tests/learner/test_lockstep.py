@@ -16,7 +16,8 @@ from impala_async.learner.lockstep import LockstepFiller
 from impala_async.learner.slots import Arrival, Episodes, Slot, allocate_slots
 from impala_async.metrics.report import merge
 from impala_async.policy import Policy
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import PROTOCOL, Hello

@@ -105,7 +105,8 @@ import torch
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.trajectory import columns_over
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 from tests.learner.test_memory import image_config, image_schema
 
 torch.set_num_threads(1)

@@ -20,7 +20,8 @@ from impala_async.spec import (
     recurrent_state,
 )
 from impala_async.team import Team
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from impala_async.trajectory import Columns, columns_over
 

@@ -10,7 +10,8 @@ from impala_async.config import ModelSection
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 
 NUM_ROWS, NUM_COLUMNS = 8, 16
 RIGHT = np.array([2, 0, 3, 1])

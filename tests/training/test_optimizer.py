@@ -9,11 +9,15 @@ import torch
 from impala_async.config import AlgorithmSection
 from impala_async.training.optimizer import (
     build_optimizer,
+    can_skip,
     clip_gradients,
+    clip_unseen,
     flatten_optimizer,
     global_norm,
+    make_capturable,
     restore_optimizer,
     set_learning_rate,
+    step_unless,
 )
 
 SECTION = AlgorithmSection(lr=0.01, optimizer_eps=1e-3)
@@ -75,6 +79,63 @@ def test_clipping_scales_all_gradients_alike_and_only_above_the_limit():
     assert math.isclose(float(global_norm(parameters)), norm / 4, rel_tol=1e-5)
     for parameter, gradient in zip(parameters, before, strict=True):
         torch.testing.assert_close(parameter.grad, gradient / 4)
+
+
+@pytest.mark.parametrize("share", [None, 0.01, 0.3, 1.0, 1.7])
+def test_clipping_unseen_is_clipping_to_the_last_bit(share):
+    seen, unseen = make_parameters(), make_parameters()
+    for seed in range(20):
+        for parameters in (seen, unseen):
+            set_gradients(parameters, seed)
+        norm = global_norm(seen)
+        limit = None if share is None else share * float(norm)
+        clip_gradients(seen, float(norm), limit)
+        clip_unseen(unseen, norm, limit)
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(seen, unseen, strict=True))
+
+
+def test_gradients_of_0_stay_0():
+    parameters = make_parameters()
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    clip_unseen(parameters, global_norm(parameters), 0.5)
+    assert not any(parameter.grad.any() for parameter in parameters)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_a_step_that_is_not_taken_leaves_no_trace(name):
+    section = AlgorithmSection(optimizer=name)
+    straight, interrupted = make_parameters(), make_parameters()
+    optimizers = [build_optimizer(parameters, section) for parameters in (straight, interrupted)]
+    assert all(can_skip(optimizer) for optimizer in optimizers)
+    for seed in range(4):
+        for parameters, optimizer in zip((straight, interrupted), optimizers, strict=True):
+            if parameters is interrupted:
+                for parameter in parameters:
+                    parameter.grad = torch.full_like(parameter, math.nan)
+                step_unless(optimizer, torch.tensor(True))
+            set_gradients(parameters, seed)
+            step_unless(optimizer, torch.tensor(False))
+    assert all(torch.equal(a, b) for a, b in zip(straight, interrupted, strict=True))
+    states = [flatten_optimizer(optimizer)[0] for optimizer in optimizers]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_others_cannot_skip_by_themselves():
+    for name in ("rmsprop", "rmsprop_tf"):
+        assert not can_skip(build_optimizer(make_parameters(), AlgorithmSection(optimizer=name)))
+
+
+def test_a_rate_in_memory_is_set_there_and_saved_as_a_number():
+    parameters = make_parameters()
+    optimizer = build_optimizer(parameters, SECTION)
+    make_capturable(optimizer, torch.device("cpu"))
+    (group,) = optimizer.param_groups
+    rate = group["lr"]
+    set_learning_rate(optimizer, 0.25)
+    assert group["lr"] is rate
+    assert rate == 0.25
+    assert json.loads(json.dumps(flatten_optimizer(optimizer)[1]))["groups"][0]["lr"] == 0.25
 
 
 def test_a_parameter_without_gradient_is_no_obstacle():

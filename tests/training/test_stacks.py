@@ -8,7 +8,8 @@ from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_model import ModelSection
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 
 NUM_COLUMNS, NUM_ROWS, NUM_WINDOW, SIZE = 32, 3, 4, 36
 ALIVE_B = torch.ones(NUM_COLUMNS, dtype=torch.bool)

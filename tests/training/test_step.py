@@ -12,7 +12,8 @@ from impala_async.config_model import ModelSection
 from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.step import Batch, UpdateStep
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
 from impala_async.trajectory import columns_over
 
 STATS = {
@@ -331,28 +332,32 @@ def test_a_batch_without_a_valid_row_is_skipped(make_step, make_batch, all_alive
     assert are_equal(state, optimizer_state(step))
 
 
+@pytest.mark.parametrize("settings", [{}, {"grad_clip": 1e-3}, {"name": "appo"}])
+def test_decided_on_the_device_an_update_is_the_same_to_the_last_bit(
+    make_step, make_batch, all_alive, settings
+):
+    """As on a GPU, where the host does not look before all is launched."""
+    here, there = make_step(**settings), make_step(**settings)
+    assert not here.is_decided_there
+    there.is_decided_there = True
+    for seed, reward in enumerate((0.0, math.nan, 1.0, math.inf, 2.0)):
+        batch = make_batch(seed=seed)
+        batch.rewards_BT[:, 0] += torch.where(batch.mask_BT[:, 0], reward, 0.0)
+        alive_B = all_alive & (seed != 2)
+        results = [step.run(batch, alive_B, seed) for step in (here, there)]
+        assert results[0].num_updates == results[1].num_updates == (seed in (0, 4))
+        assert torch.equal(results[0].is_failed_B, results[1].is_failed_B)
+        np.testing.assert_equal(results[0].floats(), results[1].floats())
+    assert are_equal(weights_of(here), weights_of(there))
+    assert are_equal(optimizer_state(here), optimizer_state(there))
+
+
 def test_equal_steps_stay_bit_equal(make_step, make_batch, all_alive):
     first, second = make_step(seed=3), make_step(seed=3)
     for seed in range(5):
         results = [s.run(make_batch(seed=seed), all_alive, seed) for s in (first, second)]
         assert results[0].floats() == results[1].floats()
     assert are_equal(weights_of(first), weights_of(second))
-
-
-def test_a_batch_views_the_columns_memory(make_columns):
-    columns = make_columns()
-    batch = Batch.over(columns)
-    columns.rewards_CT[2, 3] = 77
-    columns.obs[""][1, 6, 2] = 88
-    columns.actions[""][0, 0] = 3
-    columns.mask_CT[4, 5] = ~columns.mask_CT[4, 5]
-    assert batch.rewards_BT[2, 3] == 77
-    assert batch.obs[""][1, 6, 2] == 88
-    assert batch.actions[""][0, 0] == 3
-    for name in ("log_probs", "terminated", "truncated", "mask", "rewards"):
-        tensor, array = getattr(batch, f"{name}_BT"), getattr(columns, f"{name}_CT")
-        assert np.shares_memory(tensor.numpy(), array)
-        assert tensor.tolist() == array.tolist()
 
 
 def test_a_stack_that_came_frame_by_frame_is_trained_on_as_if_it_had_come_whole():

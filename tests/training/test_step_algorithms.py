@@ -74,7 +74,7 @@ def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, mak
     batch = make_batch()
 
     def parts_of(step):
-        return [part.is_in_B.tolist() for part in step._parts(batch, ALIVE, 1.0)]
+        return [part.is_in_B.tolist() for part in step._parts(batch, ALIVE)]
 
     first, second = make_step(**PPO), make_step(**PPO)
     found = []
@@ -88,13 +88,13 @@ def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, mak
 
 def test_a_part_holds_the_rows_of_its_columns(make_step, make_batch):
     batch = make_batch()
-    for part in make_step(**PPO)._parts(batch, ALIVE, 1.0):
+    for part in make_step(**PPO)._parts(batch, ALIVE):
         numbers = part.is_in_B.nonzero().flatten()
         assert sorted(part.batch.rewards_BT[:, 0].tolist()) == sorted(
             batch.rewards_BT[numbers, 0].tolist()
         )
         assert part.batch.obs[""].shape == (len(numbers), 7, 3)
-        assert torch.equal(part.rows.mask_TB, part.batch.mask_BT.t())
+        assert torch.equal(part.mask_BT, part.batch.mask_BT)
 
 
 def test_a_part_that_is_not_finite_fails_alone(make_step, make_batch):
@@ -198,9 +198,9 @@ def test_the_scale_is_that_of_the_returns_before_it(make_step, make_batch):
 
 
 def step_targets(step, batch):
-    view = step._view(batch, step._rows(batch, ALIVE, 1.0))
-    terms = step._algorithm.loss(view, 0.0)
-    return Moments.sums(terms.targets_TB, view.rows.mask_TB).tolist()
+    rows = step._rows(batch, step._mask(batch, ALIVE), 1.0)
+    terms = step._backprop.loss(batch, rows, 0.0).terms
+    return Moments.sums(terms.targets_TB, rows.mask_TB).tolist()
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo", "a2c"])

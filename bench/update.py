@@ -1,0 +1,88 @@
+"""What `learner.compile` makes of the learner's update, on one batch again and again.
+
+Real environments are recorded for some seconds. The update step alone, without a service, then
+trains on one batch of the recording: as it is written, and in turns with that in each way that the
+device has, each turn in a fresh process.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench.learner import CONFIGS, ENDLESS, Case, cases, loop
+from bench.learner_ends import record
+from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
+from impala_async.config_load import load_config
+from impala_async.learner.hardware import pick_device
+
+NOTES = """
+Updates per second after the first ones. "First update" has compiling or recording in it; compiled
+code that an earlier turn left on the disk is found there, so that its largest figure is that of a
+machine which has never compiled. What could not be compiled is computed as it is written, with a
+warning on stderr.
+"""
+
+
+def main() -> int:
+    """Measure what the device can do; nothing here has a limit."""
+    parser = argparse.ArgumentParser(prog="python -m bench.update", description=__doc__)
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda")
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each way (3)")
+    parser.add_argument("--turn-s", type=float, default=8.0, metavar="S", help="of a turn (8)")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="put update.md and .json there")
+    args = parser.parse_args()
+    device = pick_device(args.device)
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in cases(device):
+            if args.only.lower() in case.name.lower():
+                settings = (*case.settings, f"learner.device={device}")
+                case = case._replace(settings=settings)
+                ways = ways_of(device.type)
+                samples = measure(case, Path(folder), ways, args.rounds, args.turn_s)
+                figures += figures_of(case, samples)
+    return publish("Update", figures, notes=NOTES, is_json=args.json, folder=args.write)
+
+
+def ways_of(device: str) -> list[str]:
+    """The values of `learner.compile` that do something there; the first is the plain one."""
+    return ["off", "inductor", *(["cuda_graph"] if device == "cuda" else [])]
+
+
+def measure(
+    case: Case, folder: Path, ways: list[str], rounds: int, seconds: float
+) -> dict[str, list[Sample]]:
+    """Of each way, in turns."""
+    settings = [*case.settings, *ENDLESS]
+    path = folder / case.name
+    record(path, CONFIGS / case.config, [*settings, f"stop.env_steps={case.num_recorded_rows}"])
+    sides: dict[str, Callable[[], Sample]] = {}
+    for way in ways:
+        config = load_config(CONFIGS / case.config, [*settings, f"learner.compile={way}"])
+        sides[way] = partial(loop, "step", path, config, seconds)
+    return in_turns(sides, rounds)
+
+
+def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
+    plain, *others = samples
+    figures = [figure_of(f"{case.name}: {plain}", samples[plain], "update_ms", "ms")]
+    for way in others:
+        figures += [
+            ratio(
+                f"the same: speed of {way} over {plain}",
+                samples[way],
+                samples[plain],
+                "updates_per_s",
+            ),
+            figure_of(f"the same: first update of {way}", samples[way], "first_s", "s"),
+        ]
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Updates as CUDA graphs: what one update launches is recorded, and then replayed in one launch.
+
+A graph reads and writes the memory that it was recorded with, so there is one for each batch whose
+memory is used again and again, which is a slot on the device. What cannot be recorded is launched
+as ever, and a warning says why.
+
+    B columns of a batch, T action rows
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from impala_async.foreign import one_line
+from impala_async.training.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+# Libraries choose their algorithms and take their memory in the first calls.
+NUM_WARM_UPDATES = 3
+
+Launch = Callable[[Batch, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""An update of a batch with this mask and entropy cost: its numbers and statistics, unread."""
+
+
+class _Graph(NamedTuple):
+    """`batch` is kept, so that its memory stays where it is."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Batch
+    mask_BT: Tensor
+    numbers: Tensor
+    stats: dict[str, Tensor]
+
+
+class Graphs:
+    """A graph for each batch that comes by. Nothing in an update may depend on what it computes."""
+
+    def __init__(self, launch: Launch, device: torch.device) -> None:
+        self._launch = launch
+        self._cost = torch.zeros((), device=device)
+        self._graphs: dict[int, _Graph] = {}
+        self.is_given_up = False
+
+    def run(
+        self, batch: Batch, mask_BT: Tensor, entropy_cost: float
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """As `launch`, or None if this cannot be recorded.
+
+        What comes back is overwritten by the next update of this batch.
+        """
+        known = self._graphs.get(id(batch)) or self._try_to_record(batch)
+        if known is None:
+            return None
+        known.mask_BT.copy_(mask_BT)
+        self._cost.fill_(entropy_cost)
+        known.graph.replay()
+        return known.numbers, known.stats
+
+    def _try_to_record(self, batch: Batch) -> _Graph | None:
+        if self.is_given_up:
+            return None
+        try:
+            known = self._graphs[id(batch)] = self._record(batch)
+        # Whatever it is in a network that cannot be recorded; what is wrong without, too, comes
+        # back when it is launched.
+        except Exception as error:
+            logger.warning("learner.compile: no CUDA graph: %s", one_line(error))
+            self.is_given_up = True
+            return None
+        return known
+
+    def _record(self, batch: Batch) -> _Graph:
+        # Without a valid row an update changes nothing: the right thing to warm up with.
+        mask_BT = torch.zeros_like(batch.mask_BT)
+        stream = torch.cuda.Stream(mask_BT.device)
+        stream.wait_stream(torch.cuda.current_stream(mask_BT.device))
+        with torch.cuda.stream(stream):
+            for _ in range(NUM_WARM_UPDATES):
+                self._launch(batch, mask_BT, self._cost)
+        torch.cuda.current_stream(mask_BT.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # The loader's thread goes on with its own stream meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            numbers, stats = self._launch(batch, mask_BT, self._cost)
+        return _Graph(graph, batch, mask_BT, numbers, stats)
+
+
+def why_not(
+    device: torch.device, *, is_skipping: bool, num_parts: int, is_adapting: bool
+) -> str | None:
+    """Why updates cannot be recorded, if they cannot."""
+    if device.type != "cuda":
+        return f"the learner is on {device}"
+    if not is_skipping:
+        return "only adam and adamw skip a bad update without the host"
+    if num_parts > 1:
+        return "algorithm.num_minibatches makes new batches"
+    if is_adapting:
+        return "algorithm.normalize_returns and kl_coeff change what is computed as they go"
+    return None
