@@ -17,12 +17,14 @@ from impala_async.learner.memory import check_memory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread, Ports, Progress
 from impala_async.models.precision import pick_precision
+from impala_async.policy import Policy
 from impala_async.spec import Schema
 from impala_async.team import Team, build_policy
 from impala_async.training.snapshot import Snapshot
 from impala_async.training.state import TrainingState, restore
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
+from impala_async.weights import WeightsLayout
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,8 @@ def build_learner(
     section = config.learner
     num_slots = num_host_slots(section, device)
     check_memory(config, schema, num_slots, device)
-    step = _build_step(config, schema, device)
+    precision = pick_precision(config.model.precision, config.model.name, device)
+    step = _build_step(config, schema, device, precision)
     if training is not None:
         restore(step, training)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
@@ -77,7 +80,7 @@ def build_learner(
         loader = HostLoader(slots, full, release, is_drained=is_drained)
     thread = LearnerThread(
         step=step,
-        snapshot=Snapshot(step.policy.layout),
+        snapshot=Snapshot(_layout_sent(config, step.policy, precision)),
         loader=loader,
         section=section,
         stop=config.stop,
@@ -91,10 +94,17 @@ def build_learner(
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
 
 
-def _build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
+def _layout_sent(config: RunConfig, policy: Policy | Team, precision: torch.dtype) -> WeightsLayout:
+    """What torsos round to bfloat16 anyway need not travel in float32; in lockstep it does."""
+    is_coarse = precision == torch.bfloat16 and not config.pace.is_lockstep
+    return policy.coarse_layout if is_coarse else policy.layout
+
+
+def _build_step(
+    config: RunConfig, schema: Schema, device: torch.device, precision: torch.dtype
+) -> UpdateStep | TeamStep:
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
-    precision = pick_precision(config.model.precision, config.model.name, device)
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
     if isinstance(policy, Team):
