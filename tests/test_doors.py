@@ -36,6 +36,7 @@ FLAGS = {
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "record": RUN_FLAGS,
     "replay": {"--learner", "--exact", "--speed", "--loop", "--set", "--run-dir"},
+    "relay": {"--learner", "--bind"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
 EXIT_CODES = {

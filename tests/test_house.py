@@ -38,7 +38,7 @@ FLOORS = {
     "policy": LANDING,
     "team": UPPER_LANDING,
     "training": WORKSHOP,
-    **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
+    **dict.fromkeys(["actor", "learner", "launch", "relay"], PROCESSES),
 }
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "interrupts"}
@@ -59,7 +59,7 @@ TORCH_FREE = (
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
     *("config_actor", "config_policies"),
-    *("wire", "envs", "launch"),
+    *("wire", "envs", "launch", "relay"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
     *("learner.recorder", "actor.playlist", "actor.stand_in"),
 )

@@ -1,0 +1,35 @@
+"""The short cut for actors on this host: a private folder with ipc sockets and a nonce.
+
+An actor that can read the nonce shares this machine and this user, so ipc will work for it.
+"""
+
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
+
+
+class LocalLink:
+    """Owns a folder of mode 0700 for as long as its process serves."""
+
+    def __init__(self) -> None:
+        root = os.environ.get("XDG_RUNTIME_DIR")
+        usable = root if root and os.access(root, os.W_OK) else None
+        self._folder = Path(tempfile.mkdtemp(prefix="impala-", dir=usable))
+        self.data_path = str(self._folder / "data")
+        self.weights_path = str(self._folder / "weights")
+        self.nonce_path = str(self._folder / "nonce")
+        self.nonce = secrets.token_bytes(16)
+        if len(os.fsencode(self.weights_path)) > IPC_PATH_MAX_BYTES:
+            self._folder.rmdir()
+            self._folder = Path(tempfile.mkdtemp(prefix="impala-", dir="/tmp"))
+            self.data_path = str(self._folder / "data")
+            self.weights_path = str(self._folder / "weights")
+            self.nonce_path = str(self._folder / "nonce")
+        Path(self.nonce_path).write_bytes(self.nonce)
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
