@@ -114,14 +114,14 @@ def model_of(site: Site) -> str:
     return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_lockstep_comes_to_the_same_bits(tmp_path: Path, lag: int) -> None:
+def test_lockstep_comes_to_the_same_bits(tmp_path: Path) -> None:
     models = []
     for name in ("direct", "relayed"):
         folder = tmp_path / name
         folder.mkdir()
         with site(folder) as run:
-            pace = ("pace.mode=lockstep", f"pace.lag={lag}")
+            # With a lag more than one version is kept, of which none may be passed over.
+            pace = ("pace.mode=lockstep", "pace.lag=1")
             learner = run.learner(*SHORT, *pace, config=CARTPOLE)
             url = run.service["data_url"] if name == "direct" else open_relay(run)[1]
             actors = [run.open("actor", "--learner", url) for _ in range(2)]

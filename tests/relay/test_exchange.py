@@ -1,0 +1,341 @@
+"""Real sockets: a learner whose every word the test decides, an exchange, and actors by hand."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async.relay.exchange import Exchange
+from impala_async.relay.welcome import Translator
+from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.codec import Frame
+from impala_async.wire.local_link import LocalLink
+from impala_async.wire.messages import (
+    PROTOCOL,
+    REJECT_CODES,
+    WRONG_PORT,
+    Bye,
+    Data,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    Message,
+    NotModified,
+    Reject,
+    Spec,
+    WeightsReply,
+    Welcome,
+    pack,
+    unpack,
+)
+from impala_async.wire.sockets import Dealer, Poller, Router, new_context
+from tests.actor.scripted import Heard, ScriptedLearner, settings_of, weights_of
+from tests.actor.scripted import reply_of as reply_with
+from tests.wire.ends import until
+
+WITHIN_S = 10.0
+ANY_PORT = "tcp://127.0.0.1:*"
+V1, V2 = Version(1, 1), Version(1, 2)
+
+
+class ByHand:
+    """An actor of which the test decides what it says."""
+
+    def __init__(self, stage: "Stage", number: int) -> None:
+        self._stage = stage
+        self.actor = bytes([number]) * 16
+        self.data = stage.dial(stage.data)
+        self.weights = stage.dial(stage.weights)
+        self.session = b""
+
+    def say(self, message: Message | bytes, *frames: Frame, to: Dealer | None = None) -> None:
+        first = message if isinstance(message, bytes) else pack(message)
+        until(lambda: (to or self.data).send([first, *frames]))
+
+    def hear(self, from_: Dealer | None = None) -> tuple[Any, list[bytes]]:
+        frames = (from_ or self.data).receive(WITHIN_S)
+        assert frames is not None, "nothing came"
+        return unpack(frames[0]), [bytes(frame) for frame in frames[1:]]
+
+    def join(self, lease_s: float = 60.0, **changes: Any) -> tuple[Welcome, Heard]:
+        """A session: the welcome that came, and the learner's way to answer it."""
+        self.say(Hello(PROTOCOL, self.actor, "1", bytes(16), 0, 0))
+        hello = self._stage.learner.data.hear(Hello)
+        settings = settings_of(**changes.pop("settings", {}))
+        self._stage.learner.welcome(hello, settings, lease_s=lease_s, **changes)
+        welcome, _ = self.hear()
+        self.session = welcome.session
+        return welcome, hello
+
+    def pull(self, have: Version) -> None:
+        self.say(Get(self.session, *have), to=self.weights)
+
+
+class Stage:
+    """All that a test needs, and the thread on which the exchange lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context = new_context()
+        self.learner = ScriptedLearner(self.context, folder)
+        self.link = LocalLink()
+        self.data = Router(self.context, ANY_PORT, self.link.data_path, 1 << 26)
+        self.weights = Router(self.context, ANY_PORT, self.link.weights_path, 1 << 26)
+        self.poller = Poller()
+        self.exchange = Exchange(
+            self.context,
+            self.learner.url,
+            (self.data, self.weights),
+            self.poller,
+            Translator(self.link, self.weights.port, is_far=False),
+        )
+        self.do: list[Callable[[], None]] = []
+        self._dealers: list[Dealer] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def dial(self, router: Router) -> Dealer:
+        return self.dial_url(router.url)
+
+    def dial_url(self, url: str) -> Dealer:
+        self._dealers.append(Dealer(self.context, url))
+        return self._dealers[-1]
+
+    def crew(self, num_actors: int, **changes: Any) -> list[ByHand]:
+        actors = [ByHand(self, number) for number in range(1, num_actors + 1)]
+        for actor in actors:
+            actor.join(**changes)
+        return actors
+
+    def is_quiet(self) -> bool:
+        """Nothing more comes to the learner: a heartbeat goes all the way and is the next."""
+        return not self.learner.weights.drain() and not self.learner.data.drain()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            self.poller.wait(0.01)
+            self.exchange.flush()
+            while self.do:
+                self.do.pop(0)()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self.exchange.close()
+        for end in (*self._dealers, self.data, self.weights):
+            end.close()
+        self.learner.close()
+        self.context.term()
+        self.link.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    opened = Stage(tmp_path)
+    yield opened
+    opened.close()
+
+
+def reply_of(version: Version) -> tuple[WeightsReply, bytes]:
+    return reply_with(weights_of(float(version.update), version))
+
+
+def test_all_goes_up_and_down_as_it_is(stage: Stage) -> None:
+    actor = ByHand(stage, 1)
+    welcome, hello = actor.join()
+    assert (welcome.weights_port, welcome.nonce) == (stage.weights.port, stage.link.nonce)
+    spec = Spec(actor.session, b"s" * 16, b"l" * 16, 2, 1)
+    actor.say(spec, b"a schema")
+    heard = stage.learner.data.hear(Spec)
+    assert (heard.message, heard.frames, heard.route) == (spec, [b"a schema"], hello.route)
+    data = Data(actor.session, 0, 1, 1, 5, 2, 0, 0, None)
+    obs, small = b"o" * 300_000, b"s" * 100
+    actor.say(data, obs, small)
+    heard = stage.learner.data.hear(Data)
+    assert (heard.message, heard.frames) == (data, [obs, small])
+    grant = Grant(actor.session, 3, 1, 1, 7, [[0, 2]])
+    heard.answer(grant)
+    assert actor.hear() == (grant, [])
+    actor.say(Heartbeat(actor.session, {"env_time_ms": 1.5}), to=actor.weights)
+    beat = stage.learner.weights.hear(Heartbeat)
+    assert beat.message.timers == {"env_time_ms": 1.5}
+    beat.answer(grant)
+    assert actor.hear(actor.weights) == (grant, [])
+
+
+def test_an_actor_of_this_host_goes_on_over_ipc(stage: Stage) -> None:
+    actor = ByHand(stage, 1)
+    welcome, hello = actor.join()
+    assert Path(welcome.nonce_path).read_bytes() == welcome.nonce
+    actor.data.close()
+    actor.data = stage.dial_url(f"ipc://{welcome.ipc_data}")
+    actor.weights = stage.dial_url(f"ipc://{welcome.ipc_weights}")
+    actor.say(Spec(actor.session, b"s" * 16, b"l" * 16, 2, 1), b"a schema")
+    heard = stage.learner.data.hear(Spec)
+    assert heard.route == hello.route
+    grant = Grant(actor.session, 1, 0, 1, 1, [])
+    heard.answer(grant)
+    assert actor.hear()[0] == grant
+    actor.pull(NO_VERSION)
+    stage.learner.weights.hear(Get).answer(*reply_of(V1))
+    assert actor.hear(actor.weights)[0].update == 1
+
+
+def test_each_answer_comes_to_the_actor_that_it_is_for(stage: Stage) -> None:
+    actors = stage.crew(3)
+    for actor in actors:
+        actor.say(Heartbeat(actor.session, {}), to=actor.weights)
+    for _ in actors:
+        beat = stage.learner.weights.hear(Heartbeat)
+        beat.answer(Grant(beat.message.session, 1, 0, 1, 1, []))
+    for actor in actors:
+        assert actor.hear(actor.weights)[0].session == actor.session
+    # A refusal does not even say whom it is for.
+    actors[1].say(Heartbeat(actors[1].session, {}), to=actors[1].weights)
+    stage.learner.weights.hear(Heartbeat).answer(Reject(0, "over", 0.0))
+    assert actors[1].hear(actors[1].weights)[0] == Reject(0, "over", 0.0)
+
+
+def test_many_pulls_are_one_and_later_ones_are_none(stage: Stage) -> None:
+    actors = stage.crew(3)
+    for actor in actors[:2]:
+        actor.pull(NO_VERSION)
+    get = stage.learner.weights.hear(Get)
+    until(lambda: stage.exchange.counts.up >= 4)
+    get.answer(*reply_of(V1))
+    for actor in actors[:2]:
+        reply, (buffer,) = actor.hear(actor.weights)
+        assert (Version(reply.epoch, reply.update), buffer) == (V1, reply_of(V1)[1])
+    actors[2].pull(NO_VERSION)
+    assert actors[2].hear(actors[2].weights)[0].update == 1
+    assert (stage.exchange.counts.served, stage.exchange.counts.fetched) == (3, 1)
+    # Whoever has it is told of the next only by the learner.
+    actors[0].pull(V1)
+    get = stage.learner.weights.hear(Get)
+    assert get.message == Get(actors[0].session, *V1)
+    get.answer(NotModified(*V1))
+    assert actors[0].hear(actors[0].weights)[0] == NotModified(*V1)
+
+
+def test_a_pull_of_one_that_is_refused_or_gone_goes_to_the_next(stage: Stage) -> None:
+    first, second, third = stage.crew(3)
+    first.pull(V1)
+    get = stage.learner.weights.hear(Get)
+    second.pull(V1)
+    third.pull(V1)
+    until(lambda: len(stage.exchange._shelf._waiting) == 3)
+    get.answer(Reject(REJECT_CODES.index("hello_again"), "over", 0.0))
+    assert isinstance(first.hear(first.weights)[0], Reject)
+    get = stage.learner.weights.hear(Get)
+    assert get.message.session == second.session
+    # It comes back, with a session that has not asked.
+    second.data = stage.dial(stage.data)
+    second.join()
+    get = stage.learner.weights.hear(Get)
+    assert get.message.session == third.session
+    get.answer(*reply_of(V2))
+    assert third.hear(third.weights)[0].update == 2
+
+
+def test_weights_of_another_start_are_not_served(stage: Stage) -> None:
+    (actor,) = stage.crew(1)
+    actor.pull(NO_VERSION)
+    stage.learner.weights.hear(Get).answer(*reply_of(Version(1, 90)))
+    assert actor.hear(actor.weights)[0].update == 90
+    late = ByHand(stage, 9)
+    late.join(epoch=2)
+    late.pull(Version(1, 80))
+    get = stage.learner.weights.hear(Get)
+    get.answer(*reply_of(Version(2, 81)))
+    assert late.hear(late.weights)[0][:2] == (2, 81)
+
+
+def test_in_lockstep_each_pull_is_its_own(stage: Stage) -> None:
+    actors = stage.crew(2, settings={"pace": {"mode": "lockstep"}})
+    for update in (1, 2):
+        for actor in actors:
+            actor.pull(Version(1, update - 1))
+            get = stage.learner.weights.hear(Get)
+            assert get.message.session == actor.session
+            get.answer(*reply_of(Version(1, update)))
+            assert actor.hear(actor.weights)[0].update == update
+    assert (stage.exchange.counts.served, stage.exchange.counts.fetched) == (4, 4)
+
+
+def test_who_is_not_known_here_must_say_hello_again(stage: Stage) -> None:
+    actor = ByHand(stage, 1)
+    stranger = b"?" * 16
+    for message, end in (
+        (Bye(stranger, 2), actor.data),
+        (Heartbeat(stranger, {}), actor.weights),
+        (NotModified(1, 1), actor.weights),
+    ):
+        actor.say(message, to=end)
+        refusal, _ = actor.hear(end)
+        assert REJECT_CODES[refusal.code] == "hello_again"
+    assert stage.is_quiet()
+
+
+def test_what_is_no_message_is_counted_and_its_sender_told(stage: Stage) -> None:
+    (actor,) = stage.crew(1)
+    for garbage, reason in ((b"", "malformed"), (b"\xc1", "malformed"), (b"\x91\x7f", "unknown")):
+        for end in (actor.data, actor.weights):
+            actor.say(garbage, b"more", to=end)
+            refusal, _ = actor.hear(end)
+            assert REJECT_CODES[refusal.code] == "bad_message"
+            assert reason in refusal.text
+    assert stage.exchange.counts.bad == 6
+    actor.say(Hello(PROTOCOL, actor.actor, "1", bytes(16), 0, 0), to=actor.weights)
+    assert WRONG_PORT in actor.hear(actor.weights)[0].text
+    assert stage.is_quiet()
+
+
+def test_a_hello_said_twice_does_no_harm(stage: Stage) -> None:
+    actor = ByHand(stage, 1)
+    _, first = actor.join()
+    actor.say(Hello(PROTOCOL, actor.actor, "1", bytes(16), 0, 0))
+    again = stage.learner.data.hear(Hello)
+    # The same connection, by which the learner knows that it is the same.
+    assert again.route == first.route
+    assert stage.exchange.num_actors == 1
+
+
+def test_the_learner_can_no_longer_route_to_an_actor_that_is_gone(stage: Stage) -> None:
+    first, second = stage.crew(2)
+    for actor in (first, second):
+        actor.say(Heartbeat(actor.session, {}), to=actor.weights)
+        stage.learner.weights.hear(Heartbeat)
+    actor = ByHand(stage, 7)
+    _, hello = actor.join()
+    actor.data.close()
+    router, grant = stage.learner.data.router, pack(Grant(actor.session, 1, 0, 1, 1, []))
+    until(lambda: not router.send(hello.route, [grant]))
+    until(lambda: stage.exchange.num_actors == 2)
+
+
+def test_who_is_silent_for_several_leases_is_gone(stage: Stage) -> None:
+    quiet, loud = ByHand(stage, 1), ByHand(stage, 2)
+    quiet.join(lease_s=1.0)
+    loud.join(lease_s=60.0)
+    passages = stage.exchange._by_session
+    heard_at = passages[quiet.session].last_heard
+    stage.do.append(lambda: stage.exchange.sweep(heard_at + 3.5))
+    until(lambda: list(passages) == [loud.session])
+
+
+def test_what_is_said_while_the_learner_is_away_waits_for_it(stage: Stage) -> None:
+    (actor,) = stage.crew(1)
+    url, router = stage.learner.url, stage.learner.data.router
+    router.close()
+    lane = stage.exchange._by_session[actor.session].data
+    until(lambda: not lane.dealer.send([pack(NotModified(0, 0))]))
+    for seq in range(3):
+        actor.say(Data(actor.session, seq, 1, 1, 5, 2, 0, 0, b"inline"))
+    until(lambda: len(lane._waiting) == 3)
+    stage.learner.data.router = Router(stage.context, url, None, 1 << 26)
+    heard = [stage.learner.data.find(Data).message.seq for _ in range(3)]
+    assert heard == [0, 1, 2]
+    assert stage.exchange.counts.lost == 0
