@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from impala_async.wire.messages import (
     pack,
     unpack,
 )
-from impala_async.wire.sockets import Dealer, Poller, Router, new_context
+from impala_async.wire.sockets import AddressError, Dealer, Poller, Router, new_context
 from tests.actor.scripted import Heard, ScriptedLearner, settings_of, weights_of
 from tests.actor.scripted import reply_of as reply_with
 from tests.wire.ends import until
@@ -91,7 +92,7 @@ class Stage:
             self.poller,
             Translator(self.link, self.weights.port, is_far=False),
         )
-        self.do: list[Callable[[], None]] = []
+        self._calls: Queue[tuple[Callable[[], Any], Queue[Any]]] = Queue()
         self._dealers: list[Dealer] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -110,6 +111,20 @@ class Stage:
             actor.join(**changes)
         return actors
 
+    def ask(self, call: Callable[[], Any]) -> Any:
+        """On the exchange's own thread, which has the sockets."""
+        answer: Queue[Any] = Queue()
+        self._calls.put((call, answer))
+        return answer.get(timeout=WITHIN_S)
+
+    def learner_is_back(self, url: str) -> bool:
+        """A port that was closed may be taken for a moment more."""
+        try:
+            self.learner.data.router = Router(self.context, url, None, 1 << 26)
+        except AddressError:
+            return False
+        return True
+
     def is_quiet(self) -> bool:
         """Nothing more comes to the learner: a heartbeat goes all the way and is the next."""
         return not self.learner.weights.drain() and not self.learner.data.drain()
@@ -118,8 +133,9 @@ class Stage:
         while not self._is_over.is_set():
             self.poller.wait(0.01)
             self.exchange.flush()
-            while self.do:
-                self.do.pop(0)()
+            while not self._calls.empty():
+                call, answer = self._calls.get()
+                answer.put(call())
 
     def close(self) -> None:
         self._is_over.set()
@@ -224,9 +240,9 @@ def test_a_pull_of_one_that_is_refused_or_gone_goes_to_the_next(stage: Stage) ->
     first, second, third = stage.crew(3)
     first.pull(V1)
     get = stage.learner.weights.hear(Get)
-    second.pull(V1)
-    third.pull(V1)
-    until(lambda: len(stage.exchange._shelf._waiting) == 3)
+    for number, actor in ((2, second), (3, third)):
+        actor.pull(V1)
+        until(lambda number=number: len(stage.exchange._shelf._waiting) == number)
     get.answer(Reject(REJECT_CODES.index("hello_again"), "over", 0.0))
     assert isinstance(first.hear(first.weights)[0], Reject)
     get = stage.learner.weights.hear(Get)
@@ -322,8 +338,8 @@ def test_who_is_silent_for_several_leases_is_gone(stage: Stage) -> None:
     loud.join(lease_s=60.0)
     passages = stage.exchange._by_session
     heard_at = passages[quiet.session].last_heard
-    stage.do.append(lambda: stage.exchange.sweep(heard_at + 3.5))
-    until(lambda: list(passages) == [loud.session])
+    stage.ask(lambda: stage.exchange.sweep(heard_at + 3.5))
+    assert list(passages) == [loud.session]
 
 
 def test_what_is_said_while_the_learner_is_away_waits_for_it(stage: Stage) -> None:
@@ -331,11 +347,11 @@ def test_what_is_said_while_the_learner_is_away_waits_for_it(stage: Stage) -> No
     url, router = stage.learner.url, stage.learner.data.router
     router.close()
     lane = stage.exchange._by_session[actor.session].data
-    until(lambda: not lane.dealer.send([pack(NotModified(0, 0))]))
+    until(lambda: not stage.ask(lambda: lane.dealer.send([pack(NotModified(0, 0))])))
     for seq in range(3):
         actor.say(Data(actor.session, seq, 1, 1, 5, 2, 0, 0, b"inline"))
     until(lambda: len(lane._waiting) == 3)
-    stage.learner.data.router = Router(stage.context, url, None, 1 << 26)
+    until(lambda: stage.learner_is_back(url))
     heard = [stage.learner.data.find(Data).message.seq for _ in range(3)]
     assert heard == [0, 1, 2]
     assert stage.exchange.counts.lost == 0

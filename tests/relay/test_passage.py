@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from impala_async.launch.local import free_ports
 from impala_async.relay.passage import MAX_WAITING, SILENT_LEASES, UNWELCOME_S, Lane, Passage
 from impala_async.relay.shelf import Shelf
 from impala_async.weights import NO_VERSION
@@ -18,11 +19,10 @@ def ends() -> Iterator[Ends]:
 
 
 @pytest.fixture
-def url(ends: Ends) -> str:
+def url() -> str:
     """Where nobody listens yet."""
-    router = ends.router()
-    router.close()
-    return router.url
+    (port,) = free_ports(1)
+    return f"tcp://127.0.0.1:{port}"
 
 
 @pytest.fixture
