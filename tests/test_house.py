@@ -484,11 +484,11 @@ def docstrings(house: House) -> list[str]:
 
 
 def runs_on(house: House) -> list[str]:
-    law = "modules of actor and learner say where they run"
+    law = "modules of actor, learner and relay say where they run"
     return [
         module.at(1, law, "its docstring has no line `Runs on: ...`")
         for module in house
-        if module.room in {"actor", "learner"} and not module.is_package
+        if module.room in {"actor", "learner", "relay"} and not module.is_package
         if not any(
             line.strip().startswith("Runs on: ") for line in _docstring(module).splitlines()
         )
