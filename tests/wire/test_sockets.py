@@ -72,9 +72,8 @@ def test_a_message_may_be_taken_whole(router: Router, link: Link) -> None:
 def test_a_poller_calls_whoever_has_input(router: Router, link: Link) -> None:
     dealers, called, poller = [link(), link()], [], Poller()
     for name, dealer in zip("ab", dealers, strict=True):
-        until(lambda dealer=dealer: dealer.send([b"hello"]))
         poller.add(dealer, lambda name=name: called.append(name))  # type: ignore[misc]
-    routes = [take(router)[0] for _ in dealers]
+    routes = [greeted(router, dealer) for dealer in dealers]
     poller.wait(0.0)
     assert called == []
     router.send(routes[1], [b"answer"])
@@ -88,9 +87,7 @@ def test_a_poller_calls_whoever_has_input(router: Router, link: Link) -> None:
 def test_a_call_may_end_the_one_after_it(router: Router, link: Link) -> None:
     dealers, poller, called = [link(), link()], Poller(), 0
     for dealer in dealers:
-        until(lambda dealer=dealer: dealer.send([b"hello"]))
-    for route in [take(router)[0] for _ in dealers]:
-        router.send(route, [b"answer"])
+        router.send(greeted(router, dealer), [b"answer"])
 
     def end_all() -> None:
         nonlocal called
