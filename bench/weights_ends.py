@@ -44,17 +44,18 @@ def _schema(obs: ArraySpec, num_actions: int, rows: int) -> Schema:
     return Schema(ObsSpec((obs,)), ActionSpec((ActionPart("", "discrete", (num_actions,)),)), rows)
 
 
-# Schema, torso, and columns of a batch, as in configs/cartpole.toml and configs/pong_impala.toml.
-CASES: dict[str, tuple[Schema, str, int]] = {
-    "mlp": (_schema(ArraySpec("", (4,), "float32"), 2, 50), "mlp", 16),
-    "nature_cnn": (
-        _schema(ArraySpec("", (4, 84, 84), "uint8", is_stack=True), 6, 20), "nature_cnn", 8,
-    ),
-}  # fmt: skip
+_PONG = _schema(ArraySpec("", (4, 84, 84), "uint8", is_stack=True), 6, 20)
+# Schema, torso, columns of a batch, as in configs/cartpole.toml and configs/pong_impala.toml; and
+# whether the torso's weights travel in bfloat16.
+CASES: dict[str, tuple[Schema, str, int, bool]] = {
+    "mlp": (_schema(ArraySpec("", (4,), "float32"), 2, 50), "mlp", 16, False),
+    "nature_cnn": (_PONG, "nature_cnn", 8, False),
+    "nature_cnn_coarse": (_PONG, "nature_cnn", 8, True),
+}
 
 
 def config_of(case: str, num_clients: int) -> RunConfig:
-    schema, torso, batch_columns = CASES[case]
+    schema, torso, batch_columns, _ = CASES[case]
     return RunConfig.model_validate(
         {
             "env": {"id": "none:Needed"},
@@ -72,11 +73,11 @@ def config_of(case: str, num_clients: int) -> RunConfig:
 class Publishing:
     """The learner thread: update, snapshot, post; and how long each took."""
 
-    def __init__(self, config: RunConfig, schema: Schema, slot: Slot) -> None:
+    def __init__(self, config: RunConfig, schema: Schema, slot: Slot, is_coarse: bool) -> None:
         policy = Policy(schema, config.model, seed=0)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, CPU))
         self._step = UpdateStep(policy, config.algorithm, CPU)
-        self._snapshot = Snapshot(policy.layout)
+        self._snapshot = Snapshot(policy.coarse_layout if is_coarse else policy.layout)
         _fill(slot)
         self._batch = Batch.over(slot.columns)
         self._alive_B = torch.ones(len(slot.filled_B), dtype=torch.bool)
@@ -106,7 +107,7 @@ class Publishing:
 async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     """Publish for so many seconds to whoever is there, and say goodbye."""
     keep_freed_memory()
-    schema, _, batch_columns = CASES[case]
+    schema, _, batch_columns, is_coarse = CASES[case]
     config = config_of(case, max(1, num_clients))
     loop = asyncio.get_running_loop()
     front = Front(
@@ -117,7 +118,7 @@ async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
         events=Events(lambda schema: None, lambda episodes: None, lambda: None),
     )
     slots = allocate_slots(schema, batch_columns, 2)
-    learner = Publishing(config, schema, slots[1])
+    learner = Publishing(config, schema, slots[1], is_coarse)
     front.open(schema, slots[:1], lambda index: None, learner.layout_digest)
     front.publish(learner.take())
     _say({"url": front.data_url})
@@ -146,7 +147,7 @@ def subscribe(case: str, url: str) -> dict[str, Any]:
     settings = client.connect()
     policy = Policy(schema, settings.model, seed=1)
     policy.act_in(pick_precision(settings.model.precision, settings.model.name, CPU))
-    client.join(Offer(schema, policy.layout, settings.actor.num_envs, 1))
+    client.join(Offer(schema, policy.layout, settings.actor.num_envs, 1, policy.coarse_layout))
     installed_at: dict[int, float] = {}
     try:
         while True:

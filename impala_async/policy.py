@@ -1,7 +1,8 @@
 """The policy: one model and its distributions, acting for actors and evaluated by the learner.
 
 Owns the model and the version of the weights in it. Both sides build it from the same schema,
-config section and seed, and `layout` is what lets them see that they did.
+config section and seed, and `layout` is what lets them see that they did. `coarse_layout` is the
+same weights as they may travel where torsos compute in bfloat16: those of torsos in it.
 
     C columns of an actor, B columns of a batch, T action rows, S = T+1 observation rows
     N rows of any kind, P parameters of all action parts
@@ -9,7 +10,7 @@ config section and seed, and `layout` is what lets them see that they did.
 
 import copy
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from impala_async.config_model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
 from impala_async.models.cnn import ImageTorso
+from impala_async.models.flat import unflatten
 from impala_async.models.mlp import MLPTorso
 from impala_async.models.quick import QuickNet, sample
 from impala_async.spec import ArraySpec, Schema
@@ -79,6 +81,7 @@ class Policy:
                 for name, tensor in state.items()
             )
         )
+        self.coarse_layout = self.layout.coarse(self._names_rounded())
         self._state_names = [array.name for array in schema.state]
 
     def twin(self) -> "Policy":
@@ -91,18 +94,8 @@ class Policy:
         return twin
 
     def load(self, weights: Weights) -> None:
-        """Take over the weights; raises ValueError when they are not of this layout's size."""
-        if weights.buffer.nbytes != self.layout.num_bytes:
-            raise ValueError(
-                f"weights of {weights.buffer.nbytes} bytes do not fit a model of "
-                f"{self.layout.num_bytes}"
-            )
-        # Torch cannot view what is read-only.
-        buffer = weights.buffer if weights.buffer.flags.writeable else weights.buffer.copy()
-        views = self.layout.views(buffer)
-        with torch.no_grad():
-            for tensor, (_, view) in zip(self.tensors, views, strict=True):
-                tensor.copy_(torch.from_numpy(view))
+        """Take over weights of either layout; raises ValueError when they have neither."""
+        unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
         self.version = weights.version
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -123,9 +116,8 @@ class Policy:
         if precision == torch.float32:
             return
         self.compute_in(precision)
-        torso = self.model.policy_torso
-        if isinstance(torso, MLPTorso | ImageTorso):
-            torso.to(precision)
+        if _is_ours(self.model.policy_torso):
+            self.model.policy_torso.to(precision)
         self.tensors = tuple(self.model.state_dict().values())
         self._quick = None
 
@@ -187,6 +179,16 @@ class Policy:
             joint_BT=joint_BT,
         )
 
+    def _names_rounded(self) -> set[str]:
+        """The weights that torsos in bfloat16 round to it before they do anything with them."""
+        torsos = {"policy_torso": self.model.policy_torso, "value_torso": self.model.value_torso}
+        return {
+            f"{name}.{key}"
+            for name, torso in torsos.items()
+            if _is_ours(torso)
+            for key in torso.state_dict()
+        }
+
     def _look(self, obs: Arrays, state: Arrays) -> tuple[Joint, dict[str, NDArray[np.float32]]]:
         leaves = self._tensors(obs)
         legal_CP = None if self._legal is None else leaves[self._legal].flatten(1)
@@ -237,6 +239,11 @@ def _build_seeded(schema: Schema, section: ModelSection, seed: int) -> ActorCrit
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return build_model(section, schema.inputs, schema.action)
+
+
+def _is_ours(torso: object) -> TypeGuard[MLPTorso | ImageTorso]:
+    """What an own torso does with its weights is its own affair."""
+    return isinstance(torso, MLPTorso | ImageTorso)
 
 
 def _rows(leaf_BS: Tensor) -> Tensor:

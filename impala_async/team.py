@@ -17,9 +17,10 @@ from torch import Tensor
 
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection
+from impala_async.models.flat import unflatten
 from impala_async.policy import Action, Arrays, Policy
 from impala_async.spec import POLICY, Schema
-from impala_async.weights import NO_VERSION, Weights, WeightsLayout
+from impala_async.weights import BFLOAT16_WORDS, NO_VERSION, Weights, WeightsLayout
 
 
 def build_policy(
@@ -64,6 +65,14 @@ class Team:
                 for array in member.layout.arrays
             )
         )
+        self.coarse_layout = self.layout.coarse(
+            {
+                f"{name}/{array.name}"
+                for name, member in self.members.items()
+                for array in member.coarse_layout.arrays
+                if array.dtype == BFLOAT16_WORDS
+            }
+        )
         self._parts = schema.action.parts
 
     def compute_in(self, precision: torch.dtype) -> None:
@@ -86,17 +95,10 @@ class Team:
         }
 
     def load(self, weights: Weights) -> None:
-        """Take over the weights; raises ValueError when they are not of this layout's size."""
-        if weights.buffer.nbytes != self.layout.num_bytes:
-            raise ValueError(
-                f"weights of {weights.buffer.nbytes} bytes do not fit a team of "
-                f"{self.layout.num_bytes}"
-            )
-        offset = 0
+        """As `Policy.load`, for all members."""
+        unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
         for member in self.members.values():
-            size = member.layout.num_bytes
-            member.load(Weights(weights.version, weights.buffer[offset : offset + size]))
-            offset += size
+            member.version = weights.version
         self.version = weights.version
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +24,27 @@ class Version(NamedTuple):
 
 NO_VERSION = Version(0, 0)
 """Before any weights: epochs count from 1."""
+BFLOAT16_WORDS = "uint16"
+"""How a layout names bfloat16, which numpy does not know. No weights are whole numbers."""
 
 
 @dataclass(frozen=True)
 class WeightsLayout:
-    """The parameters of a model in the order in which the flat buffer holds them."""
+    """The parameters of a model in the order in which the flat buffer holds them.
+
+    Those in bfloat16 lie behind all others there, so that each is aligned and nothing lies between.
+    """
 
     arrays: tuple[ArraySpec, ...]
+
+    def coarse(self, names: Container[str]) -> "WeightsLayout":
+        """The same parameters, those of these names in bfloat16."""
+        return WeightsLayout(
+            tuple(
+                replace(array, dtype=BFLOAT16_WORDS) if array.name in names else array
+                for array in self.arrays
+            )
+        )
 
     @cached_property
     def digest(self) -> bytes:
@@ -42,13 +57,23 @@ class WeightsLayout:
     def num_bytes(self) -> int:
         return sum(array.num_bytes for array in self.arrays)
 
+    @cached_property
+    def places(self) -> tuple[slice, ...]:
+        """Where each array lies in the flat buffer."""
+        order = sorted(
+            range(len(self.arrays)), key=lambda k: self.arrays[k].dtype == BFLOAT16_WORDS
+        )
+        ends = accumulate(self.arrays[k].num_bytes for k in order)
+        places = {
+            k: slice(end - self.arrays[k].num_bytes, end)
+            for k, end in zip(order, ends, strict=True)
+        }
+        return tuple(places[k] for k in range(len(self.arrays)))
+
     def views(self, buffer: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[Any]]]:
         """Name and typed view of every array in a flat buffer."""
-        offset = 0
-        for array in self.arrays:
-            part = buffer[offset : offset + array.num_bytes]
-            yield array.name, part.view(array.dtype).reshape(array.shape)
-            offset += array.num_bytes
+        for array, place in zip(self.arrays, self.places, strict=True):
+            yield array.name, buffer[place].view(array.dtype).reshape(array.shape)
 
 
 @dataclass(frozen=True)
@@ -57,6 +82,8 @@ class Weights:
 
     version: Version
     buffer: NDArray[np.uint8]
+    layout_digest: bytes = b""
+    """Of the buffer's layout; empty for the one that both sides know a model by."""
 
     def digest(self) -> bytes:
         """16 bytes over the content, so that a damaged transfer is noticed.

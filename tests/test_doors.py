@@ -36,6 +36,7 @@ FLAGS = {
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "record": RUN_FLAGS,
     "replay": {"--learner", "--exact", "--speed", "--loop", "--set", "--run-dir"},
+    "relay": {"--learner", "--bind"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
 EXIT_CODES = {
@@ -136,6 +137,10 @@ WRONG = [
     ("replay", ["/", "--exact", "--loop"]),
     ("replay", ["/", "--exact", "--set", "seed=1"]),
     ("replay", ["/", "--speed", "slow"]),
+    ("relay", []),
+    ("relay", ["--learner", "somewhere"]),
+    ("relay", ["--learner", "tcp://h:1", "--bind", "somewhere"]),
+    ("relay", ["--learner", "tcp://h:1", "--bind", "ipc://x"]),
     ("evaluate", ["/nowhere"]),
     ("evaluate", ["/", "--episodes", "0"]),
     ("evaluate", ["/", "--seed", "-1"]),

@@ -38,7 +38,7 @@ FLOORS = {
     "policy": LANDING,
     "team": UPPER_LANDING,
     "training": WORKSHOP,
-    **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
+    **dict.fromkeys(["actor", "learner", "launch", "relay"], PROCESSES),
 }
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "interrupts"}
@@ -59,7 +59,7 @@ TORCH_FREE = (
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
     *("config_actor", "config_ingest", "config_policies"),
-    *("wire", "envs", "launch"),
+    *("wire", "envs", "launch", "relay"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.front", "learner.remote_front", "learner.front_process"),
     *("actor.playlist", "actor.stand_in"),
@@ -487,11 +487,11 @@ def docstrings(house: House) -> list[str]:
 
 
 def runs_on(house: House) -> list[str]:
-    law = "modules of actor and learner say where they run"
+    law = "modules of actor, learner and relay say where they run"
     return [
         module.at(1, law, "its docstring has no line `Runs on: ...`")
         for module in house
-        if module.room in {"actor", "learner"} and not module.is_package
+        if module.room in {"actor", "learner", "relay"} and not module.is_package
         if not any(
             line.strip().startswith("Runs on: ") for line in _docstring(module).splitlines()
         )

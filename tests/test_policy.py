@@ -456,6 +456,64 @@ def test_an_actor_in_float32_acts_as_it_did():
     assert np.array_equal(mine.log_probs, theirs.log_probs)
 
 
+IMAGE = Schema(ObsSpec((ArraySpec("", (4, 84, 84), "uint8", is_stack=True),)), PLAIN.action, rows=5)
+LOSSLESS = [
+    (PLAIN, SECTION),
+    (PLAIN, ModelSection(hidden_sizes=(7, 5), shared_torso=False)),
+    (IMAGE, ModelSection(name="nature_cnn", hidden_sizes=(33,))),
+    (replace(PLAIN, state=recurrent_state("lstm", 4)), ModelSection(core="lstm", core_size=4)),
+]
+
+
+@pytest.mark.parametrize(("schema", "section"), LOSSLESS)
+def test_coarse_weights_act_in_bfloat16_bit_for_bit_as_fine_ones(schema, section):
+    learner = make_policy(schema, seed=2, section=section)
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator(7)), alpha=0.1)
+    obs, parameters = random_obs(schema, 6), []
+    for layout in (learner.layout, learner.coarse_layout):
+        weights = Snapshot(layout).take(learner.tensors, Version(1, 4))
+        # Torsos whose weights are float32, as at the learner, and those whose are not.
+        autocast, cast = (make_policy(schema, section=section) for _ in range(2))
+        autocast.compute_in(torch.bfloat16)
+        cast.act_in(torch.bfloat16)
+        for actor in (autocast, cast):
+            actor.load(weights)
+            leaves = to_torch(obs)
+            state = tuple(to_torch(actor.first_state(6)).values())
+            with torch.inference_mode():
+                parameters.append(actor.model.act(leaves, state)[0])
+    first, *others = parameters
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_an_actor_without_bfloat16_takes_coarse_weights():
+    learner, actor = make_policy(seed=2), make_policy()
+    actor.load(Snapshot(learner.coarse_layout).take(learner.tensors, Version(1, 4)))
+    assert actor.version == Version(1, 4)
+    for name, tensor in actor.named_tensors().items():
+        sent = learner.named_tensors()[name]
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, sent.bfloat16().float() if "torso" in name else sent)
+
+
+def test_only_torsos_travel_in_bfloat16_and_none_that_is_ones_own():
+    policy = make_policy(with_memory(), section=ModelSection(core="lstm", core_size=4))
+    coarse = {array.name for array in policy.coarse_layout.arrays if array.dtype == "uint16"}
+    assert coarse == {name for name in policy.named_tensors() if name.startswith("policy_torso.")}
+    own = Policy(PLAIN, ModelSection(name="tests.test_policy:Careful"), seed=0)
+    assert own.coarse_layout == own.layout
+
+
+def test_a_third_layout_is_refused():
+    policy = make_policy()
+    third = policy.layout.coarse({"policy_head.weight"})
+    weights = Weights(Version(1, 1), np.zeros(third.num_bytes, np.uint8), third.digest)
+    with pytest.raises(ValueError, match="do not fit this model"):
+        policy.load(weights)
+
+
 class Careful(torch.nn.Module):
     """A torso of one's own, which has its first layers in float32 whatever happens around it."""
 

@@ -130,9 +130,20 @@ def test_weights_of_all_members_travel_as_one():
     assert are_equal(actions, source.act_greedy(obs, state)[0])
 
 
+def test_coarse_weights_of_all_members_travel_as_one_too():
+    source, target = make_team(seed=1), make_team()
+    weights = Snapshot(source.coarse_layout).take(source.tensors, Version(2, 5))
+    assert weights.buffer.nbytes < source.layout.num_bytes
+    target.load(weights)
+    assert [member.version for member in target.members.values()] == [Version(2, 5)] * 3
+    for name, tensor in target.named_tensors().items():
+        sent = source.named_tensors()[name]
+        assert torch.equal(tensor, sent.bfloat16().float() if "torso" in name else sent)
+
+
 def test_weights_of_another_size_are_refused():
     team = make_team()
-    with pytest.raises(ValueError, match="do not fit a team of"):
+    with pytest.raises(ValueError, match="do not fit a model of"):
         team.load(Weights(Version(1, 1), np.zeros(team.layout.num_bytes + 4, np.uint8)))
 
 

@@ -83,6 +83,18 @@ def test_digest_is_of_names_shapes_types_and_order() -> None:
     assert WeightsLayout(tuple(LAYOUT.arrays)).digest == LAYOUT.digest
 
 
+def test_what_is_coarse_lies_behind_all_others() -> None:
+    layout = LAYOUT.coarse({"first", "count"})
+    assert [array.dtype for array in layout.arrays] == ["uint16", "float64", "uint16", "float32"]
+    assert [array.name for array in layout.arrays] == [array.name for array in LAYOUT.arrays]
+    assert layout.num_bytes == 12 + 8 + 2 + 12
+    assert layout.places == (slice(20, 32), slice(0, 8), slice(32, 34), slice(8, 20))
+    assert layout.digest != LAYOUT.digest
+    assert LAYOUT.coarse(()) == LAYOUT
+    views = dict(layout.views(np.arange(layout.num_bytes, dtype=np.uint8)))
+    assert views["count"].tolist() == [32 + 256 * 33]
+
+
 def test_golden_layout_digest() -> None:
     layout = WeightsLayout((ArraySpec("w", (2,), "float32"),))
     text = b'[{"name":"w","shape":[2],"dtype":"float32"}]'

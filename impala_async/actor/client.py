@@ -259,7 +259,7 @@ class Client:
             self._context,
             weights_url,
             session=welcome.session,
-            layout_digest=offer.layout.digest,
+            layout_digests=offer.layout_digests,
             have=self._version,
             heartbeat_s=welcome.heartbeat_s,
             reply_timeout_s=welcome.lease_s + offer.weights_s,

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from impala_async.actor.greeting import read
 from impala_async.errors import MismatchError, ProtocolError
@@ -45,7 +45,7 @@ class Link:
         url: str,
         *,
         session: bytes,
-        layout_digest: bytes,
+        layout_digests: Container[bytes],
         have: Version,
         heartbeat_s: float,
         reply_timeout_s: float,
@@ -57,7 +57,7 @@ class Link:
         self._context = context
         self._url = url
         self._session = session
-        self._layout_digest = layout_digest
+        self._layout_digests = layout_digests
         self._heartbeat_s = heartbeat_s
         self._reply_timeout_s = reply_timeout_s
         # Newest versions that the sampler thread and the link thread have heard of: one each, so
@@ -177,7 +177,7 @@ class Link:
 
     def _take_weights(self, reply: WeightsReply, frames: Sequence[Frame]) -> None:
         self._asked_at = None
-        if reply.layout_digest != self._layout_digest:
+        if reply.layout_digest not in self._layout_digests:
             raise MismatchError(
                 "the learner's model differs from the one built here from its settings: install "
                 "the same release of impala-async on both sides"

@@ -27,11 +27,19 @@ class Offer:
     """Of each message."""
     streams: int
     """Messages that are written side by side."""
+    coarse_layout: WeightsLayout | None = None
+    """The other one that weights may come in."""
 
     @property
     def weights_s(self) -> float:
         """How long weights may take to come down."""
         return self.layout.num_bytes / SLOWEST_BYTES_PER_S
+
+    @property
+    def layout_digests(self) -> frozenset[bytes]:
+        """Weights come in one of these layouts, or are those of another model."""
+        layouts = (self.layout, self.coarse_layout)
+        return frozenset(layout.digest for layout in layouts if layout is not None)
 
     def make_buffers(self) -> list[MessageBuffer]:
         """For each stream a window under way, and one that is being written."""

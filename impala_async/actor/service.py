@@ -97,7 +97,8 @@ class ActorService:
     def _join(self, settings: ActorSettings, stage: Stage) -> Sampler:
         schema = _schema_of(stage, settings)
         policy = _build_policy(schema, settings, stage.device)
-        offer = Offer(schema, policy.layout, stage.columns_per_message, stage.num_streams)
+        width, num_streams = stage.columns_per_message, stage.num_streams
+        offer = Offer(schema, policy.layout, width, num_streams, policy.coarse_layout)
         self._client.join(offer)
         newest, seed = self._begin(settings)
         logger.info(

@@ -18,12 +18,14 @@ from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread, Ports, Progress
 from impala_async.models.precision import pick_precision
+from impala_async.policy import Policy
 from impala_async.spec import Schema
 from impala_async.team import Team, build_policy
 from impala_async.training.snapshot import Snapshot
 from impala_async.training.state import TrainingState, restore
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
+from impala_async.weights import WeightsLayout
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ def build_learner(
         loader = HostLoader(slots, full, release, is_drained=is_drained)
     thread = LearnerThread(
         step=step,
-        snapshot=Snapshot(step.policy.layout),
+        snapshot=Snapshot(_layout_sent(config, step.policy, device)),
         loader=loader,
         section=section,
         stop=config.stop,
@@ -95,6 +97,13 @@ def build_learner(
     )
     bodies["learner"] = thread.run
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
+
+
+def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device) -> WeightsLayout:
+    """What torsos round to bfloat16 anyway need not travel in float32; in lockstep it does."""
+    precision = pick_precision(config.model.precision, config.model.name, device)
+    is_coarse = precision == torch.bfloat16 and not config.pace.is_lockstep
+    return policy.coarse_layout if is_coarse else policy.layout
 
 
 def build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:

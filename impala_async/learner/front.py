@@ -18,7 +18,6 @@ from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.desk import Desk, Terms
 from impala_async.learner.ingest import Ingest
 from impala_async.learner.ledger import Ledger, Settlement
-from impala_async.learner.local_link import LocalLink
 from impala_async.learner.lockstep import LockstepFiller
 from impala_async.learner.port import Port, WireCounters
 from impala_async.learner.publisher import Publisher
@@ -29,6 +28,7 @@ from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
+from impala_async.wire.local_link import LocalLink
 from impala_async.wire.messages import Data, Message
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import AddressError, Router, new_context

@@ -118,11 +118,12 @@ class FrontProcess:
         self._tell_episodes()
         self._channel.send("full", index, self._slots[index].batch)
 
-    def _publish(self, epoch: int, update: int, num_bytes: int) -> None:
+    def _publish(self, epoch: int, update: int, num_bytes: int, layout_digest: bytes) -> None:
         """Take the weights: the learner writes there again as soon as it hears that we have."""
         if self._weights_memory is None:
             self._weights_memory = self._memory.allocate(num_bytes)
-        self._front.publish(Weights(Version(epoch, update), self._weights_memory.copy()))
+        buffer = self._weights_memory.copy()
+        self._front.publish(Weights(Version(epoch, update), buffer, layout_digest))
         self._channel.send("published")
 
     def _refresh(self, ticket: int) -> None:

@@ -59,7 +59,8 @@ class Publisher:
         return self._not_modified
 
     def _encode(self, weights: Weights) -> list[Frame]:
-        reply = WeightsReply(*weights.version, self.layout_digest, weights.digest())
+        digest = weights.layout_digest or self.layout_digest
+        reply = WeightsReply(*weights.version, digest, weights.digest())
         return [pack(reply), weights.buffer.data]
 
     def report(self) -> dict[str, object]:

@@ -188,7 +188,9 @@ class RemoteFront:
             self._weights_memory = self.memory.allocate(weights.buffer.nbytes)
         self._weights_memory[:] = weights.buffer
         self._is_taking_weights = True
-        self._channel.send("publish", *weights.version, weights.buffer.nbytes)
+        self._channel.send(
+            "publish", *weights.version, weights.buffer.nbytes, weights.layout_digest
+        )
 
     def _hear(self, words: Words) -> None:
         self._hearers[words[0]](*words[1:])

@@ -2,31 +2,30 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from impala_async.weights import Version, Weights, WeightsLayout
+from impala_async.models.flat import flatten
+from impala_async.weights import BFLOAT16_WORDS, Version, Weights, WeightsLayout
 
 
 class Snapshot:
-    """Copies tensors of one layout, which is float32 throughout, into flat buffers."""
+    """Copies the float32 tensors of a model into flat buffers of one layout."""
 
     def __init__(self, layout: WeightsLayout) -> None:
         odd = [
-            f"{array.name} ({array.dtype})" for array in layout.arrays if array.dtype != "float32"
+            f"{array.name} ({array.dtype})"
+            for array in layout.arrays
+            if array.dtype not in ("float32", BFLOAT16_WORDS)
         ]
         if odd:
             raise ValueError(f"only float32 weights can be published, not {', '.join(odd)}")
         self._layout = layout
+        self._num_items = sum(array.num_items for array in layout.arrays)
 
     def take(self, tensors: Sequence[Tensor], version: Version) -> Weights:
         """Copy the tensors, given in the layout's order; they may change as soon as it returns."""
-        with torch.no_grad():
-            # Concatenating always makes a new tensor; its memory goes into the result as it is.
-            flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
-        if flat.nbytes != self._layout.num_bytes:
-            raise ValueError(
-                f"{flat.nbytes} bytes of tensors, {self._layout.num_bytes} in the layout"
-            )
-        return Weights(version, flat.numpy().view(np.uint8))
+        num_items = sum(tensor.numel() for tensor in tensors)
+        if num_items != self._num_items:
+            raise ValueError(f"{num_items} numbers in tensors, {self._num_items} in the layout")
+        flat = flatten(tensors, self._layout).cpu()
+        return Weights(version, flat.numpy(), self._layout.digest)

@@ -121,7 +121,8 @@ def decode_weights(reply: WeightsReply, frames: Sequence[Frame]) -> Weights:
     """The weights of a reply; raises ProtocolError if they were damaged on the way."""
     if len(frames) != 2:
         raise ProtocolError("wrong_frame_count", "weights come with one frame")
-    weights = Weights(Version(reply.epoch, reply.update), np.frombuffer(frames[1], np.uint8))
+    version, buffer = Version(reply.epoch, reply.update), np.frombuffer(frames[1], np.uint8)
+    weights = Weights(version, buffer, reply.layout_digest)
     if weights.digest() != reply.content_digest:
         raise ProtocolError("damaged_weights", f"weights {reply.epoch}.{reply.update} are damaged")
     return weights

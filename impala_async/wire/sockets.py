@@ -1,11 +1,12 @@
-"""ZeroMQ sockets, thin: a ROUTER for the learner's two ports, a DEALER for the actors.
+"""ZeroMQ sockets, thin: a ROUTER for a learner's or a relay's two ports, a DEALER for who
+dials them.
 
 Frames are received into buffers that the caller owns, so a trajectory lands where it stays.
 `recv_into` truncates silently but returns the true size: every caller compares it.
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -53,6 +54,14 @@ def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
     made.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
     made.set(zmq.HEARTBEAT_TIMEOUT, _TRANSPORT_TIMEOUT_MS)
     return made
+
+
+def _receive_frames(of: zmq.Socket[bytes]) -> list[memoryview] | None:
+    try:
+        frames = of.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    return [frame.buffer for frame in frames]
 
 
 class Router:
@@ -110,6 +119,11 @@ class Router:
         self._has_more = True
         size = self.receive_into(self._header)
         return route, self._header[: max(size, 0)], size
+
+    def receive_whole(self) -> tuple[bytes, list[memoryview]] | None:
+        """Route and all frames of a message, which are not copied; None when drained."""
+        frames = _receive_frames(self._socket)
+        return None if frames is None else (bytes(frames[0]), frames[1:])
 
     def receive_into(self, buffer: memoryview) -> int:
         """Receive the message's next frame; its true size, or NO_FRAME if there is none."""
@@ -186,11 +200,7 @@ class Dealer:
         """The next message's frames, or None if none came in time. Weights are not copied."""
         if timeout_s > 0 and not self._socket.poll(max(1, int(timeout_s * 1000))):
             return None
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        return [frame.buffer for frame in frames]
+        return _receive_frames(self._socket)
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait for a message or for another descriptor; whether that descriptor woke us."""
@@ -201,3 +211,28 @@ class Dealer:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class Poller:
+    """Waits for input at any of several sockets; each has something to call then."""
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()
+        self._takers: dict[zmq.Socket[bytes], Callable[[], None]] = {}
+
+    def add(self, end: Router | Dealer, take: Callable[[], None]) -> None:
+        self._poller.register(end._socket, zmq.POLLIN)
+        self._takers[end._socket] = take
+
+    def remove(self, end: Router | Dealer) -> None:
+        """Before it is closed."""
+        self._poller.unregister(end._socket)
+        del self._takers[end._socket]
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there is input or the time is over; then call whoever has some."""
+        for ready, _ in self._poller.poll(int(timeout_s * 1000)):
+            # The call before may have ended this one.
+            take = self._takers.get(ready)
+            if take is not None:
+                take()

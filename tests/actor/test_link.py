@@ -36,7 +36,7 @@ def open_link(scene: Scene) -> Iterator[Open]:
     links: list[Link] = []
 
     def make(**changes: Any) -> Link:
-        terms = {"session": SESSION, "layout_digest": LAYOUT.digest, "have": NO_VERSION}
+        terms = {"session": SESSION, "layout_digests": {LAYOUT.digest}, "have": NO_VERSION}
         times = {"heartbeat_s": 60.0, "reply_timeout_s": 60.0}
         links.append(Link(context, scene.learner.weights.router.url, **(terms | times | changes)))
         return links[-1]
@@ -165,6 +165,16 @@ def test_another_model_ends_the_actor(scene: Scene, open_link: Open) -> None:
         with pytest.raises(MismatchError, match="model differs"):
             call()
     link.close()
+
+
+def test_weights_may_come_in_either_layout(scene: Scene, open_link: Open) -> None:
+    coarse = LAYOUT.coarse({"w"})
+    link = open_link(layout_digests={LAYOUT.digest, coarse.digest}, num_kept=2)
+    scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V5), coarse))
+    assert await_weights(link).layout_digest == coarse.digest
+    link.want(V6)
+    scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V6)))
+    assert await_weights(link).layout_digest == LAYOUT.digest
 
 
 def test_heartbeats_come_by_themselves_and_carry_the_timers(scene: Scene, open_link: Open) -> None:

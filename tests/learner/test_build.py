@@ -79,6 +79,37 @@ def test_a_checkpoint_is_put_into_the_model() -> None:
     assert first.buffer.tobytes() == flat.numpy().tobytes()
 
 
+@pytest.mark.parametrize(
+    ("precision", "pace", "is_coarse"),
+    [
+        ("bfloat16", {}, True),
+        ("float32", {}, False),
+        ("bfloat16", {"pace": {"mode": "lockstep"}}, False),
+    ],
+)
+def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
+    precision: str, pace: dict[str, Any], is_coarse: bool
+) -> None:
+    schema, listener = small_schema(), Listener()
+    config = config_of(schema, model={"precision": precision}, stop={"env_steps": 1}, **pace)
+    learner = build_learner(
+        config,
+        schema,
+        start=Progress(1, update=5, env_steps_trained=10),
+        training=None,
+        ports=listener.ports,
+        release=lambda index: None,
+    )
+    learner.bodies["learner"]()
+    (first,) = listener.weights
+    policy = Policy(schema, config.model, seed=config.seed)
+    # Whoever joins is known by the same layout in any case.
+    assert learner.layout_digest == policy.layout.digest
+    sent = policy.coarse_layout if is_coarse else policy.layout
+    assert first.layout_digest == sent.digest
+    assert first.buffer.nbytes == sent.num_bytes
+
+
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     with pytest.raises(CheckpointError):
         build(training=capture(step_of(hidden_sizes=[5])))

@@ -42,6 +42,14 @@ def test_the_newest_version_is_served_whole() -> None:
     assert got.buffer.tolist() == [4] * 1000
 
 
+def test_weights_of_a_layout_of_their_own_say_so() -> None:
+    weights = Weights(Version(1, 4), np.zeros(8, np.uint8), b"e" * 16)
+    frames = [bytes(frame) for frame in publisher_of(weights).reply(Get(SESSION, 1, 3))]
+    reply = unpack(frames[0])
+    assert isinstance(reply, WeightsReply)
+    assert decode_weights(reply, frames).layout_digest == reply.layout_digest == b"e" * 16
+
+
 def test_who_has_the_newest_gets_a_few_bytes() -> None:
     publisher = publisher_of(weights_of(4))
     for have in ((1, 4), (1, 5), (2, 0)):

@@ -59,7 +59,7 @@ async def test_of_weights_the_newest_comes_through(make_remote: Make) -> None:
     harbour = make_remote()
     actor = await harbour.join()
     for update in range(1, 50):
-        newest = harbour.publish(update)
+        newest = harbour.publish(update, layout_digest=b"words".ljust(16, b"-"))
 
     async def has_it() -> bool:
         await actor.beat(Heartbeat(actor.session, {}))
@@ -76,6 +76,7 @@ async def test_of_weights_the_newest_comes_through(make_remote: Make) -> None:
     weights = decode_weights(reply, actor.others[0])
     assert weights.version == newest.version
     assert weights.buffer.tolist() == newest.buffer.tolist()
+    assert reply.layout_digest == b"words".ljust(16, b"-")
 
 
 async def test_episodes_come_in_order_and_soon(make_remote: Make) -> None:

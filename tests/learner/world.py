@@ -86,8 +86,9 @@ class Harbour:
         self.slots = allocate_slots(self.schema, columns, self._num_slots, allocate)
         self.front.open(self.schema, self.slots, self.full.append, LAYOUT)
 
-    def publish(self, update: int, epoch: int = 1) -> Weights:
-        weights = Weights(Version(epoch, update), np.full(64, update % 251, np.uint8))
+    def publish(self, update: int, epoch: int = 1, layout_digest: bytes = b"") -> Weights:
+        buffer = np.full(64, update % 251, np.uint8)
+        weights = Weights(Version(epoch, update), buffer, layout_digest)
         self.front.publish(weights)
         return weights
 

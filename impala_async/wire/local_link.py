@@ -1,8 +1,6 @@
 """The short cut for actors on this host: a private folder with ipc sockets and a nonce.
 
 An actor that can read the nonce shares this machine and this user, so ipc will work for it.
-
-Runs on: event loop
 """
 
 import os
@@ -15,7 +13,7 @@ from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
 
 
 class LocalLink:
-    """Owns a folder of mode 0700 for as long as the learner runs."""
+    """Owns a folder of mode 0700 for as long as its process serves."""
 
     def __init__(self) -> None:
         root = os.environ.get("XDG_RUNTIME_DIR")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from impala_async.learner.local_link import LocalLink
+from impala_async.wire.local_link import LocalLink
 from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
 
 

@@ -1,0 +1,66 @@
+"""Flat weights: tensors of a model copied into one buffer, and out of one, as a layout says."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from impala_async.weights import BFLOAT16_WORDS, Weights, WeightsLayout
+
+
+def flatten(tensors: Sequence[Tensor], layout: WeightsLayout) -> Tensor:
+    """A new buffer on the tensors' device; each is rounded to its dtype there on the way."""
+    fine: list[Tensor] = []
+    coarse: list[Tensor] = []
+    for array, tensor in zip(layout.arrays, tensors, strict=True):
+        (coarse if array.dtype == BFLOAT16_WORDS else fine).append(tensor.detach().reshape(-1))
+    flat = torch.empty(layout.num_bytes, dtype=torch.uint8, device=tensors[0].device)
+    num_fine_bytes = sum(tensor.nbytes for tensor in fine)
+    # One call for all costs less than one for each; but one that rounds as well costs twice that.
+    if fine:
+        torch.cat(fine, out=flat[:num_fine_bytes].view(fine[0].dtype))
+    words = flat[num_fine_bytes:].view(torch.bfloat16)
+    for part, tensor in zip(words.split([len(one) for one in coarse]), coarse, strict=True):
+        part.copy_(tensor)
+    return flat
+
+
+def unflatten(
+    weights: Weights, layouts: Sequence[WeightsLayout], tensors: Sequence[Tensor]
+) -> None:
+    """Fill tensors of whatever precision from weights that have one of these layouts.
+
+    Raises:
+        ValueError: they have none of them, or not its size.
+    """
+    layout = _layout_of(weights, layouts)
+    # Torch cannot view what is read-only.
+    buffer = weights.buffer if weights.buffer.flags.writeable else weights.buffer.copy()
+    with torch.no_grad():
+        for view, tensor in zip(_views(torch.from_numpy(buffer), layout), tensors, strict=True):
+            tensor.copy_(view)
+
+
+def _layout_of(weights: Weights, layouts: Sequence[WeightsLayout]) -> WeightsLayout:
+    digest = weights.layout_digest or layouts[0].digest
+    for layout in layouts:
+        if layout.digest == digest:
+            if weights.buffer.nbytes != layout.num_bytes:
+                raise ValueError(
+                    f"weights of {weights.buffer.nbytes} bytes do not fit a model of "
+                    f"{layout.num_bytes}"
+                )
+            return layout
+    raise ValueError(f"weights of layout {digest.hex()} do not fit this model")
+
+
+def _views(flat: Tensor, layout: WeightsLayout) -> list[Tensor]:
+    return [
+        flat[place].view(_dtype_of(array.dtype)).view(array.shape)
+        for array, place in zip(layout.arrays, layout.places, strict=True)
+    ]
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    dtype: torch.dtype = torch.bfloat16 if name == BFLOAT16_WORDS else getattr(torch, name)
+    return dtype
