@@ -7,6 +7,7 @@ Runs on: link thread (`_run`); the other methods on the sampler thread
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -65,6 +66,7 @@ class Link:
         self._wanted = self._named = NO_VERSION
         self._have = have
         self._asked_at: float | None = None
+        self._not_before = -math.inf
         # One, the newest; in lockstep none may be passed over.
         self._newest: deque[Weights] = deque(maxlen=num_kept)
         self._grants: deque[Grant] = deque(maxlen=16)
@@ -150,14 +152,14 @@ class Link:
 
     def _ask(self, socket: Dealer, now: float) -> float:
         """Send the pull that is due; in how many seconds to look again."""
-        is_first = self._have == NO_VERSION
-        timeout_s = FIRST_WEIGHTS_EVERY_S if is_first else self._reply_timeout_s
-        is_waiting = self._asked_at is not None and now - self._asked_at <= timeout_s
-        if not is_waiting and (is_first or self._is_behind):
+        is_waiting = self._asked_at is not None and now - self._asked_at <= self._reply_timeout_s
+        if not is_waiting and (self._have == NO_VERSION or self._is_behind):
+            if now < self._not_before:
+                return self._not_before - now
             was_sent = socket.send([pack(Get(self._session, *self._have))])
             self._asked_at = now if was_sent else None
-            return timeout_s if was_sent else CONNECT_POLL_S
-        return timeout_s
+            return self._reply_timeout_s if was_sent else CONNECT_POLL_S
+        return self._reply_timeout_s
 
     def _take(self, frames: Sequence[Frame]) -> None:
         self.last_heard = time.monotonic()
@@ -168,8 +170,11 @@ class Link:
         elif isinstance(message, WeightsReply):
             self._take_weights(message, frames)
         elif isinstance(message, NotModified):
-            # Nothing is published yet: the first pull is repeated after its short time-out.
-            if self._have != NO_VERSION and not self._is_behind:
+            if self._have == NO_VERSION:
+                # Nothing is published yet, but soon will be.
+                self._asked_at = None
+                self._not_before = self.last_heard + FIRST_WEIGHTS_EVERY_S
+            elif not self._is_behind:
                 self._asked_at = None
         elif isinstance(message, Reject):
             self.is_session_over |= message.code == REJECT_CODES.index("hello_again")

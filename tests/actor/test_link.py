@@ -75,9 +75,19 @@ def test_the_first_pull_is_repeated_until_something_is_published(
 
 
 def test_a_lost_first_pull_is_repeated(scene: Scene, open_link: Open) -> None:
-    open_link()
+    open_link(reply_timeout_s=0.1)
     for _ in range(3):
         scene.learner.weights.find(Get)
+
+
+def test_first_weights_that_take_their_time_are_pulled_once(scene: Scene, open_link: Open) -> None:
+    link = open_link(heartbeat_s=0.2)
+    get = scene.learner.weights.find(Get)
+    # Many times as long as between two questions whether there are any.
+    others = [scene.learner.weights.next().message for _ in range(2)]
+    assert all(isinstance(other, Heartbeat) for other in others)
+    get.answer(*reply_of(weights_of(2.5, V5)))
+    assert await_weights(link).version == V5
 
 
 def test_a_version_is_pulled_when_it_is_wanted_and_once(scene: Scene, open_link: Open) -> None:
