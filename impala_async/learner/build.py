@@ -62,6 +62,8 @@ def build_learner(
     step = build_step(config, schema, device)
     if training is not None:
         restore(step, training)
+    snapshot = Snapshot(_layout_sent(config, step.policy, device))
+    # From here on nothing is refused: what two processes allocate stays the same on both sides.
     allocate = allocator_for(device, memory)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocate)
     full = IndexQueue("full", num_slots)
@@ -85,7 +87,7 @@ def build_learner(
         loader = HostLoader(slots, full, release, is_drained=is_drained)
     thread = LearnerThread(
         step=step,
-        snapshot=Snapshot(_layout_sent(config, step.policy, device)),
+        snapshot=snapshot,
         loader=loader,
         section=section,
         stop=config.stop,

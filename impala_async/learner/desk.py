@@ -236,7 +236,7 @@ class Desk:
             self._on_schema(schema)
         except ValueError as error:
             return f"this learner cannot train on such an environment: {error}"
-        self.schema = schema
+        self.schema = self.schema or schema
         # The layout of the model is known only now.
         return self._misfit(schema, spec)
 

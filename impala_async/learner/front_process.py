@@ -13,6 +13,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -46,18 +47,17 @@ class FrontProcess:
         self._slots: list[Slot] = []
         self._episodes: list[bytes] = []
         self._weights_memory: NDArray[np.uint8] | None = None
+        self._at_end = ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Until the learner is gone; the exit code."""
-        if not self._begin(*self._channel.wait_for("begin")[1:]):
-            return 0
-        for body in self._front.tasks().values():
-            self._keep(body)
-        try:
+        with self._at_end:
+            if not self._begin(*self._channel.wait_for("begin")[1:]):
+                return 0
+            for body in self._front.tasks().values():
+                self._keep(body)
             return await self._over
-        finally:
-            self._front.close()
 
     def _begin(
         self,
@@ -66,9 +66,10 @@ class FrontProcess:
         epoch: int,
         forks: list[list[int]],
         schema: bytes | None,
+        accounts: str,
         log_level: int,
     ) -> bool:
-        """Listen; False, and said why, if that cannot be."""
+        """Bind; False, and said why, if that cannot be."""
         logging.basicConfig(level=log_level, handlers=[_Teller(self._channel)])
         self._config = RunConfig.model_validate_json(settings)
         events = Events(
@@ -88,8 +89,8 @@ class FrontProcess:
             self._channel.send("refused", str(error))
             return False
         front = self._front
+        self._at_end.callback(front.close)
         self._hearers: dict[str, Callable[..., None]] = {
-            "restore": lambda accounts: front.restore(json.loads(accounts)),
             "open": self._open,
             "publish": self._publish,
             "release": front.release,
@@ -101,7 +102,13 @@ class FrontProcess:
             "refresh": self._refresh,
             "accounts": lambda ticket: self._keep(self._account(ticket)),
         }
+        # No actor has been heard yet: what it sent before must be known by then.
+        if (known := json.loads(accounts)) is not None:
+            front.restore(known)
         self._channel.send("bound", front.data_url, front.weights_url)
+        if schema is not None:
+            # Nor is one heard before the learner can take what it sends, as on its own loop.
+            self._open(*self._channel.wait_for("open")[1:])
         return True
 
     def _hear(self, words: Words) -> None:
@@ -131,6 +138,8 @@ class FrontProcess:
         self._channel.send("answer", ticket, merge(self._front.report()))
 
     async def _account(self, ticket: int) -> None:
+        # A checkpoint is of one moment: what these have settled is counted there too.
+        self._tell_episodes()
         self._channel.send("answer", ticket, json.dumps(await self._front.accounts()))
 
     async def _say_bye(self, ticket: int, reason: str, timeout_s: float) -> None:
@@ -169,6 +178,9 @@ class FrontProcess:
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised: nothing can be trusted any more. Its learner says so too."""
         error = context.get("exception") or RuntimeError(context["message"])
+        if isinstance(error, ChannelClosedError):
+            self._end(0)
+            return
         traceback.print_exception(error)
         self._channel.send("died", repr(error))
         self._end(EXIT_BUG)
@@ -189,7 +201,7 @@ class _Teller(logging.Handler):
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._channel.send("log", record.name, record.levelno, record.getMessage())
+        self._channel.send("log", record.name, record.levelno, self.format(record))
 
 
 async def serve(end: socket.socket, memory: SharedMemory) -> int:

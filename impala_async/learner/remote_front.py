@@ -29,6 +29,13 @@ from impala_async.weights import Lineage, Weights
 from impala_async.wire.codec import EPISODE
 
 DIED = "the ingest process is gone"
+UNANSWERED = "the ingest process does not answer"
+# What it is asked takes it milliseconds.
+SILENT_REAPS = 20
+ANSWER_S = 20.0
+
+Accounts = dict[str, Any]
+"""Of a checkpoint: the ledger's, and the marks of what actors need not send again."""
 
 
 class RemoteFront:
@@ -43,6 +50,7 @@ class RemoteFront:
         lineage: Lineage,
         schema: Schema | None,
         events: Events,
+        accounts: Accounts | None,
         on_death: Callable[[BaseException], None],
     ) -> None:
         self.memory = process.memory
@@ -58,6 +66,7 @@ class RemoteFront:
         self._next_weights: Weights | None = None
         self._is_taking_weights = False
         self._is_closing = False
+        self._num_silent = 0
         self._hearers: dict[str, Callable[..., None]] = {
             "full": self._on_full,
             "episodes": self._on_episodes,
@@ -65,7 +74,7 @@ class RemoteFront:
             "schema": self._on_schema,
             "answer": self._on_answer,
             "log": _on_log,
-            "died": lambda told: on_death(RuntimeError(told)),
+            "died": self._die,
         }
         self._channel = Channel(process.end_of_channel, self._hear, self._on_end)
         self._channel.send(
@@ -75,6 +84,7 @@ class RemoteFront:
             lineage.epoch,
             sorted(lineage.forks.items()),
             schema.to_json() if schema else None,
+            json.dumps(accounts),
             logging.getLogger().level,
         )
         self.data_url, self.weights_url = self._wait_until_bound()
@@ -89,10 +99,6 @@ class RemoteFront:
         num_actors = self._report.get("num_actors", 0)
         assert isinstance(num_actors, int)
         return num_actors
-
-    def restore(self, accounts: dict[str, Any]) -> None:
-        """Continue the accounts of a checkpoint."""
-        self._channel.send("restore", json.dumps(accounts))
 
     def open(
         self,
@@ -124,8 +130,11 @@ class RemoteFront:
         self._channel.send("give_up", batch)
 
     def reap(self) -> None:
-        """Once a second: end what is over."""
+        """Once a second: end what is over, and a process that hears but does not answer."""
         self._channel.send("reap")
+        self._num_silent = self._num_silent + 1 if self._answers else 0
+        if self._num_silent > SILENT_REAPS:
+            self._die(UNANSWERED)
 
     def close_admission(self) -> None:
         """Nothing more comes in."""
@@ -139,7 +148,7 @@ class RemoteFront:
         """Hear what there is to report now. All that was said before has come when it returns."""
         self._report = await self._ask("refresh") or self._report
 
-    async def accounts(self) -> dict[str, Any]:
+    async def accounts(self) -> Accounts:
         """For a checkpoint: the ledger, and what actors need not send again."""
         accounts = await self._ask("accounts")
         if accounts is None:
@@ -171,14 +180,19 @@ class RemoteFront:
         return words[0], words[1]
 
     async def _ask(self, name: str, *words: object) -> Any:
-        """The answer; None when nobody is there to give it."""
+        """The answer; None when nobody gives it."""
         if not self._channel.is_open:
             return None
         self._num_asked += 1
         ticket = self._num_asked
         answer = self._answers[ticket] = asyncio.get_running_loop().create_future()
         self._channel.send(name, ticket, *words)
-        return await answer
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        except TimeoutError:
+            self._die(UNANSWERED)
+            return None
 
     def _pass_on(self) -> None:
         weights, self._next_weights = self._next_weights, None
@@ -193,6 +207,7 @@ class RemoteFront:
         )
 
     def _hear(self, words: Words) -> None:
+        self._num_silent = 0
         self._hearers[words[0]](*words[1:])
 
     def _on_full(self, index: int, batch: int) -> None:
@@ -220,9 +235,13 @@ class RemoteFront:
 
     def _on_end(self) -> None:
         """It does not end before we do, unless something is wrong."""
-        self._forget_asked()
+        self._die(DIED)
+
+    def _die(self, told: str) -> None:
+        """Say once what has happened, and expect nothing more from there."""
         if not self._is_closing:
-            self._on_death(RuntimeError(DIED))
+            self.close()
+            self._on_death(RuntimeError(told))
 
     def _forget_asked(self) -> None:
         for answer in self._answers.values():
@@ -238,13 +257,17 @@ def open_front(
     lineage: Lineage,
     schema: Schema | None,
     events: Events,
+    accounts: Accounts | None,
     *,
     tap: Recorder | None,
     on_death: Callable[[BaseException], None],
 ) -> Front | RemoteFront:
-    """Bind, here or in the process that was started for it."""
+    """Bind, here or in the process that was started for it, and go on with these accounts."""
     if process is None:
-        return Front(config, run_id=run_id, lineage=lineage, schema=schema, events=events, tap=tap)
+        front = Front(config, run_id=run_id, lineage=lineage, schema=schema, events=events, tap=tap)
+        if accounts is not None:
+            front.restore(accounts)
+        return front
     return RemoteFront(
         process,
         config,
@@ -252,6 +275,7 @@ def open_front(
         lineage=lineage,
         schema=schema,
         events=events,
+        accounts=accounts,
         on_death=on_death,
     )
 

@@ -36,6 +36,11 @@ class Restored:
     training: TrainingState
     state: dict[str, Any]
 
+    @property
+    def accounts(self) -> dict[str, Any]:
+        """Those of the front."""
+        return {key: self.state[key] for key in ("ledger", "watermarks")}
+
 
 def load_newest(folder: RunFolder) -> Restored | None:
     """The newest whole checkpoint of a run, or None if it died before its first."""
@@ -135,8 +140,9 @@ class Saver:
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""
-        state = self._state(captured) | await self._accounts()
-        score = self._episodes.mean_return
+        # First: the episodes of what they have settled are here when they are.
+        accounts = await self._accounts()
+        state, score = {**self._state(captured), **accounts}, self._episodes.mean_return
         best = self._best
         if score is not None and (best is None or score > best[0]):
             best = (score, captured.progress.version)

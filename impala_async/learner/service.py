@@ -89,8 +89,9 @@ class LearnerService:
         self._reading = LearnerReport.before_any(self._start)
         told = Events(self._open, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
         run_id, on_death = folder.run_id, functools.partial(self._fail, "the ingest process")
+        accounts = restored.accounts if restored else None
         self._front = open_front(
-            ingest, config, run_id, lineage, schema, told, tap=recorder, on_death=on_death
+            ingest, config, run_id, lineage, schema, told, accounts, tap=recorder, on_death=on_death
         )
         self._make_reporter(sinks)
         self._make_saver(restored, lineage)
@@ -173,11 +174,11 @@ class LearnerService:
             on_death=functools.partial(self._fail, "a save"),
         )
         if restored is not None:
-            self._front.restore(restored.state)
             self._saver.restore(restored.state)
 
     def _open(self, schema: Schema) -> None:
         """The spaces are known: build the model and the slots, start learning, give credit."""
+        assert self._learner is None, "two schemas"
         learner = build_learner(
             self._config,
             schema,

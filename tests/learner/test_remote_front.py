@@ -1,15 +1,25 @@
 """A front in a process of its own: real actors, real memory, and both of its ends."""
 
+import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 import psutil
 import pytest
 
 from impala_async.errors import ConfigError, ServiceError
+from impala_async.learner import remote_front
 from impala_async.wire.codec import decode_weights
-from impala_async.wire.messages import Get, Heartbeat, WeightsReply, unpack
+from impala_async.wire.messages import (
+    PROTOCOL,
+    Get,
+    Heartbeat,
+    Hello,
+    WeightsReply,
+    unpack,
+)
 from tests.learner.columns import planes_of, same, small_schema
 from tests.learner.hand_actor import until
 from tests.learner.world import Harbour, process_of
@@ -116,18 +126,46 @@ async def test_the_first_actor_brings_the_schema(make_remote: Make) -> None:
     await misfit.refused("mismatch")
 
 
+async def test_nobody_is_heard_before_there_are_slots(make_remote: Make) -> None:
+    harbour = make_remote(is_late=True)
+    misfit, actor = harbour.actor(schema=small_schema(num_obs=5)), harbour.actor(4)
+    for each in (misfit, actor):
+        await each.say(Hello(PROTOCOL, each.uuid, "b", bytes(16), 0, 0))
+    time.sleep(0.2)
+    for each in (misfit, actor):
+        each.listen()
+        assert each.welcome is None
+    harbour.open()
+    harbour.publish(0)
+    for each in (misfit, actor):
+        await each.hear(lambda each=each: each.welcome is not None)
+        await each.spec()
+    await misfit.refused("mismatch")
+    await actor.send()
+    await until(lambda: harbour.full == [0])
+    # The learner's schema is the one that rules, and it is asked for none.
+    assert harbour.schemas == []
+
+
 async def test_accounts_go_on_in_another_start(make_remote: Make) -> None:
     harbour = make_remote()
     actor = await harbour.join(4)
-    await actor.send()
+    sent = await actor.send()
     await until(lambda: harbour.full == [0])
     harbour.train()
     accounts = await harbour.front.accounts()
-    again = make_remote()
-    again.front.restore(accounts)
+    again = make_remote(accounts=accounts)
     assert await again.front.accounts() == accounts
-    report = await counts(again)
-    assert report["trajectories/trained"] == 4
+    assert (await counts(again))["trajectories/trained"] == 4
+    # What was settled there is known here from the first hello on.
+    returned = again.actor(4)
+    returned.uuid = actor.uuid
+    await returned.join()
+    await returned.send(sent, seq=0, epoch=1, update=0, is_waiting=False)
+    while not (report := await counts(again)).get("trajectories/rejected"):
+        pass
+    assert report["rejected/duplicate"] == 4
+    assert returned.settled == 1
 
 
 async def test_a_batch_that_nobody_takes_is_given_up(make_remote: Make) -> None:
@@ -182,12 +220,41 @@ async def test_who_is_asked_when_it_dies_is_answered(make_remote: Make) -> None:
     harbour = make_remote()
     process = process_of(harbour)
     process.suspend()
-    harbour.front.release(0)
-    harbour.front.reap()
-    waiting = harbour.front.refresh()
+    waiting = asyncio.ensure_future(harbour.front.refresh())
+    await asyncio.sleep(0)
     process.kill()
     await waiting
-    assert len(harbour.deaths) <= 1
+    assert [str(death) for death in harbour.deaths] == ["the ingest process is gone"]
+
+
+async def test_one_that_hears_but_does_not_answer_is_dead(
+    make_remote: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_front, "SILENT_REAPS", 3)
+    harbour = make_remote()
+    process = process_of(harbour)
+    for _ in range(20):
+        await harbour.front.refresh()
+        harbour.front.reap()
+    assert harbour.deaths == []
+    process.suspend()
+    waiting = asyncio.ensure_future(harbour.front.refresh())
+    await asyncio.sleep(0)
+    for _ in range(5):
+        harbour.front.reap()
+    await waiting
+    assert [str(death) for death in harbour.deaths] == ["the ingest process does not answer"]
+    assert not process.is_running()
+
+
+async def test_so_is_one_that_is_awaited_for_too_long(
+    make_remote: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_front, "ANSWER_S", 0.05)
+    harbour = make_remote()
+    process_of(harbour).suspend()
+    await harbour.front.refresh()
+    assert len(harbour.deaths) == 1
 
 
 async def test_closing_it_ends_its_process_and_tells_no_death(make_remote: Make) -> None:

@@ -49,6 +49,8 @@ class Harbour:
         num_slots: int = 3,
         is_open: bool = True,
         is_remote: bool = False,
+        is_late: bool = False,
+        accounts: dict[str, Any] | None = None,
         lineage: Lineage | None = None,
         **sections: dict[str, Any],
     ) -> None:
@@ -69,13 +71,18 @@ class Harbour:
         self.front: Any
         if is_remote:
             self.front = RemoteFront(
-                IngestProcess(), self.config, **known, on_death=self.deaths.append
+                IngestProcess(),
+                self.config,
+                **known,
+                accounts=accounts,
+                on_death=self.deaths.append,
             )
         else:
             self.front = Front(self.config, **known)
         self.slots: list[Slot] = []
         self._num_slots = num_slots
-        if is_open:
+        # Late: its schema is known, but nothing is built for it yet.
+        if is_open and not is_late:
             self.open()
             self.publish(0)
 
