@@ -1,6 +1,7 @@
 """What goes through an exchange, and what it answers itself."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -205,7 +206,7 @@ def test_a_hello_said_twice_does_no_harm(stage: Stage) -> None:
     assert stage.exchange.num_actors == 1
 
 
-def say_hello(stage: Stage, data: Dealer, number: int) -> None:
+def say_hello(data: Dealer, number: int) -> None:
     hello = Hello(PROTOCOL, number.to_bytes(16, "big"), "1", bytes(16), 0, 0)
     until(lambda: data.send([pack(hello)]))
 
@@ -222,7 +223,7 @@ def test_a_flood_of_hellos_costs_only_those_who_are_not_welcome_yet(stage: Stage
     (actor,) = stage.crew(1)
     stranger = stage.dial(stage.data)
     for number in range(2 * MAX_ACTORS):
-        say_hello(stage, stranger, 1000 + number)
+        say_hello(stranger, 1000 + number)
     # The oldest of them are told to come again, and no socket is kept for them.
     for _ in range(MAX_ACTORS + 1):
         assert_told(stranger.receive(WITHIN_S), "full")
@@ -240,7 +241,7 @@ def test_who_has_a_session_gives_way_to_nobody(
     monkeypatch.setattr("impala_async.relay.exchange.MAX_ACTORS", 2)
     first, second = stage.crew(2)
     late = stage.dial(stage.data)
-    say_hello(stage, late, 3)
+    say_hello(late, 3)
     assert_told(late.receive(WITHIN_S), "full")
     # One of them comes back, which makes no more of them.
     first.data = stage.dial(stage.data)
@@ -251,15 +252,13 @@ def test_who_has_a_session_gives_way_to_nobody(
 @pytest.mark.parametrize("num_free", [0, 1])
 def test_without_sockets_an_actor_is_told_to_wait(tmp_path: Path, num_free: int) -> None:
     # Two each of the learner, the relay and the actor; it needs two more.
-    stage = Stage(tmp_path, max_sockets=6 + num_free)
-    actor = ByHand(stage, 1)
-    say_hello(stage, actor.data, 1)
-    if num_free:
-        stage.learner.welcome(stage.learner.data.hear(Hello), settings_of())
-    frames = actor.data.receive(WITHIN_S)
-    assert not stage.exchange._by_actor
-    stage.close()
-    assert_told(frames, "full")
+    with closing(Stage(tmp_path, max_sockets=6 + num_free)) as stage:
+        actor = ByHand(stage, 1)
+        say_hello(actor.data, 1)
+        if num_free:
+            stage.learner.welcome(stage.learner.data.hear(Hello), settings_of())
+        assert_told(actor.data.receive(WITHIN_S), "full")
+        assert not stage.exchange._by_actor
 
 
 def test_a_hello_brings_nothing_else(stage: Stage) -> None:
