@@ -10,7 +10,7 @@ same weights as they may travel where torsos compute in bfloat16: those of torso
 
 import copy
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,8 @@ from torch import Tensor
 from impala_async.algo.distributions import Joint, distribution_of, forbid
 from impala_async.config_model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.models.build import build_model
-from impala_async.models.cnn import ImageTorso
+from impala_async.models.build import TORSOS, build_model
 from impala_async.models.flat import unflatten
-from impala_async.models.mlp import MLPTorso
 from impala_async.models.quick import QuickNet, sample
 from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
@@ -62,7 +60,9 @@ class Policy:
                 f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
             )
         self._is_host = self.device.type == "cpu"
-        self._quick = QuickNet.of(self.model) if self._is_host else None
+        # What an own torso does with its weights is its own affair, even if it is made of one here.
+        self._is_torso_ours = model.name in TORSOS
+        self._quick = self._quick_net()
         self.version = NO_VERSION
         self._parts = schema.action.parts
         self._legal = schema.action.legal
@@ -90,7 +90,7 @@ class Policy:
         twin.model = copy.deepcopy(self.model)
         # What shares the model's memory must share that of the copy's.
         twin.tensors = tuple(twin.model.state_dict().values())
-        twin._quick = QuickNet.of(twin.model) if self._is_host else None
+        twin._quick = twin._quick_net()
         return twin
 
     def load(self, weights: Weights) -> None:
@@ -116,8 +116,8 @@ class Policy:
         if precision == torch.float32:
             return
         self.compute_in(precision)
-        if _is_ours(self.model.policy_torso):
-            self.model.policy_torso.to(precision)
+        if self._is_torso_ours:
+            self.model.get_submodule("policy_torso").to(precision)
         self.tensors = tuple(self.model.state_dict().values())
         self._quick = None
 
@@ -179,15 +179,15 @@ class Policy:
             joint_BT=joint_BT,
         )
 
-    def _names_rounded(self) -> set[str]:
+    def _quick_net(self) -> QuickNet | None:
+        return QuickNet.of(self.model) if self._is_host and self._is_torso_ours else None
+
+    def _names_rounded(self) -> list[str]:
         """The weights that torsos in bfloat16 round to it before they do anything with them."""
-        torsos = {"policy_torso": self.model.policy_torso, "value_torso": self.model.value_torso}
-        return {
-            f"{name}.{key}"
-            for name, torso in torsos.items()
-            if _is_ours(torso)
-            for key in torso.state_dict()
-        }
+        if not self._is_torso_ours:
+            return []
+        torsos = ("policy_torso.", "value_torso.")
+        return [array.name for array in self.layout.arrays if array.name.startswith(torsos)]
 
     def _look(self, obs: Arrays, state: Arrays) -> tuple[Joint, dict[str, NDArray[np.float32]]]:
         leaves = self._tensors(obs)
@@ -239,11 +239,6 @@ def _build_seeded(schema: Schema, section: ModelSection, seed: int) -> ActorCrit
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return build_model(section, schema.inputs, schema.action)
-
-
-def _is_ours(torso: object) -> TypeGuard[MLPTorso | ImageTorso]:
-    """What an own torso does with its weights is its own affair."""
-    return isinstance(torso, MLPTorso | ImageTorso)
 
 
 def _rows(leaf_BS: Tensor) -> Tensor:

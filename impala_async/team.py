@@ -20,7 +20,7 @@ from impala_async.config_policies import PoliciesSection
 from impala_async.models.flat import unflatten
 from impala_async.policy import Action, Arrays, Policy
 from impala_async.spec import POLICY, Schema
-from impala_async.weights import BFLOAT16_WORDS, NO_VERSION, Weights, WeightsLayout
+from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
 
 def build_policy(
@@ -66,12 +66,9 @@ class Team:
             )
         )
         self.coarse_layout = self.layout.coarse(
-            {
-                f"{name}/{array.name}"
-                for name, member in self.members.items()
-                for array in member.coarse_layout.arrays
-                if array.dtype == BFLOAT16_WORDS
-            }
+            f"{name}/{key}"
+            for name, member in self.members.items()
+            for key in member.coarse_layout.rounded
         )
         self._parts = schema.action.parts
 

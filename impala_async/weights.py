@@ -3,11 +3,11 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,56 +24,63 @@ class Version(NamedTuple):
 
 NO_VERSION = Version(0, 0)
 """Before any weights: epochs count from 1."""
-BFLOAT16_WORDS = "uint16"
-"""How a layout names bfloat16, which numpy does not know. No weights are whole numbers."""
+BFLOAT16 = "bfloat16"
+"""numpy does not know it, so no array has it for its own dtype; weights may travel in it."""
+_BFLOAT16_BYTES = 2
 
 
 @dataclass(frozen=True)
 class WeightsLayout:
-    """The parameters of a model in the order in which the flat buffer holds them.
+    """The parameters of a model, and how the flat buffer holds them: in their order.
 
     Those in bfloat16 lie behind all others there, so that each is aligned and nothing lies between.
     """
 
     arrays: tuple[ArraySpec, ...]
+    """As the model has them."""
+    rounded: frozenset[str] = frozenset()
+    """The names of those that the buffer holds in bfloat16."""
 
-    def coarse(self, names: Container[str]) -> "WeightsLayout":
+    def coarse(self, names: Iterable[str]) -> "WeightsLayout":
         """The same parameters, those of these names in bfloat16."""
-        return WeightsLayout(
-            tuple(
-                replace(array, dtype=BFLOAT16_WORDS) if array.name in names else array
-                for array in self.arrays
-            )
+        return WeightsLayout(self.arrays, frozenset(names))
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of each array in the flat buffer."""
+        return tuple(
+            BFLOAT16 if array.name in self.rounded else array.dtype for array in self.arrays
         )
 
     @cached_property
     def digest(self) -> bytes:
         """16 bytes that two equal layouts share: the test that both sides built one model."""
-        arrays = [{"name": a.name, "shape": a.shape, "dtype": a.dtype} for a in self.arrays]
+        arrays = [
+            {"name": array.name, "shape": array.shape, "dtype": dtype}
+            for array, dtype in zip(self.arrays, self.dtypes, strict=True)
+        ]
         text = json.dumps(arrays, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()[:16]
 
     @cached_property
     def num_bytes(self) -> int:
-        return sum(array.num_bytes for array in self.arrays)
+        return sum(self._sizes)
 
     @cached_property
     def places(self) -> tuple[slice, ...]:
         """Where each array lies in the flat buffer."""
-        order = sorted(
-            range(len(self.arrays)), key=lambda k: self.arrays[k].dtype == BFLOAT16_WORDS
-        )
-        ends = accumulate(self.arrays[k].num_bytes for k in order)
-        places = {
-            k: slice(end - self.arrays[k].num_bytes, end)
-            for k, end in zip(order, ends, strict=True)
-        }
-        return tuple(places[k] for k in range(len(self.arrays)))
+        sizes, dtypes = self._sizes, self.dtypes
+        order = sorted(range(len(sizes)), key=lambda k: dtypes[k] == BFLOAT16)
+        ends = accumulate(sizes[k] for k in order)
+        places = {k: slice(end - sizes[k], end) for k, end in zip(order, ends, strict=True)}
+        return tuple(places[k] for k in range(len(sizes)))
 
-    def views(self, buffer: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Name and typed view of every array in a flat buffer."""
-        for array, place in zip(self.arrays, self.places, strict=True):
-            yield array.name, buffer[place].view(array.dtype).reshape(array.shape)
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(
+            array.num_items * _BFLOAT16_BYTES if dtype == BFLOAT16 else array.num_bytes
+            for array, dtype in zip(self.arrays, self.dtypes, strict=True)
+        )
 
 
 @dataclass(frozen=True)

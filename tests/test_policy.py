@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from impala_async.config_model import ModelSection
+from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.spec import (
     ActionPart,
@@ -500,10 +501,11 @@ def test_an_actor_without_bfloat16_takes_coarse_weights():
 
 def test_only_torsos_travel_in_bfloat16_and_none_that_is_ones_own():
     policy = make_policy(with_memory(), section=ModelSection(core="lstm", core_size=4))
-    coarse = {array.name for array in policy.coarse_layout.arrays if array.dtype == "uint16"}
-    assert coarse == {name for name in policy.named_tensors() if name.startswith("policy_torso.")}
-    own = Policy(PLAIN, ModelSection(name="tests.test_policy:Careful"), seed=0)
-    assert own.coarse_layout == own.layout
+    torso = {name for name in policy.named_tensors() if name.startswith("policy_torso.")}
+    assert policy.coarse_layout.rounded == torso
+    for name in ("Careful", "Normed", "normed"):
+        own = Policy(PLAIN, ModelSection(name=f"tests.test_policy:{name}"), seed=0)
+        assert own.coarse_layout == own.layout
 
 
 def test_a_third_layout_is_refused():
@@ -530,8 +532,27 @@ class Careful(torch.nn.Module):
         return self.second(seen)
 
 
-def test_own_torsos_act_in_bfloat16_as_they_learn_in_it():
-    policy = Policy(PLAIN, ModelSection(name="tests.test_policy:Careful"), seed=0)
+class Normed(MLPTorso):
+    """One of ours, with a layer that computes in float32 and does not round what it has."""
+
+    def __init__(self, obs, section):
+        super().__init__(obs, section)
+        self.norm = torch.nn.LayerNorm(self.num_out)
+
+    def forward(self, obs):
+        return self.norm(super().forward(obs))
+
+
+def normed(obs, section):
+    """One of ours, whose last layer was exchanged for such a one."""
+    torso = MLPTorso(obs, section)
+    torso.layers.append(torch.nn.LayerNorm(torso.num_out))
+    return torso
+
+
+@pytest.mark.parametrize("name", ["Careful", "Normed", "normed"])
+def test_own_torsos_act_in_bfloat16_as_they_learn_in_it(name):
+    policy = Policy(PLAIN, ModelSection(name=f"tests.test_policy:{name}"), seed=0)
     policy.act_in(torch.bfloat16)
     # Their weights are their own affair.
     kinds = {tensor.dtype for tensor in policy.model.policy_torso.state_dict().values()}

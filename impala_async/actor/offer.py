@@ -11,10 +11,8 @@ from impala_async.spec import Schema
 from impala_async.weights import WeightsLayout
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.compression import PLAIN
-from impala_async.wire.messages import Data, Spec, pack
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Data, Spec, pack
 from impala_async.wire.session import WINDOW
-
-SLOWEST_BYTES_PER_S = 200_000
 
 
 @dataclass(frozen=True)

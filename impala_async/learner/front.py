@@ -29,11 +29,10 @@ from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.local_link import LocalLink
-from impala_async.wire.messages import Data, Message
+from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Message
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import AddressError, Router, new_context
 
-MAX_MESSAGE_BYTES = 1 << 30
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
 # Credit may lie unused for so many leases, and twice its owner's own longest time, while others

@@ -1,7 +1,8 @@
 """One ROUTER on the event loop: drained in bursts, answered at once, guarded against bad input.
 
-The descriptor of a ZeroMQ socket is edge-triggered, and a send may eat the edge. So this file is
-the only one that reads or writes a router, and it looks again after whatever it did.
+The descriptor of a ZeroMQ socket is edge-triggered, and a send may eat the edge. So in a learner
+only this file takes messages from a router and sends any, and it looks again after whatever it did.
+Who handles a message may read its further frames meanwhile.
 
 Runs on: event loop
 """

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from impala_async.weights import BFLOAT16_WORDS, Weights, WeightsLayout
+from impala_async.weights import BFLOAT16, Weights, WeightsLayout
 
 
 def flatten(tensors: Sequence[Tensor], layout: WeightsLayout) -> Tensor:
     """A new buffer on the tensors' device; each is rounded to its dtype there on the way."""
     fine: list[Tensor] = []
     coarse: list[Tensor] = []
-    for array, tensor in zip(layout.arrays, tensors, strict=True):
-        (coarse if array.dtype == BFLOAT16_WORDS else fine).append(tensor.detach().reshape(-1))
+    for dtype, tensor in zip(layout.dtypes, tensors, strict=True):
+        (coarse if dtype == BFLOAT16 else fine).append(tensor.detach().reshape(-1))
     flat = torch.empty(layout.num_bytes, dtype=torch.uint8, device=tensors[0].device)
     num_fine_bytes = sum(tensor.nbytes for tensor in fine)
     # One call for all costs less than one for each; but one that rounds as well costs twice that.
@@ -56,11 +56,6 @@ def _layout_of(weights: Weights, layouts: Sequence[WeightsLayout]) -> WeightsLay
 
 def _views(flat: Tensor, layout: WeightsLayout) -> list[Tensor]:
     return [
-        flat[place].view(_dtype_of(array.dtype)).view(array.shape)
-        for array, place in zip(layout.arrays, layout.places, strict=True)
+        flat[place].view(getattr(torch, dtype)).view(array.shape)
+        for array, dtype, place in zip(layout.arrays, layout.dtypes, layout.places, strict=True)
     ]
-
-
-def _dtype_of(name: str) -> torch.dtype:
-    dtype: torch.dtype = torch.bfloat16 if name == BFLOAT16_WORDS else getattr(torch, name)
-    return dtype

@@ -30,12 +30,15 @@ from impala_async.wire.messages import (
     pack,
     unpack,
 )
-from impala_async.wire.session import reject
-from impala_async.wire.sockets import Context, Dealer, Poller, Router
+from impala_async.wire.session import FULL_RETRY_S, reject
+from impala_async.wire.sockets import Context, Dealer, NoSocketError, Poller, Router
 
 logger = logging.getLogger(__name__)
 
 BURST = 32
+# Each has two sockets here and, with its own connections, six descriptors: of a process's 1,024,
+# which is what it often has, some must be left for who only knocks.
+MAX_ACTORS = 128
 
 
 @dataclass
@@ -115,7 +118,7 @@ class Exchange:
             route, frames = arrived
             message = self._read(self._data, route, frames)
             if isinstance(message, Hello):
-                passage: Passage | None = self._greet(route, message)
+                passage = self._greet(route, message)
             else:
                 passage = self._find(self._data, route, message)
             if passage is not None:
@@ -145,7 +148,11 @@ class Exchange:
     def _read(self, router: Router, route: bytes, frames: list[memoryview]) -> Message | None:
         """What an actor says; None, and its sender is told, if that is no message."""
         try:
-            return unpack(frames[0] if frames else b"")
+            message = unpack(frames[0] if frames else b"")
+            if isinstance(message, Hello) and len(frames) > 1:
+                # A stranger's: nothing else that it sends is kept.
+                raise ProtocolError("wrong_frame_count", "more frames than this message has")
+            return message
         except ProtocolError as error:
             self.counts.bad += 1
             self._down(router, route, [pack(reject("bad_message", f"{error.reason}: {error}"))])
@@ -162,8 +169,9 @@ class Exchange:
             passage.last_heard = time.monotonic()
         return passage
 
-    def _greet(self, route: bytes, hello: Hello) -> Passage:
-        """A hello that comes again over the same connection is the same one."""
+    def _greet(self, route: bytes, hello: Hello) -> Passage | None:
+        """A hello that comes again over the same connection is the same one; None if it must wait
+        until there is room."""
         now = time.monotonic()
         known = self._by_actor.get(hello.actor)
         if known is not None and known.data_route == route:
@@ -172,11 +180,32 @@ class Exchange:
             return known
         if known is not None:
             self._end(known)
-        lane = Lane(self._context, self._learner_url)
+        try:
+            self._make_room()
+            lane = Lane(self._context, self._learner_url)
+        except NoSocketError as error:
+            self._send_away(route, error)
+            return None
         passage = Passage(hello.actor, route, lane, now)
         self._by_actor[hello.actor] = passage
         self._poller.add(lane.dealer, partial(self._take_data_answers, passage))
         return passage
+
+    def _make_room(self) -> None:
+        """Who is not welcome yet gives way, the oldest one first."""
+        if len(self._by_actor) < MAX_ACTORS:
+            return
+        strangers = (passage for passage in self._by_actor.values() if not passage.session)
+        oldest = next(strangers, None)
+        if oldest is None:
+            raise NoSocketError(f"it has {MAX_ACTORS} actors")
+        self._end(oldest)
+        self._send_away(oldest.data_route, "others came later")
+
+    def _send_away(self, route: bytes, reason: object) -> None:
+        """For a moment: who asks again may find that there is room."""
+        refusal = reject("full", f"this relay has no room: {reason}", FULL_RETRY_S)
+        self._down(self._data, route, [pack(refusal)])
 
     def _up(self, lane: Lane, frames: Sequence[Frame]) -> None:
         self.counts.up += 1
@@ -195,8 +224,14 @@ class Exchange:
                 return
             message = _understood(frames)
             if isinstance(message, Welcome):
+                try:
+                    told = self._begin(passage, message, frames)
+                except NoSocketError as error:
+                    self._end(passage)
+                    self._send_away(passage.data_route, error)
+                    return
                 # It may have come twice; then nobody need hear the second one.
-                self._down(self._data, passage.data_route, self._begin(passage, message, frames))
+                self._down(self._data, passage.data_route, told)
             elif not self._down(self._data, passage.data_route, frames):
                 # Now the learner cannot route to it either, and knows by that.
                 logger.info("an actor is gone: its connection is closed")
@@ -205,6 +240,11 @@ class Exchange:
 
     def _begin(self, passage: Passage, welcome: Welcome, frames: Sequence[Frame]) -> list[Frame]:
         """A session is open: be ready for its weights; the welcome for the actor."""
+        if passage.weights is None:
+            host = self._learner_url.rpartition(":")[0]
+            passage.weights = Lane(self._context, f"{host}:{welcome.weights_port}")
+            dealer = passage.weights.dealer
+            self._poller.add(dealer, partial(self._take_weights_answers, passage, dealer))
         told, is_lockstep = self._translator.translate(welcome, frames)
         start = welcome.run_id, welcome.epoch
         if start != self._shelf_of:
@@ -212,11 +252,6 @@ class Exchange:
         self._by_session.pop(passage.session, None)
         passage.begin(welcome.session, welcome.lease_s, None if is_lockstep else self._shelf)
         self._by_session[welcome.session] = passage
-        if passage.weights is None:
-            host = self._learner_url.rpartition(":")[0]
-            passage.weights = Lane(self._context, f"{host}:{welcome.weights_port}")
-            dealer = passage.weights.dealer
-            self._poller.add(dealer, partial(self._take_weights_answers, passage, dealer))
         return told
 
     def _take_weights_answers(self, passage: Passage, dealer: Dealer) -> None:
@@ -239,7 +274,7 @@ class Exchange:
                 hearers = shelf.put(session, Version(message.epoch, message.update), frames)
             self.counts.served += len(hearers)
         elif isinstance(message, NotModified) and shelf is not None:
-            hearers = shelf.nothing_newer(session, Version(message.epoch, message.update))
+            hearers = shelf.nothing_newer(session)
         elif isinstance(message, Reject) and shelf is not None:
             shelf.forget(session)
         return hearers

@@ -11,8 +11,11 @@ from impala_async.relay.shelf import Shelf
 from impala_async.wire.codec import Frame
 from impala_async.wire.sockets import Context, Dealer
 
-# Credit ends long before this does: more comes only from what is no actor of ours.
+# Credit mostly ends before these do. What is beyond them is lost, and sent again if it matters.
 MAX_WAITING = 64
+MAX_WAITING_BYTES = 64 << 20
+# As many as actors mostly have under way at once: these no longer wait here, but for the line.
+MAX_QUEUED = 8
 # Silence after which the learner will long have ended a session; or before it has begun one.
 SILENT_LEASES = 3
 UNWELCOME_S = 60.0
@@ -22,8 +25,9 @@ class Lane:
     """One connection. What it does not take now waits, in order, as it would at the actor."""
 
     def __init__(self, context: Context, url: str) -> None:
-        self.dealer = Dealer(context, url)
+        self.dealer = Dealer(context, url, MAX_QUEUED)
         self._waiting: deque[Sequence[Frame]] = deque()
+        self._num_bytes = 0
 
     @property
     def is_waiting(self) -> bool:
@@ -31,20 +35,24 @@ class Lane:
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Now, or as soon as it can be; False if too much is waiting already."""
-        if len(self._waiting) >= MAX_WAITING:
+        num_bytes = self._num_bytes + _size_of(frames)
+        # One alone may have any size: it would come again and again.
+        if self._waiting and (len(self._waiting) >= MAX_WAITING or num_bytes > MAX_WAITING_BYTES):
             return False
         self._waiting.append(frames)
+        self._num_bytes = num_bytes
         self.flush()
         return True
 
     def flush(self) -> None:
         """Send what waits, as far as the connection takes it."""
         while self._waiting and self.dealer.send(self._waiting[0]):
-            self._waiting.popleft()
+            self._num_bytes -= _size_of(self._waiting.popleft())
 
     def forget(self) -> None:
         """Send nothing of what waits."""
         self._waiting.clear()
+        self._num_bytes = 0
 
 
 class Passage:
@@ -71,8 +79,12 @@ class Passage:
         return now - self.last_heard > self._patience_s
 
     def begin(self, session: bytes, lease_s: float, shelf: Shelf | None) -> None:
-        """The learner has welcomed it."""
-        if self.shelf is not None:
+        """The learner has welcomed it, or says so again; then what it has asked for still holds."""
+        if self.shelf is not None and session != self.session:
             self.shelf.forget(self.session)
         self.session, self.shelf = session, shelf
         self._patience_s = SILENT_LEASES * lease_s
+
+
+def _size_of(frames: Sequence[Frame]) -> int:
+    return sum(len(frame) for frame in frames)

@@ -13,11 +13,11 @@ from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
 from impala_async.relay.exchange import Exchange
 from impala_async.relay.welcome import Translator
 from impala_async.wire.local_link import LocalLink
+from impala_async.wire.messages import MAX_MESSAGE_BYTES
 from impala_async.wire.sockets import AddressError, Poller, Router, new_context
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 1 << 30
 TICK_S = 0.5
 # While something waits for a connection.
 RETRY_S = 0.02

@@ -11,19 +11,25 @@ from dataclasses import dataclass, field
 
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import Frame
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S
+
+# How large weights are is known from the first ones on: these get as long as 60 MB may take.
+FIRST_PATIENCE_S = 300.0
 
 
 @dataclass
 class Shelf:
     """Owns the frames of one version, and who waits for a newer one, by their sessions."""
 
-    patience_s: float
-    """A pull that is unanswered for so long is lost, and the next may go."""
+    lease_s: float
+    """A pull that is unanswered for so long, and as long as its weights take on the slowest line,
+    is lost, and the next may go."""
     version: Version = NO_VERSION
     frames: Sequence[Frame] = ()
     _waiting: dict[bytes, Version] = field(default_factory=dict)
     _asking: bytes | None = None
     _asked_at: float = 0.0
+    _transfer_s: float = FIRST_PATIENCE_S
 
     def pull(self, session: bytes, have: Version) -> Sequence[Frame] | None:
         """The answer to a pull, or None: it waits."""
@@ -35,7 +41,8 @@ class Shelf:
 
     def next_to_ask(self, now: float) -> tuple[bytes, Version] | None:
         """Whose pull must go to the learner now, if any."""
-        is_asking = self._asking is not None and now - self._asked_at < self.patience_s
+        patience_s = self.lease_s + self._transfer_s
+        is_asking = self._asking is not None and now - self._asked_at < patience_s
         if is_asking or not self._waiting:
             return None
         # Whoever asked in vain goes last.
@@ -47,14 +54,17 @@ class Shelf:
 
     def put(self, session: bytes, version: Version, frames: Sequence[Frame]) -> list[bytes]:
         """A pull brought weights; the sessions that are to have them."""
+        self._transfer_s = sum(len(frame) for frame in frames) / SLOWEST_BYTES_PER_S
         if version > self.version:
             self.version, self.frames = version, frames
         return self._end(session, [who for who, have in self._waiting.items() if version > have])
 
-    def nothing_newer(self, session: bytes, version: Version) -> list[bytes]:
-        """A pull brought the word that this is the newest; the sessions that it is true for."""
-        told = [who for who, have in self._waiting.items() if have >= version]
-        return self._end(session, told)
+    def nothing_newer(self, session: bytes) -> list[bytes]:
+        """A pull brought the word that there are none; only who asked is told, if it still waits.
+
+        Others may have heard of newer ones since: they are asked for in their turn.
+        """
+        return self._end(session, [session] if session in self._waiting else [])
 
     def forget(self, session: bytes) -> None:
         """It is gone, or was refused."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from impala_async.models.flat import flatten
-from impala_async.weights import BFLOAT16_WORDS, Version, Weights, WeightsLayout
+from impala_async.weights import Version, Weights, WeightsLayout
 
 
 class Snapshot:
@@ -13,9 +13,7 @@ class Snapshot:
 
     def __init__(self, layout: WeightsLayout) -> None:
         odd = [
-            f"{array.name} ({array.dtype})"
-            for array in layout.arrays
-            if array.dtype not in ("float32", BFLOAT16_WORDS)
+            f"{array.name} ({array.dtype})" for array in layout.arrays if array.dtype != "float32"
         ]
         if odd:
             raise ValueError(f"only float32 weights can be published, not {', '.join(odd)}")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
 
+_LONGEST = "weights"
+
 
 class LocalLink:
     """Owns a folder of mode 0700 for as long as its process serves."""
@@ -19,16 +21,13 @@ class LocalLink:
         root = os.environ.get("XDG_RUNTIME_DIR")
         usable = root if root and os.access(root, os.W_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix="impala-", dir=usable))
-        self.data_path = str(self._folder / "data")
-        self.weights_path = str(self._folder / "weights")
-        self.nonce_path = str(self._folder / "nonce")
-        self.nonce = secrets.token_bytes(16)
-        if len(os.fsencode(self.weights_path)) > IPC_PATH_MAX_BYTES:
+        if len(os.fsencode(self._folder / _LONGEST)) > IPC_PATH_MAX_BYTES:
             self._folder.rmdir()
             self._folder = Path(tempfile.mkdtemp(prefix="impala-", dir="/tmp"))
-            self.data_path = str(self._folder / "data")
-            self.weights_path = str(self._folder / "weights")
-            self.nonce_path = str(self._folder / "nonce")
+        self.data_path = str(self._folder / "data")
+        self.weights_path = str(self._folder / _LONGEST)
+        self.nonce_path = str(self._folder / "nonce")
+        self.nonce = secrets.token_bytes(16)
         Path(self.nonce_path).write_bytes(self.nonce)
 
     def close(self) -> None:

@@ -25,6 +25,10 @@ MAX_TEXT_BYTES = 2000
 MAX_COLUMNS = 4096
 MAX_TIMERS = 16
 MAX_VERDICTS = 64
+# Of all frames: from a peer of whom nothing is known.
+MAX_MESSAGE_BYTES = 1 << 30
+# Large frames are waited for as long as they take on such a line.
+SLOWEST_BYTES_PER_S = 200_000
 
 # Why a seq was refused for good. The order is the wire's: append only.
 VERDICTS = ("duplicate", "invalid", "nonfinite", "unknown_session", "stale", "dead_branch")

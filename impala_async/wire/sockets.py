@@ -5,6 +5,7 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 `recv_into` truncates silently but returns the true size: every caller compares it.
 """
 
+import errno
 import socket
 from collections.abc import Callable, Sequence
 
@@ -40,6 +41,10 @@ class AddressError(Exception):
         self.is_taken = is_taken
 
 
+class NoSocketError(Exception):
+    """This process has as many sockets or descriptors as it may."""
+
+
 def new_context() -> Context:
     """The one context of a process."""
     return zmq.Context(io_threads=IO_THREADS)
@@ -47,7 +52,12 @@ def new_context() -> Context:
 
 def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
     """What both ends have in common."""
-    made = context.socket(kind)
+    try:
+        made = context.socket(kind)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EMFILE:
+            raise NoSocketError(error.strerror) from None
+        raise
     made.set(zmq.LINGER, 0)
     # Not always: `localhost` would become ::1, and miss a learner at 127.0.0.1.
     made.set(zmq.IPV6, int(url.startswith("tcp://[")))
@@ -65,7 +75,7 @@ def _receive_frames(of: zmq.Socket[bytes]) -> list[memoryview] | None:
 
 
 class Router:
-    """The learner's end. Never blocks: a peer that cannot be reached costs a counter."""
+    """The end that others dial. Never blocks: a peer that cannot be reached costs a counter."""
 
     def __init__(
         self,
@@ -170,10 +180,16 @@ class Router:
 
 
 class Dealer:
-    """An actor's end of one connection."""
+    """The end of one connection that dials: an actor's, or a relay's for an actor."""
 
-    def __init__(self, context: Context, url: str) -> None:
+    def __init__(self, context: Context, url: str, max_queued: int = 1000) -> None:
+        """`max_queued` messages wait for a connection that is slow; more are not sent now.
+
+        Raises:
+            NoSocketError: there are too many.
+        """
         self._socket = _new_socket(context, zmq.DEALER, url)
+        self._socket.set(zmq.SNDHWM, max_queued)
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
         self._socket.set(zmq.RECONNECT_IVL, 50)

@@ -7,6 +7,8 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import zmq
+
 from impala_async.relay.exchange import Exchange
 from impala_async.relay.welcome import Translator
 from impala_async.weights import Version
@@ -57,8 +59,9 @@ class ByHand:
 class Stage:
     """All that a test needs, and the thread on which the exchange lives."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_sockets: int = 1000) -> None:
         self.context = new_context()
+        self.context.set(zmq.MAX_SOCKETS, max_sockets)
         self.learner = ScriptedLearner(self.context, folder)
         self.link = LocalLink()
         self.data = Router(self.context, ANY_PORT, self.link.data_path, 1 << 26)

@@ -1,10 +1,12 @@
 """What goes through an exchange, and what it answers itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from impala_async.relay.exchange import MAX_ACTORS
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import (
     PROTOCOL,
@@ -21,10 +23,13 @@ from impala_async.wire.messages import (
     Spec,
     WeightsReply,
     pack,
+    unpack,
 )
+from impala_async.wire.session import FULL_RETRY_S
+from impala_async.wire.sockets import Dealer
 from tests.actor.scripted import reply_of as reply_with
-from tests.actor.scripted import weights_of
-from tests.relay.stage import ByHand, Stage
+from tests.actor.scripted import settings_of, weights_of
+from tests.relay.stage import WITHIN_S, ByHand, Stage
 from tests.wire.ends import until
 
 V1, V2 = Version(1, 1), Version(1, 2)
@@ -199,6 +204,71 @@ def test_a_hello_said_twice_does_no_harm(stage: Stage) -> None:
     # The same connection, by which the learner knows that it is the same.
     assert again.route == first.route
     assert stage.exchange.num_actors == 1
+
+
+def say_hello(data: Dealer, number: int) -> None:
+    hello = Hello(PROTOCOL, number.to_bytes(16, "big"), "1", bytes(16), 0, 0)
+    until(lambda: data.send([pack(hello)]))
+
+
+def assert_told(frames: Sequence[memoryview] | None, code: str) -> None:
+    assert frames is not None
+    refusal = unpack(frames[0])
+    assert isinstance(refusal, Reject)
+    assert REJECT_CODES[refusal.code] == code
+    assert refusal.retry_after_s == (FULL_RETRY_S if code == "full" else -1)
+
+
+def test_a_flood_of_hellos_costs_only_those_who_are_not_welcome_yet(stage: Stage) -> None:
+    (actor,) = stage.crew(1)
+    stranger = stage.dial(stage.data)
+    for number in range(2 * MAX_ACTORS):
+        say_hello(stranger, 1000 + number)
+    # The oldest of them are told to come again, and no socket is kept for them.
+    for _ in range(MAX_ACTORS + 1):
+        assert_told(stranger.receive(WITHIN_S), "full")
+    assert stage.ask(lambda: len(stage.exchange._by_actor)) == MAX_ACTORS
+    stage.learner.data.drain()
+    actor.say(Data(actor.session, 0, 1, 1, 5, 2, 0, 0, b"inline"))
+    heard = stage.learner.data.find(Data)
+    heard.answer(Grant(actor.session, 1, 1, 1, 1, []))
+    assert isinstance(actor.hear()[0], Grant)
+
+
+def test_who_has_a_session_gives_way_to_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("impala_async.relay.exchange.MAX_ACTORS", 2)
+    first, second = stage.crew(2)
+    late = stage.dial(stage.data)
+    say_hello(late, 3)
+    assert_told(late.receive(WITHIN_S), "full")
+    # One of them comes back, which makes no more of them.
+    first.data = stage.dial(stage.data)
+    first.join()
+    assert set(stage.exchange._by_session) == {first.session, second.session}
+
+
+@pytest.mark.parametrize("num_free", [0, 1])
+def test_without_sockets_an_actor_is_told_to_wait(tmp_path: Path, num_free: int) -> None:
+    # Two each of the learner, the relay and the actor; it needs two more.
+    with closing(Stage(tmp_path, max_sockets=6 + num_free)) as stage:
+        actor = ByHand(stage, 1)
+        say_hello(actor.data, 1)
+        if num_free:
+            stage.learner.welcome(stage.learner.data.hear(Hello), settings_of())
+        assert_told(actor.data.receive(WITHIN_S), "full")
+        assert not stage.exchange._by_actor
+
+
+def test_a_hello_brings_nothing_else(stage: Stage) -> None:
+    stranger = stage.dial(stage.data)
+    hello = Hello(PROTOCOL, b"h" * 16, "1", bytes(16), 0, 0)
+    until(lambda: stranger.send([pack(hello), bytes(1 << 20)]))
+    assert_told(stranger.receive(WITHIN_S), "bad_message")
+    assert stage.exchange.counts.bad == 1
+    assert stage.is_quiet()
+    assert not stage.exchange._by_actor
 
 
 def test_the_learner_can_no_longer_route_to_an_actor_that_is_gone(stage: Stage) -> None:

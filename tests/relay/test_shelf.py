@@ -1,7 +1,8 @@
 """One pull at a time, whoever waits for it; what is held serves all that have less."""
 
-from impala_async.relay.shelf import Shelf
+from impala_async.relay.shelf import FIRST_PATIENCE_S, Shelf
 from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
@@ -38,24 +39,38 @@ def test_an_older_reply_is_not_kept_but_serves_who_has_still_less():
     assert shelf.next_to_ask(0.0) is None
 
 
-def test_nothing_newer_is_for_all_that_have_as_much():
+def test_nothing_newer_is_for_who_asked_and_no_other():
     shelf = Shelf(10.0)
     for who, have in ((A, V2), (B, V2), (C, V1)):
         shelf.pull(who, have)
     assert shelf.next_to_ask(0.0) == (A, V2)
-    assert shelf.nothing_newer(A, V2) == [A, B]
-    # The third one might be given something.
-    assert shelf.next_to_ask(0.0) == (C, V1)
+    assert shelf.nothing_newer(A) == [A]
+    # The others may have heard of something since.
+    assert shelf.next_to_ask(0.0) == (B, V2)
+    assert shelf.put(B, V3, FRAMES) == [B, C]
+    # Neither does it come late to one that has been answered.
+    assert shelf.nothing_newer(C) == []
 
 
 def test_a_pull_that_is_lost_gives_way_to_the_next():
-    shelf = Shelf(10.0)
+    shelf, lost_s = Shelf(10.0), 10.0 + FIRST_PATIENCE_S
     for who in (A, B):
         shelf.pull(who, V1)
     assert shelf.next_to_ask(0.0) == (A, V1)
-    assert shelf.next_to_ask(9.9) is None
-    assert shelf.next_to_ask(10.0) == (B, V1)
-    assert shelf.next_to_ask(20.0) == (A, V1)
+    # How large the first ones are, nobody knows.
+    assert shelf.next_to_ask(lost_s - 0.1) is None
+    assert shelf.next_to_ask(lost_s) == (B, V1)
+    assert shelf.next_to_ask(2 * lost_s) == (A, V1)
+
+
+def test_weights_on_a_thin_line_are_waited_for_as_long_as_they_take():
+    shelf, large = Shelf(10.0), bytes(60 * SLOWEST_BYTES_PER_S)
+    shelf.put(A, V1, [memoryview(large)])
+    for who in (A, B):
+        shelf.pull(who, V1)
+    assert shelf.next_to_ask(0.0) == (A, V1)
+    assert shelf.next_to_ask(69.9) is None
+    assert shelf.next_to_ask(70.1) == (B, V1)
 
 
 def test_who_is_gone_is_neither_waited_for_nor_answered():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from impala_async.config import ModelSection
+from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.spec import ArraySpec
 from impala_async.training.snapshot import Snapshot
@@ -49,8 +50,23 @@ def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
     turned = torch.arange(6.0).reshape(3, 2).t()
     weights = Snapshot(layout).take([turned, torch.tensor(9.0)], Version(1, 1))
     assert weights.buffer.view(np.float32).tolist() == [0, 2, 4, 1, 3, 5, 9]
-    views = dict(layout.views(weights.buffer))
-    assert views["w"].tolist() == turned.tolist()
+    assert layout.places == (slice(0, 24), slice(24, 28))
+
+
+class Counting(MLPTorso):
+    """A torso of one's own with a buffer of whole numbers, of as many bytes as bfloat16 has."""
+
+    def __init__(self, obs, section):
+        super().__init__(obs, section)
+        self.register_buffer("seen", torch.tensor([16256], dtype=torch.uint16))
+
+
+def test_whole_numbers_of_a_torso_are_not_taken_for_bfloat16(schema):
+    own = ModelSection(name="tests.training.test_snapshot:Counting")
+    policy = Policy(schema, own, seed=0)
+    for layout in (policy.layout, policy.coarse_layout, policy.layout.coarse({"policy_head.bias"})):
+        with pytest.raises(ValueError, match=r"policy_torso.seen \(uint16\)"):
+            Snapshot(layout)
 
 
 def test_other_dtypes_and_other_sizes_are_refused():

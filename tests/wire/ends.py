@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import zmq
+
 from impala_async.wire.sockets import Dealer, Router, new_context
 
 DEADLINE_S = 5.0
@@ -16,7 +18,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.context = new_context()
-        self._open: list[Router | Dealer] = []
+        self._open: list[Router | Dealer | zmq.Socket[bytes]] = []
 
     def router(
         self, url: str = ANY_PORT, ipc: Path | None = None, max_bytes: int = MAX_MESSAGE_BYTES
@@ -24,6 +26,14 @@ class Ends:
         router = Router(self.context, url, str(ipc) if ipc else None, max_bytes)
         self._open.append(router)
         return router
+
+    def deaf_router(self, url: str) -> None:
+        """It lets a connection come about, and takes next to nothing from it."""
+        deaf = self.context.socket(zmq.ROUTER)
+        deaf.set(zmq.LINGER, 0)
+        deaf.set(zmq.RCVHWM, 1)
+        deaf.bind(url)
+        self._open.append(deaf)
 
     def dealer(self, url: str) -> Dealer:
         dealer = Dealer(self.context, url)
