@@ -11,6 +11,12 @@ from impala_async.training.backprop import Backprop
 from impala_async.training.state import capture
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """What differs from one step to the next torch takes for what changes, and compiles it so."""
+    torch.compiler.reset()
+
+
 def use(step, backend):
     """The step, compiled by this backend."""
     old = step._backprop
@@ -75,6 +81,8 @@ def test_a_fault_of_the_loss_itself_is_no_fault_of_the_compiler(make_step, make_
         step.run(make_batch(), all_alive, 0)
 
 
+# Of torch about its own doings, which look at the gradient of every tensor in an object.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_what_is_prepared_is_compiled_for_another_thread_and_nothing_has_changed(
     make_step, make_batch
 ):
