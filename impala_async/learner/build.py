@@ -83,11 +83,7 @@ def build_learner(
         loader = moving
     else:
         loader = HostLoader(slots, full, release, is_drained=is_drained)
-    if isinstance(step, UpdateStep):
-        # As in the learner thread, which else would compile anew.
-        make_current(device)
-        torch.set_num_threads(section.threads)
-        step.prepare(loader.blank())
+    _compile(step, loader, section, device)
     thread = LearnerThread(
         step=step,
         snapshot=Snapshot(_layout_sent(config, step.policy, device)),
@@ -102,6 +98,17 @@ def build_learner(
     )
     bodies["learner"] = thread.run
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
+
+
+def _compile(
+    step: UpdateStep | TeamStep, loader: Loader, section: LearnerSection, device: torch.device
+) -> None:
+    """What the learner thread would else compile, while it could not hear that the run ends."""
+    if isinstance(step, UpdateStep):
+        # As in that thread, or it would compile anew.
+        make_current(device)
+        torch.set_num_threads(section.threads)
+        step.prepare(loader.blank())
 
 
 def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device) -> WeightsLayout:
