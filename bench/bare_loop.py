@@ -4,6 +4,7 @@
 The loop is written by hand: its batch lies ready on the device, with rewards clipped and stacks
 unfolded, and each turn is forward, V-trace, loss, backward, clip and optimizer step. Nothing is
 checked, kept or reported. Network, V-trace and optimizer are the product's: both compute the same.
+Updates that are not made in the way that `learner.compile` asks for have no rate: it exits with 1.
 
     B columns of a batch, T action rows, S = T+1 observation rows, A actions
 """
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.optimizer import build_optimizer
 from impala_async.training.rewards import clip_rewards
+from impala_async.training.step import UpdateStep
 
 WARM_UPDATES = 10
 TIMED_TOGETHER = 5
@@ -92,17 +95,25 @@ class BareLoop:
         return (losses_TB * self._valid_TB).sum() / self._num_valid
 
 
-def build(kind: str, playlist: Playlist, config: RunConfig) -> Callable[[], object]:
-    """What makes one update, as the learner of these settings would."""
+class Updates(NamedTuple):
+    """`make` makes one; `way` says how, in the words of `learner.compile`."""
+
+    make: Callable[[], object]
+    way: Callable[[], str]
+
+
+def build(kind: str, playlist: Playlist, config: RunConfig) -> Updates:
+    """Updates as the learner of these settings would make them, or by hand."""
     device = pick_device(config.learner.device)
     batch = first_batch(playlist, config.learner.batch_columns, device)
     if kind == "bare":
         policy = Policy(playlist.schema, config.model, seed=config.seed, device=device)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, device))
-        return BareLoop(policy, config.algorithm, batch).update
+        return Updates(BareLoop(policy, config.algorithm, batch).update, lambda: "off")
     step = build_step(config, playlist.schema, device)
+    assert isinstance(step, UpdateStep), "a recording of several policies is not measured here"
     alive_B = torch.ones(config.learner.batch_columns, dtype=torch.bool)
-    return lambda: step.run(batch, alive_B, 0)
+    return Updates(lambda: step.run(batch, alive_B, 0), lambda: step.way)
 
 
 def first_batch(playlist: Playlist, num_columns: int, device: torch.device) -> Batch:
@@ -149,11 +160,16 @@ def main() -> None:
     config = validate_config(json.loads(settings))
     torch.set_num_threads(config.learner.threads)
     device = pick_device(config.learner.device)
-    update = build(kind, Playlist(Path(recording)), config)
+    make, way = build(kind, Playlist(Path(recording)), config)
     begun = time.perf_counter()
-    update()
+    make()
     first_s = time.perf_counter() - begun
-    rate = measure(update, float(seconds), device)
+    rate = measure(make, float(seconds), device)
+    if way() != config.learner.compile:
+        sys.exit(
+            f"learner.compile is {config.learner.compile}, and updates were made as with "
+            f"{way()}: the warning above says why"
+        )
     sample = {"updates_per_s": rate, "update_ms": 1000 / rate, "first_s": first_s}
     print(json.dumps(sample), flush=True)
 

@@ -8,6 +8,7 @@ trains on one batch of the same recording: the same network, loss, optimizer, pr
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,8 +38,8 @@ make the same weights of the same batch, which a test compares.
 An update of a small MLP is some hundreds of small operations, so what the update step does besides
 the bare loop's shows: of each batch it makes discounts, scaled rewards and the count of valid rows,
 copies the observations out of a slot, where columns lie apart, selects valid rows in each term of
-the loss before it computes, so that nothing that a masked row holds reaches a gradient, keeps the
-terms apart for the report, and looks at the loss and the norm before it steps.
+the loss before it computes, so that nothing that a masked row holds reaches a gradient, and keeps
+the terms apart for the report. On a CPU it also looks at the loss and the norm before it steps.
 
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
@@ -126,12 +127,18 @@ def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, 
     }
 
 
-def loop(kind: str, recording: Path, config: RunConfig, seconds: float) -> Sample:
-    """A loop without a service, in a fresh process."""
+def loop(
+    kind: str, recording: Path, config: RunConfig, seconds: float, **environment: str
+) -> Sample:
+    """A loop without a service, in a fresh process; what fails there ends the benchmark."""
     settings = json.dumps(config.model_dump(mode="json", by_alias=True))
     told = [kind, str(recording), settings, str(seconds)]
     command = [sys.executable, "-m", "bench.bare_loop", *told]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    ended = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
+    if ended.returncode != 0:
+        sys.exit(f"{kind} ended with exit code {ended.returncode}: nothing to publish")
     sample: Sample = json.loads(ended.stdout)
     return sample
 

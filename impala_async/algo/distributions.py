@@ -95,9 +95,7 @@ class Categorical:
 
     def entropy(self) -> Tensor:
         probs_A = self.log_probs_A.exp()
-        # Of an impossible action 0 times a finite number, as 0 * -inf would be NaN.
-        finite_A = self.log_probs_A.clamp(min=torch.finfo(self.log_probs_A.dtype).min)
-        return -(probs_A * finite_A).sum(-1)
+        return -(probs_A * _where_possible(probs_A, self.log_probs_A)).sum(-1)
 
     def kl(self, other: Self) -> Tensor:
         """KL(self || other), infinite where `other` excludes what self allows."""

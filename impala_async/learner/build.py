@@ -11,7 +11,7 @@ import torch
 
 from impala_async.config import LearnerSection, RunConfig
 from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.hardware import pick_device
+from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.learner.memory import check_memory
 from impala_async.learner.shared_memory import SharedMemory
@@ -85,6 +85,7 @@ def build_learner(
         loader = moving
     else:
         loader = HostLoader(slots, full, release, is_drained=is_drained)
+    _compile(step, loader, section, device)
     thread = LearnerThread(
         step=step,
         snapshot=snapshot,
@@ -99,6 +100,17 @@ def build_learner(
     )
     bodies["learner"] = thread.run
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
+
+
+def _compile(
+    step: UpdateStep | TeamStep, loader: Loader, section: LearnerSection, device: torch.device
+) -> None:
+    """What the learner thread would else compile, while it could not hear that the run ends."""
+    if isinstance(step, UpdateStep):
+        # As in that thread, or it would compile anew.
+        make_current(device)
+        torch.set_num_threads(section.threads)
+        step.prepare(loader.blank())
 
 
 def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device) -> WeightsLayout:
@@ -117,8 +129,6 @@ def build_step(config: RunConfig, schema: Schema, device: torch.device) -> Updat
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
     compiling = config.learner.compile
     if isinstance(policy, Team):
-        if compiling != "off":
-            logger.warning("learner.compile: a team's members see batches of every size: off")
         return TeamStep(policy, config.algorithm, policies, device, seed=seed)
     return UpdateStep(
         policy,

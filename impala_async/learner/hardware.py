@@ -1,6 +1,6 @@
 """What the learner computes on: what was asked for, or what is there.
 
-Runs on: event loop, once
+Runs on: event loop, once; each thread that computes says where
 """
 
 import torch
@@ -26,3 +26,10 @@ def pick_device(name: str) -> torch.device:
             f"{torch.cuda.device_count()} GPUs; wants cpu or auto"
         )
     return device
+
+
+def make_current(device: torch.device) -> None:
+    """What this thread does from now on, it does there: every thread begins with the first GPU."""
+    # Without a number a device is the current one already, and torch refuses it here.
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from impala_async.learner.account import BatchAccount
 from impala_async.learner.handoff import IndexQueue
+from impala_async.learner.hardware import make_current
 from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Allocate, Slot, touched_memory
 from impala_async.metrics.timer import TimerStat
@@ -46,6 +47,10 @@ class Loader(Protocol):
 
     load_timer: TimerStat
     load_wait_timer: TimerStat
+
+    def blank(self) -> Batch:
+        """Before anything has come: a batch as all will be, without a valid row."""
+        ...
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         """Wait for a batch; raises queue.Empty or ClosedError."""
@@ -97,6 +102,9 @@ class HostLoader:
         self._views = [Batch.over(slot.columns) for slot in slots]
         self.load_timer = TimerStat()
         self.load_wait_timer = TimerStat()
+
+    def blank(self) -> Batch:
+        return self._views[0]
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         slot = self._slots[self._full.get(timeout)]
@@ -169,9 +177,12 @@ class DeviceLoader:
         for place in range(num_device_slots):
             self._free.put(place)
 
+    def blank(self) -> Batch:
+        return self._places[0].tensors
+
     def run(self) -> None:
         """The body of the loader thread; ends with ClosedError."""
-        torch.cuda.set_device(self._device)
+        make_current(self._device)
         try:
             while True:
                 self._load_next()

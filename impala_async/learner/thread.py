@@ -23,6 +23,7 @@ from impala_async.config import LearnerSection, StopSection
 from impala_async.learner.account import BatchAccount
 from impala_async.learner.device_timer import DeviceTimer
 from impala_async.learner.handoff import ClosedError, Flag, Inbox, Mailbox
+from impala_async.learner.hardware import make_current
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch, Loader
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
@@ -116,6 +117,7 @@ class LearnerThread:
         self._ports = ports
         self._max_waiting = max_waiting
         self._is_lockstep = is_lockstep
+        self._device = device
         self._ring = MinibatchBuffer(
             loader,
             section.minibatch_buffer_size,
@@ -147,6 +149,7 @@ class LearnerThread:
 
     def run(self) -> None:
         """Until a stop is reached or the queues close; then settle what the ring holds."""
+        make_current(self._device)
         torch.set_num_threads(self._section.threads)
         self._publish()
         try:

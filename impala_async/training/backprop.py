@@ -47,6 +47,11 @@ class Backprop:
         self._zero_grad = zero_grad
         self._compiled = None if backend is None else torch.compile(self.loss, backend=backend)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Or is to be compiled by the first call."""
+        return self._compiled is not None
+
     def run(self, batch: Batch, rows: Rows, entropy_cost: Tensor | float) -> Loss:
         """Forward and backward."""
         if self._compiled is None:
@@ -57,9 +62,12 @@ class Backprop:
             return self._through(self._compiled, batch, rows, cost)
         # Compilers fail in many ways. A fault that is not theirs comes back below.
         except Exception as error:
-            # Of what a backend raised torch tells a long story.
-            cause = getattr(error, "inner_exception", error)
-            logger.warning("learner.compile: updates go on uncompiled: %s", one_line(cause))
+            # Of what a backend raised torch tells a long story. It gets no name here: its traceback
+            # holds all that the failed attempt computed, and the next one needs the memory.
+            logger.warning(
+                "learner.compile: updates go on uncompiled: %s",
+                one_line(getattr(error, "inner_exception", error)),
+            )
             self._compiled = None
         return self._through(self.loss, batch, rows, entropy_cost)
 

@@ -37,7 +37,13 @@ class _Graph(NamedTuple):
 
 
 class Graphs:
-    """A graph for each batch that comes by. Nothing in an update may depend on what it computes."""
+    """A graph for each batch that comes by. Nothing in an update may depend on what it computes.
+
+    All share the memory of the first for what they compute, as no two are ever replayed at a time.
+    When a recording fails, none is used any more, and what they held is given back, as is the
+    current stream. What the failed one has taken may stay taken: torch's allocator may go on as if
+    something were being recorded.
+    """
 
     def __init__(self, launch: Launch, device: torch.device) -> None:
         self._launch = launch
@@ -50,7 +56,7 @@ class Graphs:
     ) -> tuple[Tensor, dict[str, Tensor]] | None:
         """As `launch`, or None if this cannot be recorded.
 
-        What comes back is overwritten by the next update of this batch.
+        What comes back is overwritten by the next update.
         """
         known = self._graphs.get(id(batch)) or self._try_to_record(batch)
         if known is None:
@@ -70,35 +76,25 @@ class Graphs:
         except Exception as error:
             logger.warning("learner.compile: no CUDA graph: %s", one_line(error))
             self.is_given_up = True
+            self._graphs.clear()
             return None
         return known
 
     def _record(self, batch: Batch) -> _Graph:
         # Without a valid row an update changes nothing: the right thing to warm up with.
         mask_BT = torch.zeros_like(batch.mask_BT)
+        known = next(iter(self._graphs.values()), None)
+        pool = None if known is None else known.graph.pool()
+        graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.current_stream(mask_BT.device)
         stream = torch.cuda.Stream(mask_BT.device)
-        stream.wait_stream(torch.cuda.current_stream(mask_BT.device))
+        stream.wait_stream(before)
+        # A recording that fails leaves its stream the current one: only this gives it back.
         with torch.cuda.stream(stream):
             for _ in range(NUM_WARM_UPDATES):
                 self._launch(batch, mask_BT, self._cost)
-        torch.cuda.current_stream(mask_BT.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # The loader's thread goes on with its own stream meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            numbers, stats = self._launch(batch, mask_BT, self._cost)
+            # The loader's thread goes on with its own stream meanwhile.
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                numbers, stats = self._launch(batch, mask_BT, self._cost)
+        before.wait_stream(stream)
         return _Graph(graph, batch, mask_BT, numbers, stats)
-
-
-def why_not(
-    device: torch.device, *, is_skipping: bool, num_parts: int, is_adapting: bool
-) -> str | None:
-    """Why updates cannot be recorded, if they cannot."""
-    if device.type != "cuda":
-        return f"the learner is on {device}"
-    if not is_skipping:
-        return "only adam and adamw skip a bad update without the host"
-    if num_parts > 1:
-        return "algorithm.num_minibatches makes new batches"
-    if is_adapting:
-        return "algorithm.normalize_returns and kl_coeff change what is computed as they go"
-    return None

@@ -61,7 +61,10 @@ def can_skip(optimizer: Optimizer) -> bool:
 
 
 def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:
-    """A step, or none if the flag says so: then nothing changes, and the host does not know."""
+    """A step, or none if the flag says so: then nothing changes, and the host does not know.
+
+    The first call makes the optimizer's state, which is all zeros if it is skipped.
+    """
     optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
     optimizer.step()
 

@@ -22,7 +22,7 @@ from impala_async.policy import Policy
 from impala_async.training.algorithms import ALGORITHMS, Rows
 from impala_async.training.backprop import Backend, Backprop
 from impala_async.training.batch import Batch
-from impala_async.training.graphs import Graphs, why_not
+from impala_async.training.graphs import Graphs
 from impala_async.training.optimizer import (
     build_optimizer,
     can_skip,
@@ -118,6 +118,26 @@ class UpdateStep:
         horizon = algorithm.schedule_env_steps
         self._lr = linear(algorithm.lr, algorithm.lr_end, horizon)
         self._entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, horizon)
+
+    @property
+    def way(self) -> str:
+        """How updates are made now, in the words of `learner.compile`."""
+        if self._graphs is not None and not self._graphs.is_given_up:
+            return "cuda_graph"
+        return "inductor" if self._backprop.is_compiled else "off"
+
+    def prepare(self, batch: Batch) -> None:
+        """Compile what is to be compiled, by an update of a batch without a valid row.
+
+        That changes nothing, nor does what a network of your own draws in it.
+        """
+        if not self._backprop.is_compiled:
+            return
+        logger.info("compiling the update, which may take a minute")
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
+            self.run(batch, alive_B, 0, is_first_pass=False)
 
     def run(
         self,
@@ -236,22 +256,17 @@ class UpdateStep:
         return torch.stack(numbers), stats
 
     def _build_graphs(self) -> Graphs | None:
-        section = self._section
-        reason = why_not(
-            self._device,
-            is_skipping=self.is_decided_there,
-            num_parts=section.num_minibatches,
-            is_adapting=section.normalize_returns or section.kl_coeff > 0,
-        )
-        if reason is not None:
-            logger.warning("learner.compile: no CUDA graph: %s", reason)
+        """What else a graph wants of the settings, the config's rules have seen to."""
+        if self._device.type != "cuda":
+            logger.warning("learner.compile: no CUDA graph: the learner is on %s", self._device)
             return None
         make_capturable(self.optimizer, self._device)
         return Graphs(self._launch, self._device)
 
     def _mask(self, batch: Batch, alive_B: Tensor) -> Tensor:
         if alive_B.all():
-            return batch.mask_BT
+            # As it is with a dead column, or what is compiled would be compiled anew for it.
+            return batch.mask_BT.contiguous()
         return batch.mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
 
     def _rows(self, batch: Batch, mask_BT: Tensor, scale: float) -> Rows:

@@ -122,6 +122,19 @@ def test_impossible_actions_cost_nothing(excluded: float) -> None:
                 assert one[1] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_impossible_actions_cost_nothing_however_much_entropy_weighs(dtype: torch.dtype) -> None:
+    """As with an entropy cost of 2 and reduction sum, where nothing makes it smaller."""
+    logits_A = torch.tensor([0.3, -math.inf, 0.1], dtype=dtype).repeat(3, 1).requires_grad_()
+    legal_A = torch.tensor([0.3, 0.1], dtype=dtype).repeat(3, 1).requires_grad_()
+    for logits in (logits_A, legal_A):
+        (-2 * Categorical(logits).entropy()).sum().backward()
+    assert logits_A.grad is not None
+    assert legal_A.grad is not None
+    torch.testing.assert_close(logits_A.grad[:, [0, 2]], legal_A.grad)
+    assert logits_A.grad[:, 1].tolist() == [0, 0, 0]
+
+
 def test_kl_to_an_excluding_distribution_is_infinite() -> None:
     wide, narrow = Categorical(torch.zeros(2)), Categorical(torch.tensor([0.0, -math.inf]))
     assert wide.kl(narrow).item() == math.inf

@@ -1,14 +1,14 @@
 """The benchmark of the update measures the ways that a device has, and says how long they take."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench.learner import CARTPOLE, CONFIGS, ENDLESS, loop
+from bench import update
+from bench.learner import CARTPOLE, CONFIGS, ENDLESS, PONG, loop
 from bench.learner_ends import record
+from bench.paired import Sample
 from bench.update import figures_of, ways_of
 from impala_async.config_load import load_config
 
@@ -27,16 +27,50 @@ def test_speed_is_over_the_plain_way_of_the_same_round() -> None:
     assert (wait.median, wait.unit) == (9, "s")
 
 
+def test_compiled_code_is_kept_by_nothing_but_a_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the first turn is that of a machine which has never compiled, and the others are not."""
+    caches: list[Path] = []
+
+    def noted(*told: object, **environment: str) -> Sample:
+        caches.append(Path(environment["TORCHINDUCTOR_CACHE_DIR"]))
+        return {}
+
+    monkeypatch.setattr(update, "record", lambda *told: None)
+    monkeypatch.setattr(update, "loop", noted)
+    for case in (CARTPOLE, PONG):
+        update.measure(case, tmp_path, ways_of("cpu"), 2, 1.0)
+    assert len(caches) == 8
+    first, second = caches[:4], caches[4:]
+    assert len(set(first)) == len(set(second)) == 1
+    assert first[0] != second[0]
+    assert all(cache.parent == tmp_path and not cache.exists() for cache in caches)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("update") / "recording"
+    record(path, CONFIGS / CARTPOLE.config, [*ENDLESS, "stop.env_steps=2000"])
+    return path
+
+
 @pytest.mark.e2e
-def test_a_way_is_that_of_the_setting(tmp_path: Path) -> None:
-    """Here is no GPU, or none that was asked for: a graph says so, and is measured as plain."""
-    record(tmp_path / "recording", CONFIGS / CARTPOLE.config, [*ENDLESS, "stop.env_steps=2000"])
-    settings = [*ENDLESS, "learner.compile=cuda_graph", "learner.device=cpu"]
-    config = load_config(CONFIGS / CARTPOLE.config, settings)
-    sample = loop("step", tmp_path / "recording", config, 0.1)
+def test_a_way_is_measured(recording: Path) -> None:
+    config = load_config(CONFIGS / CARTPOLE.config, [*ENDLESS, "learner.device=cpu"])
+    sample = loop("step", recording, config, 0.1)
     assert sample["updates_per_s"] > 1
     assert sample["first_s"] > 0
-    told = json.dumps(config.model_dump(mode="json", by_alias=True))
-    command = [sys.executable, "-m", "bench.bare_loop", "step", str(tmp_path / "recording"), told]
-    ended = subprocess.run([*command, "0.1"], capture_output=True, text=True, check=True)
-    assert "no CUDA graph: the learner is on cpu" in ended.stderr
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, a graph is recorded")
+def test_what_was_made_in_another_way_is_not_published(
+    recording: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(CONFIGS / CARTPOLE.config, [*ENDLESS, "learner.compile=cuda_graph"])
+    with pytest.raises(SystemExit, match="step ended with exit code 1"):
+        loop("step", recording, config, 0.1)
+    told = capfd.readouterr().err
+    assert "no CUDA graph: the learner is on cpu" in told
+    assert "learner.compile is cuda_graph, and updates were made as with off" in told

@@ -145,6 +145,3 @@ class FakeCuda:
 
     def stream(self, stream: FakeStream) -> Any:
         return contextlib.nullcontext()
-
-    def set_device(self, device: object) -> None:
-        pass

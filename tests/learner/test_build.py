@@ -11,6 +11,7 @@ from impala_async.learner.build import Learner, build_learner, num_host_slots
 from impala_async.learner.loader import HostLoader
 from impala_async.learner.thread import Progress
 from impala_async.policy import Policy
+from impala_async.training.batch import Batch
 from impala_async.training.state import TrainingState, capture
 from impala_async.training.step import UpdateStep
 from tests.learner.columns import small_schema
@@ -51,6 +52,32 @@ def test_a_learner_on_a_cpu() -> None:
     config = config_of(small_schema())
     policy = Policy(small_schema(), config.model, seed=config.seed)
     assert learner.layout_digest == policy.layout.digest
+
+
+# Of torch about its own modules, when it loads the compiler.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+def test_what_is_compiled_is_compiled_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And with the threads of the learner, without which it would be compiled anew there."""
+    prepared: list[tuple[Batch, int]] = []
+
+    def prepare(step: UpdateStep, batch: Batch) -> None:
+        assert step.way == "inductor"
+        prepared.append((batch, torch.get_num_threads()))
+
+    monkeypatch.setattr(UpdateStep, "prepare", prepare)
+    before = torch.get_num_threads()
+    try:
+        learner = build(learner={"compile": "inductor", "threads": 2})
+    finally:
+        torch.set_num_threads(before)
+    ((batch, num_threads),) = prepared
+    assert num_threads == 2
+    assert not batch.mask_BT.any()
+    first = Batch.over(learner.slots[0].columns)
+    assert batch.rewards_BT.data_ptr() == first.rewards_BT.data_ptr()
+    assert batch.mask_BT.stride() == first.mask_BT.stride()
 
 
 def step_of(**model: Any) -> UpdateStep:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from impala_async.errors import ConfigError
-from impala_async.learner.hardware import pick_device
+from impala_async.learner.hardware import make_current, pick_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -31,3 +31,11 @@ def test_a_wrong_device_is_named(name: str, says: str, monkeypatch: pytest.Monke
         pick_device(name)
     assert str(error.value).startswith("learner.device: ")
     assert repr(name) in str(error.value)
+
+
+def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name in ("cpu", "cpu:0", "cuda", "cuda:1"):
+        make_current(torch.device(name))
+    assert current == [torch.device("cuda:1")]

@@ -101,6 +101,19 @@ def closes(settlements: list[Settlement], num_passes: int) -> bool:
     return done == num_passes * trained + partial
 
 
+def test_it_goes_to_its_device_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all that it launches on a second GPU would be kept by the first."""
+    run, went = Run([]), []
+
+    def make_current(device: torch.device) -> None:
+        went.append((device, list(run.listener.weights)))
+
+    monkeypatch.setattr(thread, "make_current", make_current)
+    run()
+    assert went == [(torch.device("cpu"), [])]
+    assert run.listener.weights
+
+
 def test_each_batch_is_used_as_often_as_it_has_passes_and_counts_once() -> None:
     run = Run([batch_of(1), batch_of(2)], num_passes=3)()
     assert run.step.uses == [(1, ALL, 12)] * 3 + [(2, ALL, 24)] * 3

@@ -1,11 +1,20 @@
 """Compiled or as it is written, an update is the same; what does not compile goes on without."""
 
 import logging
+import threading
+import weakref
 
 import pytest
 import torch
 
 from impala_async.training.backprop import Backprop
+from impala_async.training.state import capture
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """What differs from one step to the next torch takes for what changes, and compiles it so."""
+    torch.compiler.reset()
 
 
 def use(step, backend):
@@ -33,7 +42,14 @@ def test_what_is_compiled_computes_what_is_written(make_step, make_batch, name):
         return graph.forward
 
     use(compiled, backend)
-    for seed in range(4):
+    before = [tensor.clone() for tensor in compiled.policy.tensors]
+    blank = make_batch()
+    blank.mask_BT.fill_(False)
+    compiled.prepare(blank)
+    assert num_graphs == 1
+    assert all(map(torch.equal, before, compiled.policy.tensors))
+    # All are alive in the last.
+    for seed in range(6):
         batch, alive_B = make_batch(seed=seed), torch.arange(5) != seed
         want = plain.run(batch, alive_B, 10 * seed)
         got = compiled.run(batch, alive_B, 10 * seed)
@@ -41,7 +57,7 @@ def test_what_is_compiled_computes_what_is_written(make_step, make_batch, name):
         assert got.floats() == pytest.approx(want.floats(), rel=1e-4, abs=1e-6)
     for one, other in zip(plain.policy.tensors, compiled.policy.tensors, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    # A schedule compiles nothing anew, and neither does a column that is dead.
+    # A schedule compiles nothing anew, and neither do columns that are dead, or all alive again.
     assert num_graphs == 1
 
 
@@ -63,3 +79,78 @@ def test_a_fault_of_the_loss_itself_is_no_fault_of_the_compiler(make_step, make_
     step._backprop._policy = None
     with pytest.raises(AttributeError):
         step.run(make_batch(), all_alive, 0)
+
+
+# Of torch about its own doings, which look at the gradient of every tensor in an object.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_what_is_prepared_is_compiled_for_another_thread_and_nothing_has_changed(
+    make_step, make_batch
+):
+    num_graphs = 0
+
+    def backend(graph, inputs):
+        nonlocal num_graphs
+        num_graphs += 1
+        return graph.forward
+
+    class Drawing(torch.nn.Module):
+        def forward(self, features):
+            return features + torch.rand_like(features)
+
+    settings = {"name": "appo", "normalize_returns": True, "normalize_obs": True}
+    step = use(make_step(**settings), backend)
+    model = step.policy.model
+    model.policy_torso = torch.nn.Sequential(model.policy_torso, Drawing())
+    before, drawn = capture(step), torch.random.get_rng_state()
+    blank = make_batch()
+    blank.mask_BT.fill_(False)
+    step.prepare(blank)
+    assert num_graphs == 1
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    after = capture(step)
+    assert before.state() == after.state()
+    for group, tensors in before.tensors().items():
+        assert tensors.keys() == after.tensors()[group].keys()
+        assert all(torch.equal(after.tensors()[group][name], old) for name, old in tensors.items())
+    results = []
+    body = threading.Thread(
+        target=lambda: results.append(step.run(make_batch(), torch.arange(5) != 2, 0))
+    )
+    body.start()
+    body.join()
+    assert results[0].applied
+    assert num_graphs == 1
+
+
+def test_nothing_is_prepared_where_nothing_is_compiled(make_step, make_batch, caplog):
+    step = make_step()
+    with caplog.at_level(logging.INFO):
+        step.prepare(make_batch())
+    assert caplog.text == ""
+    assert step.num_updates == 0
+
+
+def test_what_failed_is_given_back_before_it_is_computed_anew(make_step, make_batch, all_alive):
+    """The activations of an attempt may be all the memory that there is."""
+
+    class Activations:
+        pass
+
+    attempts = []
+
+    def backend(graph, inputs):
+        held = Activations()
+        attempts.append(weakref.ref(held))
+        raise RuntimeError("no C++ compiler found")
+
+    step = use(make_step(), backend)
+    loss, left = step._backprop.loss, []
+
+    def watched(*args):
+        left.append(attempts[0]())
+        return loss(*args)
+
+    step._backprop.loss = watched
+    step.run(make_batch(), all_alive, 0)
+    assert step.way == "off"
+    assert left == [None]
