@@ -11,6 +11,7 @@ import pytest
 
 from impala_async.errors import ConfigError, ServiceError
 from impala_async.learner import service
+from impala_async.learner.front import Front
 from impala_async.learner.loader import HostLoader
 from impala_async.training.step import UpdateStep
 from tests.learner.crew import SCHEMA, Voyage, voyage
@@ -146,8 +147,8 @@ async def test_a_start_that_fails_leaves_nothing_open(
 ) -> None:
     monkeypatch.setattr(service.LearnerService, f"_{what}", boom)
     closed: list[Any] = []
-    close: Callable[[Any], None] = service.Front.close
-    monkeypatch.setattr(service.Front, "close", lambda front: (closed.append(front), close(front)))
+    close: Callable[[Any], None] = Front.close
+    monkeypatch.setattr(Front, "close", lambda front: (closed.append(front), close(front)))
     async with voyage(tmp_path) as run:
         with pytest.raises(Boom):
             await run.end()
