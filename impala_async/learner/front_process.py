@@ -198,6 +198,8 @@ class _Teller(logging.Handler):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
+        # Time, level and name are added there; a traceback, if there is one, is a part of the text.
+        self.setFormatter(logging.Formatter("%(message)s"))
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:

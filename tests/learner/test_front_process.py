@@ -40,4 +40,4 @@ async def test_what_it_logs_is_logged_here(
     caplog.set_level(logging.INFO)
     harbour = make_remote()
     await harbour.join(3)
-    await until(lambda: "joined with 3 columns" in caplog.text)
+    await until(lambda: "actor 0 joined with 3 columns" in caplog.messages)
