@@ -64,13 +64,33 @@ PONG = Case("Pong, Nature CNN", "pong_impala.toml", (), 2_560, at_least=0.97)
 
 def main() -> int:
     """Measure what suits the device; 1 if a limit was missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.learner", description=__doc__)
+    return run_cases("Learner", __doc__, figures_on, rounds=5, notes=NOTES)
+
+
+def figures_on(
+    device: torch.device, case: Case, folder: Path, rounds: int, seconds: float
+) -> list[Figure]:
+    """What is measured is the same on each: the settings name it."""
+    return figures_of(case, measure(case, folder, rounds, seconds))
+
+
+def run_cases(
+    title: str,
+    about: str | None,
+    figures_on: Callable[[torch.device, Case, Path, int, float], list[Figure]],
+    *,
+    rounds: int,
+    notes: str,
+) -> int:
+    """The command line of a benchmark of these cases; 1 if a limit was missed."""
+    name = title.lower()
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=about)
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda")
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each ({rounds})")
     parser.add_argument("--turn-s", type=float, default=8.0, metavar="S", help="of a turn (8)")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put learner.md and .json there")
+    parser.add_argument("--write", type=Path, metavar="DIR", help=f"put {name}.md and .json there")
     args = parser.parse_args()
     device = pick_device(args.device)
     figures: list[Figure] = []
@@ -79,9 +99,8 @@ def main() -> int:
             if args.only.lower() in case.name.lower():
                 settings = (*case.settings, f"learner.device={device}")
                 case = case._replace(settings=settings)
-                samples = measure(case, Path(folder), args.rounds, args.turn_s)
-                figures += figures_of(case, samples)
-    return publish("Learner", figures, notes=NOTES, is_json=args.json, folder=args.write)
+                figures += figures_on(device, case, Path(folder), args.rounds, args.turn_s)
+    return publish(title, figures, notes=notes, is_json=args.json, folder=args.write)
 
 
 def cases(device: torch.device) -> list[Case]:

@@ -5,18 +5,17 @@ trains on one batch of the recording: as it is written, and in turns with that i
 device has, each turn in a fresh process.
 """
 
-import argparse
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.learner import CONFIGS, ENDLESS, Case, cases, loop
+import torch
+
+from bench.learner import CONFIGS, ENDLESS, Case, loop, run_cases
 from bench.learner_ends import record
-from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure_of, in_turns, ratio
 from impala_async.config_load import load_config
-from impala_async.learner.hardware import pick_device
 
 NOTES = """
 Updates per second after the first ones. "First update" has compiling or recording in it. Compiled
@@ -28,25 +27,15 @@ could not be taken ends the benchmark: no row is of another way than it says.
 
 def main() -> int:
     """Measure what the device can do; nothing here has a limit."""
-    parser = argparse.ArgumentParser(prog="python -m bench.update", description=__doc__)
-    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda")
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each way (3)")
-    parser.add_argument("--turn-s", type=float, default=8.0, metavar="S", help="of a turn (8)")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put update.md and .json there")
-    args = parser.parse_args()
-    device = pick_device(args.device)
-    figures: list[Figure] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for case in cases(device):
-            if args.only.lower() in case.name.lower():
-                settings = (*case.settings, f"learner.device={device}")
-                case = case._replace(settings=settings)
-                ways = ways_of(device.type)
-                samples = measure(case, Path(folder), ways, args.rounds, args.turn_s)
-                figures += figures_of(case, samples)
-    return publish("Update", figures, notes=NOTES, is_json=args.json, folder=args.write)
+
+    return run_cases("Update", __doc__, figures_on, rounds=3, notes=NOTES)
+
+
+def figures_on(
+    device: torch.device, case: Case, folder: Path, rounds: int, seconds: float
+) -> list[Figure]:
+    """Of all ways that the device has."""
+    return figures_of(case, measure(case, folder, ways_of(device.type), rounds, seconds))
 
 
 def ways_of(device: str) -> list[str]:
