@@ -39,7 +39,7 @@ class Channel:
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         # What the other side sends is as large as its accounts are, and it is trusted.
-        self._unpacker = msgpack.Unpacker(max_buffer_size=0, strict_map_key=False)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=0)
         self._early: deque[Words] = deque()
         self._unsent = bytearray()
         self.is_open = True

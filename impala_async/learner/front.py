@@ -40,6 +40,10 @@ SILENT_HEARTBEATS = 1.5
 HOARDING_LEASES = 3.0
 
 
+Accounts = dict[str, Any]
+"""Of a checkpoint: the ledger's, and the marks of what actors need not send again."""
+
+
 @dataclass(frozen=True)
 class Events:
     """What the front tells the service."""
@@ -64,6 +68,7 @@ class Front:
         lineage: Lineage,
         schema: Schema | None,
         events: Events,
+        accounts: Accounts | None = None,
         tap: Recorder | None = None,
     ) -> None:
         self._config = config
@@ -83,6 +88,10 @@ class Front:
             new_id=lambda: secrets.token_bytes(16),
             num_ranks=config.train.num_actors if self._is_lockstep else None,
         )
+        # Before any actor is heard: what it sent to an earlier start must be known by then.
+        if accounts is not None:
+            self.ledger.restore(accounts["ledger"])
+            self.table.restore_watermarks(accounts["watermarks"], time.monotonic())
         # In lockstep a version may be asked for after the next one is out.
         self._publisher = Publisher(num_kept=1 + config.pace.lag)
         self._wire = WireCounters()
@@ -119,11 +128,6 @@ class Front:
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What is to run beside it on its loop, by name."""
         return {"loop lag": self._lag.watch()}
-
-    def restore(self, accounts: dict[str, Any]) -> None:
-        """Continue the accounts of a checkpoint."""
-        self.ledger.restore(accounts["ledger"])
-        self.table.restore_watermarks(accounts["watermarks"], time.monotonic())
 
     def open(
         self,
@@ -201,7 +205,7 @@ class Front:
     async def refresh(self) -> None:
         """What is reported here is always of now."""
 
-    async def accounts(self) -> dict[str, Any]:
+    async def accounts(self) -> Accounts:
         """For a checkpoint: the ledger, and what actors need not send again."""
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 

@@ -6,7 +6,6 @@ Runs on: event loop of the ingest process
 """
 
 import asyncio
-import json
 import logging
 import signal
 import socket
@@ -23,7 +22,7 @@ from impala_async.config import RunConfig
 from impala_async.errors import EXIT_BUG, ConfigError
 from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.channel import Channel, ChannelClosedError, Words
-from impala_async.learner.front import Events, Front
+from impala_async.learner.front import Accounts, Events, Front
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Episodes, Slot, allocate_slots
@@ -66,7 +65,7 @@ class FrontProcess:
         epoch: int,
         forks: list[list[int]],
         schema: bytes | None,
-        accounts: str,
+        accounts: Accounts | None,
         log_level: int,
     ) -> bool:
         """Bind; False, and said why, if that cannot be."""
@@ -84,6 +83,7 @@ class FrontProcess:
                 lineage=Lineage(epoch, {before: at for before, at in forks}),
                 schema=Schema.from_json(schema) if schema is not None else None,
                 events=events,
+                accounts=accounts,
             )
         except ConfigError as error:
             self._channel.send("refused", str(error))
@@ -102,12 +102,9 @@ class FrontProcess:
             "refresh": self._refresh,
             "accounts": lambda ticket: self._keep(self._account(ticket)),
         }
-        # No actor has been heard yet: what it sent before must be known by then.
-        if (known := json.loads(accounts)) is not None:
-            front.restore(known)
         self._channel.send("bound", front.data_url, front.weights_url)
         if schema is not None:
-            # Nor is one heard before the learner can take what it sends, as on its own loop.
+            # Nobody is heard before the learner can take what it sends, as on its own loop.
             self._open(*self._channel.wait_for("open")[1:])
         return True
 
@@ -140,7 +137,7 @@ class FrontProcess:
     async def _account(self, ticket: int) -> None:
         # A checkpoint is of one moment: what these have settled is counted there too.
         self._tell_episodes()
-        self._channel.send("answer", ticket, json.dumps(await self._front.accounts()))
+        self._channel.send("answer", ticket, await self._front.accounts())
 
     async def _say_bye(self, ticket: int, reason: str, timeout_s: float) -> None:
         await self._front.say_bye(reason, timeout_s)

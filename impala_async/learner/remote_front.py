@@ -8,7 +8,6 @@ Runs on: event loop
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from impala_async.config import RunConfig
 from impala_async.errors import ConfigError, ServiceError
 from impala_async.learner.channel import Channel, ChannelClosedError, Words
-from impala_async.learner.front import Events, Front
+from impala_async.learner.front import Accounts, Events, Front
 from impala_async.learner.ingest_process import IngestProcess
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.recorder import Recorder
@@ -33,9 +32,6 @@ UNANSWERED = "the ingest process does not answer"
 # What it is asked takes it milliseconds.
 SILENT_REAPS = 20
 ANSWER_S = 20.0
-
-Accounts = dict[str, Any]
-"""Of a checkpoint: the ledger's, and the marks of what actors need not send again."""
 
 
 class RemoteFront:
@@ -84,7 +80,7 @@ class RemoteFront:
             lineage.epoch,
             sorted(lineage.forks.items()),
             schema.to_json() if schema else None,
-            json.dumps(accounts),
+            accounts,
             logging.getLogger().level,
         )
         self.data_url, self.weights_url = self._wait_until_bound()
@@ -153,7 +149,7 @@ class RemoteFront:
         accounts = await self._ask("accounts")
         if accounts is None:
             raise ServiceError(f"{DIED}, and the accounts with it")
-        return dict(json.loads(accounts))
+        return dict(accounts)
 
     def report(self) -> dict[str, object]:
         return self._report
@@ -264,10 +260,15 @@ def open_front(
 ) -> Front | RemoteFront:
     """Bind, here or in the process that was started for it, and go on with these accounts."""
     if process is None:
-        front = Front(config, run_id=run_id, lineage=lineage, schema=schema, events=events, tap=tap)
-        if accounts is not None:
-            front.restore(accounts)
-        return front
+        return Front(
+            config,
+            run_id=run_id,
+            lineage=lineage,
+            schema=schema,
+            events=events,
+            accounts=accounts,
+            tap=tap,
+        )
     return RemoteFront(
         process,
         config,
