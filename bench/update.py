@@ -6,6 +6,7 @@ device has, each turn in a fresh process.
 """
 
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -48,13 +49,15 @@ def measure(
 ) -> dict[str, list[Sample]]:
     """Of each way, in turns."""
     settings = [*case.settings, *ENDLESS]
-    path, compiled = folder / case.name, folder / f"{case.name}, compiled"
+    path = folder / case.name
+    # A name without spaces: the compiler is called with it.
+    compiled = tempfile.mkdtemp(prefix="compiled_", dir=folder)
     record(path, CONFIGS / case.config, [*settings, f"stop.env_steps={case.num_recorded_rows}"])
     sides: dict[str, Callable[[], Sample]] = {}
     for way in ways:
         config = load_config(CONFIGS / case.config, [*settings, f"learner.compile={way}"])
         sides[way] = partial(
-            loop, "step", path, config, seconds, TORCHINDUCTOR_CACHE_DIR=str(compiled)
+            loop, "step", path, config, seconds, TORCHINDUCTOR_CACHE_DIR=compiled
         )
     return in_turns(sides, rounds)
 
