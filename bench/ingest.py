@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.ingest_ends import CASES, message_bytes
+from bench.ingest_ends import CASES, CROWD, message_bytes
 from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
 
 NUM_MESSAGES = {"stacked": 4000, "frames": 12_000, "cartpole": 60_000}
@@ -37,21 +37,25 @@ def main() -> int:
 
 
 def measure(case: str, rounds: int) -> dict[str, list[Sample]]:
-    sides = {side: lambda side=side: one_turn(side, case) for side in ("raw", "tcp", "ipc")}
+    names = ("raw", "tcp", "ipc", *(["crowd"] if case == "cartpole" else []))
+    sides = {side: lambda side=side: one_turn(side, case) for side in names}
     return in_turns(sides, rounds)
 
 
 def one_turn(side: str, case: str) -> Sample:
-    """A fresh receiver and a fresh sender."""
+    """A fresh receiver and a fresh sender, or a crowd of them."""
     ends = [sys.executable, "-m", "bench.ingest_ends"]
-    role = "raw" if side == "raw" else "ours"
+    role = "ours" if side in ("tcp", "ipc") else side
     receive = [*ends, "receive", role, case, str(NUM_MESSAGES[case])]
     with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
         url = json.loads(receiver.stdout.readline())["url"]
-        with subprocess.Popen([*ends, "send", side, case, "0", url]) as sender:
-            sample: Sample = json.loads(receiver.stdout.readline())
+        send = [*ends, "send", "tcp" if side == "crowd" else side, case, "0", url]
+        senders = [subprocess.Popen(send) for _ in range(CROWD if side == "crowd" else 1)]
+        sample: Sample = json.loads(receiver.stdout.readline())
+        for sender in senders:
             sender.kill()
+            sender.wait()
     return sample
 
 
@@ -69,6 +73,9 @@ def figures_of(samples: dict[str, dict[str, list[Sample]]]) -> list[Figure]:
         ratio(f"CartPole, {message_bytes('cartpole') / 1000:.1f} kB: throughput, tcp over raw TCP",
               small["tcp"], small["raw"], "per_s"),
         _cpu("the same: receive CPU, tcp", small["tcp"], 10),
+        ratio(f"the same from {CROWD} actors at once: throughput, tcp over raw TCP",
+              small["crowd"], small["raw"], "per_s"),
+        _cpu("the same: receive CPU, tcp", small["crowd"], 10),
     ]  # fmt: skip
 
 

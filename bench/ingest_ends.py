@@ -1,4 +1,7 @@
-"""Both ends of a measured line: `python -m bench.ingest_ends receive|send raw|ours CASE NUM [URL]`.
+"""Both ends of a measured line.
+
+    python -m bench.ingest_ends receive raw|ours|crowd CASE NUM
+    python -m bench.ingest_ends send raw|tcp|ipc CASE 0 URL
 
 The receiving end prints where it listens, and at the end its figures, each as a line of JSON. It is
 a process of its own, so that its CPU time is that of receiving and of nothing else.
@@ -29,6 +32,8 @@ from impala_async.wire.messages import Welcome
 from impala_async.wire.sockets import new_context
 
 BATCH_COLUMNS, NUM_SLOTS = 16, 4
+# A crowd of actors has a batch that takes a message from each.
+CROWD = 16
 # What comes first warms caches, windows and pages, and is not counted.
 WARM_SHARE = 0.2
 LAYOUT = WeightsLayout((ArraySpec("w", (64,), "uint8"),))
@@ -107,27 +112,28 @@ def send_raw(case: str, url: str) -> None:
             return
 
 
-async def receive_ours(case: str, num_messages: int) -> dict[str, float]:
+async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[str, float]:
     """The learner's whole receiving side; a full slot is trained on in no time at all."""
     keep_freed_memory()
     schema, columns = CASES[case]
+    batch_columns = max(BATCH_COLUMNS, num_actors * columns)
     done = asyncio.get_running_loop().create_future()
     watch = Stopwatch(num_messages)
     front = Front(
-        _config(schema, columns),
+        _config(schema, columns, batch_columns),
         run_id=bytes(16),
         lineage=Lineage(0).resumed(1, 0),
         schema=schema,
         events=Events(lambda schema: None, lambda episodes: None, lambda: None),
     )
-    slots = allocate_slots(schema, BATCH_COLUMNS, NUM_SLOTS)
+    slots = allocate_slots(schema, batch_columns, NUM_SLOTS)
 
     def train(index: int) -> None:
         slot = slots[index]
-        settled = Settlement(slot.batch, trained=BATCH_COLUMNS, passes_done=BATCH_COLUMNS)
+        settled = Settlement(slot.batch, trained=batch_columns, passes_done=batch_columns)
         front.settle(settled)
         front.release(index)
-        if watch.count(BATCH_COLUMNS // columns) and not done.done():
+        if watch.count(batch_columns // columns) and not done.done():
             done.set_result(None)
 
     def submit(index: int) -> None:
@@ -166,13 +172,13 @@ def _dialled_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
     return dialled_url, f"{dialled_url.rpartition(':')[0]}:{welcome.weights_port}"
 
 
-def _config(schema: Schema, columns: int) -> RunConfig:
+def _config(schema: Schema, columns: int, batch_columns: int) -> RunConfig:
     return RunConfig.model_validate(
         {
             "env": {"id": "none:Needed"},
             "trajectory": {"rows": schema.rows},
             "actor": {"num_envs": columns},
-            "learner": {"device": "cpu", "batch_columns": BATCH_COLUMNS},
+            "learner": {"device": "cpu", "batch_columns": batch_columns},
             "bind": {"data": "tcp://127.0.0.1:*", "weights": "tcp://127.0.0.1:*"},
         }
     )
@@ -188,7 +194,8 @@ def main() -> None:
         if side == "raw":
             _say(receive_raw(case, int(num)))
         else:
-            _say(uvloop.run(receive_ours(case, int(num))))
+            num_actors = CROWD if side == "crowd" else 1
+            _say(uvloop.run(receive_ours(case, int(num), num_actors)))
     elif side == "raw":
         send_raw(case, *url)
     else:

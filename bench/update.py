@@ -56,9 +56,7 @@ def measure(
     sides: dict[str, Callable[[], Sample]] = {}
     for way in ways:
         config = load_config(CONFIGS / case.config, [*settings, f"learner.compile={way}"])
-        sides[way] = partial(
-            loop, "step", path, config, seconds, TORCHINDUCTOR_CACHE_DIR=compiled
-        )
+        sides[way] = partial(loop, "step", path, config, seconds, TORCHINDUCTOR_CACHE_DIR=compiled)
     return in_turns(sides, rounds)
 
 

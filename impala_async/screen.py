@@ -9,6 +9,7 @@ whatever reason, is looked at closely. So a verdict is never other than `find_fa
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,10 +58,10 @@ class Screen:
         return counts
 
     def _looks_sound(self, obs: Bytes2D, small: Bytes2D) -> bool:
-        if small[:, self._flags].max() > 1:
+        if _largest(small[:, self._flags]) > 1:
             return False
         if self._is_probability and not (
-            small[:, self._log_probs].view(np.float32).max() <= LOG_PROB_SLACK
+            _largest(small[:, self._log_probs].view(np.float32)) <= LOG_PROB_SLACK
         ):
             return False
         with np.errstate(all="ignore"):
@@ -72,10 +73,18 @@ class Screen:
 def _are_in_range(plane: Bytes2D, indices: list[Indices], numbers: list[Numbers]) -> bool:
     for stretch, limit in indices:
         # Viewed as unsigned, a negative index is a huge one.
-        if plane[:, stretch].view(np.uint32).max() >= limit:
+        if _largest(plane[:, stretch].view(np.uint32)) >= limit:
             return False
     # One number that is not finite spoils the sum.
-    return all(math.isfinite(plane[:, stretch].view(dtype).sum()) for stretch, dtype in numbers)
+    return all(
+        math.isfinite(np.add.reduce(plane[:, stretch].view(dtype), axis=None))
+        for stretch, dtype in numbers
+    )
+
+
+def _largest(numbers: NDArray[Any]) -> Any:
+    # What `max` comes to after a call or two more, which count here.
+    return np.maximum.reduce(numbers, axis=None)
 
 
 def _obs_numbers(schema: Schema) -> Iterator[Numbers]:

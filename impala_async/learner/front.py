@@ -235,6 +235,8 @@ class Front:
         if isinstance(message, Data):
             self._ingest.handle(self._data, route, message)
         else:
+            # Whoever says goodbye says it after what it sent before.
+            self._ingest.decide()
             self._desk.handle_data_side(self._data, route, message)
 
     def _on_weights_message(self, route: bytes, message: Message) -> None:

@@ -3,19 +3,22 @@
 It touches sockets, numpy views of slots and two queues of slot indices, and nothing else, so
 that the same class can run on the learner's loop or in a process of its own.
 
+What comes in one burst is received first, one behind the other in the slot that is filling, and
+then checked all at once: of many small messages each costs a fraction of a check.
+
 Runs on: event loop
 """
 
 import logging
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.errors import ProtocolError
-from impala_async.layout import Bytes2D
+from impala_async.learner.bodies import Bodies
 from impala_async.learner.ledger import Ledger
 from impala_async.learner.port import Port
 from impala_async.learner.publisher import Publisher
@@ -24,6 +27,7 @@ from impala_async.learner.slots import (
     Count,
     Episodes,
     Filler,
+    Place,
     Slot,
     SlotFiller,
     Submit,
@@ -32,16 +36,13 @@ from impala_async.screen import Screen
 from impala_async.spec import Schema
 from impala_async.trajectory import Fault
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.codec import body_sizes, decode_episodes, split_inline
-from impala_async.wire.compression import PLAIN, ZSTD, decompress_into
 from impala_async.wire.messages import Data, pack
 from impala_async.wire.session import Peer, SessionTable
-from impala_async.wire.sockets import NO_FRAME
+from impala_async.wire.sockets import Router
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN_VERSION = "it was acted with weights of a version that it cannot have had"
-TWO_FRAMES = "a body that is not inline has 2 frames"
 WARN_EVERY_S = 10.0
 MakeFiller = Callable[[list[Slot], Submit, Count], Filler]
 
@@ -54,9 +55,18 @@ class Tap(Protocol):
         """Whether no more should come for now."""
         ...
 
-    def take(self, rank: int, data: Data, obs: Bytes2D, small: NDArray[np.uint8]) -> None:
+    def take(self, rank: int, data: Data, place: Place, episodes: Episodes | None) -> None:
         """A message that is admitted; its planes are soon written to again."""
         ...
+
+
+class _Received(NamedTuple):
+    """A message whose planes are in their place, unchecked."""
+
+    peer: Peer
+    data: Data
+    place: Place
+    episodes: Episodes | None
 
 
 class Ingest:
@@ -83,11 +93,9 @@ class Ingest:
         self._on_episodes = on_episodes
         self._make_filler = make_filler
         self._tap = tap
-        self._schema: Schema | None = None
-        self._screen: Screen | None = None
         self._filler: Filler | None = None
-        self._small = np.empty(0, np.uint8)
-        self._packed = np.empty(0, np.uint8)
+        # By session and seq, in the order of their arrival.
+        self._received: dict[tuple[bytes, int], _Received] = {}
         self._to_answer: dict[bytes, Peer] = {}
         self._is_closed = False
         self._warn_at = -math.inf
@@ -99,16 +107,12 @@ class Ingest:
             self._ledger.submit(slot.batch, int(slot.filled_B.sum()))
             submit(slot.index)
 
-        self._schema = schema
         self._screen = Screen(schema)
         self._filler = self._make_filler(slots, submit_batch, self._on_episodes)
-        columns = self._filler.batch_columns
-        largest = body_sizes(schema.layout, columns, columns * schema.rows)
-        self._small = np.zeros(largest.small, np.uint8)
-        self._packed = np.zeros(largest.obs, np.uint8)
+        self._bodies = Bodies(schema, self._filler.batch_columns)
 
     def handle(self, port: Port, route: bytes, data: Data) -> None:
-        """Reserve by the header, receive the body, check it, commit; or give the reason."""
+        """Reserve by the header and receive the body; or give the reason why not."""
         peer = self._table.find(data.session, self._clock())
         if peer is None:
             self._refuse(data, "unknown_session")
@@ -117,22 +121,41 @@ class Ingest:
         self._to_answer[peer.session] = peer
         if self._is_closed:
             return  # what is under way at the end never came: the actor is told so by our goodbye
-        if self._filler is None or self._schema is None:
+        if self._filler is None:
             raise ProtocolError("not_allowed_now", "Data before Spec")
+        if (peer.session, data.seq) in self._received:
+            # What becomes of the first one decides what this one is.
+            self.decide()
         verdict = self._table.reserve(peer, data, self._publisher.version)
         verdict = verdict or self._filler.judge(peer.rank, Version(data.epoch, data.update))
-        fault = Fault("invalid", UNKNOWN_VERSION) if verdict == "invalid" else None
-        try:
-            if verdict is None:
-                fault = self._take_body(port, peer, data, self._schema, self._filler)
-        except ProtocolError as error:
-            fault = Fault("invalid", str(error))
-            raise
-        finally:
-            if fault is not None:
-                verdict = fault.reason
-                self._warn(peer, data, fault)
-            self._settle(peer, data, verdict)
+        if verdict is None:
+            self._receive(port.router, peer, data, self._filler)
+            return
+        if verdict == "invalid":
+            self._warn(peer, data, Fault("invalid", UNKNOWN_VERSION))
+        self._settle(peer, data, verdict)
+
+    def decide(self) -> None:
+        """Check what has been received, and take it in or refuse it."""
+        if self._filler is None:
+            return
+        received = list(self._received.values())
+        self._received.clear()
+        arrivals = []
+        for message, fault_or_rows in zip(received, self._check(received), strict=True):
+            peer, data, place, episodes = message
+            if isinstance(fault_or_rows, Fault):
+                self._warn(peer, data, fault_or_rows)
+                self._settle(peer, data, fault_or_rows.reason)
+                continue
+            self._ledger.receive(data.columns)
+            self._ledger.admit(data.columns)
+            if self._tap is not None:
+                self._tap.take(peer.rank, data, place, episodes)
+            version = Version(data.epoch, data.update)
+            arrivals.append(Arrival(peer.rank, place, fault_or_rows, version, episodes))
+            self._settle(peer, data, None)
+        self._filler.commit(arrivals)
 
     def release(self, slot: int) -> None:
         """A slot is empty again."""
@@ -146,6 +169,7 @@ class Ingest:
 
     def answer(self, port: Port) -> None:
         """Deal out the free credit; tell whoever got some, or waits for a word on what it sent."""
+        self.decide()
         # Before the first version nothing can be judged: what an earlier start earned looks wrong.
         is_ready = self._publisher.version != NO_VERSION and not self._is_closed
         is_held_back = self._tap is not None and self._tap.is_behind
@@ -168,53 +192,43 @@ class Ingest:
             **(self._filler.report() if self._filler else {}),
         }
 
-    def _take_body(
-        self, port: Port, peer: Peer, data: Data, schema: Schema, filler: Filler
-    ) -> Fault | None:
-        if data.rows != schema.rows:
-            raise ProtocolError("wrong_size", f"{data.rows} rows, not {schema.rows}")
-        if data.num_episodes > data.columns * data.rows:
-            raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
-        obs = filler.obs_target(data.columns, peer.rank)
-        small = self._receive(port, data, schema, obs)
-        num_small = data.columns * schema.layout.small_bytes
-        small_columns = small[:num_small].reshape(data.columns, -1)
-        episodes = decode_episodes(small[num_small:].data) if data.num_episodes else None
-        assert self._screen is not None
-        fault = self._screen.find_fault(obs, small_columns) or _find_episode_fault(episodes)
-        if fault is not None:
-            return fault
-        valid_rows = self._screen.count_valid(small_columns)
-        self._ledger.receive(data.columns)
-        self._ledger.admit(data.columns)
-        if self._tap is not None:
-            self._tap.take(peer.rank, data, obs, small)
-        version = Version(data.epoch, data.update)
-        filler.commit(Arrival(peer.rank, obs, small_columns, valid_rows, version, episodes))
-        return None
+    def _receive(self, router: Router, peer: Peer, data: Data, filler: Filler) -> None:
+        try:
+            place = filler.place(data.columns, peer.rank)
+            if place is None:
+                self.decide()
+                place = filler.place(data.columns, peer.rank)
+            assert place is not None
+            episodes = self._bodies.receive(router, data, place)
+        except ProtocolError as error:
+            fault = Fault("invalid", str(error))
+            self._warn(peer, data, fault)
+            self._settle(peer, data, fault.reason)
+            raise
+        self._received[peer.session, data.seq] = _Received(peer, data, place, episodes)
+        if place.slot is None:
+            self.decide()
 
-    def _receive(self, port: Port, data: Data, schema: Schema, obs: Bytes2D) -> NDArray[np.uint8]:
-        """Observations into their place, the rest into the scratch; wrong sizes are refused."""
-        sizes = body_sizes(schema.layout, data.columns, data.num_episodes)
-        small = self._small[: sizes.small]
-        target = obs.reshape(-1)
-        if data.body is not None:
-            if data.codec != PLAIN:
-                raise ProtocolError("wrong_size", "a body that is inline is never compressed")
-            obs_part, small_part = split_inline(data.body, sizes)
-            target[:] = np.frombuffer(obs_part, np.uint8)
-            small[:] = np.frombuffer(small_part, np.uint8)
-            return small
-        if data.codec == ZSTD:
-            packed = self._packed.data[: sizes.obs]
-            received = _receive_frame(port, packed, at_most=sizes.obs)
-            decompress_into(target.data, packed[:received])
-        else:
-            _receive_exactly(port, target.data, sizes.obs)
-        _receive_exactly(port, small.data, sizes.small)
-        if port.router.has_more_frames():
-            raise ProtocolError("wrong_frame_count", TWO_FRAMES)
-        return small
+    def _check(self, received: list[_Received]) -> list[Fault | NDArray[np.int64]]:
+        """Of each message what is wrong with it, or how many rows of its columns are valid."""
+        if len(received) > 1:
+            # All as one, as if it were one message.
+            first = received[0].place
+            whole = first.through(received[-1].place)
+            is_sound = self._screen.find_fault(whole.obs, whole.small) is None
+            if is_sound and not any(_find_episode_fault(each.episodes) for each in received):
+                valid_rows = self._screen.count_valid(whole.small)
+                starts = [each.place.start - first.start for each in received]
+                return [
+                    valid_rows[start : start + each.data.columns]
+                    for start, each in zip(starts, received, strict=True)
+                ]
+        return [self._check_one(each) for each in received]
+
+    def _check_one(self, message: _Received) -> Fault | NDArray[np.int64]:
+        fault = self._screen.find_fault(message.place.obs, message.place.small)
+        fault = fault or _find_episode_fault(message.episodes)
+        return fault or self._screen.count_valid(message.place.small)
 
     def _settle(self, peer: Peer, data: Data, verdict: str | None) -> None:
         """Count what was refused, and give its credit back."""
@@ -244,21 +258,6 @@ class Ingest:
     def _refuse(self, data: Data, reason: str) -> None:
         self._ledger.receive(data.columns)
         self._ledger.reject(data.columns, reason)
-
-
-def _receive_frame(port: Port, into: memoryview, *, at_most: int) -> int:
-    received = port.router.receive_into(into)
-    if received == NO_FRAME:
-        raise ProtocolError("wrong_frame_count", TWO_FRAMES)
-    if received > at_most:
-        raise ProtocolError("wrong_size", f"a frame of {received} bytes, more than {at_most}")
-    return received
-
-
-def _receive_exactly(port: Port, into: memoryview, size: int) -> None:
-    received = _receive_frame(port, into, at_most=size)
-    if received != size:
-        raise ProtocolError("wrong_size", f"a frame of {received} bytes, not {size}")
 
 
 def _find_episode_fault(episodes: Episodes | None) -> Fault | None:

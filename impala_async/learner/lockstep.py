@@ -15,13 +15,12 @@ Runs on: event loop
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from impala_async.errors import ProtocolError
-from impala_async.layout import Bytes2D
-from impala_async.learner.slots import Arrival, Count, Episodes, IdleSlots, Slot, Submit
+from impala_async.learner.slots import Arrival, Count, Episodes, IdleSlots, Place, Slot, Submit
 from impala_async.weights import Version
 from impala_async.wire.session import Peer, SessionTable
 
@@ -108,25 +107,24 @@ class LockstepFiller:
             return None
         return "stale" if version.update < wanted else "invalid"
 
-    def obs_target(self, num_columns: int, rank: int) -> Bytes2D:
-        """Where the observations of the next message of a rank are to be received."""
+    def place(self, num_columns: int, rank: int) -> Place:
+        """Where to receive the next message of a rank; it is committed before there is another."""
         if num_columns != self._width:
             raise ProtocolError(
                 "wrong_size", f"{num_columns} columns, in lockstep an actor has {self._width}"
             )
-        return self._batch_of(rank).slot.obs[self._place(rank)]
+        slot, columns = self._batch_of(rank).slot, self._columns(rank)
+        return Place(slot.obs[columns], slot.small[columns])
 
-    def commit(self, arrival: Arrival) -> None:
-        """Take in a message whose observations are in the `obs_target` asked for just before."""
-        batch, place = self._batch_of(arrival.rank), self._place(arrival.rank)
-        batch.slot.small[place] = arrival.small
-        batch.slot.updates_B[place] = arrival.version.update
-        batch.slot.valid_rows_B[place] = arrival.valid_rows
-        batch.slot.filled_B[place] = True
-        # They lie in memory that the next message will use.
-        episodes = None if arrival.episodes is None else arrival.episodes.copy()
-        batch.episodes[arrival.rank] = episodes
-        self._submit_complete()
+    def commit(self, arrivals: Sequence[Arrival]) -> None:
+        """Take in the message whose `place` was asked for just before, unless it is refused."""
+        for arrival in arrivals:
+            batch, columns = self._batch_of(arrival.rank), self._columns(arrival.rank)
+            batch.slot.updates_B[columns] = arrival.version.update
+            batch.slot.valid_rows_B[columns] = arrival.valid_rows
+            batch.slot.filled_B[columns] = True
+            batch.episodes[arrival.rank] = arrival.episodes
+            self._submit_complete()
 
     def skip(self, rank: int) -> None:
         """A message of this rank was refused for good: its place stays empty."""
@@ -149,7 +147,7 @@ class LockstepFiller:
     def report(self) -> dict[str, object]:
         return self._idle.report()
 
-    def _place(self, rank: int) -> slice:
+    def _columns(self, rank: int) -> slice:
         return slice(rank * self._width, (rank + 1) * self._width)
 
     def _call_the_roll(self, peers: list[Peer]) -> None:

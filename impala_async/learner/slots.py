@@ -7,9 +7,9 @@ Runs on: event loop (filling); the learner thread reads a slot between `full` an
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,13 +74,34 @@ def allocate_slots(
     return [Slot.allocate(i, schema, batch_columns, allocate) for i in range(num_slots)]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Place(NamedTuple):
+    """Where the planes of some columns are received.
+
+    With a `slot`, from its column `start` on, others may be received behind them before these are
+    committed; without one they must be committed first.
+    """
+
+    obs: Bytes2D
+    small: Bytes2D
+    slot: Slot | None = None
+    start: int = 0
+
+    @staticmethod
+    def within(slot: Slot, start: int, stop: int) -> "Place":
+        return Place(slot.obs[start:stop], slot.small[start:stop], slot, start)
+
+    def through(self, last: "Place") -> "Place":
+        """All columns from here to the end of another place in the same slot."""
+        assert self.slot is not None
+        assert self.slot is last.slot
+        return Place.within(self.slot, self.start, last.start + len(last.small))
+
+
+class Arrival(NamedTuple):
     """A message that has been received and checked: columns of one actor."""
 
     rank: int
-    obs: Bytes2D
-    small: Bytes2D
+    place: Place
     valid_rows: NDArray[np.int64]
     version: Version
     episodes: Episodes | None = None
@@ -105,10 +126,12 @@ class Filler(Protocol):
         """Why the next message of this rank cannot be taken, if so."""
         ...
 
-    def obs_target(self, num_columns: int, rank: int) -> Bytes2D: ...
+    def place(self, num_columns: int, rank: int) -> Place | None:
+        """Where to receive the next columns; None: commit first what has been received."""
+        ...
 
-    def commit(self, arrival: Arrival) -> None:
-        """Take in columns whose observations are in the `obs_target` asked for just before."""
+    def commit(self, arrivals: Sequence[Arrival]) -> None:
+        """Take these in, of all that has been received since the last time; the rest is refused."""
         ...
 
     def skip(self, rank: int) -> None:
@@ -157,8 +180,9 @@ class IdleSlots:
 class SlotFiller:
     """Puts columns into slots in the order of their arrival; one slot at a time is filling.
 
-    A message that fits into what is left of the filling slot is received in place. One that
-    does not goes through the scratch and is split over two slots.
+    Messages that fit into what is left of the filling slot are received in place, one behind the
+    other, and stay where they are if all of them are committed. One that does not fit goes through
+    the scratch and is split over two slots.
     """
 
     def __init__(self, slots: list[Slot], submit: Submit, count: Count) -> None:
@@ -167,9 +191,11 @@ class SlotFiller:
         self._idle = IdleSlots(slots)
         self._filling: Slot | None = None
         self._num_filled = 0
+        # With those that are not committed yet.
+        self._num_received = 0
         self._num_batches = 0
         self.batch_columns = len(slots[0].obs)
-        self._scratch = np.zeros_like(slots[0].obs)
+        self._scratch = Place(np.zeros_like(slots[0].obs), np.zeros_like(slots[0].small))
 
     @property
     def free_columns(self) -> int:
@@ -184,27 +210,23 @@ class SlotFiller:
         """The session table has judged: everything else can be taken."""
         return None
 
-    def obs_target(self, num_columns: int, rank: int) -> Bytes2D:
-        """Where the observations of the next columns are to be received, of whatever rank."""
+    def place(self, num_columns: int, rank: int) -> Place | None:
+        """Where to receive the next columns, of whatever rank."""
         if self._left_in_filling == 0:
             self._open_slot()
-        if self._filling is not None and num_columns <= self._left_in_filling:
-            return self._filling.obs[self._num_filled : self._num_filled + num_columns]
-        return self._scratch[:num_columns]
+        start, stop = self._num_received, self._num_received + num_columns
+        if self._filling is not None and stop <= self.batch_columns:
+            self._num_received = stop
+            return Place.within(self._filling, start, stop)
+        if start > self._num_filled:
+            return None
+        return Place(self._scratch.obs[:num_columns], self._scratch.small[:num_columns])
 
-    def commit(self, arrival: Arrival) -> None:
-        """Take in columns whose observations are in the `obs_target` asked for just before."""
-        num_columns = len(arrival.small)
-        assert num_columns <= self.free_columns, "columns without a credit came through"
-        start = 0
-        while start < num_columns:
-            if self._left_in_filling == 0:
-                self._open_slot()
-            stop = min(num_columns, start + self._left_in_filling)
-            self._write(arrival, slice(start, stop))
-            start = stop
-        if arrival.episodes is not None:
-            self._count(arrival.episodes)
+    def commit(self, arrivals: Sequence[Arrival]) -> None:
+        """Take these in, of all that has been received since the last time; the rest is refused."""
+        for arrival in arrivals:
+            self._take_in(arrival)
+        self._num_received = self._num_filled
 
     def skip(self, rank: int) -> None:
         """Others fill the place."""
@@ -226,19 +248,32 @@ class SlotFiller:
     def _open_slot(self) -> None:
         if self._idle:
             self._filling = self._idle.take()
-            self._num_filled = 0
+            self._num_filled = self._num_received = 0
+
+    def _take_in(self, arrival: Arrival) -> None:
+        num_columns = len(arrival.place.small)
+        assert num_columns <= self.free_columns, "columns without a credit came through"
+        start = 0
+        while start < num_columns:
+            if self._left_in_filling == 0:
+                self._open_slot()
+            stop = min(num_columns, start + self._left_in_filling)
+            self._write(arrival, slice(start, stop))
+            start = stop
+        if arrival.episodes is not None:
+            self._count(arrival.episodes)
 
     def _write(self, arrival: Arrival, part: slice) -> None:
         slot = self._filling
         assert slot is not None
-        num_columns = part.stop - part.start
-        target = slice(self._num_filled, self._num_filled + num_columns)
-        if not np.may_share_memory(arrival.obs, slot.obs):
-            slot.obs[target] = arrival.obs[part]
-        slot.small[target] = arrival.small[part]
+        target = slice(self._num_filled, self._num_filled + part.stop - part.start)
+        if arrival.place.slot is not slot or arrival.place.start != target.start:
+            # From the scratch, or down to where columns before it were refused.
+            slot.obs[target] = arrival.place.obs[part]
+            slot.small[target] = arrival.place.small[part]
         slot.updates_B[target] = arrival.version.update
         slot.valid_rows_B[target] = arrival.valid_rows[part]
-        self._num_filled += num_columns
+        self._num_filled = target.stop
         if self._num_filled == self.batch_columns:
             self._filling, self._num_filled = None, 0
             self._num_batches += 1

@@ -84,7 +84,7 @@ def split_inline(body: Frame, sizes: BodySizes) -> tuple[memoryview, memoryview]
     return view[: sizes.obs], view[sizes.obs :]
 
 
-def decode_episodes(tail: memoryview) -> NDArray[np.void]:
+def decode_episodes(tail: Frame) -> NDArray[np.void]:
     """Return and length of the episodes in the tail of a small frame."""
     return np.frombuffer(tail, EPISODE)
 

@@ -52,10 +52,11 @@ class DeviceBench:
         """One batch into the next host slot."""
         self.until(self._has_room)
         planes = planes_of(self.schema, COLUMNS, seed=seed)
-        target = self.filler.obs_target(COLUMNS, 0)
-        target[:] = planes.obs
+        place = self.filler.place(COLUMNS, 0)
+        assert place is not None
+        place.obs[:], place.small[:] = planes.obs, planes.small
         valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit(Arrival(0, target, planes.small, valid_rows, Version(1, seed)))
+        self.filler.commit([Arrival(0, place, valid_rows, Version(1, seed))])
         return planes
 
     def until(self, is_so: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from impala_async.learner.slots import Place
 from impala_async.spec import Schema
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE, encode_data
@@ -354,8 +355,9 @@ class FakeTap:
         self.is_behind = False
         self.taken: list[tuple[int, Data, bytes, bytes]] = []
 
-    def take(self, rank: int, data: Data, obs: Any, small: Any) -> None:
-        self.taken.append((rank, data, obs.tobytes(), small.tobytes()))
+    def take(self, rank: int, data: Data, place: Place, episodes: Any) -> None:
+        tail = b"" if episodes is None else episodes.tobytes()
+        self.taken.append((rank, data, place.obs.tobytes(), place.small.tobytes() + tail))
 
 
 def tapped(harbour: Harbour) -> FakeTap:

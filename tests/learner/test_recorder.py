@@ -14,6 +14,7 @@ from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner import recorder as module
 from impala_async.learner.recorder import Recorder, open_to_append
+from impala_async.learner.slots import Place
 from impala_async.metrics.names import undeclared
 from impala_async.weights import Version
 from impala_async.wire.messages import Data
@@ -51,9 +52,9 @@ def begin(recorder: Recorder, update: int = 0, has_room: Callable[[], None] | No
 
 def take(recorder: Recorder, seq: int, num_bytes: int = 8) -> None:
     obs = np.full((1, num_bytes), seq, np.uint8)
-    small = np.full(4, 255 - seq, np.uint8)
+    small = np.full((1, 4), 255 - seq, np.uint8)
     # Some came compressed; what is recorded is what was unpacked.
-    recorder.take(seq % 2, DATA._replace(seq=seq, codec=seq % 2), obs, small)
+    recorder.take(seq % 2, DATA._replace(seq=seq, codec=seq % 2), Place(obs, small), None)
     # Slots are written to again.
     obs[:] = small[:] = 99
 

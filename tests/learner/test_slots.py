@@ -9,6 +9,7 @@ from impala_async.learner.slots import (
     BESIDE_BYTES,
     Arrival,
     Episodes,
+    Place,
     Slot,
     SlotFiller,
     allocate_slots,
@@ -35,12 +36,18 @@ class Shelf:
 
     def put(self, planes: Planes, version: Version = V) -> bool:
         """Take in columns as ingest does; whether they were received in place."""
-        num_columns = len(planes.obs)
-        target = self.filler.obs_target(num_columns, 0)
-        target[:] = planes.obs
-        valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit(Arrival(0, target, planes.small, valid_rows, version))
-        return any(np.shares_memory(target, slot.obs) for slot in self.slots)
+        place = self.receive(planes)
+        self.filler.commit([self.arrival(planes, place, version)])
+        return any(np.shares_memory(place.obs, slot.obs) for slot in self.slots)
+
+    def receive(self, planes: Planes) -> Place:
+        place = self.filler.place(len(planes.obs), 0)
+        assert place is not None
+        place.obs[:], place.small[:] = planes.obs, planes.small
+        return place
+
+    def arrival(self, planes: Planes, place: Place, version: Version = V) -> Arrival:
+        return Arrival(0, place, planes.columns.mask_CT.sum(axis=1), version)
 
 
 def test_what_fits_is_received_in_place() -> None:
@@ -71,8 +78,9 @@ def test_what_does_not_fit_is_split_over_two_slots(schema: Schema) -> None:
 def test_what_was_not_committed_is_written_over() -> None:
     shelf = Shelf()
     shelf.put(planes_of(shelf.schema, 1, seed=1))
-    shelf.filler.obs_target(2, 0)[:] = 0xFF
+    shelf.receive(planes_of(shelf.schema, 2, seed=9))
     assert shelf.filler.free_columns == 11
+    shelf.filler.commit([])
     shelf.put(planes_of(shelf.schema, 3, seed=2))
     (slot,) = shelf.submitted
     assert same(slot.columns, 1, planes_of(shelf.schema, 3, seed=2).columns)
@@ -94,7 +102,7 @@ def test_free_columns_are_what_could_still_come_in() -> None:
 def test_to_ask_where_does_not_take_anything() -> None:
     shelf = Shelf()
     for _ in range(5):
-        shelf.filler.obs_target(2, 1)
+        shelf.filler.place(2, 1)
         assert shelf.filler.free_columns == 12
 
 
@@ -133,8 +141,9 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
 
     def fill(num_messages: int) -> None:
         for _ in range(num_messages):
-            target = filler.obs_target(3, 0)
-            filler.commit(Arrival(0, target, planes.small, valid_rows, V))
+            place = filler.place(3, 0)
+            assert place is not None
+            filler.commit([Arrival(0, place, valid_rows, V)])
             while submitted:
                 filler.release(submitted.pop().index)
 
