@@ -1,7 +1,7 @@
 """Both ends of a measured line.
 
     python -m bench.ingest_ends receive raw|ours|crowd CASE NUM
-    python -m bench.ingest_ends send raw|tcp|ipc CASE 0 URL
+    python -m bench.ingest_ends send raw|tcp|narrow|ipc CASE 0 URL
 
 The receiving end prints where it listens, and at the end its figures, each as a line of JSON. It is
 a process of its own, so that its CPU time is that of receiving and of nothing else.
@@ -34,6 +34,8 @@ from impala_async.wire.sockets import new_context
 BATCH_COLUMNS, NUM_SLOTS = 16, 4
 # A crowd of actors has a batch that takes a message from each.
 CROWD = 16
+# Of an actor: with two messages under way of each, no round trip is waited for. Narrow has one.
+STREAMS = 4
 # What comes first warms caches, windows and pages, and is not counted.
 WARM_SHARE = 0.2
 LAYOUT = WeightsLayout((ArraySpec("w", (64,), "uint8"),))
@@ -148,7 +150,7 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
     return watch.figures
 
 
-def send_ours(case: str, url: str, *, is_tcp: bool) -> None:
+def send_ours(case: str, url: str, *, is_tcp: bool, num_streams: int) -> None:
     """A real actor's connection with buffers that are always full."""
     schema, columns = CASES[case]
     if is_tcp:
@@ -156,7 +158,7 @@ def send_ours(case: str, url: str, *, is_tcp: bool) -> None:
         client_module.best_urls = _dialled_urls  # type: ignore[attr-defined]
     client = Client(new_context(), url, should_stop=lambda: False, connect_s=10)
     client.connect()
-    client.join(Offer(schema, LAYOUT, columns, 1))
+    client.join(Offer(schema, LAYOUT, columns, num_streams))
     try:
         while True:
             buffer = client.take(columns)
@@ -199,7 +201,8 @@ def main() -> None:
     elif side == "raw":
         send_raw(case, *url)
     else:
-        send_ours(case, *url, is_tcp=side == "tcp")
+        num_streams = 1 if side == "narrow" else STREAMS
+        send_ours(case, *url, is_tcp=side != "ipc", num_streams=num_streams)
 
 
 if __name__ == "__main__":

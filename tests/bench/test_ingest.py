@@ -19,7 +19,7 @@ def test_warm_messages_are_not_counted() -> None:
     assert watch.figures.keys() == {"per_s", "cpu_us"}
 
 
-@pytest.mark.parametrize("side", ["raw", "tcp", "ipc", "crowd"])
+@pytest.mark.parametrize("side", ["raw", "tcp", "narrow", "ipc", "crowd"])
 def test_every_side_receives(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ingest.NUM_MESSAGES, "cartpole", 200)
     sample = ingest.one_turn(side, "cartpole")
