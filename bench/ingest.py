@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from bench.ingest_ends import CASES, CROWD, message_bytes
+from bench.one_run import end_with_parent
 from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
 
 NUM_MESSAGES = {"stacked": 4000, "frames": 12_000, "cartpole": 60_000}
@@ -18,7 +19,7 @@ NOTES = """
 Both ends are processes of one machine, over loopback TCP. Throughput is messages in slots;
 "receive CPU" is all CPU time of the receiving process, ZeroMQ's threads included. `ipc` is what
 actors of the learner's own host use by themselves. One actor sends, with four streams, so that
-eight messages may be under way; in the row with two it waits for the answer to each.
+eight messages may be under way; in the row with two it has one stream, and waits for answers.
 
 A large message is copied once more than by the bare socket, out of ZeroMQ's memory into its slot,
 and the two cores have four busy threads. Of a small one the kernel's part alone is more than the
@@ -51,11 +52,14 @@ def one_turn(side: str, case: str) -> Sample:
     ends = [sys.executable, "-m", "bench.ingest_ends"]
     role = side if side in ("raw", "crowd") else "ours"
     receive = [*ends, "receive", role, case, str(NUM_MESSAGES[case])]
-    with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
+    with subprocess.Popen(
+        receive, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+    ) as receiver:
         assert receiver.stdout is not None
         url = json.loads(receiver.stdout.readline())["url"]
         send = [*ends, "send", "tcp" if side == "crowd" else side, case, "0", url]
-        senders = [subprocess.Popen(send) for _ in range(CROWD if side == "crowd" else 1)]
+        num_senders = CROWD if side == "crowd" else 1
+        senders = [subprocess.Popen(send, preexec_fn=end_with_parent) for _ in range(num_senders)]
         sample: Sample = json.loads(receiver.stdout.readline())
         for sender in senders:
             sender.kill()

@@ -43,8 +43,12 @@ the terms apart for the report. On a CPU it also looks at the loss and the norm 
 
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
-On a machine of two cores the event loop has the second one with the player, and while Python runs
-there the learner thread may have to wait for it.
+
+What the service adds to an update of the MLP, by the clocks of its thread, an update alone being
+2.3 ms: 0.4 ms of processor time in the update itself, whose caches it shares with whoever else is
+awake; 0.3 ms between updates, most of it the snapshot of weights that each update publishes, and
+the next batch; and 0.2 ms of waiting for the interpreter while the event loop has it, 0.4 ms where
+ingest is inline. An update of the CNN takes 41 ms, of which all that is two in a hundred.
 """
 
 

@@ -11,7 +11,10 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, mod
 class Section(BaseModel):
     """A frozen group of settings that refuses keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # No number here may be infinite, but some environments' arguments are, and reach them so.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -1,8 +1,8 @@
 """Where each array of a column lies in memory.
 
 A column is stored in two planes, each one contiguous block: `obs` (large; received in place) and
-`small` (everything else; checked before it is copied in). The arrays of a plane follow each other,
-aligned, in the order in which they are given.
+`small` (everything else). The arrays of a plane follow each other, aligned, in the order in which
+they are given.
 """
 
 import math

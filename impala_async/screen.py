@@ -46,6 +46,12 @@ class Screen:
         self._small_indices = list(_action_indices(schema))
         self._obs_indices = list(_window_indices(schema))
 
+    def is_sound(self, obs: Bytes2D, small: Bytes2D) -> bool:
+        """Whether nothing is wrong with these columns; of a plain schema it may say no too soon."""
+        if self._is_plain:
+            return self._looks_sound(obs, small)
+        return self.find_fault(obs, small) is None
+
     def find_fault(self, obs: Bytes2D, small: Bytes2D) -> Fault | None:
         """The first thing that is wrong with the columns in these planes."""
         if self._is_plain and self._looks_sound(obs, small):

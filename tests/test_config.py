@@ -1,6 +1,7 @@
 """Every knob: its name, its default, what must agree, and what is read off. Their ranges are in
 test_config_ranges.py."""
 
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from impala_async.config import (
 )
 from impala_async.config_load import load_config, validate_config
 from impala_async.errors import ConfigError
+from impala_async.wire.codec import decode_settings, encode_settings
 
 # Used from outside: a key may be added, but none may vanish or change its default unnoticed.
 DEFAULTS: dict[str, Any] = {
@@ -325,6 +327,16 @@ def test_a_config_there_and_back(passes: int, queue: int, ring: int) -> None:
         model__hidden_sizes=[3, 4],
     )
     assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+
+
+def test_an_argument_of_an_environment_may_be_infinite() -> None:
+    kwargs = {"healthy_z_range": [0.5, float("inf")], "floor": -float("inf")}
+    config = validate_config({"env": {"id": "Hopper-v5", "kwargs": kwargs}})
+    dumped = config.model_dump_json(by_alias=True)
+    assert type(config).model_validate_json(dumped).env.kwargs == kwargs
+    assert validate_config(json.loads(dumped)).env.kwargs == kwargs
+    told = encode_settings(ActorSettings.of(config).model_dump(mode="json"))
+    assert ActorSettings.model_validate(decode_settings(told)).env.kwargs == kwargs
 
 
 def test_weights_come_out_before_all_data_is_too_old() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.learning.cases import CONFIGS, Case
+from bench.one_run import end_with_parent
 
 TIME_LIMIT_S = 3600
 
@@ -40,7 +41,12 @@ def train(case: Case, seed: int, folder: Path) -> Outcome:
     started = time.monotonic()
     with (folder / "train.log").open("w") as log:
         code = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, timeout=TIME_LIMIT_S, check=False
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=TIME_LIMIT_S,
+            check=False,
+            preexec_fn=end_with_parent,
         ).returncode
     wall_s = time.monotonic() - started
     if code != 0:

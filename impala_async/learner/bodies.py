@@ -8,7 +8,7 @@ Runs on: event loop
 import numpy as np
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.slots import Episodes, Place
+from impala_async.learner.slots import Episodes, Landing
 from impala_async.spec import Schema
 from impala_async.wire.codec import BodySizes, body_sizes, decode_episodes, split_inline
 from impala_async.wire.compression import PLAIN, ZSTD, decompress_into
@@ -27,7 +27,7 @@ class Bodies:
         self._small = np.zeros(largest.small, np.uint8)
         self._packed = np.zeros(largest.obs, np.uint8)
 
-    def receive(self, router: Router, data: Data, place: Place) -> Episodes | None:
+    def receive(self, router: Router, data: Data, landing: Landing) -> Episodes | None:
         """Both planes into their place, and the episodes that came with them, if any.
 
         Raises:
@@ -39,20 +39,20 @@ class Bodies:
             raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
         sizes = body_sizes(self._schema.layout, data.columns, data.num_episodes)
         if data.body is not None:
-            small = _unpack_inline(data, data.body, sizes, place)
+            small = _unpack_inline(data, data.body, sizes, landing)
         else:
-            small = self._receive_frames(router, data, sizes, place)
-        place.small.reshape(-1)[:] = small[: place.small.nbytes]
+            small = self._receive_frames(router, data, sizes, landing)
+        landing.small.reshape(-1)[:] = small[: landing.small.nbytes]
         if not data.num_episodes:
             return None
         # The next message will be received where they lie now.
-        return decode_episodes(small[place.small.nbytes :].tobytes())
+        return decode_episodes(small[landing.small.nbytes :].tobytes())
 
     def _receive_frames(
-        self, router: Router, data: Data, sizes: BodySizes, place: Place
+        self, router: Router, data: Data, sizes: BodySizes, landing: Landing
     ) -> np.ndarray:
         small = self._small[: sizes.small]
-        obs = place.obs.reshape(-1).data
+        obs = landing.obs.reshape(-1).data
         if data.codec == ZSTD:
             packed = self._packed.data[: sizes.obs]
             decompress_into(obs, packed[: _receive_frame(router, packed)])
@@ -79,9 +79,9 @@ def _receive_exactly(router: Router, into: memoryview) -> None:
         raise ProtocolError("wrong_size", f"a frame of {received} bytes, not {len(into)}")
 
 
-def _unpack_inline(data: Data, body: bytes, sizes: BodySizes, place: Place) -> np.ndarray:
+def _unpack_inline(data: Data, body: bytes, sizes: BodySizes, landing: Landing) -> np.ndarray:
     if data.codec != PLAIN:
         raise ProtocolError("wrong_size", "a body that is inline is never compressed")
     obs, small = split_inline(body, sizes)
-    place.obs.reshape(-1)[:] = np.frombuffer(obs, np.uint8)
+    landing.obs.reshape(-1)[:] = np.frombuffer(obs, np.uint8)
     return np.frombuffer(small, np.uint8)

@@ -235,7 +235,7 @@ class Front:
         if isinstance(message, Data):
             self._ingest.handle(self._data, route, message)
         else:
-            # Whoever says goodbye says it after what it sent before.
+            # Whatever it says, a goodbye or a new hello, it says after what it sent before.
             self._ingest.decide()
             self._desk.handle_data_side(self._data, route, message)
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.bodies import Bodies
@@ -27,7 +26,7 @@ from impala_async.learner.slots import (
     Count,
     Episodes,
     Filler,
-    Place,
+    Landing,
     Slot,
     SlotFiller,
     Submit,
@@ -55,7 +54,7 @@ class Tap(Protocol):
         """Whether no more should come for now."""
         ...
 
-    def take(self, rank: int, data: Data, place: Place, episodes: Episodes | None) -> None:
+    def take(self, rank: int, data: Data, landing: Landing, episodes: Episodes | None) -> None:
         """A message that is admitted; its planes are soon written to again."""
         ...
 
@@ -65,7 +64,7 @@ class _Received(NamedTuple):
 
     peer: Peer
     data: Data
-    place: Place
+    landing: Landing
     episodes: Episodes | None
 
 
@@ -126,6 +125,8 @@ class Ingest:
         if (peer.session, data.seq) in self._received:
             # What becomes of the first one decides what this one is.
             self.decide()
+            if self._is_closed:
+                return
         verdict = self._table.reserve(peer, data, self._publisher.version)
         verdict = verdict or self._filler.judge(peer.rank, Version(data.epoch, data.update))
         if verdict is None:
@@ -142,19 +143,12 @@ class Ingest:
         received = list(self._received.values())
         self._received.clear()
         arrivals = []
-        for message, fault_or_rows in zip(received, self._check(received), strict=True):
-            peer, data, place, episodes = message
-            if isinstance(fault_or_rows, Fault):
-                self._warn(peer, data, fault_or_rows)
-                self._settle(peer, data, fault_or_rows.reason)
-                continue
-            self._ledger.receive(data.columns)
-            self._ledger.admit(data.columns)
-            if self._tap is not None:
-                self._tap.take(peer.rank, data, place, episodes)
-            version = Version(data.epoch, data.update)
-            arrivals.append(Arrival(peer.rank, place, fault_or_rows, version, episodes))
-            self._settle(peer, data, None)
+        for message, fault in zip(received, self._find_faults(received), strict=True):
+            if fault is None:
+                arrivals.append(self._admit(message))
+            else:
+                self._warn(message.peer, message.data, fault)
+            self._settle(message.peer, message.data, fault.reason if fault else None)
         self._filler.commit(arrivals)
 
     def release(self, slot: int) -> None:
@@ -194,41 +188,43 @@ class Ingest:
 
     def _receive(self, router: Router, peer: Peer, data: Data, filler: Filler) -> None:
         try:
-            place = filler.place(data.columns, peer.rank)
-            if place is None:
+            landing = filler.assign(data.columns, peer.rank)
+            if landing is None:
                 self.decide()
-                place = filler.place(data.columns, peer.rank)
-            assert place is not None
-            episodes = self._bodies.receive(router, data, place)
+                if self._is_closed:
+                    return
+                landing = filler.assign(data.columns, peer.rank)
+            assert landing is not None, "there is always room for what has a credit"
+            episodes = self._bodies.receive(router, data, landing)
         except ProtocolError as error:
             fault = Fault("invalid", str(error))
             self._warn(peer, data, fault)
             self._settle(peer, data, fault.reason)
             raise
-        self._received[peer.session, data.seq] = _Received(peer, data, place, episodes)
-        if place.slot is None:
+        self._received[peer.session, data.seq] = _Received(peer, data, landing, episodes)
+        if landing.is_only:
             self.decide()
 
-    def _check(self, received: list[_Received]) -> list[Fault | NDArray[np.int64]]:
-        """Of each message what is wrong with it, or how many rows of its columns are valid."""
+    def _find_faults(self, received: list[_Received]) -> list[Fault | None]:
+        """What is wrong with each. Where nothing is, one look at all of them shows it."""
+        faults = [_find_episode_fault(each.episodes) for each in received]
         if len(received) > 1:
-            # All as one, as if it were one message.
-            first = received[0].place
-            whole = first.through(received[-1].place)
-            is_sound = self._screen.find_fault(whole.obs, whole.small) is None
-            if is_sound and not any(_find_episode_fault(each.episodes) for each in received):
-                valid_rows = self._screen.count_valid(whole.small)
-                starts = [each.place.start - first.start for each in received]
-                return [
-                    valid_rows[start : start + each.data.columns]
-                    for start, each in zip(starts, received, strict=True)
-                ]
-        return [self._check_one(each) for each in received]
+            whole = received[0].landing.through(received[-1].landing)
+            if self._screen.is_sound(whole.obs, whole.small):
+                return faults
+        return [
+            self._screen.find_fault(each.landing.obs, each.landing.small) or fault
+            for each, fault in zip(received, faults, strict=True)
+        ]
 
-    def _check_one(self, message: _Received) -> Fault | NDArray[np.int64]:
-        fault = self._screen.find_fault(message.place.obs, message.place.small)
-        fault = fault or _find_episode_fault(message.episodes)
-        return fault or self._screen.count_valid(message.place.small)
+    def _admit(self, message: _Received) -> Arrival:
+        peer, data, landing, episodes = message
+        self._ledger.receive(data.columns)
+        self._ledger.admit(data.columns)
+        if self._tap is not None:
+            self._tap.take(peer.rank, data, landing, episodes)
+        valid_rows = self._screen.count_valid(landing.small)
+        return Arrival(peer.rank, landing, valid_rows, Version(data.epoch, data.update), episodes)
 
     def _settle(self, peer: Peer, data: Data, verdict: str | None) -> None:
         """Count what was refused, and give its credit back."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.slots import Arrival, Count, Episodes, IdleSlots, Place, Slot, Submit
+from impala_async.learner.slots import Arrival, Count, Episodes, IdleSlots, Landing, Slot, Submit
 from impala_async.weights import Version
 from impala_async.wire.session import Peer, SessionTable
 
@@ -107,17 +107,17 @@ class LockstepFiller:
             return None
         return "stale" if version.update < wanted else "invalid"
 
-    def place(self, num_columns: int, rank: int) -> Place:
-        """Where to receive the next message of a rank; it is committed before there is another."""
+    def assign(self, num_columns: int, rank: int) -> Landing:
+        """Where to receive the next message of a rank; there is no other until it is committed."""
         if num_columns != self._width:
             raise ProtocolError(
                 "wrong_size", f"{num_columns} columns, in lockstep an actor has {self._width}"
             )
         slot, columns = self._batch_of(rank).slot, self._columns(rank)
-        return Place(slot.obs[columns], slot.small[columns])
+        return Landing(slot.obs[columns], slot.small[columns])
 
     def commit(self, arrivals: Sequence[Arrival]) -> None:
-        """Take in the message whose `place` was asked for just before, unless it is refused."""
+        """Take in the message that was given room just before, unless it is refused."""
         for arrival in arrivals:
             batch, columns = self._batch_of(arrival.rank), self._columns(arrival.rank)
             batch.slot.updates_B[columns] = arrival.version.update

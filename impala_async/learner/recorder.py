@@ -21,7 +21,7 @@ from typing import Any
 from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner.handoff import ClosedError, Inbox, Spool, on_thread
-from impala_async.learner.slots import Episodes, Place
+from impala_async.learner.slots import Episodes, Landing
 from impala_async.spec import Schema
 from impala_async.weights import Version
 from impala_async.wire.compression import PLAIN
@@ -104,12 +104,12 @@ class Recorder:
         self._writing.add_done_callback(self._note_end)
         logger.info("recording to %s", self._path)
 
-    def take(self, rank: int, data: Data, place: Place, episodes: Episodes | None) -> None:
+    def take(self, rank: int, data: Data, landing: Landing, episodes: Episodes | None) -> None:
         """Keep an admitted message, of which everything is copied."""
         if self._spool is None or self._has_failed:
             return
         tail = b"" if episodes is None else episodes.tobytes()
-        body = b"".join((place.obs.data.cast("B"), place.small.data.cast("B"), tail))
+        body = b"".join((landing.obs.data.cast("B"), landing.small.data.cast("B"), tail))
         arrived_s = time.monotonic() - self._began_at
         # As it was before anything was squeezed for the line.
         plain = data._replace(body=None, codec=PLAIN)

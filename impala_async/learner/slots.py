@@ -74,11 +74,10 @@ def allocate_slots(
     return [Slot.allocate(i, schema, batch_columns, allocate) for i in range(num_slots)]
 
 
-class Place(NamedTuple):
-    """Where the planes of some columns are received.
+class Landing(NamedTuple):
+    """Where the planes of some columns are received: from column `start` of a slot on.
 
-    With a `slot`, from its column `start` on, others may be received behind them before these are
-    committed; without one they must be committed first.
+    Without a slot it is the only one: before there is another, its columns are committed.
     """
 
     obs: Bytes2D
@@ -86,22 +85,26 @@ class Place(NamedTuple):
     slot: Slot | None = None
     start: int = 0
 
-    @staticmethod
-    def within(slot: Slot, start: int, stop: int) -> "Place":
-        return Place(slot.obs[start:stop], slot.small[start:stop], slot, start)
+    @property
+    def is_only(self) -> bool:
+        return self.slot is None
 
-    def through(self, last: "Place") -> "Place":
-        """All columns from here to the end of another place in the same slot."""
+    @staticmethod
+    def within(slot: Slot, start: int, stop: int) -> "Landing":
+        return Landing(slot.obs[start:stop], slot.small[start:stop], slot, start)
+
+    def through(self, last: "Landing") -> "Landing":
+        """All columns from here to the end of a later one in the same slot."""
         assert self.slot is not None
         assert self.slot is last.slot
-        return Place.within(self.slot, self.start, last.start + len(last.small))
+        return Landing.within(self.slot, self.start, last.start + len(last.small))
 
 
 class Arrival(NamedTuple):
     """A message that has been received and checked: columns of one actor."""
 
     rank: int
-    place: Place
+    landing: Landing
     valid_rows: NDArray[np.int64]
     version: Version
     episodes: Episodes | None = None
@@ -126,12 +129,12 @@ class Filler(Protocol):
         """Why the next message of this rank cannot be taken, if so."""
         ...
 
-    def place(self, num_columns: int, rank: int) -> Place | None:
-        """Where to receive the next columns; None: commit first what has been received."""
+    def assign(self, num_columns: int, rank: int) -> Landing | None:
+        """Set room aside for the next columns; None: commit first what has been received."""
         ...
 
     def commit(self, arrivals: Sequence[Arrival]) -> None:
-        """Take these in, of all that has been received since the last time; the rest is refused."""
+        """Take these in, of all that was given room since the last time; the rest is refused."""
         ...
 
     def skip(self, rank: int) -> None:
@@ -195,7 +198,7 @@ class SlotFiller:
         self._num_received = 0
         self._num_batches = 0
         self.batch_columns = len(slots[0].obs)
-        self._scratch = Place(np.zeros_like(slots[0].obs), np.zeros_like(slots[0].small))
+        self._scratch = Landing(np.zeros_like(slots[0].obs), np.zeros_like(slots[0].small))
 
     @property
     def free_columns(self) -> int:
@@ -210,23 +213,27 @@ class SlotFiller:
         """The session table has judged: everything else can be taken."""
         return None
 
-    def place(self, num_columns: int, rank: int) -> Place | None:
-        """Where to receive the next columns, of whatever rank."""
+    def assign(self, num_columns: int, rank: int) -> Landing | None:
+        """Set room aside for the next columns, of whatever rank."""
         if self._left_in_filling == 0:
             self._open_slot()
         start, stop = self._num_received, self._num_received + num_columns
         if self._filling is not None and stop <= self.batch_columns:
             self._num_received = stop
-            return Place.within(self._filling, start, stop)
+            return Landing.within(self._filling, start, stop)
         if start > self._num_filled:
             return None
-        return Place(self._scratch.obs[:num_columns], self._scratch.small[:num_columns])
+        return Landing(self._scratch.obs[:num_columns], self._scratch.small[:num_columns])
 
     def commit(self, arrivals: Sequence[Arrival]) -> None:
-        """Take these in, of all that has been received since the last time; the rest is refused."""
+        """Take these in, of all that was given room since the last time; the rest is refused."""
         for arrival in arrivals:
             self._take_in(arrival)
         self._num_received = self._num_filled
+        # Only now: a goal that is reached closes the doors.
+        for arrival in arrivals:
+            if arrival.episodes is not None:
+                self._count(arrival.episodes)
 
     def skip(self, rank: int) -> None:
         """Others fill the place."""
@@ -251,7 +258,7 @@ class SlotFiller:
             self._num_filled = self._num_received = 0
 
     def _take_in(self, arrival: Arrival) -> None:
-        num_columns = len(arrival.place.small)
+        num_columns = len(arrival.landing.small)
         assert num_columns <= self.free_columns, "columns without a credit came through"
         start = 0
         while start < num_columns:
@@ -260,17 +267,15 @@ class SlotFiller:
             stop = min(num_columns, start + self._left_in_filling)
             self._write(arrival, slice(start, stop))
             start = stop
-        if arrival.episodes is not None:
-            self._count(arrival.episodes)
 
     def _write(self, arrival: Arrival, part: slice) -> None:
         slot = self._filling
         assert slot is not None
         target = slice(self._num_filled, self._num_filled + part.stop - part.start)
-        if arrival.place.slot is not slot or arrival.place.start != target.start:
+        if arrival.landing.slot is not slot or arrival.landing.start != target.start:
             # From the scratch, or down to where columns before it were refused.
-            slot.obs[target] = arrival.place.obs[part]
-            slot.small[target] = arrival.place.small[part]
+            slot.obs[target] = arrival.landing.obs[part]
+            slot.small[target] = arrival.landing.small[part]
         slot.updates_B[target] = arrival.version.update
         slot.valid_rows_B[target] = arrival.valid_rows[part]
         self._num_filled = target.stop

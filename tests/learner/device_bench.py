@@ -52,11 +52,11 @@ class DeviceBench:
         """One batch into the next host slot."""
         self.until(self._has_room)
         planes = planes_of(self.schema, COLUMNS, seed=seed)
-        place = self.filler.place(COLUMNS, 0)
-        assert place is not None
-        place.obs[:], place.small[:] = planes.obs, planes.small
+        landing = self.filler.assign(COLUMNS, 0)
+        assert landing is not None
+        landing.obs[:], landing.small[:] = planes.obs, planes.small
         valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit([Arrival(0, place, valid_rows, Version(1, seed))])
+        self.filler.commit([Arrival(0, landing, valid_rows, Version(1, seed))])
         return planes
 
     def until(self, is_so: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.bodies import Bodies
-from impala_async.learner.slots import Place
+from impala_async.learner.slots import Landing
 from impala_async.spec import Schema
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.compression import compress
@@ -51,11 +51,11 @@ def sent(
     return planes, message, frames
 
 
-def receive(schema: Schema, data: Data, *frames: Frame) -> tuple[Place, Any]:
+def receive(schema: Schema, data: Data, *frames: Frame) -> tuple[Landing, Any]:
     empty = Planes(schema, COLUMNS)
-    place = Place(empty.obs, empty.small)
+    landing = Landing(empty.obs, empty.small)
     router: Any = Frames(*frames)
-    return place, Bodies(schema, most_columns=4).receive(router, data, place)
+    return landing, Bodies(schema, most_columns=4).receive(router, data, landing)
 
 
 FORMS = pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_planes_and_episodes_are_those_that_were_sent(
     schema: Schema, squeeze: Any, episodes: list[tuple[float, int]]
 ) -> None:
     planes, data, frames = sent(schema, episodes, squeeze)
-    place, arrived = receive(schema, data, *frames)
-    assert np.array_equal(place.obs, planes.obs)
-    assert np.array_equal(place.small, planes.small)
+    landing, arrived = receive(schema, data, *frames)
+    assert np.array_equal(landing.obs, planes.obs)
+    assert np.array_equal(landing.small, planes.small)
     assert ([] if arrived is None else arrived.tolist()) == episodes
 
 
@@ -84,7 +84,7 @@ def test_episodes_stay_when_the_next_message_comes() -> None:
     for total in (1.0, 2.0):
         _, data, frames = sent(schema, [(total, 3)])
         router: Any = Frames(*frames)
-        kept.append(bodies.receive(router, data, Place(empty.obs, empty.small)))
+        kept.append(bodies.receive(router, data, Landing(empty.obs, empty.small)))
     assert [each.tolist() for each in kept if each is not None] == [[(1.0, 3)], [(2.0, 3)]]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from impala_async.learner.slots import Place
+from impala_async.learner.slots import Landing
 from impala_async.spec import Schema
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE, encode_data
@@ -355,9 +355,9 @@ class FakeTap:
         self.is_behind = False
         self.taken: list[tuple[int, Data, bytes, bytes]] = []
 
-    def take(self, rank: int, data: Data, place: Place, episodes: Any) -> None:
+    def take(self, rank: int, data: Data, landing: Landing, episodes: Any) -> None:
         tail = b"" if episodes is None else episodes.tobytes()
-        self.taken.append((rank, data, place.obs.tobytes(), place.small.tobytes() + tail))
+        self.taken.append((rank, data, landing.obs.tobytes(), landing.small.tobytes() + tail))
 
 
 def tapped(harbour: Harbour) -> FakeTap:

@@ -33,11 +33,11 @@ class Bench:
 
     def put(self, seed: int) -> Planes:
         planes = planes_of(self.schema, 4, seed=seed)
-        place = self.filler.place(4, 0)
-        assert place is not None
-        place.obs[:], place.small[:] = planes.obs, planes.small
+        landing = self.filler.assign(4, 0)
+        assert landing is not None
+        landing.obs[:], landing.small[:] = planes.obs, planes.small
         valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit([Arrival(0, place, valid_rows, Version(1, 10 + seed))])
+        self.filler.commit([Arrival(0, landing, valid_rows, Version(1, 10 + seed))])
         return planes
 
 

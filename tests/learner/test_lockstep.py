@@ -13,7 +13,7 @@ from impala_async.config_model import ModelSection
 from impala_async.errors import ProtocolError
 from impala_async.learner.account import BatchAccount
 from impala_async.learner.lockstep import LockstepFiller
-from impala_async.learner.slots import Arrival, Episodes, Place, Slot, allocate_slots
+from impala_async.learner.slots import Arrival, Episodes, Landing, Slot, allocate_slots
 from impala_async.metrics.report import merge
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
@@ -64,11 +64,11 @@ def test_any_order_of_events_gives_the_same_batches(lag: int, num_ranks: int, se
     assert episodes == [(float(r), b + 1) for b in range(6) for r in ranks]
 
 
-def arrival(rank: int, number: int, place: Place, update: int = 0) -> Arrival:
+def arrival(rank: int, number: int, landing: Landing, update: int = 0) -> Arrival:
     planes = planes_of(SCHEMA, WIDTH, seed=100 * number + rank)
-    place.obs[:], place.small[:] = planes.obs, planes.small
+    landing.obs[:], landing.small[:] = planes.obs, planes.small
     episodes = np.array([(rank + 10 * number, 1)], EPISODE)
-    return Arrival(rank, place, np.array([3, 2]), Version(1, update), episodes)
+    return Arrival(rank, landing, np.array([3, 2]), Version(1, update), episodes)
 
 
 class Shelf:
@@ -92,7 +92,7 @@ class Shelf:
         self.episodes += episodes["total"].tolist()
 
     def put(self, rank: int, number: int = 0) -> None:
-        self.filler.commit([arrival(rank, number, self.filler.place(WIDTH, rank))])
+        self.filler.commit([arrival(rank, number, self.filler.assign(WIDTH, rank))])
 
 
 @NO_ERRORS
@@ -117,16 +117,16 @@ def test_places_go_by_rank_and_episodes_by_place(order: list[int]) -> None:
 
 def test_observations_are_received_in_place() -> None:
     shelf = Shelf()
-    target = shelf.filler.place(WIDTH, 1).obs
+    target = shelf.filler.assign(WIDTH, 1).obs
     assert np.shares_memory(target, shelf.slots[0].obs[WIDTH:])
     # To ask takes nothing: the same place again.
-    assert np.shares_memory(shelf.filler.place(WIDTH, 1).obs, target)
+    assert np.shares_memory(shelf.filler.assign(WIDTH, 1).obs, target)
 
 
 @pytest.mark.parametrize("columns", [1, 3])
 def test_a_message_of_another_width_has_no_place(columns: int) -> None:
     with pytest.raises(ProtocolError, match=f"{columns} columns, in lockstep an actor has 2"):
-        Shelf().filler.place(columns, 0)
+        Shelf().filler.assign(columns, 0)
 
 
 @LAGS
@@ -178,7 +178,7 @@ def test_what_is_complete_at_the_end_but_not_trained_is_not_counted() -> None:
 def test_a_refused_message_leaves_its_place_empty() -> None:
     shelf = Shelf()
     shelf.put(0)
-    shelf.filler.place(WIDTH, 1)
+    shelf.filler.assign(WIDTH, 1)
     shelf.filler.skip(1)
     (slot,) = shelf.submitted
     assert slot.filled_B.tolist() == [True, True, False, False]
@@ -210,7 +210,9 @@ def test_what_was_refused_cannot_spoil_the_update_of_the_others(
     for slot in shelf.slots:
         slot.small[:] = shelf.submitted[0].small
     shelf.put(0, 1)
-    shelf.filler.place(WIDTH, 1).obs.reshape(-1).view(np.float32)[:] = np.nan
+    landing = shelf.filler.assign(WIDTH, 1)
+    landing.obs.reshape(-1).view(np.float32)[:] = np.nan
+    landing.small.fill(0xFF)
     shelf.filler.skip(1)
     slot = shelf.submitted[1]
     step = step_of(algorithm)

@@ -14,9 +14,10 @@ from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner import recorder as module
 from impala_async.learner.recorder import Recorder, open_to_append
-from impala_async.learner.slots import Place
+from impala_async.learner.slots import Landing
 from impala_async.metrics.names import undeclared
 from impala_async.weights import Version
+from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import Data
 from impala_async.wire.recording import (
     OPENING,
@@ -50,11 +51,12 @@ def begin(recorder: Recorder, update: int = 0, has_room: Callable[[], None] | No
     recorder.begin(first, small_schema(), SETTINGS, has_room or (lambda: None))
 
 
-def take(recorder: Recorder, seq: int, num_bytes: int = 8) -> None:
+def take(recorder: Recorder, seq: int, num_bytes: int = 8, num_episodes: int = 0) -> None:
     obs = np.full((1, num_bytes), seq, np.uint8)
     small = np.full((1, 4), 255 - seq, np.uint8)
+    episodes = np.array([(seq, 1)] * num_episodes, EPISODE) if num_episodes else None
     # Some came compressed; what is recorded is what was unpacked.
-    recorder.take(seq % 2, DATA._replace(seq=seq, codec=seq % 2), Place(obs, small), None)
+    recorder.take(seq % 2, DATA._replace(seq=seq, codec=seq % 2), Landing(obs, small), episodes)
     # Slots are written to again.
     obs[:] = small[:] = 99
 
@@ -63,7 +65,7 @@ async def test_all_that_is_taken_is_in_the_file_in_order(path: Path) -> None:
     recorder = Recorder(path, RUN)
     begin(recorder)
     for seq in range(50):
-        take(recorder, seq)
+        take(recorder, seq, num_episodes=seq % 3)
     await recorder.finish("env_steps", 12, {"model.safetensors": "abc"})
     first, *messages, last = records(path)
     assert isinstance(first, Start)
@@ -75,7 +77,8 @@ async def test_all_that_is_taken_is_in_the_file_in_order(path: Path) -> None:
         assert isinstance(message, Recorded)
         assert message.rank == seq % 2
         assert message.data == DATA._replace(seq=seq, body=None)
-        assert bytes(message.body) == bytes([seq] * 8 + [255 - seq] * 4)
+        tail = np.array([(seq, 1)] * (seq % 3), EPISODE).tobytes()
+        assert bytes(message.body) == bytes([seq] * 8 + [255 - seq] * 4) + tail
         arrived.append(message.arrived_s)
     assert arrived == sorted(arrived)
     assert len(arrived) == 50

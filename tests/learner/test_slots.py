@@ -1,6 +1,7 @@
 """Columns into slots: in place, through the scratch, over two slots, in memory that stays."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from impala_async.learner.slots import (
     BESIDE_BYTES,
     Arrival,
     Episodes,
-    Place,
+    Landing,
     Slot,
     SlotFiller,
     allocate_slots,
@@ -36,18 +37,18 @@ class Shelf:
 
     def put(self, planes: Planes, version: Version = V) -> bool:
         """Take in columns as ingest does; whether they were received in place."""
-        place = self.receive(planes)
-        self.filler.commit([self.arrival(planes, place, version)])
-        return any(np.shares_memory(place.obs, slot.obs) for slot in self.slots)
+        landing = self.receive(planes)
+        self.filler.commit([self.arrival(planes, landing, version)])
+        return any(np.shares_memory(landing.obs, slot.obs) for slot in self.slots)
 
-    def receive(self, planes: Planes) -> Place:
-        place = self.filler.place(len(planes.obs), 0)
-        assert place is not None
-        place.obs[:], place.small[:] = planes.obs, planes.small
-        return place
+    def receive(self, planes: Planes) -> Landing:
+        landing = self.filler.assign(len(planes.obs), 0)
+        assert landing is not None
+        landing.obs[:], landing.small[:] = planes.obs, planes.small
+        return landing
 
-    def arrival(self, planes: Planes, place: Place, version: Version = V) -> Arrival:
-        return Arrival(0, place, planes.columns.mask_CT.sum(axis=1), version)
+    def arrival(self, planes: Planes, landing: Landing, version: Version = V) -> Arrival:
+        return Arrival(0, landing, planes.columns.mask_CT.sum(axis=1), version)
 
 
 def test_what_fits_is_received_in_place() -> None:
@@ -99,11 +100,50 @@ def test_free_columns_are_what_could_still_come_in() -> None:
     assert shelf.slots[1].batch == 4
 
 
-def test_to_ask_where_does_not_take_anything() -> None:
+def test_room_is_assigned_behind_what_was_assigned_before() -> None:
     shelf = Shelf()
-    for _ in range(5):
-        shelf.filler.place(2, 1)
+    starts = []
+    for _ in range(2):
+        landing = shelf.filler.assign(2, 1)
+        assert landing is not None
+        starts.append(landing.start)
+        # Only what is committed takes room from others.
         assert shelf.filler.free_columns == 12
+    assert starts == [0, 2]
+    assert shelf.filler.assign(1, 1) is None
+    shelf.filler.commit([])
+    landing = shelf.filler.assign(1, 1)
+    assert landing is not None
+    assert landing.start == 0
+
+
+def test_what_lies_behind_a_refused_message_moves_down() -> None:
+    shelf = Shelf()
+    sent = [planes_of(shelf.schema, n, seed=n) for n in (1, 2, 1)]
+    landings = [shelf.receive(planes) for planes in sent]
+    assert landings[0].through(landings[2]).small.shape == shelf.slots[0].small.shape
+    kept = [shelf.arrival(sent[i], landings[i], Version(1, i)) for i in (1, 2)]
+    shelf.filler.commit(kept)
+    assert shelf.put(planes_of(shelf.schema, 1, seed=7), Version(1, 7))
+    (slot,) = shelf.submitted
+    columns = [(sent[1], 0), (sent[1], 1), (sent[2], 0), (planes_of(shelf.schema, 1, seed=7), 0)]
+    assert all(same(slot.columns, i, p.columns, c) for i, (p, c) in enumerate(columns))
+    assert slot.updates_B.tolist() == [1, 1, 2, 7]
+
+
+def test_episodes_are_counted_when_all_that_came_with_them_is_in() -> None:
+    shelf = Shelf()
+    filled: list[int] = []
+    shelf.filler = SlotFiller(
+        shelf.slots, shelf.submitted.append, lambda _: filled.append(shelf.filler.free_columns)
+    )
+    sent = [planes_of(shelf.schema, 2, seed=seed) for seed in range(2)]
+    episodes: Any = np.zeros(1)
+    arrivals = [
+        shelf.arrival(planes, shelf.receive(planes))._replace(episodes=episodes) for planes in sent
+    ]
+    shelf.filler.commit(arrivals)
+    assert filled == [8, 8]
 
 
 def test_columns_beyond_what_is_free_are_a_bug() -> None:
@@ -141,9 +181,9 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
 
     def fill(num_messages: int) -> None:
         for _ in range(num_messages):
-            place = filler.place(3, 0)
-            assert place is not None
-            filler.commit([Arrival(0, place, valid_rows, V)])
+            landing = filler.assign(3, 0)
+            assert landing is not None
+            filler.commit([Arrival(0, landing, valid_rows, V)])
             while submitted:
                 filler.release(submitted.pop().index)
 

@@ -165,13 +165,13 @@ class Works:
         """One message of three columns, as soon as there is room."""
         self.wait_for(self._has_room)
         planes = planes_of(self.schema, 3, seed=seed)
-        place = self.filler.place(3, 0)
-        assert place is not None
-        place.obs[:], place.small[:] = planes.obs, planes.small
+        landing = self.filler.assign(3, 0)
+        assert landing is not None
+        landing.obs[:], landing.small[:] = planes.obs, planes.small
         self.ledger.receive(3)
         self.ledger.admit(3)
         valid_rows = planes.columns.mask_CT.sum(1)
-        self.filler.commit([Arrival(0, place, valid_rows, Version(1, 0))])
+        self.filler.commit([Arrival(0, landing, valid_rows, Version(1, 0))])
 
     def _has_room(self) -> bool:
         while self.released:
