@@ -44,11 +44,10 @@ the terms apart for the report. On a CPU it also looks at the loss and the norm 
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
 
-What the service adds to an update of the MLP, by the clocks of its thread, an update alone being
-2.3 ms: 0.4 ms of processor time in the update itself, whose caches it shares with whoever else is
-awake; 0.3 ms between updates, most of it the snapshot of weights that each update publishes, and
-the next batch; and 0.2 ms of waiting for the interpreter while the event loop has it, 0.4 ms where
-ingest is inline. An update of the CNN takes 41 ms, of which all that is two in a hundred.
+What the service adds to an update of the MLP, by the clocks of its thread: a tenth between updates
+(the next batch, the snapshot of weights that each update publishes, what the event loop is told), a
+twentieth of waiting for the interpreter, a seventh with ingest inline; and where a machine has other
+guests, more processor time for the same update. Of an update of the CNN it is two in a hundred.
 """
 
 
