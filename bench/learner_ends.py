@@ -20,6 +20,8 @@ from bench.paired import Sample
 
 START_WITHIN_S = 120.0
 WARM_S = 2.0
+# What a learner says that cannot compile.
+UNCOMPILED = "updates go on uncompiled"
 POLL_S = 0.05
 # Reports often enough for a window of some seconds, and a lease that a slow start does not outlast.
 FOR_MEASURING = ("learner.report_every_s=0.25", "learner.lease_s=120")
@@ -61,6 +63,8 @@ def serve(recording: Path, run_dir: Path, settings: Sequence[str], seconds: floa
         player.terminate()
         player.wait()
     check_whole(reports[-1])
+    if UNCOMPILED in log_path.read_text():
+        raise RuntimeError(f"updates were not made as the settings say: see {log_path}")
     cores = {name: (cpu_after[name] - cpu_before[name]) / spent_s for name in cpu_after}
     return {**rates(reports), **cores}
 

@@ -1,5 +1,6 @@
 """The benchmark of the learner compares what computes the same, and measures a real learner."""
 
+import inspect
 import json
 import os
 import time
@@ -22,6 +23,7 @@ from impala_async.envs.make import build_envs
 from impala_async.learner.loader import batch_over
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training import backprop
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 
@@ -112,9 +114,13 @@ def test_floors_are_of_the_service_over_the_bare_loop() -> None:
     service |= {"loop_cores": 0.2, "other_cores": 1.0}
     step = {"rows_per_s": 95.0, "update_ms": 2.5}
     samples = {"bare": [{"rows_per_s": 100.0}], "step": [step]}
-    first, *others = figures_of(CARTPOLE, {**samples, "service": [service], "inline": [service]})
+    samples |= {"service": [service], "inline": [service]}
+    first, *others = figures_of(CARTPOLE, samples)
     assert (first.median, first.at_least, first.is_held) == (0.9, 0.92, False)
     assert all(each.at_least is None for each in others)
+    compiled = figures_of(CARTPOLE, {**samples, "compiled": [{"rows_per_s": 130.0}]})
+    assert len(compiled) == 1 + len(figures_of(CARTPOLE, samples))
+    assert [each.median for each in compiled if "inductor" in each.name] == [1.3]
 
 
 def test_every_case_has_settings_that_hold_together() -> None:
@@ -171,3 +177,7 @@ def test_a_service_trains_on_what_was_recorded(
 def test_what_does_not_record_says_why(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"env\.id"):
         record(tmp_path / "recording", CONFIGS / learner.PONG.config, ["env.id=Nothing-v0"])
+
+
+def test_a_learner_that_does_not_compile_is_noticed() -> None:
+    assert learner_ends.UNCOMPILED in inspect.getsource(backprop)
