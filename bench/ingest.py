@@ -22,10 +22,11 @@ actors of the learner's own host use by themselves. One actor sends, with four s
 eight messages may be under way; in the row with two it has one stream, and waits for answers.
 
 A large message is copied once more than by the bare socket, out of ZeroMQ's memory into its slot,
-and the two cores have four busy threads. Of a small one the kernel's part alone is more than the
-limit: ZeroMQ's thread takes 38 µs for the system calls of a message and its answer when each
-comes alone. Python takes about 60 then, of which receiving and answering over the socket are
-half. In a crowd more come at once: they are checked together, and wake fewer threads.
+and the two cores have four busy threads. With each frame once there are a third of the bytes, but
+as many calls. Of a small one the kernel's part alone is more than the limit: ZeroMQ's thread takes
+38 µs for the system calls of a message and its answer when each comes alone. Python takes about
+60 then, of which receiving and answering over the socket are half. In a crowd more come at once:
+they are checked together, and wake fewer threads.
 """
 
 
