@@ -50,6 +50,8 @@ What the service adds to an update of the MLP, by the clocks of its thread: a te
 twentieth of waiting for the interpreter, a seventh with ingest inline; and where a machine has
 other guests, more processor time for the same update. To one of the CNN it adds a snapshot of 6.7
 MB, which is then copied twice more beside it, and batches that no cache knows yet.
+
+Compiled by inductor (`learner.compile`), the service keeps up with the bare loop, which is not.
 """
 
 
