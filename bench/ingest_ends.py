@@ -29,12 +29,14 @@ from impala_async.learner.slots import allocate_slots
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.messages import Welcome
+from impala_async.wire.session import WINDOW
 from impala_async.wire.sockets import new_context
 
 BATCH_COLUMNS, NUM_SLOTS = 16, 4
-# A crowd of actors has a batch that takes a message from each.
+# Credit is at most a batch: that takes all that one actor may send, and one message from each of a
+# crowd.
 CROWD = 16
-# Of an actor: with two messages under way of each, no round trip is waited for. Narrow has one.
+# Of an actor, which has a window of messages under way of each. Narrow has one.
 STREAMS = 4
 # What comes first warms caches, windows and pages, and is not counted.
 WARM_SHARE = 0.2
@@ -118,7 +120,7 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
     """The learner's whole receiving side; a full slot is trained on in no time at all."""
     keep_freed_memory()
     schema, columns = CASES[case]
-    batch_columns = max(BATCH_COLUMNS, num_actors * columns)
+    batch_columns = max(BATCH_COLUMNS, num_actors * columns, WINDOW * STREAMS * columns)
     done = asyncio.get_running_loop().create_future()
     watch = Stopwatch(num_messages)
     front = Front(

@@ -45,13 +45,11 @@ the terms apart for the report. On a CPU it also looks at the loss and the norm 
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
 
-What the service adds to an update of the MLP, by the clocks of its thread: a tenth between updates
-(the next batch, the snapshot of weights that each update publishes, what the event loop is told), a
-twentieth of waiting for the interpreter, a seventh with ingest inline; and where a machine has
-other guests, more processor time for the same update. To one of the CNN it adds a snapshot of 6.7
-MB, which is then copied twice more beside it, and batches that no cache knows yet.
-
-Compiled by inductor (`learner.compile`), the service keeps up with the bare loop, which is not.
+What the service adds to an update of the MLP, by the clocks of its thread in a profile: a tenth
+between updates (the next batch, the snapshot of weights that each update publishes, what the event
+loop is told), a twentieth of waiting for the interpreter, a seventh with ingest inline, and some
+processor time of the update itself. To an update of the CNN it adds a snapshot of 6.7 MB, which is
+then copied twice more beside it, and batches that no cache knows yet.
 """
 
 

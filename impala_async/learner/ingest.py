@@ -122,13 +122,7 @@ class Ingest:
             return  # what is under way at the end never came: the actor is told so by our goodbye
         if self._filler is None:
             raise ProtocolError("not_allowed_now", "Data before Spec")
-        if (peer.session, data.seq) in self._received:
-            # What becomes of the first one decides what this one is.
-            self.decide()
-            if self._is_closed:
-                return
-        verdict = self._table.reserve(peer, data, self._publisher.version)
-        verdict = verdict or self._filler.judge(peer.rank, Version(data.epoch, data.update))
+        verdict = self._judge(peer, data, self._filler)
         if verdict is None:
             self._receive(port.router, peer, data, self._filler)
             return
@@ -185,6 +179,13 @@ class Ingest:
             "credit/free_columns": self._filler.free_columns if self._filler else 0,
             **(self._filler.report() if self._filler else {}),
         }
+
+    def _judge(self, peer: Peer, data: Data, filler: Filler) -> str | None:
+        """By the header: why it cannot be taken, if so."""
+        if (peer.session, data.seq) in self._received:
+            return "duplicate"
+        verdict = self._table.reserve(peer, data, self._publisher.version)
+        return verdict or filler.judge(peer.rank, Version(data.epoch, data.update))
 
     def _receive(self, router: Router, peer: Peer, data: Data, filler: Filler) -> None:
         try:

@@ -1,10 +1,10 @@
 """The benchmark of the learner compares what computes the same, and measures a real learner."""
 
-import inspect
 import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from impala_async.envs.make import build_envs
 from impala_async.learner.loader import batch_over
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training import backprop
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 
@@ -179,5 +178,13 @@ def test_what_does_not_record_says_why(tmp_path: Path) -> None:
         record(tmp_path / "recording", CONFIGS / learner.PONG.config, ["env.id=Nothing-v0"])
 
 
-def test_a_learner_that_does_not_compile_is_noticed() -> None:
-    assert learner_ends.UNCOMPILED in inspect.getsource(backprop)
+def test_a_learner_that_does_not_compile_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    torch._dynamo.reset()
+    policy = Policy(SCHEMA, ModelSection(), seed=3)
+    UpdateStep(policy, SECTION, CPU, backend=fail).prepare(batch())
+    learner_ends.check_compiled("all is well")
+    with pytest.raises(RuntimeError, match="no compiler"):
+        learner_ends.check_compiled(caplog.text)

@@ -220,8 +220,6 @@ def test_what_is_refused_leaves_no_gap_between_its_neighbours() -> None:
         ([(2, "good"), (1, "good"), (0, "good")], 8),
         # The last one does not fit behind the others: when they are decided, it is too late for it.
         ([(2, "good"), (1, "good"), (1, "good")], 7),
-        # So it is for one that comes a second time.
-        ([(2, "good"), (2, "again")], 5),
     ],
 )
 def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(
@@ -256,6 +254,25 @@ async def test_what_an_actor_says_is_heard_after_what_it_sent(make_harbour: Any)
     assert harbour.count("trajectories/admitted") == 2
     (peer,) = harbour.front.table
     assert (peer.granted, peer.watermark.below) == (1, 1)
+
+
+async def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours(
+    make_harbour: Any,
+) -> None:
+    harbour = make_harbour(big_schema(), learner={"batch_columns": 8})
+    actors = [await harbour.join() for _ in range(4)]
+    sent = [planes_of(harbour.schema, 1, seed=number) for number in range(4)]
+    for actor in actors:
+        await actor.credit()
+    for number, (actor, planes) in enumerate(zip(actors, sent, strict=True)):
+        data = Data(actor.session, 0, 1, 0, harbour.schema.rows, 1, 0, 0, None)
+        header, obs, small = encode_data(data, planes.obs, planes.small, [])
+        # The observations of the second are there before its fault shows.
+        assert actor.data.send([header, obs, bytes(small)[:-1] if number == 1 else small])
+    await until(lambda: harbour.count("trajectories/received") == 4)
+    assert harbour.count("rejected/invalid") == 1
+    rows = sorted(harbour.slots[0].obs[i].tobytes() for i in range(3))
+    assert rows == sorted(planes.obs.tobytes() for planes in (sent[0], *sent[2:]))
 
 
 async def test_a_burst_of_frames_is_taken_in(make_harbour: Any) -> None:
