@@ -14,9 +14,10 @@ from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.learner.memory import check_memory
+from impala_async.learner.ports import Ports, Progress
 from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.learner.thread import LearnerThread, Ports, Progress
+from impala_async.learner.thread import LearnerThread
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema
@@ -62,7 +63,7 @@ def build_learner(
     step = build_step(config, schema, device)
     if training is not None:
         restore(step, training)
-    snapshot = Snapshot(_layout_sent(config, step.policy, device))
+    snapshot = Snapshot(_layout_sent(config, step.policy, device), device)
     # From here on nothing is refused: what two processes allocate stays the same on both sides.
     allocate = allocator_for(device, memory)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocate)
@@ -77,7 +78,7 @@ def build_learner(
             full,
             release,
             schema=schema,
-            num_device_slots=section.minibatch_buffer_size + 1,
+            num_device_slots=num_device_slots(section, step),
             device=device,
             is_drained=is_drained,
         )
@@ -146,6 +147,11 @@ def num_host_slots(section: LearnerSection, device: torch.device) -> int:
     if device.type == "cuda":
         return waiting_and_filling + 1
     return section.minibatch_buffer_size + waiting_and_filling
+
+
+def num_device_slots(section: LearnerSection, step: UpdateStep | TeamStep) -> int:
+    """One is being loaded beside those of the ring, and one may be read behind them."""
+    return section.minibatch_buffer_size + 1 + step.runs_ahead
 
 
 def max_waiting(section: LearnerSection, device: torch.device) -> int:

@@ -56,6 +56,10 @@ class Loader(Protocol):
         """Wait for a batch; raises queue.Empty or ClosedError."""
         ...
 
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        """All that reads the batch in this pass is launched, which does not mean done."""
+        ...
+
     def release(self, loaded: LoadedBatch) -> None:
         """The batch had its last pass."""
         ...
@@ -113,6 +117,9 @@ class HostLoader:
             slot.index, self._views[slot.index], account, slot.updates_B, slot.valid_rows_B
         )
 
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        """Here it is done."""
+
     def release(self, loaded: LoadedBatch) -> None:
         self._release_slot(loaded.place)
 
@@ -142,11 +149,12 @@ class _DeviceSlot:
     tensors: Batch
     started: torch.cuda.Event
     copied: torch.cuda.Event
+    read: torch.cuda.Event
     loaded: LoadedBatch | None = None
 
 
 class DeviceLoader:
-    """The loader of a GPU: a thread, a copy stream, and ring + 1 device slots."""
+    """The loader of a GPU: a thread, a copy stream, and more device slots than the ring holds."""
 
     def __init__(
         self,
@@ -201,9 +209,13 @@ class DeviceLoader:
         torch.cuda.current_stream(self._device).wait_event(device_slot.copied)
         return device_slot.loaded
 
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        self._places[loaded.place].read.record(torch.cuda.current_stream(self._device))
+
     def release(self, loaded: LoadedBatch) -> None:
-        # The next copy into these planes must not overtake the update that still reads them.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        # The next copy into these planes must not overtake an update that still reads them, and
+        # need not wait for what is launched behind that.
+        self._stream.wait_event(self._places[loaded.place].read)
         self._free.put(loaded.place)
 
     def num_waiting(self) -> int:
@@ -316,4 +328,5 @@ def _device_slot(place: int, schema: Schema, like: Slot, device: torch.device) -
         batch_over(schema, obs, small),
         started=torch.cuda.Event(enable_timing=True),
         copied=torch.cuda.Event(enable_timing=True),
+        read=torch.cuda.Event(),
     )

@@ -13,7 +13,8 @@ import logging
 import math
 import queue
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,19 +22,17 @@ from numpy.typing import NDArray
 
 from impala_async.config import LearnerSection, StopSection
 from impala_async.learner.account import BatchAccount
-from impala_async.learner.device_timer import DeviceTimer
-from impala_async.learner.handoff import ClosedError, Flag, Inbox, Mailbox
+from impala_async.learner.gauges import Gauges
+from impala_async.learner.handoff import ClosedError
 from impala_async.learner.hardware import make_current
-from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch, Loader
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
-from impala_async.metrics.timer import TimerStat
-from impala_async.metrics.window import WindowStat
-from impala_async.training.snapshot import Snapshot
-from impala_async.training.state import TrainingState, capture
-from impala_async.training.step import StepResult, UpdateStep
+from impala_async.learner.ports import Captured, LearnerReport, Ports, Progress
+from impala_async.training.result import StepResult
+from impala_async.training.snapshot import Snapshot, Taken
+from impala_async.training.state import capture
+from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
-from impala_async.weights import Version, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -42,54 +41,14 @@ POLL_S = 0.25
 WARN_EVERY_S = 10.0
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far training is; what a checkpoint continues from."""
+class _Flight(NamedTuple):
+    """A pass of a batch whose update is launched, and not yet looked at."""
 
-    epoch: int
-    update: int = 0
-    env_steps_trained: int = 0
-
-    @property
-    def version(self) -> Version:
-        return Version(self.epoch, self.update)
-
-
-@dataclass(frozen=True)
-class LearnerReport:
-    """A frozen reading of everything that the learner thread owns."""
-
-    progress: Progress
-    starved_at: float | None
-    first_update_at: float | None
-    metrics: dict[str, object]
-    lag_histogram: list[int]
-
-    @staticmethod
-    def before_any(progress: Progress) -> "LearnerReport":
-        """What stands in for the first reading."""
-        return LearnerReport(progress, None, None, {}, [])
-
-
-@dataclass(frozen=True)
-class Captured:
-    """All that a checkpoint needs from the learner thread, cloned at one moment."""
-
-    progress: Progress
-    training: TrainingState
-
-
-@dataclass(frozen=True)
-class Ports:
-    """Where the thread's words go, and what the loop asks of it."""
-
-    settlements: Inbox[Settlement]
-    weights: Mailbox[Weights] | Inbox[Weights]
-    reports: Mailbox[LearnerReport]
-    captures: Mailbox[Captured]
-    stops: Inbox[str]
-    is_report_due: Flag = field(default_factory=Flag)
-    is_capture_due: Flag = field(default_factory=Flag)
+    draw: Draw[LoadedBatch]
+    new_rows_B: NDArray[np.int64]
+    finish: Callable[[], StepResult]
+    taken: Taken | None
+    """Weights as it leaves them, if they are published then."""
 
 
 class LearnerThread:
@@ -115,8 +74,10 @@ class LearnerThread:
         self._section = section
         self._stop = stop
         self._ports = ports
-        self._max_waiting = max_waiting
         self._is_lockstep = is_lockstep
+        # In lockstep there is nothing to be had from it: the next batch waits for this update.
+        self._runs_ahead = step.runs_ahead and not is_lockstep
+        self._flight: _Flight | None = None
         self._device = device
         self._ring = MinibatchBuffer(
             loader,
@@ -133,15 +94,8 @@ class LearnerThread:
         self._waited_s = 0.0
         self._starved_at: float | None = None
         self._starved_total_s = 0.0
-        self._num_skipped = 0
         self._warn_at = -math.inf
-        self._last: StepResult | None = None
-        self._grad = DeviceTimer(device, TimerStat())
-        self._dequeue = TimerStat()
-        self._queue_size = WindowStat("learner_queue/size")
-        self._lag = WindowStat("lag")
-        self._valid_rows = WindowStat("valid_rows")
-        self._lag_histogram = np.zeros(section.max_lag + 1, np.int64)
+        self._gauges = Gauges(device, section.max_lag, max_waiting, loader)
 
     @property
     def progress(self) -> Progress:
@@ -169,6 +123,9 @@ class LearnerThread:
 
     def _next_draw(self) -> Draw[LoadedBatch] | None:
         """A batch to use, or None if none came for a moment."""
+        if self._flight is not None and not self._loader.num_waiting():
+            # Nothing is to be launched behind it: what it came to is told before we wait.
+            self._land()
         started_s = time.perf_counter()
         loading_s = self._loader.load_wait_timer.total_s
         try:
@@ -179,7 +136,7 @@ class LearnerThread:
             return None
         # Waiting for a copy is counted apart: it is not the actors who are late then.
         loading_s = self._loader.load_wait_timer.total_s - loading_s
-        self._dequeue.push(self._waited_s + time.perf_counter() - started_s - loading_s)
+        self._gauges.dequeue.push(self._waited_s + time.perf_counter() - started_s - loading_s)
         self._waited_s = 0.0
         if self._starved_at is not None:
             starved_s = time.monotonic() - self._starved_at
@@ -197,15 +154,78 @@ class LearnerThread:
             )
 
     def _use(self, draw: Draw[LoadedBatch]) -> None:
-        """One pass of a batch."""
+        """One pass of a batch: launch its update, then look at the one before."""
         loaded = draw.item
+        if self._flight is not None and self._flight.draw.item is loaded:
+            # Columns that fail in one pass are not in the next.
+            self._land()
         account = loaded.account
-        lag_B = self._update - loaded.updates_B
-        account.drop(lag_B > self._section.max_lag, "stale")
-        if loaded.valid_rows_B[account.alive_B].any():
-            self._learn(loaded, lag_B, is_first_pass=draw.pass_index == 0)
+        account.drop(self._ahead.update - loaded.updates_B > self._section.max_lag, "stale")
+        flight = self._launch(draw) if loaded.valid_rows_B[account.alive_B].any() else None
+        self._land()
+        if flight is None:
+            self._gauges.num_skipped += 1
+            self._end_pass(draw)
         else:
-            self._num_skipped += 1
+            self._flight = flight
+            if not self._runs_ahead:
+                self._land()
+
+    def _launch(self, draw: Draw[LoadedBatch]) -> _Flight:
+        loaded, is_first_pass = draw.item, draw.pass_index == 0
+        alive_B = loaded.account.alive_B
+        # Steps count once, at their first pass.
+        new_rows_B = loaded.valid_rows_B * is_first_pass
+        ahead = self._ahead
+        with self._gauges.grad:
+            finish = self._step.begin(
+                loaded.tensors,
+                torch.from_numpy(alive_B),
+                ahead.env_steps_trained + int(new_rows_B[alive_B].sum()),
+                is_first_pass=is_first_pass,
+            )
+        self._loader.note_launch(loaded)
+        taken = None
+        if self._runs_ahead and self._is_published(self._update, ahead.update + 1):
+            # Behind the next update they would be of that one.
+            taken = self._snapshot.take(self._step.policy.tensors)
+        return _Flight(draw, new_rows_B, finish, taken)
+
+    @property
+    def _ahead(self) -> Progress:
+        """Where we are if the update that nobody has looked at is taken."""
+        if self._flight is None:
+            return self.progress
+        new_rows_B, alive_B = self._flight.new_rows_B, self._flight.draw.item.account.alive_B
+        env_steps = self._env_steps + int(new_rows_B[alive_B].sum())
+        return Progress(self._epoch, self._update + 1, env_steps)
+
+    def _land(self) -> None:
+        """Look at the update that is launched, if there is one, and tell what it came to."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        result = flight.finish()
+        self._gauges.stats = result.stats
+        # One that is skipped counts too: a run whose every loss is NaN must reach its time limit.
+        self._first_update_at = self._first_update_at or time.monotonic()
+        if result.is_failed_B.any():
+            self._skip(flight.draw.item.account, result.is_failed_B.numpy())
+        if result.applied:
+            self._note_trained(flight, result.num_updates)
+        self._end_pass(flight.draw)
+
+    def _note_trained(self, flight: _Flight, num_updates: int) -> None:
+        loaded = flight.draw.item
+        alive_B = loaded.account.alive_B
+        self._env_steps += int(flight.new_rows_B[alive_B].sum())
+        lag_B = self._update - loaded.updates_B
+        self._gauges.note_trained(lag_B[alive_B], int(loaded.valid_rows_B[alive_B].sum()))
+        if not self._is_lockstep:
+            self._advance(num_updates, flight.taken)
+
+    def _end_pass(self, draw: Draw[LoadedBatch]) -> None:
+        account = draw.item.account
         account.use()
         if draw.is_last_pass:
             if self._is_lockstep:
@@ -214,63 +234,41 @@ class LearnerThread:
                 self._is_over()
                 self._advance(1)
             self._ports.settlements.post(account.settle(self._section.num_passes))
-            self._loader.release(loaded)
-        self._queue_size.push(self._loader.num_waiting())
+            self._loader.release(draw.item)
+        self._gauges.queue_size.push(self._loader.num_waiting())
 
-    def _learn(self, loaded: LoadedBatch, lag_B: NDArray[np.int64], *, is_first_pass: bool) -> None:
-        account = loaded.account
-        # Steps count once, at their first pass.
-        new_rows_B = loaded.valid_rows_B * is_first_pass
-        env_steps = self._env_steps + int(new_rows_B[account.alive_B].sum())
-        with self._grad:
-            result = self._step.run(
-                loaded.tensors,
-                torch.from_numpy(account.alive_B),
-                env_steps,
-                is_first_pass=is_first_pass,
-            )
-        self._last = result
-        # One that is skipped counts too: a run whose every loss is NaN must reach its time limit.
-        self._first_update_at = self._first_update_at or time.monotonic()
-        if result.is_failed_B.any():
-            self._skip(account, result.is_failed_B.numpy())
-        if not result.applied:
-            return
-        self._env_steps += int(new_rows_B[account.alive_B].sum())
-        lags = lag_B[account.alive_B]
-        self._lag.push_many(lags)
-        self._lag_histogram += np.bincount(lags, minlength=len(self._lag_histogram))
-        self._valid_rows.push(int(loaded.valid_rows_B[account.alive_B].sum()))
-        if not self._is_lockstep:
-            self._advance(result.num_updates)
-
-    def _advance(self, num_updates: int) -> None:
+    def _advance(self, num_updates: int, taken: Taken | None = None) -> None:
         before, self._update = self._update, self._update + num_updates
+        if self._is_published(before, self._update):
+            self._publish(taken)
+
+    def _is_published(self, before: int, after: int) -> bool:
+        """Whether a version is due between these two."""
         every = self._section.publish_every_updates
-        if self._update // every > before // every:
-            self._publish()
+        return after // every > before // every
 
     def _skip(self, account: BatchAccount, is_failed_B: NDArray[np.bool_]) -> None:
         """The loss or the gradient is not finite: nothing of these columns is learned."""
-        self._num_skipped += 1
+        self._gauges.num_skipped += 1
         account.drop(is_failed_B, "nonfinite_update")
         now = time.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_EVERY_S
             logger.warning(
                 "update skipped: its loss or gradient is not finite (%d skipped so far)",
-                self._num_skipped,
+                self._gauges.num_skipped,
             )
 
-    def _publish(self) -> None:
-        version = Version(self._epoch, self._update)
-        self._ports.weights.post(self._snapshot.take(self._step.policy.tensors, version))
+    def _publish(self, taken: Taken | None = None) -> None:
+        taken = taken or self._snapshot.take(self._step.policy.tensors)
+        self._ports.weights.post(taken.weights(self.progress.version))
 
     def _answer(self) -> None:
         """What the loop asked for since the last update."""
         if self._ports.is_report_due.take():
             self._ports.reports.post(self._report())
         if self._is_between_updates and self._ports.is_capture_due.take():
+            self._land()
             self._ports.captures.post(self._capture())
 
     @property
@@ -281,15 +279,18 @@ class LearnerThread:
     def _is_over(self) -> bool:
         """Whether a limit is reached; the loop is told once."""
         if self._stop_reason is None and self._is_between_updates:
-            self._stop_reason = self._reached_stop()
+            if self._reached_stop(self._ahead):
+                # It may have been skipped, and that would leave us short of the limit.
+                self._land()
+                self._stop_reason = self._reached_stop(self.progress)
             if self._stop_reason is not None:
                 self._ports.stops.post(self._stop_reason)
         return self._stop_reason is not None
 
-    def _reached_stop(self) -> str | None:
-        if self._stop.env_steps is not None and self._env_steps >= self._stop.env_steps:
+    def _reached_stop(self, progress: Progress) -> str | None:
+        if self._stop.env_steps is not None and progress.env_steps_trained >= self._stop.env_steps:
             return "env_steps"
-        if self._stop.updates is not None and self._update >= self._stop.updates:
+        if self._stop.updates is not None and progress.update >= self._stop.updates:
             return "updates"
         if self._stop.wall_s is not None and self._first_update_at is not None:
             ran_s = time.monotonic() - self._first_update_at
@@ -297,6 +298,7 @@ class LearnerThread:
         return None
 
     def _finish(self) -> None:
+        self._land()
         for loaded, _, _ in self._ring.drain():
             loaded.account.drop(loaded.account.alive_B.copy(), "shutdown")
             self._ports.settlements.post(loaded.account.settle(self._section.num_passes))
@@ -308,35 +310,10 @@ class LearnerThread:
 
     def _report(self) -> LearnerReport:
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
-        lag = self._lag.summary()
-        metrics: dict[str, object] = {
-            "learner/starved_total_s": self._starved_total_s + starved_s,
-            "learner/skipped_updates": self._num_skipped,
-            "learner_queue/capacity": self._max_waiting,
-            "batch/valid_rows_mean": self._valid_rows.summary().mean,
-            "lag/mean": lag.mean,
-            "lag/max": self._lag.max,
-            "lag/quantiles": lag.quantiles,
-            **self._queue_size.stats(),
-            **self._timings(),
-            **(self._last.floats() if self._last else {}),
-        }
         return LearnerReport(
             self.progress,
             self._starved_at,
             self._first_update_at,
-            metrics,
-            self._lag_histogram.tolist(),
+            self._gauges.metrics(self._starved_total_s + starved_s),
+            self._gauges.lag_histogram.tolist(),
         )
-
-    def _timings(self) -> dict[str, object]:
-        timers = {
-            "grad": self._grad.stat,
-            "load": self._loader.load_timer,
-            "load_wait": self._loader.load_wait_timer,
-            "dequeue": self._dequeue,
-        }
-        return {
-            f"timing_breakdown/learner_{name}_time_ms": timer.mean_ms
-            for name, timer in timers.items()
-        }

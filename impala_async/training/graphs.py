@@ -22,8 +22,18 @@ logger = logging.getLogger(__name__)
 # Libraries choose their algorithms and take their memory in the first calls.
 NUM_WARM_UPDATES = 3
 
-Launch = Callable[[Batch, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
-"""An update of a batch with this mask and entropy cost: its numbers and statistics, unread."""
+
+class Launched(NamedTuple):
+    """What an update will have come to: nobody has waited for the numbers."""
+
+    numbers: Tensor
+    """Its loss, the norm of its gradient, its valid rows, and then others."""
+    names: tuple[str, ...]
+    """Of the first of these others."""
+
+
+Launch = Callable[[Batch, Tensor, Tensor], Launched]
+"""An update of a batch with this mask and entropy cost."""
 
 
 class _Graph(NamedTuple):
@@ -32,8 +42,7 @@ class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     batch: Batch
     mask_BT: Tensor
-    numbers: Tensor
-    stats: dict[str, Tensor]
+    launched: Launched
 
 
 class Graphs:
@@ -51,12 +60,10 @@ class Graphs:
         self._graphs: dict[int, _Graph] = {}
         self.is_given_up = False
 
-    def run(
-        self, batch: Batch, mask_BT: Tensor, entropy_cost: float
-    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+    def run(self, batch: Batch, mask_BT: Tensor, entropy_cost: float) -> Launched | None:
         """As `launch`, or None if this cannot be recorded.
 
-        What comes back is overwritten by the next update.
+        The numbers are overwritten by the next update.
         """
         known = self._graphs.get(id(batch)) or self._try_to_record(batch)
         if known is None:
@@ -64,7 +71,7 @@ class Graphs:
         known.mask_BT.copy_(mask_BT)
         self._cost.fill_(entropy_cost)
         known.graph.replay()
-        return known.numbers, known.stats
+        return known.launched
 
     def _try_to_record(self, batch: Batch) -> _Graph | None:
         if self.is_given_up:
@@ -95,6 +102,6 @@ class Graphs:
                 self._launch(batch, mask_BT, self._cost)
             # The loader's thread goes on with its own stream meanwhile.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-                numbers, stats = self._launch(batch, mask_BT, self._cost)
+                launched = self._launch(batch, mask_BT, self._cost)
         before.wait_stream(stream)
-        return _Graph(graph, batch, mask_BT, numbers, stats)
+        return _Graph(graph, batch, mask_BT, launched)

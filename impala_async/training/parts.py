@@ -2,12 +2,52 @@
 
 Whole columns, because a recurrent state runs along a column and returns run back along it.
 
-    B columns of a batch, N columns of a part
+    B columns of a batch, T action rows, N columns of a part
 """
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from impala_async.training.batch import Batch
+
+
+class Part(NamedTuple):
+    """Some columns of a batch, or all of it, and which of the living columns it has."""
+
+    batch: Batch
+    mask_BT: Tensor
+    is_in_B: Tensor
+
+
+def whole(batch: Batch, alive_B: Tensor) -> Part:
+    """All of a batch, the columns that are dead masked."""
+    return Part(batch, living_mask(batch, alive_B), alive_B)
+
+
+def parts_of(
+    batch: Batch, alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]
+) -> Iterator[Part]:
+    """Random parts of the living columns, as `split_columns` has them; one alone is the whole."""
+    groups = split_columns(alive_B, max_parts, seeds) if max_parts > 1 else []
+    if len(groups) <= 1:
+        yield whole(batch, alive_B)
+        return
+    for columns_N in groups:
+        part = batch.take(columns_N.to(batch.mask_BT.device))
+        is_in_B = torch.zeros_like(alive_B).index_fill(0, columns_N, True)
+        yield Part(part, part.mask_BT, is_in_B)
+
+
+def living_mask(batch: Batch, alive_B: Tensor) -> Tensor:
+    """[B, T]: the valid rows of the columns that are alive, a tensor on the CPU."""
+    if alive_B.all():
+        # As it is with a dead column, or what is compiled would be compiled anew for it.
+        return batch.mask_BT.contiguous()
+    return batch.mask_BT & alive_B.to(batch.mask_BT.device, non_blocking=True).unsqueeze(-1)
 
 
 def split_columns(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor]:

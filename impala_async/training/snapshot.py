@@ -1,17 +1,34 @@
 """Snapshots: the weights of one version, copied out of the model into a buffer of their own."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from impala_async.models.flat import flatten
+from impala_async.training.host_copy import HostCopy, side_stream
 from impala_async.weights import Version, Weights, WeightsLayout
 
 
-class Snapshot:
-    """Copies the float32 tensors of a model into flat buffers of one layout."""
+class Taken(NamedTuple):
+    """A snapshot, maybe still on its way from a device."""
 
-    def __init__(self, layout: WeightsLayout) -> None:
+    flat: HostCopy
+    layout_digest: bytes
+
+    def weights(self, version: Version) -> Weights:
+        """When they are here; the version is told last, as it may not be known before."""
+        return Weights(version, self.flat.wait().numpy(), self.layout_digest)
+
+
+class Snapshot:
+    """Copies the float32 tensors of a model into flat buffers of one layout.
+
+    From a GPU they go on a stream of its own, beside the updates that follow.
+    """
+
+    def __init__(self, layout: WeightsLayout, device: torch.device | str = "cpu") -> None:
         odd = [
             f"{array.name} ({array.dtype})" for array in layout.arrays if array.dtype != "float32"
         ]
@@ -19,11 +36,12 @@ class Snapshot:
             raise ValueError(f"only float32 weights can be published, not {', '.join(odd)}")
         self._layout = layout
         self._num_items = sum(array.num_items for array in layout.arrays)
+        self._stream = side_stream(device)
 
-    def take(self, tensors: Sequence[Tensor], version: Version) -> Weights:
+    def take(self, tensors: Sequence[Tensor]) -> Taken:
         """Copy the tensors, given in the layout's order; they may change as soon as it returns."""
         num_items = sum(tensor.numel() for tensor in tensors)
         if num_items != self._num_items:
             raise ValueError(f"{num_items} numbers in tensors, {self._num_items} in the layout")
-        flat = flatten(tensors, self._layout).cpu()
-        return Weights(version, flat.numpy(), self._layout.digest)
+        flat = flatten(tensors, self._layout)
+        return Taken(HostCopy(flat, self._stream), self._layout.digest)

@@ -9,8 +9,7 @@ of observations in place, and nothing else.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,8 @@ from impala_async.policy import Policy
 from impala_async.training.algorithms import ALGORITHMS, Rows
 from impala_async.training.backprop import Backend, Backprop
 from impala_async.training.batch import Batch
-from impala_async.training.graphs import Graphs
+from impala_async.training.graphs import Graphs, Launched
+from impala_async.training.host_copy import HostCopy
 from impala_async.training.optimizer import (
     build_optimizer,
     can_skip,
@@ -33,51 +33,41 @@ from impala_async.training.optimizer import (
     set_learning_rate,
     step_unless,
 )
-from impala_async.training.parts import split_columns
+from impala_async.training.parts import Part, living_mask, parts_of, whole
+from impala_async.training.result import StepResult, mean_stats
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.target import Target
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """What the updates with a batch did; `stats` are means over them.
-
-    `num_updates` were taken. Not those without a valid row, and not those whose loss or gradient
-    was not finite: `is_failed_B` says which columns were in these.
-    """
-
-    num_updates: int
-    num_valid_rows: int
-    is_failed_B: Tensor
-    stats: dict[str, Tensor | float]
-
-    @property
-    def applied(self) -> bool:
-        return self.num_updates > 0
-
-    def floats(self) -> dict[str, float]:
-        """The stats as numbers; waits for the device where there is one."""
-        return {name: float(value) for name, value in self.stats.items()}
-
-
-class _Part(NamedTuple):
-    """Some columns of a batch, or all of it, and which of the living columns it has."""
+class _Pass(NamedTuple):
+    """What the parts of a batch have in common."""
 
     batch: Batch
-    mask_BT: Tensor
-    is_in_B: Tensor
+    alive_B: Tensor
+    is_first: bool
+    lr: float
+    entropy_cost: float
+    scale: float
+
+
+class _Begun(NamedTuple):
+    """A part whose update is launched: what there is to look at, and the names of some of it."""
+
+    part: Part
+    numbers: HostCopy
+    names: tuple[str, ...]
 
 
 class _Outcome(NamedTuple):
     """What became of a part. `moments` are those of its return targets, if they were asked for."""
 
+    part: Part
     is_applied: bool
     num_valid: int
-    kl: float
     moments: Moments
-    stats: dict[str, Tensor | float]
+    stats: dict[str, float]
 
 
 class UpdateStep:
@@ -126,6 +116,20 @@ class UpdateStep:
             return "cuda_graph"
         return "inductor" if self._backprop.is_compiled else "off"
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next update can be launched before the host has looked at this one.
+
+        Not where the host itself makes something of what it sees, for the next to begin with.
+        """
+        is_host_needed = (
+            self.target is not None
+            or self.return_scale is not None
+            or len(self.policy.model.normalizers) > 0
+            or self._section.num_minibatches > 1
+        )
+        return self.is_decided_there and not is_host_needed
+
     def prepare(self, batch: Batch) -> None:
         """Compile what is to be compiled, by an update of a batch without a valid row.
 
@@ -152,31 +156,37 @@ class UpdateStep:
         An update without a valid row, or whose loss or gradient is not finite, is skipped:
         weights, optimizer and all else then stay as they are, bit for bit.
         """
-        lr, entropy_cost = self._lr(env_steps_trained), self._entropy_cost(env_steps_trained)
-        is_failed_B = torch.zeros_like(alive_B)
-        scale = self._scale(batch, alive_B)
-        outcomes = []
-        # Each batch counts once, however many passes it has.
-        has_moments = self.return_scale is not None and is_first_pass
-        for part in self._parts(batch, alive_B):
-            outcome = self._update(part, lr, entropy_cost, scale, has_moments=has_moments)
-            outcomes.append(outcome)
-            if outcome.is_applied:
-                if self.target is not None:
-                    self.target.note_update(self.policy, outcome.kl)
-            elif outcome.num_valid:
-                is_failed_B |= part.is_in_B
-        applied = [outcome for outcome in outcomes if outcome.is_applied]
-        self.num_updates += len(applied)
-        if is_first_pass:
-            # What neither failed nor lives has no valid row.
-            self._update_statistics(batch, alive_B & ~is_failed_B, applied, scale)
-        if self.target is not None:
-            self.target.end_batch(self.policy)
-        stats = mean_stats([outcome.stats for outcome in applied or outcomes])
-        stats |= {"algorithm/lr": lr, "algorithm/entropy_cost": entropy_cost}
-        num_valid = sum(outcome.num_valid for outcome in outcomes)
-        return StepResult(len(applied), num_valid, is_failed_B, stats | self._knobs())
+        return self.begin(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)()
+
+    def begin(
+        self,
+        batch: Batch,
+        alive_B: Tensor,
+        env_steps_trained: int,
+        *,
+        is_first_pass: bool = True,
+    ) -> Callable[[], StepResult]:
+        """As `run`, without its result: that is what the call of what comes back waits for.
+
+        Where it `runs_ahead`, others may begin before that; results are asked for in their order.
+        """
+        this = _Pass(
+            batch,
+            alive_B,
+            is_first_pass,
+            self._lr(env_steps_trained),
+            self._entropy_cost(env_steps_trained),
+            self._scale(batch, alive_B),
+        )
+        if self.runs_ahead:
+            begun = self._begin_part(whole(batch, alive_B), this)
+            return lambda: self._conclude([self._end_part(begun, this)], this)
+        # By the updates taken, so that one that is skipped leaves no trace here either.
+        seeds = (self._seed, self.num_updates)
+        parts = parts_of(batch, alive_B, self._section.num_minibatches, seeds)
+        outcomes = [self._end_part(self._begin_part(part, this), this) for part in parts]
+        result = self._conclude(outcomes, this)
+        return lambda: result
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides the tensors of model, target and optimizer."""
@@ -195,41 +205,56 @@ class UpdateStep:
         if self.return_scale is not None:
             self.return_scale.restore(state["return_scale"])
 
-    def _parts(self, batch: Batch, alive_B: Tensor) -> Iterator[_Part]:
-        num_parts, groups = self._section.num_minibatches, []
-        if num_parts > 1:
-            # By the updates taken, so that one that is skipped leaves no trace here either.
-            groups = split_columns(alive_B, num_parts, (self._seed, self.num_updates))
-        if len(groups) <= 1:
-            yield _Part(batch, self._mask(batch, alive_B), alive_B)
-            return
-        for columns_N in groups:
-            part = batch.take(columns_N.to(self._device))
-            is_in_B = torch.zeros_like(alive_B).index_fill(0, columns_N, True)
-            yield _Part(part, part.mask_BT, is_in_B)
-
-    def _update(
-        self, part: _Part, lr: float, entropy_cost: float, scale: float, *, has_moments: bool
-    ) -> _Outcome:
-        """Loss, gradient and, if they are finite and there is a valid row, a step."""
+    def _begin_part(self, part: Part, this: _Pass) -> _Begun:
+        """All that needs no look at it."""
         if self.is_decided_there:
-            set_learning_rate(self.optimizer, lr)
+            set_learning_rate(self.optimizer, this.lr)
         launched = None
         if self._graphs is not None:
-            launched = self._graphs.run(part.batch, part.mask_BT, entropy_cost)
+            launched = self._graphs.run(part.batch, part.mask_BT, this.entropy_cost)
         if launched is None:
-            launched = self._launch(part.batch, part.mask_BT, entropy_cost, scale, has_moments)
-        numbers, stats = launched
+            # Each batch counts once, however many passes it has.
+            has_moments = self.return_scale is not None and this.is_first
+            launched = self._launch(
+                part.batch, part.mask_BT, this.entropy_cost, this.scale, has_moments
+            )
+        # A graph overwrites its numbers when it is replayed: they are copied before that.
+        return _Begun(part, HostCopy(launched.numbers), launched.names)
+
+    def _end_part(self, begun: _Begun, this: _Pass) -> _Outcome:
+        """A step, if loss and gradient are finite and there is a valid row, or that it was one."""
         # The one place where the host waits for the device.
-        total, norm, num_valid, *more = numbers.tolist()
-        kl = more.pop(0) if self.target is not None else 0.0
-        applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm)
-        if applied and not self.is_decided_there:
+        total, norm, num_valid, *more = begun.numbers.wait().tolist()
+        stats = dict(zip(begun.names, more, strict=False))
+        moments = Moments(*more[len(stats) :])
+        is_applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm)
+        if is_applied and not self.is_decided_there:
             clip_gradients(self.parameters, norm, self._section.grad_clip)
-            set_learning_rate(self.optimizer, lr)
+            set_learning_rate(self.optimizer, this.lr)
             self.optimizer.step()
-        floats = {"loss/total": total, "grad/norm": norm}
-        return _Outcome(applied, int(num_valid), kl, Moments(*more), {**stats, **floats})
+        if is_applied and self.target is not None:
+            self.target.note_update(self.policy, stats["policy/kl"])
+        stats |= {"loss/total": total, "grad/norm": norm}
+        return _Outcome(begun.part, is_applied, int(num_valid), moments, stats)
+
+    def _conclude(self, outcomes: list[_Outcome], this: _Pass) -> StepResult:
+        """What all parts together come to."""
+        applied = [outcome for outcome in outcomes if outcome.is_applied]
+        self.num_updates += len(applied)
+        is_failed_B = torch.zeros_like(this.alive_B)
+        for outcome in outcomes:
+            if outcome.num_valid and not outcome.is_applied:
+                is_failed_B |= outcome.part.is_in_B
+        if this.is_first:
+            # What neither failed nor lives has no valid row.
+            is_learned_B = this.alive_B & ~is_failed_B
+            self._update_statistics(this.batch, is_learned_B, applied, this.scale)
+        if self.target is not None:
+            self.target.end_batch(self.policy)
+        stats = mean_stats([outcome.stats for outcome in applied or outcomes])
+        stats |= {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
+        num_valid = sum(outcome.num_valid for outcome in outcomes)
+        return StepResult(len(applied), num_valid, is_failed_B, stats | self._knobs())
 
     def _launch(
         self,
@@ -238,8 +263,8 @@ class UpdateStep:
         entropy_cost: Tensor | float,
         scale: float = 1.0,
         has_moments: bool = False,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """All of an update that can be done without a look at it; what there is to look at."""
+    ) -> Launched:
+        """The part of an update that can be recorded; what there is to look at."""
         rows = self._rows(batch, mask_BT, scale)
         terms, stats = self._backprop.run(batch, rows, entropy_cost)
         total, norm = terms.total.detach(), global_norm(self.parameters)
@@ -247,13 +272,11 @@ class UpdateStep:
             clip_unseen(self.parameters, norm, self._section.grad_clip)
             is_good = total.isfinite() & norm.isfinite() & (rows.num_valid > 0)
             step_unless(self.optimizer, ~is_good)
-        numbers = [total, norm, rows.num_valid]
-        if self.target is not None:
-            numbers.append(stats["policy/kl"])
+        numbers = [total, norm, rows.num_valid, *stats.values()]
         if has_moments:
             sums = Moments.sums(terms.targets_TB, rows.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
-        return torch.stack(numbers), stats
+        return Launched(torch.stack(numbers), tuple(stats))
 
     def _build_graphs(self) -> Graphs | None:
         """What else a graph wants of the settings, the config's rules have seen to."""
@@ -262,12 +285,6 @@ class UpdateStep:
             return None
         make_capturable(self.optimizer, self._device)
         return Graphs(self._launch, self._device)
-
-    def _mask(self, batch: Batch, alive_B: Tensor) -> Tensor:
-        if alive_B.all():
-            # As it is with a dead column, or what is compiled would be compiled anew for it.
-            return batch.mask_BT.contiguous()
-        return batch.mask_BT & alive_B.to(self._device, non_blocking=True).unsqueeze(-1)
 
     def _rows(self, batch: Batch, mask_BT: Tensor, scale: float) -> Rows:
         # Truncated rows keep gamma: the row after them holds the final observation.
@@ -287,7 +304,7 @@ class UpdateStep:
             return 1.0
         if not self.return_scale.is_empty:
             return self.return_scale.scale
-        rows = self._rows(batch, self._mask(batch, alive_B), 1.0)
+        rows = self._rows(batch, living_mask(batch, alive_B), 1.0)
         with torch.no_grad():
             targets_TB = self._backprop.loss(batch, rows, 0.0).terms.targets_TB
         return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
@@ -306,18 +323,11 @@ class UpdateStep:
             rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in leaves.items()}
             model.update_statistics(rows, is_valid_BT.flatten())
 
-    def _knobs(self) -> dict[str, Tensor | float]:
+    def _knobs(self) -> dict[str, float]:
         """What adapts itself."""
-        knobs: dict[str, Tensor | float] = {}
+        knobs: dict[str, float] = {}
         if self.target is not None:
             knobs["algorithm/kl_coeff"] = self.target.kl_coeff
         if self.return_scale is not None:
             knobs["algorithm/return_scale"] = self.return_scale.scale
         return knobs
-
-
-def mean_stats(stats: list[dict[str, Tensor | float]]) -> dict[str, Tensor | float]:
-    """Of each name, over all that have it alike."""
-    if len(stats) == 1:
-        return stats[0]
-    return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}

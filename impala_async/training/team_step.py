@@ -9,6 +9,7 @@ which is where the member's episode began.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,7 +20,8 @@ from impala_async.config_policies import PoliciesSection
 from impala_async.spec import POLICY
 from impala_async.team import Team, member_seed_of
 from impala_async.training.batch import Batch
-from impala_async.training.step import StepResult, UpdateStep, mean_stats
+from impala_async.training.result import StepResult, mean_stats
+from impala_async.training.step import UpdateStep
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ class TeamStep:
     batch, they do side by side. So a version is as old, counted in updates, as any member's
     weights in it can be.
     """
+
+    runs_ahead = False
 
     def __init__(
         self,
@@ -93,6 +97,18 @@ class TeamStep:
         if self._num_batches == WARN_AT_BATCH:
             self._warn_of_idle()
         return _joined(list(results.values()), is_failed_B)
+
+    def begin(
+        self,
+        batch: Batch,
+        alive_B: Tensor,
+        env_steps_trained: int,
+        *,
+        is_first_pass: bool = True,
+    ) -> Callable[[], StepResult]:
+        """As that of `UpdateStep`; it never runs ahead, as the host looks between the members."""
+        result = self.run(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)
+        return lambda: result
 
     def _is_own(self, batch: Batch, number: int) -> Tensor:
         """[B, T]: the valid rows that the member with this number played."""

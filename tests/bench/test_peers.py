@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -80,6 +81,19 @@ def test_all_that_a_runner_started_ends_with_its_turn(tmp_path: Path) -> None:
     assert [each.trained for each in turn.progress[:3]] == [0, 100, 200]
     assert turn.progress[0].elapsed_s > 0
     assert turn.peak_bytes > 1_000_000
+
+
+def test_a_benchmark_that_is_ended_takes_its_turn_with_it() -> None:
+    command = [sys.executable, "-m", "bench.peers", "--only", "impala", "--seeds", "0"]
+    with subprocess.Popen([*command, "--cartpole-s", "60", "--pong-s", "0"]) as bench:
+        parent, give_up_at = psutil.Process(bench.pid), time.monotonic() + 60
+        # The runner, `train`, its learner and an actor.
+        while len(family := parent.children(recursive=True)) < 4:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+        bench.terminate()
+        bench.wait(timeout=30)
+    assert not psutil.wait_procs(family, timeout=10)[1]
 
 
 def test_a_turn_has_its_time(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """An update on a GPU: launched without a wait, recorded as a graph, and the same as on a CPU."""
 
+import contextlib
 import logging
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -16,7 +18,9 @@ from impala_async.learner.loader import batch_over
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
+from impala_async.training.snapshot import Snapshot
 from impala_async.training.step import UpdateStep
+from impala_async.weights import Version
 
 pytestmark = pytest.mark.gpu
 
@@ -59,6 +63,19 @@ def fill(slot: Batch, seed: int) -> None:
     slot.rewards_BT[1, 4] = math.nan
 
 
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Whatever waits for the device is an error."""
+    try:
+        with warnings.catch_warnings():
+            # That it does not see every wait.
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_graphs_make_the_same_weights_as_launches(device: torch.device) -> None:
     schedule = {"lr_end": 0.0, "entropy_cost_end": 0.0, "schedule_env_steps": 100}
     plain, graphed = step_on(device, **schedule), step_on(device, is_graphed=True, **schedule)
@@ -72,7 +89,7 @@ def test_graphs_make_the_same_weights_as_launches(device: torch.device) -> None:
         want, got = (step.run(slot, alive_B, update) for step in (plain, graphed))
         assert got.applied == want.applied == (update != 7)
         if got.applied:
-            assert got.floats() == pytest.approx(want.floats(), rel=1e-3, abs=1e-5)
+            assert got.stats == pytest.approx(want.stats, rel=1e-3, abs=1e-5)
     assert graphed._graphs is not None
     assert not graphed._graphs.is_given_up
     for one, other in zip(plain.policy.tensors, graphed.policy.tensors, strict=True):
@@ -86,7 +103,7 @@ def test_an_update_is_that_of_a_cpu(device: torch.device) -> None:
         results = []
         for step, slot in zip(steps, slots, strict=True):
             fill(slot, update)
-            results.append(step.run(slot, ALIVE, update).floats())
+            results.append(step.run(slot, ALIVE, update).stats)
         assert results[1] == pytest.approx(results[0], rel=1e-3, abs=1e-4)
 
 
@@ -97,15 +114,43 @@ def test_nothing_waits_for_the_device_while_an_update_is_launched(
     step, slot = step_on(device, name=name), slot_on(device)
     fill(slot, 0)
     step.run(slot, ALIVE, 0)
-    try:
-        with warnings.catch_warnings():
-            # That it does not see every wait.
-            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-            torch.cuda.set_sync_debug_mode("error")
-        numbers, _ = step._launch(slot, slot.mask_BT, 0.01)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert numbers.isfinite().all()
+    with no_waiting():
+        launched = step._launch(slot, slot.mask_BT, 0.01)
+    assert launched.numbers.isfinite().all()
+
+
+@pytest.mark.parametrize("is_graphed", [False, True])
+def test_an_update_and_its_weights_begin_without_a_wait_and_are_those_of_one_that_is_looked_at(
+    device: torch.device, is_graphed: bool
+) -> None:
+    at_once, ahead = (step_on(device, is_graphed=is_graphed) for _ in range(2))
+    assert ahead.runs_ahead
+    snapshot, slots = Snapshot(ahead.policy.layout, device), [slot_on(device) for _ in range(6)]
+    for seed, slot in enumerate(slots):
+        fill(slot, seed)
+    slots[3].rewards_BT[0, 0] = math.inf
+    want = []
+    for number, slot in enumerate(slots):
+        result = at_once.run(slot, ALIVE, number)
+        taken = Snapshot(at_once.policy.layout, device).take(at_once.policy.tensors)
+        want.append((result, taken.weights(Version(1, number)).buffer.view(np.float32).copy()))
+    # The first records, where it is to be recorded.
+    assert ahead.run(slots[3], ALIVE, 0).applied is False
+    for slot in slots if is_graphed else []:
+        assert ahead.run(slot, torch.zeros_like(ALIVE), 0).applied is False
+    begun = []
+    with no_waiting():
+        for number, slot in enumerate(slots):
+            begun.append((ahead.begin(slot, ALIVE, number), snapshot.take(ahead.policy.tensors)))
+    for number, (finish, taken) in enumerate(begun):
+        result, weights = want[number]
+        got = finish()
+        assert got.applied == result.applied == (number != 3)
+        if got.applied:
+            assert got.stats == pytest.approx(result.stats, rel=1e-3, abs=1e-5)
+        buffer = taken.weights(Version(1, number)).buffer
+        np.testing.assert_allclose(buffer.view(np.float32), weights, rtol=1e-3, atol=1e-5)
+        assert torch.from_numpy(buffer).is_pinned()
 
 
 def test_what_cannot_be_recorded_is_launched(
@@ -120,7 +165,7 @@ def test_what_cannot_be_recorded_is_launched(
 
     step.policy.model.policy_torso.register_forward_hook(look)
     with caplog.at_level(logging.WARNING):
-        results = [each.run(slot, ALIVE, 0).floats() for each in (plain, step)]
+        results = [each.run(slot, ALIVE, 0).stats for each in (plain, step)]
     assert "no CUDA graph" in caplog.text
     assert results[1] == pytest.approx(results[0], rel=1e-3, abs=1e-5)
 

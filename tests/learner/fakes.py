@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from impala_async.learner.account import BatchAccount
 from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.thread import Captured, LearnerReport, Ports
+from impala_async.learner.ports import Captured, LearnerReport, Ports
 from impala_async.metrics.timer import TimerStat
-from impala_async.training.step import StepResult
+from impala_async.training.host_copy import HostCopy
+from impala_async.training.result import StepResult
+from impala_async.training.snapshot import Taken
 from impala_async.weights import Version, Weights
 
 
@@ -90,6 +91,7 @@ class FakeLoader:
 
     def __init__(self, script: Iterable[LoadedBatch | Callable[[], None] | None]) -> None:
         self._script = list(script)
+        self.launched: list[int] = []
         self.released: list[int] = []
         self.is_abandoned = False
         self.timeouts: list[float | None] = []
@@ -106,6 +108,9 @@ class FakeLoader:
                 return step
             step()
         raise ClosedError("full")
+
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        self.launched.append(loaded.place)
 
     def release(self, loaded: LoadedBatch) -> None:
         self.released.append(loaded.place)
@@ -130,7 +135,7 @@ class FakeStep:
     """An update of one number; not finite where `nonfinite` names the use, from 0.
 
     Then these columns fail: all of them, unless `failing` says which. Of what does not fail it
-    makes `num_updates`.
+    makes `num_updates`. `log` has what was begun and what was looked at, by number of the batch.
     """
 
     def __init__(
@@ -138,7 +143,11 @@ class FakeStep:
         nonfinite: Iterable[int] = (),
         failing: Iterable[int] | None = None,
         num_updates: int = 1,
+        *,
+        runs_ahead: bool = False,
     ) -> None:
+        self.runs_ahead = runs_ahead
+        self.log: list[tuple[str, int]] = []
         self.policy = self
         self.tensors = (torch.zeros(3),)
         self.uses: list[tuple[int, list[bool], int]] = []
@@ -147,9 +156,10 @@ class FakeStep:
         self._failing = None if failing is None else list(failing)
         self._num_updates = num_updates
 
-    def run(
+    def begin(
         self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int, *, is_first_pass: bool
-    ) -> StepResult:
+    ) -> Callable[[], StepResult]:
+        self.log.append(("begin", batch.number))
         is_failed_B = torch.zeros_like(alive_B)
         if len(self.uses) in self._nonfinite:
             is_failed_B[slice(None) if self._failing is None else self._failing] = True
@@ -160,8 +170,14 @@ class FakeStep:
         if is_applied:
             self.tensors[0].add_(1)
         num_updates = self._num_updates if is_applied else 0
-        stats = {"loss/total": torch.tensor(0.5)}
-        return StepResult(num_updates, int(alive_B.sum()), is_failed_B, stats)
+        stats = {"loss/total": 0.5}
+        result = StepResult(num_updates, int(alive_B.sum()), is_failed_B, stats)
+
+        def finish() -> StepResult:
+            self.log.append(("look", batch.number))
+            return result
+
+        return finish
 
     @property
     def batches(self) -> list[int]:
@@ -171,6 +187,6 @@ class FakeStep:
 class FakeSnapshot:
     """The number of updates, as weights."""
 
-    def take(self, tensors: Any, version: Version) -> Weights:
-        flat: NDArray[np.uint8] = tensors[0].numpy().astype(np.uint8)
-        return Weights(version, flat.copy())
+    def take(self, tensors: Any) -> Taken:
+        flat = tensors[0].to(torch.uint8, copy=True)
+        return Taken(HostCopy(flat), b"")

@@ -9,7 +9,7 @@ from impala_async.config import LearnerSection
 from impala_async.errors import CheckpointError
 from impala_async.learner.build import Learner, build_learner, num_host_slots
 from impala_async.learner.loader import HostLoader
-from impala_async.learner.thread import Progress
+from impala_async.learner.ports import Progress
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.state import TrainingState, capture

@@ -11,7 +11,8 @@ from impala_async.config import LearnerSection, StopSection
 from impala_async.learner import thread
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.thread import LearnerThread, Progress
+from impala_async.learner.ports import Progress
+from impala_async.learner.thread import LearnerThread
 from impala_async.metrics.report import merge
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
 

@@ -8,7 +8,7 @@ import torch
 
 from impala_async.learner import thread
 from impala_async.learner.ledger import Settlement
-from impala_async.learner.thread import Progress
+from impala_async.learner.ports import Progress
 from tests.learner.fakes import FakeStep, Listener, batch_of
 from tests.learner.test_thread import ALL, Clock, Run, closes
 
@@ -115,13 +115,13 @@ def test_the_end_is_told_before_the_version_by_which_others_would_go_on() -> Non
 def test_nothing_is_saved_between_the_passes_of_an_update() -> None:
     listener = Listener()
     step = FakeStep()
-    learn = step.run
+    learn = step.begin
 
     def ask_in_the_middle(*arguments: Any, **settings: Any) -> Any:
         listener.ports.is_capture_due.raise_()
         return learn(*arguments, **settings)
 
-    step.run = ask_in_the_middle  # type: ignore[method-assign]
+    step.begin = ask_in_the_middle  # type: ignore[method-assign]
     run_of([batch_of(1), batch_of(2, (1,) * 4)], listener=listener, step=step, num_passes=3)
     # The last is the capture of the end.
     assert [capture.training for capture in listener.captures] == [3, 6, 6]

@@ -12,9 +12,10 @@ from impala_async.config import LearnerSection, StopSection
 from impala_async.learner import thread
 from impala_async.learner.build import build_learner
 from impala_async.learner.handoff import start_thread
-from impala_async.learner.ledger import Ledger
+from impala_async.learner.ledger import Ledger, Settlement
+from impala_async.learner.ports import Progress
 from impala_async.learner.slots import Arrival, Slot, SlotFiller
-from impala_async.learner.thread import LearnerThread, Progress
+from impala_async.learner.thread import LearnerThread
 from impala_async.weights import Version
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
@@ -193,7 +194,7 @@ class Works:
             self.ledger.settle(settlement)
         for batch in self.learner.loader.leftovers():
             self.ledger.settle(
-                thread.Settlement(batch, dropped={"shutdown": self.config.learner.batch_columns})
+                Settlement(batch, dropped={"shutdown": self.config.learner.batch_columns})
             )
 
 
@@ -242,7 +243,7 @@ def test_the_death_of_an_update_is_told_with_its_cause(monkeypatch: pytest.Monke
     def die(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(thread.UpdateStep, "run", die)
+    monkeypatch.setattr(thread.UpdateStep, "begin", die)
     works.start()
     for seed in range(2):
         works.put(seed)

@@ -54,7 +54,7 @@ def test_what_is_compiled_computes_what_is_written(make_step, make_batch, name):
         want = plain.run(batch, alive_B, 10 * seed)
         got = compiled.run(batch, alive_B, 10 * seed)
         assert got.applied
-        assert got.floats() == pytest.approx(want.floats(), rel=1e-4, abs=1e-6)
+        assert got.stats == pytest.approx(want.stats, rel=1e-4, abs=1e-6)
     for one, other in zip(plain.policy.tensors, compiled.policy.tensors, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     # A schedule compiles nothing anew, and neither do columns that are dead, or all alive again.
@@ -70,8 +70,8 @@ def test_what_does_not_compile_says_so_once_and_goes_on(make_step, make_batch, a
     (record,) = [each for each in caplog.records if "learner.compile" in each.getMessage()]
     assert "no C++ compiler found" in record.getMessage()
     assert "\n" not in record.getMessage()
-    assert results[0].floats() == results[2].floats()
-    assert results[1].floats() == results[3].floats()
+    assert results[0].stats == results[2].stats
+    assert results[1].stats == results[3].stats
 
 
 def test_a_fault_of_the_loss_itself_is_no_fault_of_the_compiler(make_step, make_batch, all_alive):

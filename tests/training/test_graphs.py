@@ -88,7 +88,7 @@ def test_without_a_gpu_there_is_a_warning_and_no_graph(make_step, make_batch, al
         asked = UpdateStep(make_step().policy, plain._section, "cpu", is_graphed=True)
     assert "no CUDA graph: the learner is on cpu" in caplog.text
     assert asked.way == "off"
-    results = [step.run(make_batch(), all_alive, 0).floats() for step in (plain, asked)]
+    results = [step.run(make_batch(), all_alive, 0).stats for step in (plain, asked)]
     assert results[0] == results[1]
 
 
@@ -127,4 +127,4 @@ def test_a_recording_that_fails_is_given_up_with_all_that_was_recorded(
     assert cuda.stream_now is cuda.first_stream
     assert caplog.text.count("not permitted") == 1
     assert step.way == "off"
-    assert results[0].floats() == plain.run(make_batch(), all_alive, 0).floats()
+    assert results[0].stats == plain.run(make_batch(), all_alive, 0).stats

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from impala_async.training.parts import split_columns
+from impala_async.training.parts import living_mask, parts_of, split_columns, whole
 
 SEEDS = (0, 0)
 
@@ -38,3 +38,31 @@ def test_the_order_is_the_seeds_and_no_others():
         orders[seeds] = order(*seeds)
         assert order(*seeds) == orders[seeds]
     assert len(set(orders.values())) == 4
+
+
+def test_what_does_not_live_is_masked(make_batch):
+    batch = make_batch()
+    alive_B = torch.tensor([True, False, True, True, False])
+    part = whole(batch, alive_B)
+    assert part.batch is batch
+    assert torch.equal(part.is_in_B, alive_B)
+    assert torch.equal(part.mask_BT, batch.mask_BT & alive_B.unsqueeze(-1))
+    everybody = torch.ones_like(alive_B)
+    assert torch.equal(living_mask(batch, everybody), batch.mask_BT)
+
+
+def test_parts_hold_each_living_column_once(make_batch):
+    batch = make_batch()
+    alive_B = torch.tensor([True, False, True, True, True])
+    parts = list(parts_of(batch, alive_B, 3, SEEDS))
+    assert len(parts) == 3
+    assert torch.equal(torch.stack([part.is_in_B for part in parts]).sum(0), alive_B.int())
+    rewards = torch.cat([part.batch.rewards_BT for part in parts])
+    assert sorted(rewards[:, 0].tolist()) == sorted(batch.rewards_BT[alive_B][:, 0].tolist())
+
+
+def test_one_part_is_the_batch_itself(make_batch):
+    batch = make_batch()
+    for alive_B in (torch.ones(5, dtype=torch.bool), torch.arange(5) == 2):
+        (part,) = parts_of(batch, alive_B, 1 if alive_B.all() else 4, SEEDS)
+        assert part.batch is batch

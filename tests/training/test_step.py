@@ -13,6 +13,7 @@ from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
+from impala_async.training.optimizer import can_skip
 from impala_async.training.step import UpdateStep
 from impala_async.trajectory import columns_over
 
@@ -109,7 +110,7 @@ def test_losses_gradient_and_step_are_those_of_the_formulas(make_step, make_batc
     torch.optim.Adam(parameters, lr=0.01, eps=1e-5).step()
 
     result = step.run(batch, alive_B, 0)
-    stats = result.floats()
+    stats = result.stats
     assert result.applied
     assert result.num_valid_rows == count
     assert norm > 0.5
@@ -127,7 +128,7 @@ def test_stats_have_the_names_of_the_registry_and_hold_no_graph(make_step, make_
     assert set(result.stats) == STATS
     assert set(result.stats) <= REGISTRY.keys()
     assert not any(getattr(value, "requires_grad", False) for value in result.stats.values())
-    assert all(type(value) is float for value in result.floats().values())
+    assert all(type(value) is float for value in result.stats.values())
 
 
 def test_reported_entropy_is_the_plain_mean_over_valid_rows(make_step, make_batch, all_alive):
@@ -136,7 +137,7 @@ def test_reported_entropy_is_the_plain_mean_over_valid_rows(make_step, make_batc
         step.policy.model.policy_head.weight.mul_(100)
         entropies_TB = step.policy.evaluate(*inputs(batch)).entropies_TB
     mean = entropies_TB.t()[batch.mask_BT].mean()
-    stats = step.run(batch, all_alive, 0).floats()
+    stats = step.run(batch, all_alive, 0).stats
     assert stats["policy/entropy"] == pytest.approx(float(mean), rel=1e-5)
     assert stats["loss/entropy"] == pytest.approx(-0.5 * float(mean), rel=1e-5)
 
@@ -153,10 +154,10 @@ def test_what_masked_rows_hold_changes_nothing(make_step, make_batch, all_alive)
         terminated_BT=batch.terminated_BT | ~batch.mask_BT,
     )
     clean, dirty = make_step(), make_step()
-    clean_stats = clean.run(batch, all_alive, 0).floats()
+    clean_stats = clean.run(batch, all_alive, 0).stats
     result = dirty.run(garbage, all_alive, 0)
     assert result.applied
-    assert result.floats() == clean_stats
+    assert result.stats == clean_stats
     assert are_equal(weights_of(clean), weights_of(dirty))
 
 
@@ -195,7 +196,7 @@ def test_dead_columns_have_no_influence(make_step, make_batch):
     assert are_equal(weights_of(steps[0]), weights_of(steps[1]))
     for mine, theirs in zip(steps[0].parameters, steps[2].parameters, strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-7)
-    assert results[0].floats() == pytest.approx(results[2].floats(), rel=1e-4)
+    assert results[0].stats == pytest.approx(results[2].stats, rel=1e-4)
 
 
 def value_loss_of_one_row(make_step, make_batch, *, flags, scale=1.0):
@@ -217,7 +218,7 @@ def value_loss_of_one_row(make_step, make_batch, *, flags, scale=1.0):
         terminated_BT=only_first if "terminated" in flags else nothing,
         truncated_BT=only_first if "truncated" in flags else nothing,
     )
-    return step.run(batch, torch.ones(1, dtype=torch.bool), 0).floats()["loss/value"]
+    return step.run(batch, torch.ones(1, dtype=torch.bool), 0).stats["loss/value"]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_schedules_follow_the_env_steps_trained(make_step, make_batch, all_alive
     )
     for env_steps, lr, cost in ((0, 1e-2, 0.1), (500, 5e-3, 0.2), (1000, 0.0, 0.3), (2000, 0, 0.3)):
         before = weights_of(step)
-        stats = step.run(batch, all_alive, env_steps).floats()
+        stats = step.run(batch, all_alive, env_steps).stats
         assert stats["algorithm/lr"] == pytest.approx(lr)
         assert stats["algorithm/entropy_cost"] == pytest.approx(cost)
         assert stats["loss/entropy"] == pytest.approx(-cost * stats["policy/entropy"], rel=1e-5)
@@ -273,7 +274,7 @@ def test_without_a_limit_gradients_are_not_clipped_but_still_measured(
 ):
     clipped, free = make_step(grad_clip=1e-3), make_step(grad_clip=None)
     batch = make_batch()
-    norms = [step.run(batch, all_alive, 0).floats()["grad/norm"] for step in (clipped, free)]
+    norms = [step.run(batch, all_alive, 0).stats["grad/norm"] for step in (clipped, free)]
     assert norms[0] == norms[1] > 0.01
     left = [torch.cat([p.grad.flatten() for p in s.parameters]).norm() for s in (clipped, free)]
     assert float(left[0]) == pytest.approx(1e-3, rel=1e-4)
@@ -295,7 +296,7 @@ def test_a_loss_that_is_not_finite_is_skipped_without_a_trace(
     result = step.run(bad, all_alive, 10)
     assert not result.applied
     assert result.num_valid_rows > 0
-    assert not math.isfinite(result.floats()["loss/total"])
+    assert not math.isfinite(result.stats["loss/total"])
     assert are_equal(weights, weights_of(step))
     assert are_equal(state, optimizer_state(step))
     for each in (step, undisturbed):
@@ -312,7 +313,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(
     before = weights_of(step)
     result = step.run(make_batch(), all_alive, 0)
     assert not result.applied
-    assert math.isfinite(result.floats()["loss/total"])
+    assert math.isfinite(result.stats["loss/total"])
     assert are_equal(before, weights_of(step))
     assert optimizer_state(step) == []
 
@@ -347,16 +348,55 @@ def test_decided_on_the_device_an_update_is_the_same_to_the_last_bit(
         results = [step.run(batch, alive_B, seed) for step in (here, there)]
         assert results[0].num_updates == results[1].num_updates == (seed in (0, 4))
         assert torch.equal(results[0].is_failed_B, results[1].is_failed_B)
-        np.testing.assert_equal(results[0].floats(), results[1].floats())
+        np.testing.assert_equal(results[0].stats, results[1].stats)
     assert are_equal(weights_of(here), weights_of(there))
     assert are_equal(optimizer_state(here), optimizer_state(there))
+
+
+def test_updates_that_begin_before_the_last_is_looked_at_are_the_same_to_the_last_bit(
+    make_step, make_batch, all_alive
+):
+    at_once, ahead = make_step(), make_step()
+    for step in (at_once, ahead):
+        step.is_decided_there = True
+    assert ahead.runs_ahead
+    batches = [make_batch(seed=seed) for seed in range(5)]
+    batches[2].rewards_BT[0] = math.nan
+    finishes = [ahead.begin(batch, all_alive, 100 * n) for n, batch in enumerate(batches)]
+    assert ahead.num_updates == 0
+    for n, (batch, finish) in enumerate(zip(batches, finishes, strict=True)):
+        want, got = at_once.run(batch, all_alive, 100 * n), finish()
+        assert got.num_updates == want.num_updates == (n != 2)
+        assert torch.equal(got.is_failed_B, want.is_failed_B)
+        np.testing.assert_equal(got.stats, want.stats)
+    assert ahead.num_updates == at_once.num_updates == 4
+    assert are_equal(weights_of(ahead), weights_of(at_once))
+    assert are_equal(optimizer_state(ahead), optimizer_state(at_once))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "appo"},
+        {"name": "ppo", "num_minibatches": 2},
+        {"normalize_returns": True},
+        {"normalize_obs": True},
+        {"optimizer": "rmsprop_tf"},
+    ],
+)
+def test_where_the_host_makes_something_of_a_result_nothing_begins_before_it(make_step, settings):
+    assert not make_step().runs_ahead
+    step = make_step(**settings)
+    # As on a GPU.
+    step.is_decided_there = can_skip(step.optimizer)
+    assert not step.runs_ahead
 
 
 def test_equal_steps_stay_bit_equal(make_step, make_batch, all_alive):
     first, second = make_step(seed=3), make_step(seed=3)
     for seed in range(5):
         results = [s.run(make_batch(seed=seed), all_alive, seed) for s in (first, second)]
-        assert results[0].floats() == results[1].floats()
+        assert results[0].stats == results[1].stats
     assert are_equal(weights_of(first), weights_of(second))
 
 

@@ -8,6 +8,7 @@ import torch
 
 from impala_async.algo import losses, losses_on_policy
 from impala_async.metrics.names import REGISTRY
+from impala_async.training.parts import living_mask, parts_of
 from impala_async.training.rewards import Moments
 from impala_async.training.state import capture
 
@@ -49,23 +50,23 @@ def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch):
     singles = make_step(name="ppo")
     alive_B = torch.tensor([True, True, False, True, True])
     seen = []
-    original = step._update
+    original = step._begin_part
 
     def noted(part, *rest, **named):
         seen.append(part.is_in_B)
         return original(part, *rest, **named)
 
-    step._update = noted
+    step._begin_part = noted
     result = step.run(batch, alive_B, 0)
     assert result.num_updates == 3
     assert result.num_valid_rows == int(batch.mask_BT[alive_B].sum())
     assert torch.equal(torch.stack(seen).sum(0).bool(), alive_B)
     assert sorted(int(part.sum()) for part in seen) == [1, 1, 2]
     # The same as one update after the other with only these columns alive.
-    stats = [singles.run(batch, part, 0).floats() for part in seen]
+    stats = [singles.run(batch, part, 0).stats for part in seen]
     for mine, theirs in zip(step.parameters, singles.parameters, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-    for name, value in result.floats().items():
+    for name, value in result.stats.items():
         mean = sum(each[name] for each in stats) / 3
         assert value == pytest.approx(mean, rel=1e-3, abs=1e-5), name
 
@@ -73,22 +74,29 @@ def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch):
 def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, make_batch):
     batch = make_batch()
 
-    def parts_of(step):
-        return [part.is_in_B.tolist() for part in step._parts(batch, ALIVE)]
+    def parts_seen(step):
+        seen, original = [], step._begin_part
+
+        def noted(part, this):
+            seen.append(part.is_in_B.tolist())
+            return original(part, this)
+
+        step._begin_part = noted
+        step.run(batch, ALIVE, 0)
+        step._begin_part = original
+        return seen
 
     first, second = make_step(**PPO), make_step(**PPO)
     found = []
     for _ in range(4):
-        assert parts_of(first) == parts_of(second)
-        found.append(parts_of(first))
-        for step in (first, second):
-            step.run(batch, ALIVE, 0)
+        found.append(parts_seen(first))
+        assert found[-1] == parts_seen(second)
     assert any(parts != found[0] for parts in found)
 
 
-def test_a_part_holds_the_rows_of_its_columns(make_step, make_batch):
+def test_a_part_holds_the_rows_of_its_columns(make_batch):
     batch = make_batch()
-    for part in make_step(**PPO)._parts(batch, ALIVE):
+    for part in parts_of(batch, ALIVE, 3, (0,)):
         numbers = part.is_in_B.nonzero().flatten()
         assert sorted(part.batch.rewards_BT[:, 0].tolist()) == sorted(
             batch.rewards_BT[numbers, 0].tolist()
@@ -106,7 +114,7 @@ def test_a_part_that_is_not_finite_fails_alone(make_step, make_batch):
     assert result.num_updates == 2
     assert result.is_failed_B[3]
     assert 1 <= int(result.is_failed_B.sum()) <= 2
-    assert all(math.isfinite(value) for value in result.floats().values())
+    assert all(math.isfinite(value) for value in result.stats.values())
     assert all(parameter.isfinite().all() for parameter in step.parameters)
 
 
@@ -180,7 +188,7 @@ def test_observations_of_a_failed_part_do_not_count(make_step, make_batch):
 def scales_of(step, batches, is_first_pass=True):
     found = []
     for batch in batches:
-        stats = step.run(batch, ALIVE, 0, is_first_pass=is_first_pass).floats()
+        stats = step.run(batch, ALIVE, 0, is_first_pass=is_first_pass).stats
         found.append(stats["algorithm/return_scale"])
     return found
 
@@ -198,7 +206,7 @@ def test_the_scale_is_that_of_the_returns_before_it(make_step, make_batch):
 
 
 def step_targets(step, batch):
-    rows = step._rows(batch, step._mask(batch, ALIVE), 1.0)
+    rows = step._rows(batch, living_mask(batch, ALIVE), 1.0)
     terms = step._backprop.loss(batch, rows, 0.0).terms
     return Moments.sums(terms.targets_TB, rows.mask_TB).tolist()
 
@@ -214,7 +222,7 @@ def test_losses_do_not_depend_on_the_size_of_rewards(make_step, make_batch, name
         for seed in range(3):
             batch = make_batch(seed=seed)
             batch.rewards_BT.mul_(factor)
-            losses.append(step.run(batch, ALIVE, 0).floats()["loss/total"])
+            losses.append(step.run(batch, ALIVE, 0).stats["loss/total"])
     assert losses[:3] == pytest.approx(losses[3:], rel=1e-3)
     assert all(abs(loss) < 10 for loss in losses)
 
@@ -261,7 +269,7 @@ def test_rewards_are_clipped_then_scaled_in_the_loss_only(make_step, make_batch)
     before = batch.rewards_BT.clone()
     clipped.rewards_BT.copy_(batch.rewards_BT.clamp(-1, 1) * 0.5)
     step = make_step(reward_clip="unit", reward_scale=0.5)
-    assert step.run(batch, ALIVE, 0).floats() == make_step().run(clipped, ALIVE, 0).floats()
+    assert step.run(batch, ALIVE, 0).stats == make_step().run(clipped, ALIVE, 0).stats
     assert torch.equal(batch.rewards_BT, before)
 
 
@@ -271,13 +279,13 @@ def test_rewards_are_clipped_then_scaled_in_the_loss_only(make_step, make_batch)
 def test_the_target_moves_with_updates_taken(make_step, make_batch):
     step, batch = make_step(**APPO), make_batch()
     start = [tensor.clone() for tensor in step.target.policy.tensors]
-    stats = step.run(batch, ALIVE, 0).floats()
+    stats = step.run(batch, ALIVE, 0).stats
     assert stats["policy/kl"] == pytest.approx(0, abs=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(step.target.policy.tensors, start, strict=True))
-    assert step.run(batch, ALIVE, 0).floats()["policy/kl"] > 0
+    assert step.run(batch, ALIVE, 0).stats["policy/kl"] > 0
     live = step.policy.tensors
     assert all(torch.equal(a, b) for a, b in zip(step.target.policy.tensors, live, strict=True))
-    assert step.run(batch, ALIVE, 0).floats()["policy/kl"] == pytest.approx(0, abs=1e-6)
+    assert step.run(batch, ALIVE, 0).stats["policy/kl"] == pytest.approx(0, abs=1e-6)
 
 
 def test_every_part_counts_towards_the_next_move_of_the_target(make_step, make_batch):
@@ -327,7 +335,7 @@ def test_everything_reported_is_declared(make_step, make_batch, settings):
     assert "algorithm/return_scale" in result.stats
     assert ("algorithm/kl_coeff" in result.stats) == (settings.get("name") == "appo")
     assert not any(getattr(value, "requires_grad", False) for value in result.stats.values())
-    assert all(type(value) is float for value in result.floats().values())
+    assert all(type(value) is float for value in result.stats.values())
 
 
 @pytest.mark.parametrize("core", ["gru", "lstm"])

@@ -60,10 +60,10 @@ def test_each_member_learns_as_if_it_were_alone_with_its_rows(
         assert result.num_valid_rows == sum(one.num_valid_rows for one in single.values())
         assert result.num_updates == max(one.num_updates for one in single.values()) > 0
         means = {
-            name: (single["a"].floats()[name] + single["b"].floats()[name]) / 2
+            name: (single["a"].stats[name] + single["b"].stats[name]) / 2
             for name in single["a"].stats
         }
-        assert result.floats() == pytest.approx(means, rel=1e-6)
+        assert result.stats == pytest.approx(means, rel=1e-6)
     for name in ("a", "b"):
         mine, theirs = team.steps[name], alone.steps[name]
         assert are_equal(weights_of(mine.policy), weights_of(theirs.policy))
@@ -80,7 +80,7 @@ def test_what_others_play_has_no_influence(make_team_step, make_batch, all_alive
         log_probs_BT=torch.where(others_BT, nothing, batch.log_probs_BT),
     )
     clean, dirty = make_team_step(train=("a",)), make_team_step(train=("a",))
-    assert clean.run(batch, all_alive, 0).floats() == dirty.run(garbage, all_alive, 0).floats()
+    assert clean.run(batch, all_alive, 0).stats == dirty.run(garbage, all_alive, 0).stats
     assert are_equal(weights_of(clean.policy), weights_of(dirty.policy))
 
 
@@ -103,7 +103,7 @@ def test_rows_of_nobody_who_learns_are_no_update(make_team_step, make_batch, all
     batch = played(make_batch(), np.zeros((5, 7)))
     batch.obs[POLICY].fill_(2)
     result = step.run(batch, all_alive, 0)
-    assert (result.applied, result.num_valid_rows, result.floats()) == (False, 0, {})
+    assert (result.applied, result.num_valid_rows, result.stats) == (False, 0, {})
     assert not result.is_failed_B.any()
     assert are_equal(before, weights_of(step.policy))
 
@@ -115,7 +115,7 @@ def test_a_dead_column_is_shown_to_nobody(make_team_step, make_batch):
         batch, rewards_BT=torch.where(alive_B.unsqueeze(-1), batch.rewards_BT, math.nan)
     )
     first, second = make_team_step(), make_team_step()
-    assert first.run(batch, alive_B, 0).floats() == second.run(garbage, alive_B, 0).floats()
+    assert first.run(batch, alive_B, 0).stats == second.run(garbage, alive_B, 0).stats
     assert are_equal(weights_of(first.policy), weights_of(second.policy))
 
 
@@ -129,7 +129,7 @@ def test_a_column_fails_with_any_of_its_members(make_team_step, make_batch, all_
     assert result.num_updates == 1
     assert result.is_failed_B.tolist() == [False, True, False, True, True]
     assert are_equal(before, weights_of(step.policy.members["b"]))
-    assert all(math.isfinite(value) for value in result.floats().values())
+    assert all(math.isfinite(value) for value in result.stats.values())
     assert set(result.stats) <= REGISTRY.keys()
 
 

@@ -1,0 +1,61 @@
+"""What the learner thread tells the loop, and what the loop asks of it.
+
+Runs on: event loop and learner thread
+"""
+
+from dataclasses import dataclass, field
+
+from impala_async.learner.handoff import Flag, Inbox, Mailbox
+from impala_async.learner.ledger import Settlement
+from impala_async.training.state import TrainingState
+from impala_async.weights import Version, Weights
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training is; what a checkpoint continues from."""
+
+    epoch: int
+    update: int = 0
+    env_steps_trained: int = 0
+
+    @property
+    def version(self) -> Version:
+        return Version(self.epoch, self.update)
+
+
+@dataclass(frozen=True)
+class LearnerReport:
+    """A frozen reading of everything that the learner thread owns."""
+
+    progress: Progress
+    starved_at: float | None
+    first_update_at: float | None
+    metrics: dict[str, object]
+    lag_histogram: list[int]
+
+    @staticmethod
+    def before_any(progress: Progress) -> "LearnerReport":
+        """What stands in for the first reading."""
+        return LearnerReport(progress, None, None, {}, [])
+
+
+@dataclass(frozen=True)
+class Captured:
+    """All that a checkpoint needs from the learner thread, cloned at one moment."""
+
+    progress: Progress
+    training: TrainingState
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the thread's words go, and what the loop asks of it."""
+
+    settlements: Inbox[Settlement]
+    weights: Mailbox[Weights] | Inbox[Weights]
+    reports: Mailbox[LearnerReport]
+    captures: Mailbox[Captured]
+    stops: Inbox[str]
+    is_report_due: Flag = field(default_factory=Flag)
+    is_capture_due: Flag = field(default_factory=Flag)

@@ -1,0 +1,39 @@
+"""What a device has computed, on its way to the host: waited for when it is wanted, not before."""
+
+import torch
+from torch import Tensor
+
+
+def side_stream(device: torch.device | str) -> torch.cuda.Stream | None:
+    """One beside that of the updates, on which a copy holds up none of them; on a CPU there is none."""
+    return torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+
+
+class HostCopy:
+    """A copy of a tensor as it is when all that is launched by now is done.
+
+    On a CPU that is now, and it is the tensor itself. On a side stream it may be read later than
+    what is launched next is done: only what nobody writes to again is copied there.
+    """
+
+    def __init__(self, tensor: Tensor, stream: torch.cuda.Stream | None = None) -> None:
+        self._tensor = tensor
+        self._copied: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._begin(tensor, stream or torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> Tensor:
+        """The copy, complete."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensor
+
+    def _begin(self, source: Tensor, stream: torch.cuda.Stream) -> None:
+        self._tensor = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._copied = torch.cuda.Event()
+        stream.wait_stream(torch.cuda.current_stream(source.device))
+        with torch.cuda.stream(stream):
+            self._tensor.copy_(source, non_blocking=True)
+            self._copied.record(stream)
+        # Its memory must not be another's as long as it is read there.
+        source.record_stream(stream)
