@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def side_stream(device: torch.device | str) -> torch.cuda.Stream | None:
-    """One beside that of the updates, on which a copy holds up none of them; on a CPU there is none."""
+    """One beside that of the updates, on which a copy holds up none of them; none on a CPU."""
     return torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
 
 
