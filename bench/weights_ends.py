@@ -101,7 +101,7 @@ class Publishing:
         """The weights of now, and when they began their way."""
         update = len(self.published_at)
         self.published_at[update] = time.monotonic()
-        return self._snapshot.take(self._step.policy.tensors).weights(Version(EPOCH, update))
+        return self._snapshot.take(self._step.policy.tensors).as_version(Version(EPOCH, update))
 
 
 async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.learner.memory import check_memory
-from impala_async.learner.ports import Ports, Progress
 from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread
+from impala_async.learner.thread_ports import Ports, Progress
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema
@@ -70,22 +70,24 @@ def build_learner(
     full = IndexQueue("full", num_slots)
     bodies: dict[str, Callable[[], None]] = {}
     loader: Loader
-    # Where the end falls among the batches must not depend on the clock.
-    is_drained = config.pace.is_lockstep
+    # Drained in lockstep, so that its end hangs on no clock; and not pipelined, as the next batch
+    # waits for the weights of this update.
+    is_lockstep = config.pace.is_lockstep
+    is_pipelined = step.is_pipelined and not is_lockstep
     if device.type == "cuda":
         moving = DeviceLoader(
             slots,
             full,
             release,
             schema=schema,
-            num_device_slots=num_device_slots(section, step),
+            num_device_slots=num_device_slots(section, is_pipelined=is_pipelined),
             device=device,
-            is_drained=is_drained,
+            is_drained=is_lockstep,
         )
         bodies["loader"] = moving.run
         loader = moving
     else:
-        loader = HostLoader(slots, full, release, is_drained=is_drained)
+        loader = HostLoader(slots, full, release, is_drained=is_lockstep)
     _compile(step, loader, section, device)
     thread = LearnerThread(
         step=step,
@@ -96,8 +98,9 @@ def build_learner(
         progress=start,
         ports=ports,
         device=device,
-        max_waiting=max_waiting(section, device),
-        is_lockstep=config.pace.is_lockstep,
+        max_waiting=max_waiting(section, device, is_pipelined=is_pipelined),
+        is_lockstep=is_lockstep,
+        is_pipelined=is_pipelined,
     )
     bodies["learner"] = thread.run
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
@@ -149,12 +152,14 @@ def num_host_slots(section: LearnerSection, device: torch.device) -> int:
     return section.minibatch_buffer_size + waiting_and_filling
 
 
-def num_device_slots(section: LearnerSection, step: UpdateStep | TeamStep) -> int:
-    """One is being loaded beside those of the ring, and one may be read behind them."""
-    return section.minibatch_buffer_size + 1 + step.runs_ahead
+def num_device_slots(section: LearnerSection, *, is_pipelined: bool) -> int:
+    """One is being loaded beside those of the ring, and one is being read behind them."""
+    return section.minibatch_buffer_size + 1 + is_pipelined
 
 
-def max_waiting(section: LearnerSection, device: torch.device) -> int:
+def max_waiting(section: LearnerSection, device: torch.device, *, is_pipelined: bool) -> int:
     """Batches that can be full, loading or ready at once: all slots but those of the ring."""
-    device_slots = section.minibatch_buffer_size + 1 if device.type == "cuda" else 0
-    return num_host_slots(section, device) + device_slots - section.minibatch_buffer_size
+    num_slots = num_host_slots(section, device)
+    if device.type == "cuda":
+        num_slots += num_device_slots(section, is_pipelined=is_pipelined)
+    return num_slots - section.minibatch_buffer_size

@@ -1,7 +1,5 @@
 """What the learner thread measures of its own work: windows, timers and counts.
 
-    B columns of a batch
-
 Runs on: learner thread
 """
 

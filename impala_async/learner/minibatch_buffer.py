@@ -84,6 +84,11 @@ class MinibatchBuffer(Generic[Item]):
         """How many items are in the ring: drawn at least once, and not for the last time."""
         return sum(place is not None for place in self._places)
 
+    @property
+    def is_next_empty(self) -> bool:
+        """Whether the next `get` needs an item from the source, and may wait for it."""
+        return self._places[self._turn] is None
+
     def get(self) -> Draw[Item]:
         """One pass of the item whose turn it is, waiting for the source if its place is empty.
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import on_thread
-from impala_async.learner.ports import Captured, Progress
 from impala_async.learner.reporter import EpisodeStats
 from impala_async.learner.run_folder import RunFolder
+from impala_async.learner.thread_ports import Captured, Progress
 from impala_async.training.checkpoint import newest_checkpoint, prune, read_digests, save_checkpoint
 from impala_async.training.state import TrainingState
 from impala_async.weights import Lineage, Version

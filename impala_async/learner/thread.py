@@ -27,9 +27,9 @@ from impala_async.learner.handoff import ClosedError
 from impala_async.learner.hardware import make_current
 from impala_async.learner.loader import LoadedBatch, Loader
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
-from impala_async.learner.ports import Captured, LearnerReport, Ports, Progress
+from impala_async.learner.thread_ports import Captured, LearnerReport, Ports, Progress
 from impala_async.training.result import StepResult
-from impala_async.training.snapshot import Snapshot, Taken
+from impala_async.training.snapshot import Snapshot, WeightsCopy
 from impala_async.training.state import capture
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
@@ -41,14 +41,14 @@ POLL_S = 0.25
 WARN_EVERY_S = 10.0
 
 
-class _Flight(NamedTuple):
-    """A pass of a batch whose update is launched, and not yet looked at."""
+class _Pending(NamedTuple):
+    """A pass of a batch whose update is launched, and nobody has looked at the result."""
 
     draw: Draw[LoadedBatch]
     new_rows_B: NDArray[np.int64]
-    finish: Callable[[], StepResult]
-    taken: Taken | None
-    """Weights as it leaves them, if they are published then."""
+    result: Callable[[], StepResult]
+    weights: WeightsCopy | None
+    """As it leaves them, if they may be published then."""
 
 
 class LearnerThread:
@@ -67,6 +67,7 @@ class LearnerThread:
         device: torch.device,
         max_waiting: int,
         is_lockstep: bool = False,
+        is_pipelined: bool = False,
     ) -> None:
         self._step = step
         self._snapshot = snapshot
@@ -75,9 +76,8 @@ class LearnerThread:
         self._stop = stop
         self._ports = ports
         self._is_lockstep = is_lockstep
-        # In lockstep there is nothing to be had from it: the next batch waits for this update.
-        self._runs_ahead = step.runs_ahead and not is_lockstep
-        self._flight: _Flight | None = None
+        self._is_pipelined = is_pipelined
+        self._pending: _Pending | None = None
         self._device = device
         self._ring = MinibatchBuffer(
             loader,
@@ -123,9 +123,9 @@ class LearnerThread:
 
     def _next_draw(self) -> Draw[LoadedBatch] | None:
         """A batch to use, or None if none came for a moment."""
-        if self._flight is not None and not self._loader.num_waiting():
-            # Nothing is to be launched behind it: what it came to is told before we wait.
-            self._land()
+        if self._ring.is_next_empty and not self._loader.num_waiting():
+            # Nothing can be launched behind it: what it came to is told before we wait.
+            self._resolve()
         started_s = time.perf_counter()
         loading_s = self._loader.load_wait_timer.total_s
         try:
@@ -156,73 +156,73 @@ class LearnerThread:
     def _use(self, draw: Draw[LoadedBatch]) -> None:
         """One pass of a batch: launch its update, then look at the one before."""
         loaded = draw.item
-        if self._flight is not None and self._flight.draw.item is loaded:
-            # Columns that fail in one pass are not in the next.
-            self._land()
+        if self._pending is not None and self._pending.draw.item is loaded:
+            # Columns that fail in one pass are not in the next, nor change while it is computed.
+            self._resolve()
         account = loaded.account
-        account.drop(self._ahead.update - loaded.updates_B > self._section.max_lag, "stale")
-        flight = self._launch(draw) if loaded.valid_rows_B[account.alive_B].any() else None
-        self._land()
-        if flight is None:
+        account.drop(self._expected.update - loaded.updates_B > self._section.max_lag, "stale")
+        launched = self._launch(draw) if loaded.valid_rows_B[account.alive_B].any() else None
+        self._resolve()
+        if launched is None:
             self._gauges.num_skipped += 1
             self._end_pass(draw)
         else:
-            self._flight = flight
-            if not self._runs_ahead:
-                self._land()
+            self._pending = launched
+            if not self._is_pipelined:
+                self._resolve()
 
-    def _launch(self, draw: Draw[LoadedBatch]) -> _Flight:
+    def _launch(self, draw: Draw[LoadedBatch]) -> _Pending:
         loaded, is_first_pass = draw.item, draw.pass_index == 0
         alive_B = loaded.account.alive_B
         # Steps count once, at their first pass.
         new_rows_B = loaded.valid_rows_B * is_first_pass
-        ahead = self._ahead
+        expected = self._expected
         with self._gauges.grad:
-            finish = self._step.begin(
+            result = self._step.begin(
                 loaded.tensors,
                 torch.from_numpy(alive_B),
-                ahead.env_steps_trained + int(new_rows_B[alive_B].sum()),
+                expected.env_steps_trained + int(new_rows_B[alive_B].sum()),
                 is_first_pass=is_first_pass,
             )
         self._loader.note_launch(loaded)
-        taken = None
-        if self._runs_ahead and self._is_published(self._update, ahead.update + 1):
+        weights = None
+        if self._is_pipelined and self._is_published(self._update, expected.update + 1):
             # Behind the next update they would be of that one.
-            taken = self._snapshot.take(self._step.policy.tensors)
-        return _Flight(draw, new_rows_B, finish, taken)
+            weights = self._snapshot.take(self._step.policy.tensors)
+        return _Pending(draw, new_rows_B, result, weights)
 
     @property
-    def _ahead(self) -> Progress:
-        """Where we are if the update that nobody has looked at is taken."""
-        if self._flight is None:
+    def _expected(self) -> Progress:
+        """Where we are if the update that is pending turns out well."""
+        if self._pending is None:
             return self.progress
-        new_rows_B, alive_B = self._flight.new_rows_B, self._flight.draw.item.account.alive_B
+        new_rows_B, alive_B = self._pending.new_rows_B, self._pending.draw.item.account.alive_B
         env_steps = self._env_steps + int(new_rows_B[alive_B].sum())
         return Progress(self._epoch, self._update + 1, env_steps)
 
-    def _land(self) -> None:
-        """Look at the update that is launched, if there is one, and tell what it came to."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+    def _resolve(self) -> None:
+        """Look at the update that is pending, if there is one, and tell what it came to."""
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        result = flight.finish()
+        result = pending.result()
         self._gauges.stats = result.stats
         # One that is skipped counts too: a run whose every loss is NaN must reach its time limit.
         self._first_update_at = self._first_update_at or time.monotonic()
         if result.is_failed_B.any():
-            self._skip(flight.draw.item.account, result.is_failed_B.numpy())
+            self._skip(pending.draw.item.account, result.is_failed_B.numpy())
         if result.applied:
-            self._note_trained(flight, result.num_updates)
-        self._end_pass(flight.draw)
+            self._note_trained(pending, result.num_updates)
+        self._end_pass(pending.draw)
 
-    def _note_trained(self, flight: _Flight, num_updates: int) -> None:
-        loaded = flight.draw.item
+    def _note_trained(self, pending: _Pending, num_updates: int) -> None:
+        loaded = pending.draw.item
         alive_B = loaded.account.alive_B
-        self._env_steps += int(flight.new_rows_B[alive_B].sum())
+        self._env_steps += int(pending.new_rows_B[alive_B].sum())
         lag_B = self._update - loaded.updates_B
         self._gauges.note_trained(lag_B[alive_B], int(loaded.valid_rows_B[alive_B].sum()))
         if not self._is_lockstep:
-            self._advance(num_updates, flight.taken)
+            self._advance(num_updates, pending.weights)
 
     def _end_pass(self, draw: Draw[LoadedBatch]) -> None:
         account = draw.item.account
@@ -237,10 +237,10 @@ class LearnerThread:
             self._loader.release(draw.item)
         self._gauges.queue_size.push(self._loader.num_waiting())
 
-    def _advance(self, num_updates: int, taken: Taken | None = None) -> None:
+    def _advance(self, num_updates: int, weights: WeightsCopy | None = None) -> None:
         before, self._update = self._update, self._update + num_updates
         if self._is_published(before, self._update):
-            self._publish(taken)
+            self._publish(weights)
 
     def _is_published(self, before: int, after: int) -> bool:
         """Whether a version is due between these two."""
@@ -259,16 +259,17 @@ class LearnerThread:
                 self._gauges.num_skipped,
             )
 
-    def _publish(self, taken: Taken | None = None) -> None:
-        taken = taken or self._snapshot.take(self._step.policy.tensors)
-        self._ports.weights.post(taken.weights(self.progress.version))
+    def _publish(self, weights: WeightsCopy | None = None) -> None:
+        if weights is None:
+            weights = self._snapshot.take(self._step.policy.tensors)
+        self._ports.weights.post(weights.as_version(self.progress.version))
 
     def _answer(self) -> None:
         """What the loop asked for since the last update."""
         if self._ports.is_report_due.take():
             self._ports.reports.post(self._report())
         if self._is_between_updates and self._ports.is_capture_due.take():
-            self._land()
+            self._resolve()
             self._ports.captures.post(self._capture())
 
     @property
@@ -279,9 +280,9 @@ class LearnerThread:
     def _is_over(self) -> bool:
         """Whether a limit is reached; the loop is told once."""
         if self._stop_reason is None and self._is_between_updates:
-            if self._reached_stop(self._ahead):
-                # It may have been skipped, and that would leave us short of the limit.
-                self._land()
+            if self._reached_stop(self._expected):
+                # What is pending may be skipped, and that would leave us short of the limit.
+                self._resolve()
                 self._stop_reason = self._reached_stop(self.progress)
             if self._stop_reason is not None:
                 self._ports.stops.post(self._stop_reason)
@@ -298,7 +299,7 @@ class LearnerThread:
         return None
 
     def _finish(self) -> None:
-        self._land()
+        self._resolve()
         for loaded, _, _ in self._ring.drain():
             loaded.account.drop(loaded.account.alive_B.copy(), "shutdown")
             self._ports.settlements.post(loaded.account.settle(self._section.num_passes))

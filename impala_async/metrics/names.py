@@ -111,7 +111,7 @@ SECTIONS: tuple[Section, ...] = (
             Metric(
                 "learner_queue/capacity",
                 "batches",
-                "full at most: learner.queue_size + 1",
+                "full at most: all slots but those of the ring; on a CPU learner.queue_size + 1",
             ),
             Metric("queue/idle_put_wait_ms", "ms", "to hand a slot back, mean"),
             Metric("queue/idle_get_wait_ms", "ms", "ingest's wait for a free slot, mean"),

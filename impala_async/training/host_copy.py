@@ -10,17 +10,16 @@ def side_stream(device: torch.device | str) -> torch.cuda.Stream | None:
 
 
 class HostCopy:
-    """A copy of a tensor as it is when all that is launched by now is done.
+    """A tensor as it is when all that is launched by now is done; on a CPU, the tensor itself.
 
-    On a CPU that is now, and it is the tensor itself. On a side stream it may be read later than
-    what is launched next is done: only what nobody writes to again is copied there.
+    A side stream may read it after what is launched next: there it must not be written to again.
     """
 
     def __init__(self, tensor: Tensor, stream: torch.cuda.Stream | None = None) -> None:
         self._tensor = tensor
         self._copied: torch.cuda.Event | None = None
         if tensor.device.type == "cuda":
-            self._begin(tensor, stream or torch.cuda.current_stream(tensor.device))
+            self._begin(tensor, stream)
 
     def wait(self) -> Tensor:
         """The copy, complete."""
@@ -28,12 +27,13 @@ class HostCopy:
             self._copied.synchronize()
         return self._tensor
 
-    def _begin(self, source: Tensor, stream: torch.cuda.Stream) -> None:
+    def _begin(self, source: Tensor, side: torch.cuda.Stream | None) -> None:
         self._tensor = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
         self._copied = torch.cuda.Event()
-        stream.wait_stream(torch.cuda.current_stream(source.device))
-        with torch.cuda.stream(stream):
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream(source.device))
+            # Its memory must not be another's as long as it is read there.
+            source.record_stream(side)
+        with torch.cuda.stream(side):
             self._tensor.copy_(source, non_blocking=True)
-            self._copied.record(stream)
-        # Its memory must not be another's as long as it is read there.
-        source.record_stream(stream)
+            self._copied.record()

@@ -11,14 +11,14 @@ from impala_async.training.host_copy import HostCopy, side_stream
 from impala_async.weights import Version, Weights, WeightsLayout
 
 
-class Taken(NamedTuple):
-    """A snapshot, maybe still on its way from a device."""
+class WeightsCopy(NamedTuple):
+    """Weights out of a model, maybe still on their way from a device."""
 
     flat: HostCopy
     layout_digest: bytes
 
-    def weights(self, version: Version) -> Weights:
-        """When they are here; the version is told last, as it may not be known before."""
+    def as_version(self, version: Version) -> Weights:
+        """Wait until they are here. Which version they are may not have been known before."""
         return Weights(version, self.flat.wait().numpy(), self.layout_digest)
 
 
@@ -38,10 +38,10 @@ class Snapshot:
         self._num_items = sum(array.num_items for array in layout.arrays)
         self._stream = side_stream(device)
 
-    def take(self, tensors: Sequence[Tensor]) -> Taken:
+    def take(self, tensors: Sequence[Tensor]) -> WeightsCopy:
         """Copy the tensors, given in the layout's order; they may change as soon as it returns."""
         num_items = sum(tensor.numel() for tensor in tensors)
         if num_items != self._num_items:
             raise ValueError(f"{num_items} numbers in tensors, {self._num_items} in the layout")
         flat = flatten(tensors, self._layout)
-        return Taken(HostCopy(flat, self._stream), self._layout.digest)
+        return WeightsCopy(HostCopy(flat, self._stream), self._layout.digest)

@@ -33,7 +33,7 @@ from impala_async.training.optimizer import (
     set_learning_rate,
     step_unless,
 )
-from impala_async.training.parts import Part, living_mask, parts_of, whole
+from impala_async.training.parts import Part, living_mask, parts_of
 from impala_async.training.result import StepResult, mean_stats
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.target import Target
@@ -117,7 +117,7 @@ class UpdateStep:
         return "inductor" if self._backprop.is_compiled else "off"
 
     @property
-    def runs_ahead(self) -> bool:
+    def is_pipelined(self) -> bool:
         """Whether the next update can be launched before the host has looked at this one.
 
         Not where the host itself makes something of what it sees, for the next to begin with.
@@ -168,7 +168,8 @@ class UpdateStep:
     ) -> Callable[[], StepResult]:
         """As `run`, without its result: that is what the call of what comes back waits for.
 
-        Where it `runs_ahead`, others may begin before that; results are asked for in their order.
+        Where updates are pipelined, others may begin before that. Results are asked for in their
+        order, and until then neither batch nor `alive_B` may change.
         """
         this = _Pass(
             batch,
@@ -178,12 +179,12 @@ class UpdateStep:
             self._entropy_cost(env_steps_trained),
             self._scale(batch, alive_B),
         )
-        if self.runs_ahead:
-            begun = self._begin_part(whole(batch, alive_B), this)
-            return lambda: self._conclude([self._end_part(begun, this)], this)
         # By the updates taken, so that one that is skipped leaves no trace here either.
         seeds = (self._seed, self.num_updates)
         parts = parts_of(batch, alive_B, self._section.num_minibatches, seeds)
+        if self.is_pipelined:
+            begun = [self._begin_part(part, this) for part in parts]
+            return lambda: self._conclude([self._end_part(each, this) for each in begun], this)
         outcomes = [self._end_part(self._begin_part(part, this), this) for part in parts]
         result = self._conclude(outcomes, this)
         return lambda: result

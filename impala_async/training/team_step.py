@@ -37,7 +37,7 @@ class TeamStep:
     weights in it can be.
     """
 
-    runs_ahead = False
+    is_pipelined = False
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class TeamStep:
         *,
         is_first_pass: bool = True,
     ) -> Callable[[], StepResult]:
-        """As that of `UpdateStep`; it never runs ahead, as the host looks between the members."""
+        """As that of `UpdateStep`; never pipelined, as the host looks between the members."""
         result = self.run(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)
         return lambda: result
 

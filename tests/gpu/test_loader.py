@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from impala_async.learner.loader import allocator_for
-from tests.learner.device_bench import DeviceBench
+from tests.learner.device_bench import DeviceBench, holds
 from tests.learner.device_cases import *  # noqa: F403
 
 pytestmark = pytest.mark.gpu
+
+# Cycles of a GPU, some tenths of a second.
+LONG = 500_000_000
 
 
 def test_host_slots_are_pinned_and_batches_on_the_device(device: torch.device) -> None:
@@ -17,4 +20,18 @@ def test_host_slots_are_pinned_and_batches_on_the_device(device: torch.device) -
     bench.put(0)
     loaded = bench.loader.get(timeout=5.0)
     assert loaded.tensors.rewards_BT.device.type == "cuda"
+    bench.close()
+
+
+def test_a_slot_is_not_written_to_before_what_reads_it_is_done(device: torch.device) -> None:
+    bench = DeviceBench(device, num_slots=2, num_device_slots=1)
+    sent = [bench.put(seed) for seed in range(2)]
+    first = bench.loader.get(timeout=5.0)
+    torch.cuda._sleep(LONG)
+    rewards_BT = first.tensors.rewards_BT.clone()
+    bench.loader.note_launch(first)
+    bench.loader.release(first)
+    second = bench.loader.get(timeout=5.0)
+    assert rewards_BT.cpu().numpy().tolist() == sent[0].columns.rewards_CT.tolist()
+    assert holds(second, sent[1])
     bench.close()

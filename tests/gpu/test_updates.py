@@ -31,6 +31,8 @@ SCHEMA = Schema(
     ROWS,
 )
 ALIVE = torch.ones(COLUMNS, dtype=torch.bool)
+# Cycles of a GPU, some tenths of a second.
+LONG = 500_000_000
 
 
 def step_on(device: torch.device | str, *, is_graphed: bool = False, **settings: Any) -> UpdateStep:
@@ -120,37 +122,46 @@ def test_nothing_waits_for_the_device_while_an_update_is_launched(
 
 
 @pytest.mark.parametrize("is_graphed", [False, True])
-def test_an_update_and_its_weights_begin_without_a_wait_and_are_those_of_one_that_is_looked_at(
+def test_updates_and_their_weights_are_launched_without_a_wait_and_are_those_of_updates_looked_at(
     device: torch.device, is_graphed: bool
 ) -> None:
-    at_once, ahead = (step_on(device, is_graphed=is_graphed) for _ in range(2))
-    assert ahead.runs_ahead
-    snapshot, slots = Snapshot(ahead.policy.layout, device), [slot_on(device) for _ in range(6)]
+    at_once, pipelined = (step_on(device, is_graphed=is_graphed) for _ in range(2))
+    assert pipelined.is_pipelined
+    snapshot, slots = Snapshot(at_once.policy.layout, device), [slot_on(device) for _ in range(6)]
     for seed, slot in enumerate(slots):
         fill(slot, seed)
     slots[3].rewards_BT[0, 0] = math.inf
     want = []
     for number, slot in enumerate(slots):
-        result = at_once.run(slot, ALIVE, number)
-        taken = Snapshot(at_once.policy.layout, device).take(at_once.policy.tensors)
-        want.append((result, taken.weights(Version(1, number)).buffer.view(np.float32).copy()))
-    # The first records, where it is to be recorded.
-    assert ahead.run(slots[3], ALIVE, 0).applied is False
-    for slot in slots if is_graphed else []:
-        assert ahead.run(slot, torch.zeros_like(ALIVE), 0).applied is False
-    begun = []
+        result = at_once.run(slot, alive_in(number), number)
+        copy = snapshot.take(at_once.policy.tensors)
+        want.append((result, copy.as_version(Version(1, number)).buffer.view(np.float32)))
+    # The first of each records, where it is to be recorded, and changes nothing.
+    for slot in slots:
+        assert not pipelined.run(slot, torch.zeros_like(ALIVE), 0).applied
+    launched = []
+    # Else the GPU could be as fast as the host.
+    torch.cuda._sleep(LONG)
     with no_waiting():
         for number, slot in enumerate(slots):
-            begun.append((ahead.begin(slot, ALIVE, number), snapshot.take(ahead.policy.tensors)))
-    for number, (finish, taken) in enumerate(begun):
-        result, weights = want[number]
-        got = finish()
-        assert got.applied == result.applied == (number != 3)
+            result = pipelined.begin(slot, alive_in(number), number)
+            launched.append((result, snapshot.take(pipelined.policy.tensors)))
+    for _, copy in launched:
+        assert not copy.flat._copied.query()
+    for number, (result, copy) in enumerate(launched):
+        (expected, weights), got = want[number], result()
+        assert got.num_updates == expected.num_updates == (number != 3)
+        assert torch.equal(got.is_failed_B, expected.is_failed_B)
         if got.applied:
-            assert got.stats == pytest.approx(result.stats, rel=1e-3, abs=1e-5)
-        buffer = taken.weights(Version(1, number)).buffer
+            assert got.stats == pytest.approx(expected.stats, rel=1e-3, abs=1e-5)
+        buffer = copy.as_version(Version(1, number)).buffer
         np.testing.assert_allclose(buffer.view(np.float32), weights, rtol=1e-3, atol=1e-5)
         assert torch.from_numpy(buffer).is_pinned()
+
+
+def alive_in(number: int) -> torch.Tensor:
+    """In one of the updates a column is dead."""
+    return torch.arange(COLUMNS) != (4 if number == 2 else -1)
 
 
 def test_what_cannot_be_recorded_is_launched(

@@ -103,9 +103,10 @@ class FakeEvent:
 
     def __init__(self, enable_timing: bool = False) -> None:
         self._at: float | None = None
+        self.stream: object = None
 
     def record(self, stream: object = None) -> None:
-        self._at = time.perf_counter()
+        self._at, self.stream = time.perf_counter(), stream
 
     def query(self) -> bool:
         return self._at is not None
@@ -128,7 +129,9 @@ class FakeStream:
     def wait_stream(self, other: object) -> None:
         self.waited_for.append(other)
 
-    def wait_event(self, event: object) -> None:
+    def wait_event(self, event: "FakeEvent") -> None:
+        # Not an error of CUDA, which then waits for nothing.
+        assert event.query(), "waits for an event that nobody has recorded"
         self.waited_for.append(event)
 
 

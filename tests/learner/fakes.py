@@ -15,11 +15,11 @@ from impala_async.learner.account import BatchAccount
 from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.ports import Captured, LearnerReport, Ports
+from impala_async.learner.thread_ports import Captured, LearnerReport, Ports
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.host_copy import HostCopy
 from impala_async.training.result import StepResult
-from impala_async.training.snapshot import Taken
+from impala_async.training.snapshot import WeightsCopy
 from impala_async.weights import Version, Weights
 
 
@@ -135,7 +135,7 @@ class FakeStep:
     """An update of one number; not finite where `nonfinite` names the use, from 0.
 
     Then these columns fail: all of them, unless `failing` says which. Of what does not fail it
-    makes `num_updates`. `log` has what was begun and what was looked at, by number of the batch.
+    makes `num_updates`. `log` has what was launched and what was looked at, by number of the batch.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class FakeStep:
         failing: Iterable[int] | None = None,
         num_updates: int = 1,
         *,
-        runs_ahead: bool = False,
+        is_pipelined: bool = False,
     ) -> None:
-        self.runs_ahead = runs_ahead
+        self.is_pipelined = is_pipelined
         self.log: list[tuple[str, int]] = []
         self.policy = self
         self.tensors = (torch.zeros(3),)
@@ -159,7 +159,7 @@ class FakeStep:
     def begin(
         self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int, *, is_first_pass: bool
     ) -> Callable[[], StepResult]:
-        self.log.append(("begin", batch.number))
+        self.log.append(("launch", batch.number))
         is_failed_B = torch.zeros_like(alive_B)
         if len(self.uses) in self._nonfinite:
             is_failed_B[slice(None) if self._failing is None else self._failing] = True
@@ -187,6 +187,6 @@ class FakeStep:
 class FakeSnapshot:
     """The number of updates, as weights."""
 
-    def take(self, tensors: Any) -> Taken:
+    def take(self, tensors: Any) -> WeightsCopy:
         flat = tensors[0].to(torch.uint8, copy=True)
-        return Taken(HostCopy(flat), b"")
+        return WeightsCopy(HostCopy(flat), b"")

@@ -7,9 +7,15 @@ import torch
 
 from impala_async.config import LearnerSection
 from impala_async.errors import CheckpointError
-from impala_async.learner.build import Learner, build_learner, num_host_slots
+from impala_async.learner.build import (
+    Learner,
+    build_learner,
+    max_waiting,
+    num_device_slots,
+    num_host_slots,
+)
 from impala_async.learner.loader import HostLoader
-from impala_async.learner.ports import Progress
+from impala_async.learner.thread_ports import Progress
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.state import TrainingState, capture
@@ -29,6 +35,26 @@ def test_the_number_of_host_slots(ring: int, queue_size: int, on_cpu: int, on_gp
     section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
     assert num_host_slots(section, CPU) == on_cpu == max(ring + queue_size + 1, ring + 2)
     assert num_host_slots(section, CUDA) == on_gpu
+
+
+@pytest.mark.parametrize(
+    ("ring", "queue_size", "is_pipelined", "num_slots", "most"),
+    [(1, 1, False, 2, 4), (1, 1, True, 3, 5), (4, 2, True, 6, 6)],
+)
+def test_the_number_of_device_slots_and_of_batches_that_can_wait(
+    ring: int, queue_size: int, is_pipelined: bool, num_slots: int, most: int
+) -> None:
+    section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
+    assert num_device_slots(section, is_pipelined=is_pipelined) == num_slots
+    assert max_waiting(section, CUDA, is_pipelined=is_pipelined) == most
+    assert max_waiting(section, CPU, is_pipelined=False) == queue_size + 1
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_in_lockstep_nothing_is_pipelined(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(UpdateStep, "is_pipelined", True)
+    learner: Any = build(pace={"mode": mode}).bodies["learner"]
+    assert learner.__self__._is_pipelined == (mode == "async")
 
 
 def build(training: TrainingState | None = None, **sections: dict[str, Any]) -> Learner:

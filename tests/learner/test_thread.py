@@ -11,8 +11,8 @@ from impala_async.config import LearnerSection, StopSection
 from impala_async.learner import thread
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.ports import Progress
 from impala_async.learner.thread import LearnerThread
+from impala_async.learner.thread_ports import Progress
 from impala_async.metrics.report import merge
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
 
@@ -78,6 +78,7 @@ class Run:
             device=torch.device("cpu"),
             max_waiting=2,
             is_lockstep=is_lockstep,
+            is_pipelined=self.step.is_pipelined,
         )
 
     def __call__(self) -> "Run":

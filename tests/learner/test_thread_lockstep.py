@@ -8,7 +8,7 @@ import torch
 
 from impala_async.learner import thread
 from impala_async.learner.ledger import Settlement
-from impala_async.learner.ports import Progress
+from impala_async.learner.thread_ports import Progress
 from tests.learner.fakes import FakeStep, Listener, batch_of
 from tests.learner.test_thread import ALL, Clock, Run, closes
 

@@ -13,9 +13,9 @@ from impala_async.learner import thread
 from impala_async.learner.build import build_learner
 from impala_async.learner.handoff import start_thread
 from impala_async.learner.ledger import Ledger, Settlement
-from impala_async.learner.ports import Progress
 from impala_async.learner.slots import Arrival, Slot, SlotFiller
 from impala_async.learner.thread import LearnerThread
+from impala_async.learner.thread_ports import Progress
 from impala_async.weights import Version
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of

@@ -15,7 +15,7 @@ from impala_async.weights import Version, WeightsLayout
 def test_what_one_policy_gives_another_takes_bit_for_bit(schema):
     sender = Policy(schema, ModelSection(), seed=1)
     receiver = Policy(schema, ModelSection(), seed=2)
-    weights = Snapshot(sender.layout).take(sender.tensors).weights(Version(1, 3))
+    weights = Snapshot(sender.layout).take(sender.tensors).as_version(Version(1, 3))
     assert (weights.version, weights.buffer.dtype) == (Version(1, 3), np.uint8)
     receiver.load(weights)
     assert receiver.version == Version(1, 3)
@@ -27,12 +27,12 @@ def test_what_one_policy_gives_another_takes_bit_for_bit(schema):
 def test_later_changes_do_not_reach_it_nor_an_earlier_one(schema):
     policy = Policy(schema, ModelSection(), seed=1)
     snapshot = Snapshot(policy.layout)
-    first = snapshot.take(policy.tensors).weights(Version(1, 1))
+    first = snapshot.take(policy.tensors).as_version(Version(1, 1))
     kept = first.buffer.copy()
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1)
-    second = snapshot.take(policy.tensors).weights(Version(1, 2))
+    second = snapshot.take(policy.tensors).as_version(Version(1, 2))
     assert np.array_equal(first.buffer, kept)
     assert not np.array_equal(first.buffer, second.buffer)
 
@@ -40,7 +40,7 @@ def test_later_changes_do_not_reach_it_nor_an_earlier_one(schema):
 def test_a_single_array_is_copied_too():
     layout = WeightsLayout((ArraySpec("w", (4,), "float32"),))
     only = torch.zeros(4)
-    weights = Snapshot(layout).take([only]).weights(Version(1, 1))
+    weights = Snapshot(layout).take([only]).as_version(Version(1, 1))
     only.fill_(1)
     assert not weights.buffer.any()
 
@@ -48,7 +48,7 @@ def test_a_single_array_is_copied_too():
 def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
     layout = WeightsLayout((ArraySpec("w", (2, 3), "float32"), ArraySpec("scale", (), "float32")))
     turned = torch.arange(6.0).reshape(3, 2).t()
-    weights = Snapshot(layout).take([turned, torch.tensor(9.0)]).weights(Version(1, 1))
+    weights = Snapshot(layout).take([turned, torch.tensor(9.0)]).as_version(Version(1, 1))
     assert weights.buffer.view(np.float32).tolist() == [0, 2, 4, 1, 3, 5, 9]
     assert layout.places == (slice(0, 24), slice(24, 28))
 
@@ -74,4 +74,4 @@ def test_other_dtypes_and_other_sizes_are_refused():
         Snapshot(WeightsLayout((ArraySpec("steps", (), "int64"),)))
     snapshot = Snapshot(WeightsLayout((ArraySpec("w", (4,), "float32"),)))
     with pytest.raises(ValueError, match="3 numbers in tensors, 4 in the layout"):
-        snapshot.take([torch.zeros(3)]).weights(Version(1, 1))
+        snapshot.take([torch.zeros(3)]).as_version(Version(1, 1))

@@ -356,22 +356,22 @@ def test_decided_on_the_device_an_update_is_the_same_to_the_last_bit(
 def test_updates_that_begin_before_the_last_is_looked_at_are_the_same_to_the_last_bit(
     make_step, make_batch, all_alive
 ):
-    at_once, ahead = make_step(), make_step()
-    for step in (at_once, ahead):
+    at_once, pipelined = make_step(), make_step()
+    for step in (at_once, pipelined):
         step.is_decided_there = True
-    assert ahead.runs_ahead
+    assert pipelined.is_pipelined
     batches = [make_batch(seed=seed) for seed in range(5)]
     batches[2].rewards_BT[0] = math.nan
-    finishes = [ahead.begin(batch, all_alive, 100 * n) for n, batch in enumerate(batches)]
-    assert ahead.num_updates == 0
+    finishes = [pipelined.begin(batch, all_alive, 100 * n) for n, batch in enumerate(batches)]
+    assert pipelined.num_updates == 0
     for n, (batch, finish) in enumerate(zip(batches, finishes, strict=True)):
         want, got = at_once.run(batch, all_alive, 100 * n), finish()
         assert got.num_updates == want.num_updates == (n != 2)
         assert torch.equal(got.is_failed_B, want.is_failed_B)
         np.testing.assert_equal(got.stats, want.stats)
-    assert ahead.num_updates == at_once.num_updates == 4
-    assert are_equal(weights_of(ahead), weights_of(at_once))
-    assert are_equal(optimizer_state(ahead), optimizer_state(at_once))
+    assert pipelined.num_updates == at_once.num_updates == 4
+    assert are_equal(weights_of(pipelined), weights_of(at_once))
+    assert are_equal(optimizer_state(pipelined), optimizer_state(at_once))
 
 
 @pytest.mark.parametrize(
@@ -385,11 +385,11 @@ def test_updates_that_begin_before_the_last_is_looked_at_are_the_same_to_the_las
     ],
 )
 def test_where_the_host_makes_something_of_a_result_nothing_begins_before_it(make_step, settings):
-    assert not make_step().runs_ahead
+    assert not make_step().is_pipelined
     step = make_step(**settings)
     # As on a GPU.
     step.is_decided_there = can_skip(step.optimizer)
-    assert not step.runs_ahead
+    assert not step.is_pipelined
 
 
 def test_equal_steps_stay_bit_equal(make_step, make_batch, all_alive):

@@ -1,6 +1,6 @@
 """What passes between the learner thread and the loop."""
 
-from impala_async.learner.ports import LearnerReport, Progress
+from impala_async.learner.thread_ports import LearnerReport, Progress
 from impala_async.weights import Version
 
 

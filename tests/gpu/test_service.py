@@ -1,0 +1,34 @@
+"""Whole runs of a learner on a GPU: accounts close, whatever updates are made of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from impala_async.errors import EXIT_DONE
+from tests.learner.crew import voyage
+from tests.learner.test_service import check_end
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {},
+        {"num_passes": 3, "minibatch_buffer_size": 2, "publish_every_updates": 2},
+        {"compile": "cuda_graph"},
+    ],
+)
+@pytest.mark.parametrize("algorithm", [{}, {"name": "appo", "kl_coeff": 0.0}])
+async def test_a_run_to_its_goal(
+    device: torch.device, tmp_path: Path, learner: dict[str, Any], algorithm: dict[str, Any]
+) -> None:
+    sections = {"learner": {**learner, "device": str(device)}, "algorithm": algorithm}
+    async with voyage(tmp_path, stop={"env_steps": 2400}, **sections) as run:
+        await run.sail(2)
+        assert await run.end() == EXIT_DONE
+    last = check_end(run, "env_steps")
+    assert last["env_steps_trained"] >= 2400
+    assert last["trajectories/rejected"] == 0
