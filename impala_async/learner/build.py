@@ -68,14 +68,12 @@ def build_learner(
     allocate = allocator_for(device, memory)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocate)
     full = IndexQueue("full", num_slots)
-    bodies: dict[str, Callable[[], None]] = {}
-    loader: Loader
-    # Drained in lockstep, so that its end hangs on no clock; and not pipelined, as the next batch
-    # waits for the weights of this update.
+    # Its end must not hang on the clock, and its next batch waits for the weights of this update.
     is_lockstep = config.pace.is_lockstep
     is_pipelined = step.is_pipelined and not is_lockstep
+    loader: Loader
     if device.type == "cuda":
-        moving = DeviceLoader(
+        loader = DeviceLoader(
             slots,
             full,
             release,
@@ -84,8 +82,6 @@ def build_learner(
             device=device,
             is_drained=is_lockstep,
         )
-        bodies["loader"] = moving.run
-        loader = moving
     else:
         loader = HostLoader(slots, full, release, is_drained=is_lockstep)
     _compile(step, loader, section, device)
@@ -102,7 +98,9 @@ def build_learner(
         is_lockstep=is_lockstep,
         is_pipelined=is_pipelined,
     )
-    bodies["learner"] = thread.run
+    bodies = {"learner": thread.run}
+    if isinstance(loader, DeviceLoader):
+        bodies["loader"] = loader.run
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
 
 

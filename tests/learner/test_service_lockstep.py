@@ -117,7 +117,7 @@ async def test_all_passes_of_a_batch_are_one_update(tmp_path: Path, lag: int) ->
 
 @LAGS
 async def test_the_run_goes_on_without_a_lost_actor(tmp_path: Path, lag: int) -> None:
-    async with voyage(tmp_path, stop={"env_steps": 9000}, **lockstep(lag)) as run:
+    async with voyage(tmp_path, stop={"env_steps": 3000}, **lockstep(lag)) as run:
         first, lost = await row(run)
         await run.trained(10)
         lost.leave()
