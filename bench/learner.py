@@ -42,6 +42,10 @@ copies the observations out of a slot, where columns lie apart, selects valid ro
 the loss before it computes, so that nothing that a masked row holds reaches a gradient, and keeps
 the terms apart for the report. On a CPU it also looks at the loss and the norm before it steps.
 
+On a GPU the bare loop is one CUDA graph over data that lies there, the service records its updates
+too (`learner.compile=cuda_graph`), and with "as written" it does not. Waits for copies are at most
+what is told. What the GPU itself does is what `nvidia-smi dmon` says while the service is measured.
+
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
 
@@ -95,7 +99,12 @@ def run_cases(
     parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each ({rounds})")
     parser.add_argument("--turn-s", type=float, default=8.0, metavar="S", help="of a turn (8)")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help=f"put {name}.md and .json there")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="DIR",
+        help=f"put {name}.md and .json there, of a GPU {name}_cuda",
+    )
     args = parser.parse_args()
     device = pick_device(args.device)
     figures: list[Figure] = []
@@ -105,7 +114,9 @@ def run_cases(
                 settings = (*case.settings, f"learner.device={device}")
                 case = case._replace(settings=settings)
                 figures += figures_on(device, case, Path(folder), args.rounds, args.turn_s)
-    return publish(title, figures, notes=notes, is_json=args.json, folder=args.write)
+    # A page of its own, beside that of a CPU.
+    page = f"{name}_cuda" if device.type == "cuda" else name
+    return publish(title, figures, notes=notes, is_json=args.json, folder=args.write, page=page)
 
 
 def cases(device: torch.device) -> list[Case]:
@@ -118,7 +129,13 @@ def cases(device: torch.device) -> list[Case]:
     return [
         pong._replace(
             name=f"{torso}, {columns} columns",
-            settings=(*pong.settings, f"model.name={torso}", f"learner.batch_columns={columns}"),
+            settings=(
+                *pong.settings,
+                f"model.name={torso}",
+                f"learner.batch_columns={columns}",
+                "learner.compile=cuda_graph",
+            ),
+            at_least=0.95,
         )
         for torso in ("nature_cnn", "impala_resnet")
         for columns in (32, 128, 512, 1024)
@@ -136,7 +153,10 @@ def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, 
     def service(*others: str) -> Sample:
         nonlocal turn
         turn += 1
-        return serve(path, folder / f"{case.name}, {turn}", [*settings, *others], seconds)
+        run_dir = folder / f"{case.name}, {turn}"
+        return serve(
+            path, run_dir, [*settings, *others], seconds, pick_device(config.learner.device)
+        )
 
     sides: dict[str, Callable[[], Sample]] = {
         "bare": lambda: loop("bare", path, config, seconds),
@@ -146,7 +166,9 @@ def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, 
     }
     if case.config == CARTPOLE.config and shutil.which(os.environ.get("CXX", "g++")):
         # Not the CNN, which that makes slower: bench.update.
-        sides["compiled"] = lambda: service("learner.compile=inductor")
+        sides["compiled by inductor"] = lambda: service("learner.compile=inductor")
+    if config.learner.compile == "cuda_graph":
+        sides["as written"] = lambda: service("learner.compile=off")
     rows = config.trajectory.rows * config.learner.batch_columns
     return {
         side: [{**sample, "rows_per_s": rows * sample["updates_per_s"]} for sample in samples]
@@ -172,16 +194,16 @@ def loop(
 
 def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
     bare, step, service, inline = (samples[side] for side in ("bare", "step", "service", "inline"))
-    key, compiled = "rows_per_s", samples.get("compiled", [])
+    key = "rows_per_s"
+    others = [name for name in samples if name in ("compiled by inductor", "as written")]
     return [
         ratio(f"{case.name}: service over bare loop", service, bare, key, at_least=case.at_least),
         ratio("the same: update alone over bare loop", step, bare, key),
         ratio("the same: service over update alone", service, step, key),
         ratio("the same: service with ingest inline over bare loop", inline, bare, key),
         *(
-            [ratio("the same: service, compiled by inductor, over bare loop", compiled, bare, key)]
-            if compiled
-            else []
+            ratio(f"the same: service, {way}, over bare loop", samples[way], bare, key)
+            for way in others
         ),
         figure_of("the same: bare loop", bare, key, "rows/s"),
         figure_of("the same: service", service, key, "rows/s"),
@@ -191,6 +213,21 @@ def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
         ),
         figure_of("the same: event loop", service, "loop_cores", "cores"),
         figure_of("the same: all other threads of the process", service, "other_cores", "cores"),
+        *(gpu_figures_of(service) if "sm_share" in service[0] else []),
+    ]
+
+
+def gpu_figures_of(service: list[Sample]) -> list[Figure]:
+    return [
+        figure_of(
+            "the same: waits for copies, share of the time",
+            service,
+            "load_wait_share",
+            at_most=0.02,
+        ),
+        figure_of("the same: time in which its SMs are busy", service, "sm_share"),
+        figure_of("the same: over PCIe to it", service, "pcie_in_gb_s", "GB/s"),
+        figure_of("the same: over PCIe from it", service, "pcie_out_gb_s", "GB/s"),
     ]
 
 

@@ -15,22 +15,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from bench.gpu import watched
 from bench.one_run import end_with_parent
 from bench.paired import Sample
 
 START_WITHIN_S = 120.0
 WARM_S = 2.0
-# What a learner says that cannot compile.
-UNCOMPILED = "updates go on uncompiled"
+# What a learner says that cannot compile, or cannot record.
+FALLEN_BACK = ("updates go on uncompiled", "no CUDA graph")
 POLL_S = 0.05
 # Reports often enough for a window of some seconds, and a lease that a slow start does not outlast.
 FOR_MEASURING = ("learner.report_every_s=0.25", "learner.lease_s=120")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
-WAITS_MS = (
-    "timing_breakdown/learner_dequeue_time_ms",
-    "timing_breakdown/learner_load_wait_time_ms",
-)
+LOAD_WAIT_MS = "timing_breakdown/learner_load_wait_time_ms"
+WAITS_MS = ("timing_breakdown/learner_dequeue_time_ms", LOAD_WAIT_MS)
 
 
 def record(path: Path, config: Path, settings: Sequence[str]) -> None:
@@ -42,7 +43,9 @@ def record(path: Path, config: Path, settings: Sequence[str]) -> None:
         raise RuntimeError(f"record ended with {ended.returncode}:\n{ended.stderr}")
 
 
-def serve(recording: Path, run_dir: Path, settings: Sequence[str], seconds: float) -> Sample:
+def serve(
+    recording: Path, run_dir: Path, settings: Sequence[str], seconds: float, device: torch.device
+) -> Sample:
     """Play a recording again and again into a fresh learner, as fast as that takes it."""
     door = [sys.executable, "-m", "impala_async.replay", str(recording), "--loop"]
     log_path = run_dir.with_suffix(".log")
@@ -55,7 +58,8 @@ def serve(recording: Path, run_dir: Path, settings: Sequence[str], seconds: floa
         pid = json.loads((run_dir / "service.json").read_text())["pid"]
         first, cpu_before = len(_reports(run_dir)), cpu_seconds(pid)
         begun = time.monotonic()
-        time.sleep(seconds)
+        with watched(device) as of_the_gpu:
+            time.sleep(seconds)
         _wait_until(lambda: len(_reports(run_dir)) >= first + 2, player, log_path)
         cpu_after, spent_s = cpu_seconds(pid), time.monotonic() - begun
         reports = _reports(run_dir)[first:]
@@ -65,7 +69,7 @@ def serve(recording: Path, run_dir: Path, settings: Sequence[str], seconds: floa
     check_whole(reports[-1])
     check_compiled(log_path.read_text())
     cores = {name: (cpu_after[name] - cpu_before[name]) / spent_s for name in cpu_after}
-    return {**rates(reports), **cores}
+    return {**rates(reports), **cores, **of_the_gpu}
 
 
 def rates(reports: Sequence[Mapping[str, Any]]) -> Sample:
@@ -74,8 +78,14 @@ def rates(reports: Sequence[Mapping[str, Any]]) -> Sample:
     updates_per_s = (last["updates"] - first["updates"]) / (last["time_s"] - first["time_s"])
     update_ms = statistics.fmean(each[UPDATE_MS] for each in reports if each[UPDATE_MS])
     wait_ms = statistics.fmean(sum(each[name] or 0.0 for name in WAITS_MS) for each in reports)
-    wait_share = wait_ms / (update_ms + wait_ms)
-    return {"updates_per_s": updates_per_s, "update_ms": update_ms, "wait_share": wait_share}
+    load_wait_ms = statistics.fmean(each[LOAD_WAIT_MS] or 0.0 for each in reports)
+    return {
+        "updates_per_s": updates_per_s,
+        "update_ms": update_ms,
+        "wait_share": wait_ms / (update_ms + wait_ms),
+        # At most: not every update has such a wait.
+        "load_wait_share": load_wait_ms / 1000 * updates_per_s,
+    }
 
 
 def cpu_seconds(pid: int) -> dict[str, float]:
@@ -103,7 +113,7 @@ def check_whole(report: Mapping[str, Any]) -> None:
 
 def check_compiled(log: str) -> None:
     """What falls back says so, and is measured under no other name."""
-    if UNCOMPILED in log:
+    if any(words in log for words in FALLEN_BACK):
         raise RuntimeError(f"updates were not made as the settings say:\n{log}")
 
 

@@ -80,13 +80,20 @@ def ratio(
 
 
 def publish(
-    title: str, figures: Sequence[Figure], *, notes: str, is_json: bool, folder: Path | None
+    title: str,
+    figures: Sequence[Figure],
+    *,
+    notes: str,
+    is_json: bool,
+    folder: Path | None,
+    page: str | None = None,
 ) -> int:
     """Print the table, or JSON; write both into a folder, if there is one.
 
-    Returns 1 if a limit is missed.
+    A page has the benchmark's name, unless another is given. Returns 1 if a limit is missed.
     """
     name = title.lower().replace(" ", "_")
+    page = page or name
     machine = _machine()
     content = {
         "bench": name,
@@ -98,7 +105,7 @@ def publish(
     print(json.dumps(content, indent=2) if is_json else table)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+        (folder / f"{page}.json").write_text(json.dumps(content, indent=2) + "\n")
         where = ", ".join(str(machine[key]) for key in ("commit", "date", "machine", "torch"))
         parts = [
             f"# {title}",
@@ -107,16 +114,17 @@ def publish(
             notes.strip(),
             f"Measured: {where}.",
         ]
-        (folder / f"{name}.md").write_text("\n\n".join(parts) + "\n")
+        (folder / f"{page}.md").write_text("\n\n".join(parts) + "\n")
     return 0 if all(each.is_held for each in figures) else 1
 
 
 def _machine() -> dict[str, str]:
     facts = about_this_machine()
+    gpu = f" and {facts['gpu']}" if facts["gpu"] else ""
     return {
         "date": facts["date"],
         "commit": facts["commit"],
-        "machine": f"{facts['cores']} cores of {facts['processor']}",
+        "machine": f"{facts['cores']} cores of {facts['processor']}{gpu}",
         "torch": f"torch {facts['torch']}",
     }
 

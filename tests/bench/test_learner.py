@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench import learner, learner_ends
-from bench.bare_loop import BareLoop, measure
+from bench.bare_loop import BareLoop, as_the_learner, measure
 from bench.learner import CARTPOLE, CONFIGS, ENDLESS, NO_ATARI, cases, figures_of, loop
 from bench.learner_ends import cpu_seconds, rates, record, serve
 from bench.sliding import Sliding
@@ -90,6 +90,7 @@ def test_rates_are_read_off_the_reports() -> None:
     assert found["updates_per_s"] == 200
     assert found["update_ms"] == pytest.approx(3.5)
     assert found["wait_share"] == pytest.approx(0.2)
+    assert found["load_wait_share"] == pytest.approx(0.125e-3 * 200)
 
 
 def test_processor_time_is_that_of_the_process() -> None:
@@ -117,9 +118,40 @@ def test_floors_are_of_the_service_over_the_bare_loop() -> None:
     first, *others = figures_of(CARTPOLE, samples)
     assert (first.median, first.at_least, first.is_held) == (0.9, 0.92, False)
     assert all(each.at_least is None for each in others)
-    compiled = figures_of(CARTPOLE, {**samples, "compiled": [{"rows_per_s": 130.0}]})
+    compiled = figures_of(CARTPOLE, {**samples, "compiled by inductor": [{"rows_per_s": 130.0}]})
     assert len(compiled) == 1 + len(figures_of(CARTPOLE, samples))
     assert [each.median for each in compiled if "inductor" in each.name] == [1.3]
+
+
+def test_on_a_gpu_there_are_floors_of_its_own_and_figures_of_itself() -> None:
+    for case in cases(torch.device("cuda")):
+        config = load_config(CONFIGS / case.config, case.settings)
+        assert (config.learner.compile, config.trajectory.rows) == ("cuda_graph", 20)
+        assert case.at_least == 0.95
+    service = {"rows_per_s": 96.0, "update_ms": 3.0, "wait_share": 0.0, "load_wait_share": 0.03}
+    service |= {"loop_cores": 0.2, "other_cores": 1.0}
+    service |= {"sm_share": 0.9, "pcie_in_gb_s": 3.0, "pcie_out_gb_s": 0.1}
+    samples = {"bare": [{"rows_per_s": 100.0}], "step": [{"rows_per_s": 98.0, "update_ms": 2.5}]}
+    samples |= {"service": [service], "inline": [service], "as written": [{"rows_per_s": 50.0}]}
+    found = {each.name: each for each in figures_of(case, samples)}
+    assert found[f"{case.name}: service over bare loop"].is_held
+    assert found["the same: service, as written, over bare loop"].median == 0.5
+    assert not found["the same: waits for copies, share of the time"].is_held
+    assert found["the same: over PCIe to it"].median == 3.0
+
+
+def test_where_updates_are_pipelined_a_turn_looks_at_the_one_before() -> None:
+    policies = [Policy(SCHEMA, ModelSection(), seed=3) for _ in range(2)]
+    steps = [UpdateStep(policy, SECTION, CPU) for policy in policies]
+    # As on a GPU.
+    steps[1].is_decided_there = True
+    turns = [as_the_learner(step, batch()) for step in steps]
+    for turn in turns:
+        for _ in range(3):
+            turn()
+    assert [step.num_updates for step in steps] == [3, 2]
+    for one, other in zip(policies[0].tensors, policies[1].tensors, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_every_case_has_settings_that_hold_together() -> None:
@@ -164,7 +196,7 @@ def test_a_service_trains_on_what_was_recorded(
     recording: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(learner_ends, "WARM_S", 0.1)
-    sample = serve(recording, tmp_path / "run", ENDLESS, 1.0)
+    sample = serve(recording, tmp_path / "run", ENDLESS, 1.0, CPU)
     assert sample["updates_per_s"] > 1
     assert sample["update_ms"] > 0
     assert 0 <= sample["wait_share"] < 1
@@ -187,4 +219,8 @@ def test_a_learner_that_does_not_compile_is_noticed(caplog: pytest.LogCaptureFix
     UpdateStep(policy, SECTION, CPU, backend=fail).prepare(batch())
     learner_ends.check_compiled("all is well")
     with pytest.raises(RuntimeError, match="no compiler"):
+        learner_ends.check_compiled(caplog.text)
+    caplog.clear()
+    UpdateStep(policy, SECTION, CPU, is_graphed=True)
+    with pytest.raises(RuntimeError, match="the learner is on cpu"):
         learner_ends.check_compiled(caplog.text)

@@ -46,3 +46,7 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "| speed | 1,234 **missed** | 1 to 9 | at least 2000 |" in page
     assert "Why." in page
     assert publish("Name", [], notes="", is_json=False, folder=None) == 0
+    publish("Name", figures, notes="", is_json=False, folder=tmp_path, page="name_cuda")
+    page = (tmp_path / "name_cuda.md").read_text()
+    assert page.startswith("# Name\n\n`python -m bench.name")
+    assert (tmp_path / "name_cuda.json").exists()
