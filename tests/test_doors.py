@@ -302,6 +302,15 @@ def test_a_resumed_run_cannot_become_another(
     check_run(parse("--resume", "--run-dir", run_dir, "--set", same), None)
 
 
+def test_a_run_is_resumed_whatever_numbers_its_environment_is_made_with(tmp_path: Path) -> None:
+    settings = ["env.kwargs={range=[nan, inf], floor=-inf}"]
+    RunFolder(tmp_path / "run").begin(load_config(default_config_path(), settings))
+    flags = ("--resume", "--run-dir", str(tmp_path / "run"))
+    check_run(parse(*flags), None)
+    with pytest.raises(ConfigError, match=r"env\.kwargs: cannot change in a resumed run"):
+        check_run(parse(*flags, "--set", "env.kwargs={floor=0.0}"), None)
+
+
 def test_a_goal_to_raise_to_is_one_that_is_not_reached_yet(run_dir: str) -> None:
     folder = RunFolder.open(Path(run_dir))
     folder.write_json("summary.json", {"updates": 176})
