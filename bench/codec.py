@@ -6,7 +6,6 @@ whose memory is there already. In between lie the frames that would be sent; no 
 
 import argparse
 import pickle
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.door import run
 from bench.ingest_ends import CASES, message_bytes
 from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
 from impala_async.spec import Schema
@@ -220,4 +220,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
+from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, one_run, steps_per_s
 from bench.paired import Figure, Sample, figure, figure_of, in_turns, publish, ratio
 from bench.processes import PeakMemory
@@ -199,4 +200,4 @@ def _memory(name: str, samples: list[Sample], at_most: float) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.door import run
 from bench.ingest_ends import CASES, CROWD, message_bytes
 from bench.one_run import end_with_parent
 from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
@@ -95,4 +96,4 @@ def _cpu(name: str, samples: list[Sample], at_most: float) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from bench.door import run
 from bench.learner_ends import record, serve
 from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
 from impala_async.config import RunConfig
@@ -232,4 +233,4 @@ def gpu_figures_of(service: list[Sample]) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

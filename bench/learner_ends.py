@@ -38,9 +38,18 @@ def record(path: Path, config: Path, settings: Sequence[str]) -> None:
     """Train for a moment, and keep what the actors sent."""
     door = [sys.executable, "-m", "impala_async.record", str(path), "--config", str(config)]
     run = ["--run-dir", f"{path}.run", *_set(settings)]
-    ended = subprocess.run([*door, *run], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise RuntimeError(f"record ended with {ended.returncode}:\n{ended.stderr}")
+    recorder = subprocess.Popen(
+        [*door, *run], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _, said = recorder.communicate()
+    except KeyboardInterrupt:
+        # It ends its learner and its actors first, which write where we clear away.
+        recorder.terminate()
+        recorder.communicate()
+        raise
+    if recorder.returncode:
+        raise RuntimeError(f"record ended with {recorder.returncode}:\n{said}")
 
 
 def serve(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from bench.door import run
 from bench.paired import Figure, figure, publish
 from impala_async.actor.samplers.choose import Scrap
 from impala_async.actor.samplers.stage import set_stage
@@ -150,4 +151,4 @@ def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

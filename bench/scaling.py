@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, Report, one_run, steps_per_s
 from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
 
@@ -111,4 +112,4 @@ def _figures(name: str, samples: list[Sample], one: list[Sample]) -> list[Figure
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, OneRun, one_run
 from bench.paired import Figure, figure, publish
 from bench.processes import Held, held_by_each
@@ -193,4 +194,4 @@ def _steps_per_s(record: Record, stretch: tuple[float, float]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -5,7 +5,6 @@ trains on one batch of the recording: as it is written, and in turns with that i
 device has, each turn in a fresh process.
 """
 
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from bench.door import run
 from bench.learner import CONFIGS, ENDLESS, Case, loop, run_cases
 from bench.learner_ends import record
 from bench.paired import Figure, Sample, figure_of, in_turns, ratio
@@ -77,4 +77,4 @@ def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

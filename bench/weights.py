@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.door import run
 from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
 from bench.weights_ends import CASES, CPU
 from impala_async.config_model import ModelSection
@@ -176,4 +177,4 @@ def _hear(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -34,7 +34,7 @@ class LearnerSection(Section):
     """The learner: batches, ring, limits and periods."""
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    threads: int = Field(1, ge=1, description="torch threads of the learner.")
+    threads: int = Field(1, ge=1, le=1024, description="torch threads of the learner.")
     compile: Literal["off", "inductor", "cuda_graph"] = Field(
         "off", description="How updates are made faster, after a while of compiling or recording."
     )
@@ -59,7 +59,7 @@ class LearnerSection(Section):
         description="A trajectory older than this many updates is never trained on.",
     )
     publish_every_updates: int = Field(1, ge=1, description="Updates per published version.")
-    report_every_s: float = Field(2.0, gt=0, description="Seconds between reports.")
+    report_every_s: float = Field(2.0, ge=0.01, description="Seconds between reports.")
     starved_after_s: float = Field(5.0, gt=0, description="Waiting this long is starvation.")
     lease_s: float = Field(10.0, ge=1, description="An actor silent this long loses its credit.")
     heartbeat_s: float = Field(2.0, gt=0, description="How often an actor shows that it lives.")

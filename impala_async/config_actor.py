@@ -40,7 +40,7 @@ class ActorSection(Section):
         description="central: where the policy acts: auto, cpu, cuda or cuda:N. auto: a GPU if "
         "there is one.",
     )
-    threads: int = Field(1, ge=1, description="torch threads of an actor.")
+    threads: int = Field(1, ge=1, le=1024, description="torch threads of an actor.")
     compress: Literal["auto", "on", "off"] = Field(
         "auto",
         description="zstd for observations on their way, while it makes them a fifth smaller. "

@@ -41,7 +41,7 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     """
     if path is not None and path.suffix == ".json":
         # It holds all keys, also those that nobody has set: none of them is a mistake of the file.
-        return validate_config(*merge_overrides(_read_json(path), overrides))
+        return validate_config(*merge_overrides(_read_json(path), overrides, path))
     from_file = {} if path is None else _read_toml(path)
     settings, sources, mistakes = merge_overrides(from_file, overrides)
     # What a whole section of the file was overridden with is no mistake of the file.
@@ -49,9 +49,14 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     return validate_config(settings, in_file | sources, mistakes)
 
 
-def merge_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> Merged:
-    """Settings with `section.key=value` overrides; one that makes no sense changes nothing."""
-    merged = Merged(copy.deepcopy(dict(settings)), {}, [])
+def merge_overrides(
+    settings: Mapping[str, Any], overrides: Iterable[str], path: Path | None = None
+) -> Merged:
+    """Settings with `section.key=value` overrides; one that makes no sense changes nothing.
+
+    A mistake that is not of these is of the file at `path`.
+    """
+    merged = Merged(copy.deepcopy(dict(settings)), {"": str(path)} if path else {}, [])
     for override in overrides:
         try:
             merged.sources[_apply_override(merged.settings, override)] = COMMAND_LINE
@@ -187,7 +192,8 @@ def _source(key: str, sources: Mapping[str, str]) -> str:
     if key in sources and not any(k.startswith(f"{key}.") for k in sources):
         return sources[key]
     below = {source for k, source in sources.items() if not key or k.startswith(f"{key}.")}
-    return " and ".join(sorted(below)) or sources.get(key.rpartition(".")[0], "config")
+    anywhere = sources.get("", "config")
+    return " and ".join(sorted(below)) or sources.get(key.rpartition(".")[0], anywhere)
 
 
 def _wanted_at(key: str, *, is_item: bool) -> str | None:
@@ -253,14 +259,19 @@ def _shown(value: Any) -> str:
 
 def _suggest(key: str) -> str:
     """The key that was meant: one of the same name elsewhere, or the one spelled most like it."""
+    section, _, name = key.rpartition(".")
     known = [key for key, _ in _schema_fields(RunConfig)]
-    named_so = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
-    near = difflib.get_close_matches(key, named_so or known, n=1, cutoff=0.0 if named_so else 0.6)
-    if not near:
-        leaves = {k.rpartition(".")[2]: k for k in known}
-        close = difflib.get_close_matches(key.rpartition(".")[2], list(leaves), n=1, cutoff=0.6)
-        near = [leaves[leaf] for leaf in close]
+    named_so = [k for k in known if k.rpartition(".")[2] == name]
+    near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
+    beside = [k for k in known if k.rpartition(".")[0] == section]
+    near = near or _named_like(name, beside) or _named_like(name, known)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _named_like(name: str, keys: Iterable[str]) -> list[str]:
+    """At most one: without its section, as that alone would make it much alike."""
+    names = {key.rpartition(".")[2]: key for key in keys}
+    return [names[found] for found in difflib.get_close_matches(name, names, n=1)]
 
 
 def _schema_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

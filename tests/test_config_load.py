@@ -209,11 +209,13 @@ def test_an_environment_is_required_and_the_hint_says_how(toml: Path) -> None:
         ("num_passes=2", "learner.num_passes"),
         ("lerner.num_passes=2", "learner"),
         ("stop.walls=5", "stop.wall_s"),
+        ("learner.batch_rows=5", "learner.batch_columns"),
+        ("leaner.thread=5", "learner"),
     ],
 )
 def test_unknown_keys_are_refused_with_a_suggestion(override: str, meant: str) -> None:
     key = override.partition("=")[0]
-    unknown = "lerner" if key.startswith("lerner") else key
+    unknown = key.partition(".")[0] if key.startswith("le") and meant == "learner" else key
     assert mistake(override) == f"--set: {unknown}: unknown key; did you mean {meant}?"
 
 
@@ -259,10 +261,11 @@ def test_overrides_that_make_no_sense_hide_no_other_mistake(toml: Path) -> None:
         ("model.hidden_sizes=64", "wants a list, for example [64, 64], or none, got 64"),
         ("model.hidden_sizes=[]", "wants a list, for example [64, 64], or none, got []"),
         ("model.hidden_sizes=[true, 64]", "wants numbers, got [true, 64]"),
-        ("learner.threads=1.5", "wants a whole number from 1 up, got 1.5"),
-        ("learner.threads=x", 'wants a whole number from 1 up, got "x"'),
+        ("learner.threads=1.5", "wants a whole number from 1 to 1024, got 1.5"),
+        ("learner.threads=x", 'wants a whole number from 1 to 1024, got "x"'),
         ("learner.threads=true", "wants a number, got true"),
-        ("learner.threads=none", "wants a whole number from 1 up, got none"),
+        ("learner.threads=none", "wants a whole number from 1 to 1024, got none"),
+        ("learner.num_passes=x", 'wants a whole number from 1 up, got "x"'),
         ("trajectory.rows=70000", "wants a whole number from 1 to 65535, got 70000"),
         ("stop.env_steps=x", 'wants a whole number over 0, or none, got "x"'),
         ("algorithm.gamma=2", "wants a number from 0 to 1, got 2"),
@@ -371,6 +374,20 @@ def test_a_run_s_own_config_is_a_config(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
         assert load_config(path) == config
         assert load_config(path, ["seed=3"]) == config.model_copy(update={"seed": 3})
+
+
+def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = load_config(None, ["env.id=X"]).model_dump(mode="json", by_alias=True)
+    config["learner"] |= {"num_pases": 3, "queue_size": 0}
+    path.write_text(json.dumps({"run_id": "7", "config": config}))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["learner.max_lag=0"])
+    assert sorted(str(caught.value).splitlines()) == [
+        "--set: learner.max_lag: wants a whole number from 1 to 10000, got 0",
+        f"{path}: learner.num_pases: unknown key; did you mean learner.num_passes?",
+        f"{path}: learner.queue_size: wants a whole number from 1 up, got 0",
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": 3}', "env.id = 'X'"])

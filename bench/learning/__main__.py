@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.door import run
 from bench.learning.cases import CASES, Case
 from bench.learning.table import HEAD, is_held, row, write
 from bench.learning.train import Outcome, train
@@ -66,4 +67,4 @@ def _run(case: Case, num_seeds: int | None, folder: Path) -> list[Outcome]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -6,12 +6,12 @@ A peer that is not installed is skipped, and named.
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from bench.door import run
 from bench.paired import Figure, in_turns, publish
 from bench.peers.measure import solving, speed
 from bench.peers.systems import SYSTEMS, System
@@ -46,8 +46,6 @@ limit, and the ratio to it is at most what is shown.
 def main() -> int:
     """Measure what was asked for; 1 if a limit was missed."""
     args = _parse()
-    # Else the turn of the moment would go on without us.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Inherited by everything that is started from here.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     wanted = tuple(text.lower() for text in args.only or [""])
@@ -103,4 +101,4 @@ def present(systems: Sequence[System], args: argparse.Namespace) -> list[System]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

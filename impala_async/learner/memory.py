@@ -45,7 +45,11 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     slot_bytes = config.learner.batch_columns * schema.layout.column_bytes
     columns = "learner.batch_columns, trajectory.rows"
     wants = [
-        _Want(num_slots * slot_bytes, f"{num_slots} batches", f"{columns} or learner.queue_size")
+        _Want(
+            num_slots * slot_bytes,
+            f"{num_slots} batches",
+            f"{columns}, learner.queue_size or learner.minibatch_buffer_size",
+        )
     ]
     try:
         wants += _model_wants(config, schema, device)

@@ -299,7 +299,7 @@ class LearnerService:
             self._front.give_up(batch)
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
-        reading = self._reading
+        reading, first = self._reading, self._reading.first_update
         mean_return = self._goal_return if reason == "mean_return" else self._episodes.mean_return
         summary = summarise(
             self._config,
@@ -307,7 +307,7 @@ class LearnerService:
             exit_reason=reason,
             # Of the report, which was written when the threads had ended.
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
-            env_steps_this_start=self._progress.env_steps_trained - self._start.env_steps_trained,
+            env_steps_since=self._progress.env_steps_trained - (first.env_steps if first else 0),
             lag_histogram=reading.lag_histogram,
             mean_return=mean_return,
             verdict=self._reporter.verdict(report),
@@ -320,8 +320,8 @@ class LearnerService:
     @property
     def _wall_s(self) -> float | None:
         """Since the first update of this start."""
-        first = self._reading.first_update_at
-        return None if first is None else time.monotonic() - first
+        first = self._reading.first_update
+        return None if first is None else time.monotonic() - first.at
 
     @property
     def _progress(self) -> Progress:

@@ -23,13 +23,17 @@ def summarise(
     *,
     exit_reason: str,
     wall_s: float,
-    env_steps_this_start: int,
+    env_steps_since: int,
     lag_histogram: Sequence[int],
     mean_return: float | None,
     verdict: Verdict,
 ) -> dict[str, Any]:
-    """`wall_s` runs from the first update; rates are means over it, and the verdict is on it."""
-    steps_per_s = env_steps_this_start / wall_s if wall_s > 0 else 0.0
+    """`wall_s` runs from the first update; rates are means over it, and the verdict is on it.
+
+    `env_steps_since` are those trained in that time: what the first update learned from was
+    gathered before the clock ran.
+    """
+    steps_per_s = env_steps_since / wall_s if wall_s > 0 else 0.0
     return {
         "exit_reason": exit_reason,
         "env_id": config.env.id,

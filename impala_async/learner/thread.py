@@ -27,7 +27,7 @@ from impala_async.learner.handoff import ClosedError
 from impala_async.learner.hardware import make_current
 from impala_async.learner.loader import LoadedBatch, Loader
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
-from impala_async.learner.thread_ports import Captured, LearnerReport, Ports, Progress
+from impala_async.learner.thread_ports import Captured, FirstUpdate, LearnerReport, Ports, Progress
 from impala_async.training.result import StepResult
 from impala_async.training.snapshot import Snapshot, WeightsCopy
 from impala_async.training.state import capture
@@ -90,7 +90,7 @@ class LearnerThread:
         self._update = progress.update
         self._env_steps = progress.env_steps_trained
         self._stop_reason: str | None = None
-        self._first_update_at: float | None = None
+        self._first_update: FirstUpdate | None = None
         self._waited_s = 0.0
         self._starved_at: float | None = None
         self._starved_total_s = 0.0
@@ -207,12 +207,13 @@ class LearnerThread:
             return
         result = pending.result()
         self._gauges.stats = result.stats
-        # One that is skipped counts too: a run whose every loss is NaN must reach its time limit.
-        self._first_update_at = self._first_update_at or time.monotonic()
         if result.is_failed_B.any():
             self._skip(pending.draw.item.account, result.is_failed_B.numpy())
         if result.applied:
             self._note_trained(pending, result.num_updates)
+        if self._first_update is None:
+            # Or skipped: a run whose every loss is NaN must reach its time limit.
+            self._first_update = FirstUpdate(time.monotonic(), self._env_steps)
         self._end_pass(pending.draw)
 
     def _note_trained(self, pending: _Pending, num_updates: int) -> None:
@@ -293,8 +294,8 @@ class LearnerThread:
             return "env_steps"
         if self._stop.updates is not None and progress.update >= self._stop.updates:
             return "updates"
-        if self._stop.wall_s is not None and self._first_update_at is not None:
-            ran_s = time.monotonic() - self._first_update_at
+        if self._stop.wall_s is not None and self._first_update is not None:
+            ran_s = time.monotonic() - self._first_update.at
             return "wall_s" if ran_s >= self._stop.wall_s else None
         return None
 
@@ -314,7 +315,7 @@ class LearnerThread:
         return LearnerReport(
             self.progress,
             self._starved_at,
-            self._first_update_at,
+            self._first_update,
             self._gauges.metrics(self._starved_total_s + starved_s),
             self._gauges.lag_histogram.tolist(),
         )

@@ -4,6 +4,7 @@ Runs on: event loop and learner thread
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from impala_async.learner.handoff import Flag, Inbox, Mailbox
 from impala_async.learner.ledger import Settlement
@@ -24,13 +25,20 @@ class Progress:
         return Version(self.epoch, self.update)
 
 
+class FirstUpdate(NamedTuple):
+    """Where the clock of a start begins, and the env steps that were trained by then."""
+
+    at: float
+    env_steps: int
+
+
 @dataclass(frozen=True)
 class LearnerReport:
     """A frozen reading of everything that the learner thread owns."""
 
     progress: Progress
     starved_at: float | None
-    first_update_at: float | None
+    first_update: FirstUpdate | None
     metrics: dict[str, object]
     lag_histogram: list[int]
 

@@ -18,12 +18,13 @@ ADVICE: Final[Mapping[str, str | None]] = {
     "rejections": "look for the reason in the learner's log, and in docs/faults.md",
     "learner": "a faster device, a smaller model, or a lower learner.num_passes",
     "copy": "smaller observations, or a larger learner.batch_columns",
-    "environment": "more actors, on other hosts when the cores of this one are busy, or another "
-    "actor.sampler",
+    "environment": "more actors, on other hosts when the cores of this one are busy, another "
+    "actor.sampler, or more actor.num_workers where steps wait for something",
     "inference": "a larger actor.num_envs, or more actors, on other hosts when cores are busy",
     "network": "a faster link or smaller observations; on one host, fewer actors for its cores",
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
-    "actors": "start actors: python -m impala_async.actor --learner tcp://HOST:PORT",
+    "actors": "start actors: python -m impala_async.actor --learner tcp://HOST:PORT; if they end, "
+    "see their logs",
     "waiting": None,
     "unknown": None,
 }

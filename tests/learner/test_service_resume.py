@@ -67,8 +67,11 @@ async def test_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     assert final["weights/version_epoch"] == 2
     check_identities(final)
     assert final["trajectories/in_slots"] == 0
-    # What the summary says of this start is of this start.
-    steps = final["env_steps_trained"] - last["env_steps_trained"]
+    # What the summary says of this start is of this start, from its first update.
+    assert run.service._reading.first_update is not None
+    begun = run.service._reading.first_update.env_steps
+    assert begun > last["env_steps_trained"]
+    steps = final["env_steps_trained"] - begun
     assert run.summary["env_steps_per_s"] == pytest.approx(steps / run.summary["wall_s"], rel=0.01)
 
 

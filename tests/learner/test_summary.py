@@ -34,7 +34,7 @@ def summary_of(env_id: str = "tests:None", **changes: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "exit_reason": "env_steps",
         "wall_s": 4.0,
-        "env_steps_this_start": 600,
+        "env_steps_since": 600,
         "lag_histogram": [1, 1],
         "mean_return": 475.5,
         "verdict": Verdict("learner", "busy"),
@@ -69,7 +69,7 @@ def test_a_summary_in_one_line() -> None:
 
 
 def test_a_run_without_an_update_has_no_rate() -> None:
-    summary = summary_of(wall_s=0.0, env_steps_this_start=0, lag_histogram=[], mean_return=None)
+    summary = summary_of(wall_s=0.0, env_steps_since=0, lag_histogram=[], mean_return=None)
     assert summary["env_steps_per_s"] == 0.0
     assert summary["lag_quantiles"] == []
     assert summary["mean_return_100"] is None

@@ -322,7 +322,8 @@ def test_wall_time_runs_from_the_first_update(clock: Clock) -> None:
     # Updates at 4, 8 and 12 s: the first that ends 5 s after the first is the third.
     assert run.step.batches == [1, 2, 3]
     assert run.listener.stops == ["wall_s"]
-    assert run.listener.reports[-1].first_update_at == 1004.0
+    # What that was made of was gathered before.
+    assert run.listener.reports[-1].first_update == (1004.0, 12)
 
 
 def test_the_ring_is_settled_at_the_end() -> None:

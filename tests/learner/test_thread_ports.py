@@ -11,5 +11,5 @@ def test_progress_names_the_version_that_it_is_at() -> None:
 def test_before_any_reading_there_is_one_that_says_so() -> None:
     report = LearnerReport.before_any(Progress(2, update=5))
     assert report.progress == Progress(2, update=5)
-    assert (report.starved_at, report.first_update_at) == (None, None)
+    assert (report.starved_at, report.first_update) == (None, None)
     assert (report.metrics, report.lag_histogram) == ({}, [])

@@ -127,7 +127,7 @@ def test_without_a_batch_ever_it_ends_as_soon_as_it_is_closed(
     famine = Famine(monkeypatch, "...")
     famine.thread.run()
     last = famine.listener.reports[-1]
-    assert last.first_update_at is None
+    assert last.first_update is None
     assert last.progress == Progress(1)
     assert last.metrics["lag/mean"] is None
     assert last.lag_histogram == [0] * 101

@@ -153,7 +153,7 @@ def choose_stage(
         "actor.sampler auto takes %s; ms for a step of all %d columns: %s",
         choice.chosen.name,
         usual.num_columns,
-        ", ".join(choice.told),
+        ", ".join(choice.told) or "not measured",
     )
     return choice.chosen
 

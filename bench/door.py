@@ -1,0 +1,18 @@
+"""How a benchmark ends: by its exit code, or by a signal in one line, with all that it began."""
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+INTERRUPTED = 130
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """SIGTERM ends it as Ctrl-C does: what it has launched ends, and its folders go."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,53 @@
+"""A benchmark that is ended says so in a line, and takes with it what it began."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.door import INTERRUPTED, run
+
+
+def test_it_ends_with_the_code_of_its_benchmark() -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: 3)
+    assert ended.value.code == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("arguments", "least"),
+    [
+        (["bench.scaling", "--only", "CartPole", "--rounds", "1"], 4),
+        (["bench.weights", "--rounds", "1"], 1),
+        (["bench.learner", "--only", "CartPole", "--rounds", "1"], 4),
+    ],
+)
+@pytest.mark.e2e
+def test_all_ends_with_it(
+    number: signal.Signals,
+    arguments: list[str],
+    least: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # Where it is ignored, as behind nohup, it would be so below.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    command = [sys.executable, "-m", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as bench:
+        parent, give_up_at = psutil.Process(bench.pid), time.monotonic() + 60
+        while len(family := parent.children(recursive=True)) < least:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+        bench.send_signal(number)
+        _, said = bench.communicate(timeout=60)
+    assert bench.returncode == INTERRUPTED
+    assert said.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in said
+    assert not psutil.wait_procs(family, timeout=20)[1]
+    assert list(tmp_path.iterdir()) == []
