@@ -195,11 +195,11 @@ class Schema:
             )
         return layout
 
-    def difference(self, other: "Schema") -> str:
-        """Name the first fields in which another schema differs, with both values."""
+    def difference(self, other: "Schema", here: str, there: str) -> str:
+        """Name the first fields in which another schema differs, with both values and places."""
         mine, theirs = dict(_flat(asdict(self))), dict(_flat(asdict(other)))
         differing = [
-            f"{key}: {mine.get(key, 'absent')} here, {theirs.get(key, 'absent')} there"
+            f"{key}: {mine.get(key, 'absent')} {here}, {theirs.get(key, 'absent')} {there}"
             for key in sorted(mine.keys() | theirs.keys())
             if mine.get(key) != theirs.get(key)
         ]

@@ -275,4 +275,4 @@ def replaced(**changes: Any) -> Schema:
     ],
 )
 def test_a_difference_names_field_and_both_values(other: Schema, text: str) -> None:
-    assert SCHEMA.difference(other) == text
+    assert SCHEMA.difference(other, "here", "there") == text

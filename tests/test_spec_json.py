@@ -65,7 +65,7 @@ def test_there_and_back(schema: Schema) -> None:
     assert again == schema
     assert again.digest == schema.digest
     assert again.layout.leaves == schema.layout.leaves
-    assert schema.difference(again) == "nothing differs"
+    assert schema.difference(again, "here", "there") == "nothing differs"
 
 
 @settings(deadline=None)

@@ -88,7 +88,7 @@ class Playlist:
         if before is not None and start.schema != self.schema:
             raise RecordingError(
                 f"{self.path}: its environment changed from one start of the learner to the next: "
-                f"{self.schema.difference(start.schema)}"
+                f"{self.schema.difference(start.schema, 'before', 'then')}"
             )
         self.takes.append(Take(start, len(self._begins), len(self._begins), began_s))
 

@@ -37,6 +37,8 @@ from impala_async.wire.sockets import NO_FRAME
 logger = logging.getLogger(__name__)
 
 MAX_SCHEMA_BYTES = 65536
+# Who reads of a difference is on either side.
+HERE, THERE = "at the learner", "at the actor"
 TIMER_NAMES = ("env_time_ms", "act_time_ms", "send_wait_ms", "weights_wait_ms")
 
 
@@ -255,9 +257,9 @@ class Desk:
 
     def _misfit(self, schema: Schema, spec: Spec) -> str | None:
         if self.schema is None and schema.rows != self._terms.rows:
-            return f"trajectory.rows: {self._terms.rows} here, {schema.rows} there"
+            return f"trajectory.rows: {self._terms.rows} {HERE}, {schema.rows} {THERE}"
         if self.schema is not None and schema != self.schema:
-            return f"the environment differs: {self.schema.difference(schema)}"
+            return f"the environment differs: {self.schema.difference(schema, HERE, THERE)}"
         if spec.schema_digest != schema.digest:
             return "the schema is not the one of its digest"
         if spec.columns > self._terms.max_columns:
@@ -277,8 +279,8 @@ class Desk:
         layout = self._publisher.layout_digest
         if layout and spec.layout_digest != layout:
             return (
-                f"the model differs: layout {layout.hex()} here, {spec.layout_digest.hex()} there: "
-                "install the same release of impala-async on both sides"
+                f"the model differs: layout {layout.hex()} {HERE}, {spec.layout_digest.hex()} "
+                f"{THERE}: install the same release of impala-async on both sides"
             )
         return None
 

@@ -83,7 +83,7 @@ def test_what_is_no_recording_to_play(path: Path) -> None:
     write(path, message(0))
     refused("its first record says nothing of its run")
     write(path, start(), message(0), start(2, 1, schema=big_schema()))
-    refused("its environment changed from one start of the learner to the next: .* here, .* there")
+    refused("its environment changed from one start of the learner to the next: .* before, .* then")
     write(path, start(), message(0, schema=big_schema()))
     refused(r"the message at byte \d+ does not fit its environment")
     damaged = bytearray(write(path, start(), message(0)).read_bytes())

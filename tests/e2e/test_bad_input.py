@@ -191,7 +191,7 @@ def test_old_protocol_and_wrong_rows_are_told_what_differs(site: Site) -> None:
     answer = stranger.say(Spec(welcome.session, schema.digest, bytes(16), 8, 1), schema.to_json())
     assert isinstance(answer, Reject)
     assert REJECT_CODES[answer.code] == "mismatch"
-    assert "rows: 50 here, 20 there" in answer.text
+    assert "rows: 50 at the learner, 20 at the actor" in answer.text
     stranger.close()
 
 

@@ -38,10 +38,10 @@ def changed(schema: Schema, what: str) -> Schema:
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("shape", ["obs", "(2,) here", "(3,) there"]),
-        ("dtype", ["dtype", "float32 here", "float64 there"]),
-        ("rows", ["rows: 3 here, 4 there"]),
-        ("choices", ["choices: (3,) here, (9,) there"]),
+        ("shape", ["obs", "(2,) at the learner", "(3,) at the actor"]),
+        ("dtype", ["dtype", "float32 at the learner", "float64 at the actor"]),
+        ("rows", ["rows: 3 at the learner, 4 at the actor"]),
+        ("choices", ["choices: (3,) at the learner, (9,) at the actor"]),
     ],
 )
 async def test_a_schema_that_differs_is_refused_with_the_field_and_both_values(
@@ -131,7 +131,7 @@ async def test_without_a_schema_the_first_actor_brings_it(make_harbour: Make) ->
     other = harbour.actor(schema=changed(harbour.schema, "shape"))
     await other.hello()
     await other.spec()
-    assert "(2,) here, (3,) there" in await other.refused("mismatch")
+    assert "(2,) at the learner, (3,) at the actor" in await other.refused("mismatch")
     assert len(harbour.schemas) == 1
 
 
@@ -161,7 +161,10 @@ async def test_a_schema_that_nobody_can_hold_is_refused_before_anything_is_built
 
 @pytest.mark.parametrize(
     ("rows", "columns", "says"),
-    [(4, 1, "trajectory.rows: 3 here, 4 there"), (3, 5, "learner.batch_columns = 4")],
+    [
+        (4, 1, "trajectory.rows: 3 at the learner, 4 at the actor"),
+        (3, 5, "learner.batch_columns = 4"),
+    ],
 )
 async def test_a_first_actor_that_does_not_fit_decides_nothing(
     make_harbour: Make, rows: int, columns: int, says: str

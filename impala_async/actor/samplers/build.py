@@ -36,7 +36,7 @@ def build_sampler(
     if here != schema:
         raise MismatchError(
             "the environment of this actor is not the one that the learner knows: "
-            f"{here.difference(schema)}"
+            f"{here.difference(schema, 'here', 'at the learner')}"
         )
     kind: type[DirectSampler] = NextStepSampler
     if envs.autoreset is AutoresetMode.SAME_STEP:

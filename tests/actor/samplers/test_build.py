@@ -46,11 +46,13 @@ def test_same_step_batches_get_a_message_per_column() -> None:
 def test_an_environment_that_the_learner_does_not_know_is_a_mismatch() -> None:
     envs = build_envs("serial", EnvSection(id="CartPole-v1"), 2)
     other = build_envs("serial", EnvSection(id="Acrobot-v1"), 2)
-    with pytest.raises(MismatchError, match=r"choices: \(2,\) here, \(3,\) there") as caught:
+    with pytest.raises(
+        MismatchError, match=r"choices: \(2,\) here, \(3,\) at the learner"
+    ) as caught:
         build(envs, schema_for(other))
     assert caught.value.exit_code == EXIT_MISMATCH
     wide = replace(schema_for(envs), obs=other.obs_spec)
-    with pytest.raises(MismatchError, match=r"shape: \(4,\) here, \(6,\) there"):
+    with pytest.raises(MismatchError, match=r"shape: \(4,\) here, \(6,\) at the learner"):
         build(envs, wide)
     envs.close()
     other.close()
