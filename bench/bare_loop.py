@@ -28,7 +28,7 @@ from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_load import validate_config
 from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.build import build_step
-from impala_async.learner.hardware import pick_device
+from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.loader import batch_over
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
@@ -166,23 +166,24 @@ def first_batch(playlist: Playlist, num_columns: int, device: torch.device) -> B
     return batch_over(playlist.schema, *(plane.to(device) for plane in planes))
 
 
+def wait_for(device: torch.device) -> None:
+    """Until all that was launched there is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def measure(update: Callable[[], object], seconds: float, device: torch.device) -> float:
     """Updates per second."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
     for _ in range(WARM_UPDATES):
         update()
-    wait()
+    wait_for(device)
     together = TIMED_TOGETHER[device.type]
     begun, num_updates, spent_s = time.perf_counter(), 0, 0.0
     while spent_s < seconds:
         for _ in range(together):
             update()
         num_updates += together
-        wait()
+        wait_for(device)
         spent_s = time.perf_counter() - begun
     return num_updates / spent_s
 
@@ -194,9 +195,11 @@ def main() -> None:
     config = validate_config(json.loads(settings))
     torch.set_num_threads(config.learner.threads)
     device = pick_device(config.learner.device)
+    make_current(device)
     make, way = build(kind, Playlist(Path(recording)), config)
     begun = time.perf_counter()
     make()
+    wait_for(device)
     first_s = time.perf_counter() - begun
     rate = measure(make, float(seconds), device)
     if way() != config.learner.compile:

@@ -3,6 +3,7 @@
 import contextlib
 import statistics
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -15,35 +16,51 @@ COLUMNS = {
     "rxpci": ("pcie_in_gb_s", 1000.0),
     "txpci": ("pcie_out_gb_s", 1000.0),
 }
+# Beyond the time for which it was told to look.
+LATE_S = 5.0
 
 
 @contextlib.contextmanager
-def watched(device: torch.device) -> Iterator[dict[str, float]]:
-    """At the end it holds the means of `COLUMNS`; of another device than a GPU nothing."""
+def watched(device: torch.device, seconds: float) -> Iterator[dict[str, float]]:
+    """At the end it holds the means of `COLUMNS` over so many seconds, as far as dmon told them.
+
+    Of another device than a GPU nothing, nor where there is no dmon.
+    """
     means: dict[str, float] = {}
     if device.type != "cuda":
         yield means
         return
-    command = ["nvidia-smi", "dmon", "-s", "ut", "-i", str(device.index or 0)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
-    ) as monitor:
+    looks = str(max(1, int(seconds)))
+    command = ["nvidia-smi", "dmon", "-s", "ut", "-c", looks, "-i", uuid_of(device)]
+    try:
+        monitor = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+        )
+    except OSError as error:
+        print(f"nothing is known of the GPU itself: {error}", file=sys.stderr)
+        yield means
+        return
+    with monitor:
         try:
             yield means
+            said, _ = monitor.communicate(timeout=LATE_S)
         finally:
             monitor.terminate()
-            said, _ = monitor.communicate()
     means |= means_of(said)
 
 
+def uuid_of(device: torch.device) -> str:
+    """Its numbers are others for torch, where CUDA_VISIBLE_DEVICES says so."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
 def means_of(said: str) -> dict[str, float]:
-    """Of a table whose first line, behind a #, names its columns."""
-    head, *lines = (line.split() for line in said.splitlines() if line.strip())
-    names = head[1:]
-    rows = [dict(zip(names, line, strict=True)) for line in lines if line[0] != "#"]
-    if not rows:
-        raise RuntimeError(f"nvidia-smi dmon told nothing within the time:\n{said}")
-    return {
-        ours: statistics.fmean(float(row[theirs]) for row in rows) / unit
-        for theirs, (ours, unit) in COLUMNS.items()
-    }
+    """Of a table whose first line, behind a #, names its columns; "-" stands for no value."""
+    head, *lines = [line.split() for line in said.splitlines() if line.strip()] or [[]]
+    rows = [dict(zip(head[1:], line, strict=False)) for line in lines if line[0] != "#"]
+    means = {}
+    for theirs, (ours, unit) in COLUMNS.items():
+        values = [float(row[theirs]) for row in rows if row.get(theirs, "-") != "-"]
+        if values:
+            means[ours] = statistics.fmean(values) / unit
+    return means

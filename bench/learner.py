@@ -21,7 +21,7 @@ import torch
 
 from bench.door import run
 from bench.learner_ends import record, serve
-from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio, write_page
 from impala_async.config import RunConfig
 from impala_async.config_load import load_config
 from impala_async.learner.hardware import pick_device
@@ -30,6 +30,11 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 # Where there is no Atari, images of its shape do as well: nothing is learned here.
 NO_ATARI = ("env.id=bench.sliding:Sliding", "env.frame_stack=on")
 ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
+GPU_FIGURES = {
+    "sm_share": ("share of the time in which a kernel ran", ""),
+    "pcie_in_gb_s": ("over PCIe to it", "GB/s"),
+    "pcie_out_gb_s": ("over PCIe from it", "GB/s"),
+}
 NOTES = """
 "Service" is the learner as users start it, a process that also receives, checks and publishes. A
 player that replays the recording is another process, and nobody holds it back. "Update alone" is
@@ -45,7 +50,9 @@ the terms apart for the report. On a CPU it also looks at the loss and the norm 
 
 On a GPU the bare loop is one CUDA graph over data that lies there, the service records its updates
 too (`learner.compile=cuda_graph`), and with "as written" it does not. Waits for copies are at most
-what is told. What the GPU itself does is what `nvidia-smi dmon` says while the service is measured.
+what is told. What the GPU itself does is what `nvidia-smi dmon` says while the service is measured,
+PCIe by short looks once a second. One player feeds the service: where the learner waits for batches
+for more than a moment, the ratio is that of the player.
 
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
@@ -108,6 +115,7 @@ def run_cases(
     )
     args = parser.parse_args()
     device = pick_device(args.device)
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         for case in cases(device):
@@ -115,9 +123,10 @@ def run_cases(
                 settings = (*case.settings, f"learner.device={device}")
                 case = case._replace(settings=settings)
                 figures += figures_on(device, case, Path(folder), args.rounds, args.turn_s)
-    # A page of its own, beside that of a CPU.
-    page = f"{name}_cuda" if device.type == "cuda" else name
-    return publish(title, figures, notes=notes, is_json=args.json, folder=args.write, page=page)
+                if args.write:
+                    # Cases are long: what is measured is kept whatever becomes of the next one.
+                    write_page(title, figures, notes=notes, folder=args.write, gpu=gpu)
+    return publish(title, figures, notes=notes, is_json=args.json, folder=args.write, gpu=gpu)
 
 
 def cases(device: torch.device) -> list[Case]:
@@ -214,11 +223,14 @@ def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
         ),
         figure_of("the same: event loop", service, "loop_cores", "cores"),
         figure_of("the same: all other threads of the process", service, "other_cores", "cores"),
-        *(gpu_figures_of(service) if "sm_share" in service[0] else []),
+        # Only a GPU has this side.
+        *(gpu_figures_of(service) if "as written" in samples else []),
     ]
 
 
 def gpu_figures_of(service: list[Sample]) -> list[Figure]:
+    """Its waits, and what it told of itself in every turn."""
+    told = [key for key in GPU_FIGURES if all(key in sample for sample in service)]
     return [
         figure_of(
             "the same: waits for copies, share of the time",
@@ -226,9 +238,10 @@ def gpu_figures_of(service: list[Sample]) -> list[Figure]:
             "load_wait_share",
             at_most=0.02,
         ),
-        figure_of("the same: time in which its SMs are busy", service, "sm_share"),
-        figure_of("the same: over PCIe to it", service, "pcie_in_gb_s", "GB/s"),
-        figure_of("the same: over PCIe from it", service, "pcie_out_gb_s", "GB/s"),
+        *(
+            figure_of(f"the same: {GPU_FIGURES[key][0]}", service, key, GPU_FIGURES[key][1])
+            for key in told
+        ),
     ]
 
 

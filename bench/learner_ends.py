@@ -67,7 +67,7 @@ def serve(
         pid = json.loads((run_dir / "service.json").read_text())["pid"]
         first, cpu_before = len(_reports(run_dir)), cpu_seconds(pid)
         begun = time.monotonic()
-        with watched(device) as of_the_gpu:
+        with watched(device, seconds) as of_the_gpu:
             time.sleep(seconds)
         _wait_until(lambda: len(_reports(run_dir)) >= first + 2, player, log_path)
         cpu_after, spent_s = cpu_seconds(pid), time.monotonic() - begun

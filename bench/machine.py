@@ -19,7 +19,6 @@ def about_this_machine() -> dict[str, Any]:
         "commit": commit or "unknown",
         "cores": os.cpu_count(),
         "processor": _processor(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "torch": torch.__version__,
     }
 

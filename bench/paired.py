@@ -86,47 +86,55 @@ def publish(
     notes: str,
     is_json: bool,
     folder: Path | None,
-    page: str | None = None,
+    gpu: str | None = None,
 ) -> int:
     """Print the table, or JSON; write both into a folder, if there is one.
 
-    A page has the benchmark's name, unless another is given. Returns 1 if a limit is missed.
+    Returns 1 if a limit is missed.
     """
-    name = title.lower().replace(" ", "_")
-    page = page or name
-    machine = _machine()
-    content = {
-        "bench": name,
-        "command": f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip(),
-        **machine,
-        "figures": [{**asdict(each), "is_held": each.is_held} for each in figures],
-    }
-    table = "\n".join([HEAD, *(each.row() for each in figures)])
-    print(json.dumps(content, indent=2) if is_json else table)
+    content = _content(title, figures, gpu)
+    print(json.dumps(content, indent=2) if is_json else _table(figures))
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{page}.json").write_text(json.dumps(content, indent=2) + "\n")
-        where = ", ".join(str(machine[key]) for key in ("commit", "date", "machine", "torch"))
-        parts = [
-            f"# {title}",
-            f"`{content['command']}`",
-            table,
-            notes.strip(),
-            f"Measured: {where}.",
-        ]
-        (folder / f"{page}.md").write_text("\n\n".join(parts) + "\n")
+        write_page(title, figures, notes=notes, folder=folder, gpu=gpu)
     return 0 if all(each.is_held for each in figures) else 1
 
 
-def _machine() -> dict[str, str]:
+def write_page(
+    title: str, figures: Sequence[Figure], *, notes: str, folder: Path, gpu: str | None = None
+) -> None:
+    """The table with its notes, and JSON. Of what was measured on a GPU it is a page of its own."""
+    content = _content(title, figures, gpu)
+    page = folder / f"{content['bench']}{'_cuda' if gpu else ''}"
+    folder.mkdir(parents=True, exist_ok=True)
+    page.with_suffix(".json").write_text(json.dumps(content, indent=2) + "\n")
+    where = ", ".join(str(content[key]) for key in ("commit", "date", "machine", "torch"))
+    parts = [
+        f"# {title}",
+        f"`{content['command']}`",
+        _table(figures),
+        notes.strip(),
+        f"Measured: {where}.",
+    ]
+    page.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+
+
+def _content(title: str, figures: Sequence[Figure], gpu: str | None) -> dict[str, Any]:
+    name = title.lower().replace(" ", "_")
     facts = about_this_machine()
-    gpu = f" and {facts['gpu']}" if facts["gpu"] else ""
+    beside = f" and {gpu}" if gpu else ""
     return {
+        "bench": name,
+        "command": f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip(),
         "date": facts["date"],
         "commit": facts["commit"],
-        "machine": f"{facts['cores']} cores of {facts['processor']}{gpu}",
+        "machine": f"{facts['cores']} cores of {facts['processor']}{beside}",
         "torch": f"torch {facts['torch']}",
+        "figures": [{**asdict(each), "is_held": each.is_held} for each in figures],
     }
+
+
+def _table(figures: Sequence[Figure]) -> str:
+    return "\n".join([HEAD, *(each.row() for each in figures)])
 
 
 def _short(value: float) -> str:

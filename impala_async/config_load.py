@@ -189,7 +189,7 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
 
 def _source(key: str, sources: Mapping[str, str]) -> str:
     """Where a key was set; where anything below it was, if a whole section is at fault."""
-    if key in sources and not any(k.startswith(f"{key}.") for k in sources):
+    if key and key in sources and not any(k.startswith(f"{key}.") for k in sources):
         return sources[key]
     below = {source for k, source in sources.items() if not key or k.startswith(f"{key}.")}
     anywhere = sources.get("", "config")
@@ -258,25 +258,33 @@ def _shown(value: Any) -> str:
 
 
 def _suggest(key: str) -> str:
-    """The key that was meant: one of the same name elsewhere, or the one spelled most like it."""
+    """The key that was meant: one of the same name elsewhere, or the one named most like it."""
     section, _, name = key.rpartition(".")
-    known = [key for key, _ in _schema_fields(RunConfig)]
-    named_so = [k for k in known if k.rpartition(".")[2] == name]
+    fields = dict(_schema_fields(RunConfig))
+    keys = [key for key, field in fields.items() if not _is_section(field.annotation)]
+    named_so = [k for k in keys if k.rpartition(".")[2] == name]
     near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
-    beside = [k for k in known if k.rpartition(".")[0] == section]
-    near = near or _named_like(name, beside) or _named_like(name, known)
+    if section:
+        near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
+    else:
+        near = near or difflib.get_close_matches(key, fields.keys() - keys, n=1, cutoff=0.8)
+    near = near or _named_like(name, keys)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _named_like(name: str, keys: Iterable[str]) -> list[str]:
-    """At most one: without its section, as that alone would make it much alike."""
-    names = {key.rpartition(".")[2]: key for key in keys}
-    return [names[found] for found in difflib.get_close_matches(name, names, n=1)]
+def _named_like(name: str, keys: list[str]) -> list[str]:
+    """At most one, by its name alone: with its section others would look alike."""
+    names = [key.rpartition(".")[2] for key in keys]
+    return [keys[names.index(found)] for found in difflib.get_close_matches(name, names, n=1)]
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _schema_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
         yield key, field
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _schema_fields(field.annotation, f"{key}.")
+        if _is_section(field.annotation):
+            yield from _schema_fields(field.annotation, f"{key}.")  # type: ignore[arg-type]

@@ -210,6 +210,8 @@ def test_an_environment_is_required_and_the_hint_says_how(toml: Path) -> None:
         ("lerner.num_passes=2", "learner"),
         ("stop.walls=5", "stop.wall_s"),
         ("learner.batch_rows=5", "learner.batch_columns"),
+        ("num_env=5", "actor.num_envs"),
+        ("num_actor=5", "train.num_actors"),
         ("leaner.thread=5", "learner"),
     ],
 )
@@ -388,6 +390,16 @@ def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path: Path) -> None:
         f"{path}: learner.num_pases: unknown key; did you mean learner.num_passes?",
         f"{path}: learner.queue_size: wants a whole number from 1 up, got 0",
     ]
+
+
+def test_what_does_not_go_together_may_be_of_either(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = load_config(None, ["env.id=X"]).model_dump(mode="json", by_alias=True)
+    path.write_text(json.dumps({"run_id": "7", "config": config}))
+    overrides = ["learner.compile=cuda_graph", "algorithm.optimizer=rmsprop"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    assert str(caught.value).startswith(f"--set and {path}: learner.compile (cuda_graph)")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": 3}', "env.id = 'X'"])

@@ -43,14 +43,11 @@ class _Want(NamedTuple):
 def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torch.device) -> None:
     """Raise ValueError if slots, model and an update want more memory than is free."""
     slot_bytes = config.learner.batch_columns * schema.layout.column_bytes
-    columns = "learner.batch_columns, trajectory.rows"
-    wants = [
-        _Want(
-            num_slots * slot_bytes,
-            f"{num_slots} batches",
-            f"{columns}, learner.queue_size or learner.minibatch_buffer_size",
-        )
-    ]
+    keys = "learner.batch_columns, trajectory.rows"
+    if device.type == "cpu":
+        # On a GPU the batches of the ring are not in this memory.
+        keys += ", learner.minibatch_buffer_size"
+    wants = [_Want(num_slots * slot_bytes, f"{num_slots} batches", f"{keys} or learner.queue_size")]
     try:
         wants += _model_wants(config, schema, device)
     except (RuntimeError, TypeError, ValueError):

@@ -36,4 +36,4 @@ class HostCopy:
             source.record_stream(side)
         with torch.cuda.stream(side):
             self._tensor.copy_(source, non_blocking=True)
-            self._copied.record()
+            self._copied.record(side or torch.cuda.current_stream(source.device))

@@ -138,6 +138,11 @@ def test_on_a_gpu_there_are_floors_of_its_own_and_figures_of_itself() -> None:
     assert found["the same: service, as written, over bare loop"].median == 0.5
     assert not found["the same: waits for copies, share of the time"].is_held
     assert found["the same: over PCIe to it"].median == 3.0
+    for key in ("sm_share", "pcie_in_gb_s"):
+        del service[key]
+    names = [each.name for each in figures_of(case, samples)]
+    assert "the same: over PCIe from it" in names
+    assert "the same: over PCIe to it" not in names
 
 
 def test_where_updates_are_pipelined_a_turn_looks_at_the_one_before() -> None:

@@ -46,7 +46,8 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "| speed | 1,234 **missed** | 1 to 9 | at least 2000 |" in page
     assert "Why." in page
     assert publish("Name", [], notes="", is_json=False, folder=None) == 0
-    publish("Name", figures, notes="", is_json=False, folder=tmp_path, page="name_cuda")
+    publish("Name", figures, notes="", is_json=False, folder=tmp_path, gpu="GPU 7")
     page = (tmp_path / "name_cuda.md").read_text()
     assert page.startswith("# Name\n\n`python -m bench.name")
+    assert " and GPU 7, torch" in page
     assert (tmp_path / "name_cuda.json").exists()

@@ -113,9 +113,12 @@ async def test_a_run_whose_updates_are_pipelined(
     async with voyage(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
         await run.sail(2)
         assert await run.end() == EXIT_DONE
+        assert run.service._learner is not None
+        thread: Any = run.service._learner.bodies["learner"]
     last = check_end(run, "env_steps")
     assert last["env_steps_trained"] >= 2400
     assert last["trajectories/rejected"] == 0
+    assert thread.__self__._is_pipelined
     assert max(under_way) <= 2
     assert under_way[-1] == 0
 
