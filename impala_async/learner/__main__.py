@@ -5,11 +5,13 @@ Runs on: main thread; torch is imported only when the flags and settings are goo
 
 import argparse
 import logging
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from impala_async import lifeline
 from impala_async.doors import (
@@ -133,5 +135,17 @@ def _serve(
     return code
 
 
+def _leave(code: int) -> NoReturn:
+    """End, and not beneath a thread that computes, as a run that dies may have one.
+
+    Where an interpreter ends beneath it, torch aborts the process, whatever its exit code was.
+    """
+    if any(thread.daemon and thread.is_alive() for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())

@@ -121,6 +121,20 @@ def test_a_killed_ingest_process_ends_the_run_with_its_cause(site: Site) -> None
     assert actor.wait_exit(10) == 0
 
 
+def test_a_death_in_the_middle_of_an_update_ends_with_its_exit_code_too(site: Site) -> None:
+    """Where an interpreter ends beneath a thread that computes, torch ends the process instead."""
+    long = ("model.hidden_sizes=[2048, 2048]", "learner.num_passes=4")
+    learner = site.learner(*ENDLESS, *long, "ingest.process=child", config=CARTPOLE)
+    actor = site.actor()
+    site.wait_report("training", lambda r: r["updates"] > 0)
+    (child,) = psutil.Process(learner.process.pid).children()
+    child.kill()
+    assert learner.wait_exit(20) == 70
+    assert "the ingest process is gone" in learner.log
+    actor.signal(signal.SIGTERM)
+    assert actor.wait_exit(10) == 0
+
+
 def test_the_ingest_process_does_not_outlive_a_killed_learner(site: Site) -> None:
     learner = site.learner(*ENDLESS, "ingest.process=child", config=CARTPOLE)
     (child,) = psutil.Process(learner.process.pid).children()
