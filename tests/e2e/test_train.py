@@ -140,7 +140,8 @@ class Flaky(CartPoleEnv):
 
 
 def test_an_environment_that_raises_once_does_not_end_the_run(site: Site) -> None:
-    flags = ("--set", "env.id=flaky:Flaky", "--set", "stop.env_steps=5000")
+    # As long as the actor that ends is noticed meanwhile.
+    flags = ("--set", "env.id=flaky:Flaky", "--set", "stop.env_steps=150000")
     environment = {"PYTHONPATH": f"{site.folder}:{Path.cwd()}"}
     (site.folder / "flaky.py").write_text(FLAKY.format(flag=str(site.folder / "flaked")))
     door = site.open("train", "--run-dir", str(site.run_dir), *flags, **environment)
