@@ -92,17 +92,18 @@ def publish(
 
     Returns 1 if a limit is missed.
     """
-    content = _content(title, figures, gpu)
+    if folder is None:
+        content = _content(title, figures, gpu)
+    else:
+        content = write_page(title, figures, notes=notes, folder=folder, gpu=gpu)
     print(json.dumps(content, indent=2) if is_json else _table(figures))
-    if folder is not None:
-        write_page(title, figures, notes=notes, folder=folder, gpu=gpu)
     return 0 if all(each.is_held for each in figures) else 1
 
 
 def write_page(
     title: str, figures: Sequence[Figure], *, notes: str, folder: Path, gpu: str | None = None
-) -> None:
-    """The table with its notes, and JSON. Of what was measured on a GPU it is a page of its own."""
+) -> dict[str, Any]:
+    """The table with its notes, and JSON, which is what comes back; a GPU has pages of its own."""
     content = _content(title, figures, gpu)
     page = folder / f"{content['bench']}{'_cuda' if gpu else ''}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,6 +117,7 @@ def write_page(
         f"Measured: {where}.",
     ]
     page.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    return content
 
 
 def _content(title: str, figures: Sequence[Figure], gpu: str | None) -> dict[str, Any]:

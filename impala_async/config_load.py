@@ -217,7 +217,7 @@ def _wanted(kind: Any, field: FieldInfo) -> str:
     if origin is tuple:
         example = ["main", "past"] if args[0] is str else [64, 64]
         return f"a list, for example {json.dumps(field.default or example)}"
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if _is_section(kind):
         return "keys of its own, not a value"
     if kind is str:
         return "text that is not empty" if field.metadata else "text"
@@ -278,7 +278,7 @@ def _named_like(name: str, keys: list[str]) -> list[str]:
     return [keys[names.index(found)] for found in difflib.get_close_matches(name, names, n=1)]
 
 
-def _is_section(kind: Any) -> bool:
+def _is_section(kind: Any) -> typing.TypeGuard[type[BaseModel]]:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
@@ -287,4 +287,4 @@ def _schema_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple
         key = prefix + (field.alias or name)
         yield key, field
         if _is_section(field.annotation):
-            yield from _schema_fields(field.annotation, f"{key}.")  # type: ignore[arg-type]
+            yield from _schema_fields(field.annotation, f"{key}.")

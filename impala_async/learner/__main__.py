@@ -140,7 +140,7 @@ def _leave(code: int) -> NoReturn:
 
     Where an interpreter ends beneath it, torch aborts the process, whatever its exit code was.
     """
-    if any(thread.daemon and thread.is_alive() for thread in threading.enumerate()):
+    if any(thread.daemon for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

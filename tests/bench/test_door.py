@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.door import INTERRUPTED, run
+from bench.door import run
+from impala_async.errors import EXIT_INTERRUPTED
 
 
 def test_it_ends_with_the_code_of_its_benchmark() -> None:
@@ -46,7 +47,7 @@ def test_all_ends_with_it(
             time.sleep(0.05)
         bench.send_signal(number)
         _, said = bench.communicate(timeout=60)
-    assert bench.returncode == INTERRUPTED
+    assert bench.returncode == EXIT_INTERRUPTED
     assert said.splitlines()[-1] == "interrupted"
     assert "Traceback" not in said
     assert not psutil.wait_procs(family, timeout=20)[1]

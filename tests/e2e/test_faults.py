@@ -108,29 +108,27 @@ def test_first_interrupt_saves_and_exits_130(site: Site, process: str) -> None:
     assert actor.wait_exit(10) == 130
 
 
-def test_a_killed_ingest_process_ends_the_run_with_its_cause(site: Site) -> None:
-    learner = site.learner(*ENDLESS, "ingest.process=child", config=CARTPOLE)
+@pytest.mark.parametrize(
+    ("settings", "num_updates", "within_s"),
+    [
+        ((), 5, 5),
+        # Dies in the middle of one: where an interpreter ends beneath a thread that computes,
+        # torch ends the process instead.
+        (("model.hidden_sizes=[2048, 2048]", "learner.num_passes=4"), 0, 20),
+    ],
+    ids=["short updates", "long updates"],
+)
+def test_a_killed_ingest_process_ends_the_run_with_its_cause(
+    site: Site, settings: tuple[str, ...], num_updates: int, within_s: int
+) -> None:
+    learner = site.learner(*ENDLESS, *settings, "ingest.process=child", config=CARTPOLE)
     actor = site.actor()
-    site.wait_report("training", lambda r: r["updates"] > 5)
+    site.wait_report("training", lambda r: r["updates"] > num_updates)
     (child,) = psutil.Process(learner.process.pid).children()
     child.kill()
-    assert learner.wait_exit(5) == 70
+    assert learner.wait_exit(within_s) == 70
     assert "the ingest process is gone" in learner.log
     assert site.read("service.json") is None
-    actor.signal(signal.SIGTERM)
-    assert actor.wait_exit(10) == 0
-
-
-def test_a_death_in_the_middle_of_an_update_ends_with_its_exit_code_too(site: Site) -> None:
-    """Where an interpreter ends beneath a thread that computes, torch ends the process instead."""
-    long = ("model.hidden_sizes=[2048, 2048]", "learner.num_passes=4")
-    learner = site.learner(*ENDLESS, *long, "ingest.process=child", config=CARTPOLE)
-    actor = site.actor()
-    site.wait_report("training", lambda r: r["updates"] > 0)
-    (child,) = psutil.Process(learner.process.pid).children()
-    child.kill()
-    assert learner.wait_exit(20) == 70
-    assert "the ingest process is gone" in learner.log
     actor.signal(signal.SIGTERM)
     assert actor.wait_exit(10) == 0
 
