@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.door import run
 from bench.learning.cases import CASES, Case
-from bench.learning.table import HEAD, is_held, row, write
+from bench.learning.table import HEAD, is_held, measured, row, write
 from bench.learning.train import Outcome, train
 
 
@@ -22,8 +22,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
     parser.add_argument("--write", type=Path, metavar="DIR",
                         help="bring learning.md and learning.json there up to date")  # fmt: skip
+    parser.add_argument("--resume", action="store_true",
+                        help="train only the seeds that the page of --write lacks")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run folders there")
     args = parser.parse_args()
+    if args.resume and args.write is None:
+        parser.error("--resume goes on with the page of --write DIR")
     cases = [case for case in CASES if _is_asked_for(case, args)]
     if not cases:
         parser.error(f"--only: no case of this suite is called {args.only!r}")
@@ -33,10 +37,14 @@ def main() -> int:
     print(HEAD, flush=True)
     try:
         for case in cases:
-            outcomes = _run(case, args.seeds, folder)
+            outcomes = measured(args.write, case) if args.resume else []
+            num_seeds = min(case.num_seeds, args.seeds or case.num_seeds)
+            for seed in range(len(outcomes), num_seeds):
+                outcomes.append(_run(case, seed, folder))
+                if args.write:
+                    write(args.write, case, outcomes, command)
+            print(row(case, outcomes), flush=True)
             are_held.append(is_held(case, outcomes))
-            if args.write:
-                write(args.write, case, outcomes, command)
     finally:
         if args.keep is None:
             shutil.rmtree(folder)
@@ -54,16 +62,11 @@ def _is_asked_for(case: Case, args: argparse.Namespace) -> bool:
     return True
 
 
-def _run(case: Case, num_seeds: int | None, folder: Path) -> list[Outcome]:
+def _run(case: Case, seed: int, folder: Path) -> Outcome:
     name = "".join(letter if letter.isalnum() else "-" for letter in case.name)
-    seeds = range(min(case.num_seeds, num_seeds or case.num_seeds))
-    outcomes = []
-    for seed in seeds:
-        outcome = train(case, seed, folder / name / str(seed))
-        print(f"{case.name}, seed {seed}: {outcome}", file=sys.stderr, flush=True)
-        outcomes.append(outcome)
-    print(row(case, outcomes), flush=True)
-    return outcomes
+    outcome = train(case, seed, folder / name / str(seed))
+    print(f"{case.name}, seed {seed}: {outcome}", file=sys.stderr, flush=True)
+    return outcome
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The table of results: as markdown for people, as JSON for programs."""
 
+import hashlib
 import json
 import math
 import re
@@ -39,6 +40,26 @@ def row(case: Case, outcomes: list[Outcome]) -> str:
     )
 
 
+def settings_of(case: Case) -> str:
+    """A digest of all that a seed of the case is trained with and measured against."""
+    settings = (CONFIGS / case.config).read_text(), case.overrides, case.goal, case.env_steps
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+
+
+def measured(folder: Path, case: Case) -> list[Outcome]:
+    """The seeds of the case that the page has, if they were trained with the settings of today."""
+    entry = _entries(folder).get(case.name, {})
+    if entry.get("settings") != settings_of(case):
+        return []
+    return [Outcome(**seed) for seed in entry["seeds"]]
+
+
+def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / "learning.json"
+    kept = json.loads(path.read_text()) if path.exists() else []
+    return {entry["task"]: entry for entry in kept}
+
+
 def write(folder: Path, case: Case, outcomes: list[Outcome], command: str) -> None:
     """Put the row of one case into the page, and into the JSON from which the page is made.
 
@@ -46,12 +67,12 @@ def write(folder: Path, case: Case, outcomes: list[Outcome], command: str) -> No
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "learning.json"
-    kept = json.loads(path.read_text()) if path.exists() else []
-    entries = {entry["task"]: entry for entry in kept}
+    entries = _entries(folder)
     entries[case.name] = {
         "task": case.name,
         "config": case.config,
         "overrides": case.overrides,
+        "settings": settings_of(case),
         "held": is_held(case, outcomes),
         "row": row(case, outcomes),
         "seeds": [asdict(outcome) for outcome in outcomes],
@@ -68,8 +89,9 @@ def _page(entries: list[dict[str, Any]]) -> str:
     lines = [
         "# Learning",
         "",
-        "`python -m bench.learning --suite full --write bench/results` measures all of it, and",
-        "with `--only TEXT` some rows; each says when it was measured.",
+        "`python -m bench.learning --suite full --write bench/results` measures all of it, with",
+        "`--only TEXT` some rows, with `--resume` the seeds that are missing; each row says when",
+        "it was measured.",
         "",
         "Returns are the best mean of 100 episodes of a seed, or a share that a trial measured",
         "after the training (`bench/learning/trials.py`); seconds are from launch to end, with the",

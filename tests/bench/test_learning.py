@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 
 from bench.learning import envs
 from bench.learning.cases import CASES, CONFIGS, Case
-from bench.learning.table import is_held, write
+from bench.learning.table import is_held, measured, write
 from bench.learning.train import Outcome, train
 from impala_async.config_load import load_config
 
@@ -30,6 +30,7 @@ def outcome(seed: int, has_passed: bool) -> Outcome:
         envs.no_velocities,
         envs.split_pole,
         lambda: envs.split_pole(withhold=True),
+        envs.paid_at_the_end,
         envs.RepeatPrevious,
         lambda: envs.FewLegal(is_masked=False),
         envs.TwoPoles,
@@ -80,7 +81,7 @@ def test_every_case_has_settings_that_hold_together(case: Case) -> None:
 
 def test_a_floor_is_held_by_as_many_seeds_as_it_says() -> None:
     passed, missed = outcome(0, True), outcome(1, False)
-    two_of_three = Case("x", "cartpole.toml", 1, 1, num_must=2)
+    two_of_three = Case("x", "cartpole.toml", 1, 1, num_seeds=3, num_must=2)
     assert is_held(two_of_three, [passed, missed, passed])
     assert not is_held(two_of_three, [passed, missed, missed])
     # Fewer seeds: as many in proportion, one at least.
@@ -98,7 +99,30 @@ def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path: Pa
     assert [entry["command"] for entry in entries] == ["a third", "a command"]
     assert [entry["held"] for entry in entries] == [False, True]
     page = (tmp_path / "learning.md").read_text()
-    assert page.count("| 1 of 2 **missed** |") == page.count("| 3 of 3 |") == 1
+    assert page.count("| 1 of 2 **missed** |") == page.count("| 10 of 10 |") == 1
+
+
+def test_seeds_are_kept_while_their_settings_are_those_of_today(tmp_path: Path) -> None:
+    seeds = [outcome(0, True), outcome(1, False)]
+    assert measured(tmp_path, CASE) == []
+    write(tmp_path, CASES[0], seeds, "a command")
+    assert measured(tmp_path, CASES[0]) == seeds
+    assert measured(tmp_path, CASES[1]) == []
+    for other in (replace(CASES[0], goal=1), replace(CASES[0], overrides=("seed=1",))):
+        assert measured(tmp_path, other) == []
+
+
+def test_all_points_are_paid_with_the_last_step() -> None:
+    env = envs.paid_at_the_end()
+    env.reset(seed=0)
+    rewards = []
+    while True:
+        _, reward, terminated, truncated, _ = env.step(0)
+        rewards.append(float(reward))
+        if terminated or truncated:
+            break
+    assert rewards[-1] == len(rewards) > 1
+    assert not any(rewards[:-1])
 
 
 def test_a_case_is_trained_through_the_door_of_users(tmp_path: Path) -> None:
