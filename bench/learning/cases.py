@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.learning.trials import saved_of_random, unbeaten_by_random
+from bench.learning.trials import return_at_the_end, saved_of_random, unbeaten_by_random
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -16,7 +16,7 @@ class Case:
     """One row of the table.
 
     A task passes with a seed if its mean return reaches `goal` within `env_steps`; a control, if
-    it stays below `goal` all the way. `num_must` of `num_seeds` must pass. With a trial, it is
+    it stays below `goal` all the way. `num_must` of `num_seeds` must pass. With a trial, either is
     trained for all `env_steps`, and what counts is the score that the trial gives.
     """
 
@@ -29,7 +29,7 @@ class Case:
     overrides: tuple[str, ...] = ()
     is_control: bool = False
     is_quick: bool = True
-    trial: Callable[[Path], float] | None = None
+    trial: Callable[[Path], float | None] | None = None
     needs: str = "gymnasium"
     """The module without which it is skipped."""
 
@@ -47,12 +47,10 @@ class Case:
 
 POLE = Case("CartPole-v1, IMPALA", "cartpole.toml", 475, 300_000)
 LAGGED = Case("CartPole-v1, lag of 8 updates", "cartpole_lagged.toml", 475, 500_000)
-# CartPole pays each step alike, and then even an update without correction gets there in time. Paid
-# at the end it does not.
-LATE = Case(
-    "CartPole, lag of 8 updates, return at the end", "cartpole_lagged.toml", 450, 500_000,
-    num_must=8, overrides=("env.id=bench.learning.envs:paid_at_the_end",),
-)  # fmt: skip
+# An update without correction may reach 475 on its way, even sooner. It does not stay there.
+STAYS = replace(
+    LAGGED, name=f"{LAGGED.name}, return at the end", goal=450, num_must=8, trial=return_at_the_end
+)
 MEMORY = Case("CartPole without velocities, LSTM", "cartpole_memory.toml", 400, 600_000)
 REPEAT = Case("RepeatPrevious, LSTM, 4 rows", "repeat_previous.toml", 0.9, 500_000)
 LEGAL = Case("2 of 8 actions legal, mask", "few_legal.toml", 0.9, 200_000)
@@ -75,8 +73,8 @@ CASES = (
     Case("CartPole-v1, PPO", "cartpole_ppo.toml", 475, 300_000),
     Case("CartPole-v1, A2C", "cartpole_a2c.toml", 475, 300_000),
     LAGGED,
-    LATE,
-    LATE.without("no correction", *UNCORRECTED, goal=300, num_must=8),
+    STAYS,
+    STAYS.without("no correction", *UNCORRECTED, goal=300, num_must=8),
     Case("Acrobot-v1, IMPALA", "acrobot.toml", -100, 300_000),
     Case("LunarLander-v3, APPO", "lunarlander_appo.toml", 200, 1_500_000,
          is_quick=False, needs="Box2D"),

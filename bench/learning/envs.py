@@ -23,29 +23,6 @@ def split_pole(withhold: bool = False) -> gym.Env[Any, Any]:
     return TimeLimit(_Split(CartPoleEnv(), withhold), POLE_STEPS)
 
 
-def paid_at_the_end() -> gym.Env[Any, Any]:
-    """CartPole that pays all its points with the last step of an episode."""
-    return _PaidAtTheEnd(TimeLimit(CartPoleEnv(), POLE_STEPS))
-
-
-class _PaidAtTheEnd(gym.Wrapper[Obs, Any, Obs, Any]):
-    def __init__(self, env: gym.Env[Obs, Any]) -> None:
-        super().__init__(env)
-        self._owed = 0.0
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Obs, dict[str, Any]]:
-        self._owed = 0.0
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self._owed += float(reward)
-        paid = self._owed if terminated or truncated else 0.0
-        return obs, paid, terminated, truncated, info
-
-
 class _Shown(gym.ObservationWrapper[Obs, Any, Obs]):
     def __init__(self, env: gym.Env[Obs, Any], indices: list[int]) -> None:
         super().__init__(env)

@@ -57,10 +57,10 @@ def train(case: Case, seed: int, folder: Path) -> Outcome:
 def _read(case: Case, seed: int, run: Path, wall_s: float) -> Outcome:
     summary = json.loads((run / "summary.json").read_text())
     best = _best_mean(run, summary) if case.trial is None else case.trial(run)
-    if case.trial is not None:
-        has_passed = best is not None and best >= case.goal
-    elif case.is_control:
+    if case.is_control:
         has_passed = best is None or best < case.goal
+    elif case.trial is not None:
+        has_passed = best is not None and best >= case.goal
     else:
         has_passed = summary["exit_reason"] == "mean_return"
     lag = summary["lag_quantiles"]

@@ -4,6 +4,7 @@ In self-play the return says how far the policy is ahead of its copy, and a retu
 throughout has no floor that one would know without the random policy's. Both are measured here.
 """
 
+import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +27,12 @@ GAMES_PER_COLUMN = 16
 SEED = 10_000
 
 Choose = Callable[[Obs], dict[str, NDArray[Any]]]
+
+
+def return_at_the_end(run: Path) -> float | None:
+    """The mean return of the last 100 episodes: what is left of it when all steps are trained."""
+    mean: float | None = json.loads((run / "summary.json").read_text())["mean_return_100"]
+    return mean
 
 
 def unbeaten_by_random(run: Path) -> float:

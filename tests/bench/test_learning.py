@@ -14,6 +14,7 @@ from bench.learning import envs
 from bench.learning.cases import CASES, CONFIGS, Case
 from bench.learning.table import is_held, measured, write
 from bench.learning.train import Outcome, train
+from bench.learning.trials import return_at_the_end
 from impala_async.config_load import load_config
 
 CASE = Case("CartPole, briefly", "cartpole.toml", 475, 3_000)
@@ -30,7 +31,6 @@ def outcome(seed: int, has_passed: bool) -> Outcome:
         envs.no_velocities,
         envs.split_pole,
         lambda: envs.split_pole(withhold=True),
-        envs.paid_at_the_end,
         envs.RepeatPrevious,
         lambda: envs.FewLegal(is_masked=False),
         envs.TwoPoles,
@@ -112,19 +112,6 @@ def test_seeds_are_kept_while_their_settings_are_those_of_today(tmp_path: Path) 
         assert measured(tmp_path, other) == []
 
 
-def test_all_points_are_paid_with_the_last_step() -> None:
-    env = envs.paid_at_the_end()
-    env.reset(seed=0)
-    rewards = []
-    while True:
-        _, reward, terminated, truncated, _ = env.step(0)
-        rewards.append(float(reward))
-        if terminated or truncated:
-            break
-    assert rewards[-1] == len(rewards) > 1
-    assert not any(rewards[:-1])
-
-
 def test_a_case_is_trained_through_the_door_of_users(tmp_path: Path) -> None:
     task = train(CASE, 3, tmp_path / "task")
     assert not task.has_passed
@@ -145,4 +132,11 @@ def test_a_trial_says_what_counts_after_all_steps(tmp_path: Path) -> None:
     assert tried == [tmp_path / "half" / "run"]
     assert (outcome.best_return, outcome.has_passed) == (0.5, True)
     assert outcome.env_steps >= 3_000
-    assert not train(replace(case, goal=0.6), 3, tmp_path / "more").has_passed
+    more = replace(case, goal=0.6)
+    assert not train(more, 3, tmp_path / "more").has_passed
+    assert train(replace(more, is_control=True), 3, tmp_path / "control").has_passed
+
+
+def test_the_return_at_the_end_is_that_of_the_summary(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"mean_return_100": 9.3}')
+    assert return_at_the_end(tmp_path) == 9.3
