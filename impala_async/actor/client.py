@@ -67,7 +67,7 @@ class Client:
         self._url = url
         self._should_stop = should_stop
         self._connect_s = connect_s
-        self._data = Dealer(context, url)
+        self._data = Dealer(context, url, is_watched=True)
         self._welcome: Welcome | None = None
         self._settings: ActorSettings | None = None
         self._offer: Offer | None = None
@@ -202,6 +202,8 @@ class Client:
             frames = self._data.receive(0)
         for grant in self.link.take_grants():
             self._take_grant(grant)
+        if not self._data.is_greeted:
+            self._reconnect()
         now = time.monotonic()
         silent_s = now - max(self._last_heard, self.link.last_heard)
         # Weights on a thin line hold up everything else.
@@ -254,7 +256,7 @@ class Client:
         self._squeezer = Squeezer(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
-            self._data = Dealer(self._context, data_url)
+            self._data = Dealer(self._context, data_url, is_watched=True)
         self._link = Link(
             self._context,
             weights_url,
@@ -268,14 +270,19 @@ class Client:
         self._link.timers = self._timers
         self._named = NO_VERSION
         give_up_at = time.monotonic() + welcome.lease_s
-        while not self._data.send(offer.spec_frames(welcome.session)):
+        while not self._say_spec():
             if time.monotonic() > give_up_at:
                 return False
             self._check_stop()
             time.sleep(SPEC_POLL_S)
-        self._last_heard = self._offered_at = time.monotonic()
+        self._last_heard = self._offered_at
         self._is_joined = False
         return True
+
+    def _say_spec(self) -> bool:
+        """Tell the learner over a new connection who is here; False if there is none."""
+        self._offered_at = time.monotonic()
+        return self._data.greet(self.offer.spec_frames(self.welcome.session))
 
     def _take_message(self, message: Message | None) -> None:
         if isinstance(message, Grant):
@@ -322,6 +329,14 @@ class Client:
             return True
         return self._named.update - self._version.update >= self.settings.max_lag
 
+    def _reconnect(self) -> None:
+        """What was sent over a connection that broke goes again over the next one, at once."""
+        if self._data.is_local:
+            # No wire broke: the learner's process is gone, and its successor's path is another.
+            self._come_back()
+        elif self._say_spec():
+            self._outbox.on_new_connection()
+
     def _come_back(self) -> None:
         """A new session with whoever is at the address now; what is not settled goes again."""
         self._has_session = False
@@ -336,7 +351,7 @@ class Client:
         while not is_open:
             self.link.close()
             self._data.close()
-            self._data = Dealer(self._context, self._url)
+            self._data = Dealer(self._context, self._url, is_watched=True)
             self.connect()
             self._outbox.on_new_session()
             is_open = self._open_session()

@@ -59,7 +59,7 @@ def find_learner(
     give_up_at = now + within_s
     while now < give_up_at:
         check_stop()
-        if now >= say_at and socket.send([pack(hello)]):
+        if (now >= say_at or not socket.is_greeted) and socket.greet([pack(hello)]):
             # Not all at once, when many actors lost the same learner.
             say_at = now + HELLO_EVERY_S * random.uniform(0.5, 1.0)
         poll_s = min(ANSWER_POLL_S, max(say_at - now, CONNECT_POLL_S), give_up_at - now)

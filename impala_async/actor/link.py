@@ -121,7 +121,7 @@ class Link:
             raise self._failure
 
     def _run(self) -> None:
-        socket = Dealer(self._context, self._url)
+        socket = Dealer(self._context, self._url, is_watched=True)
         try:
             self._serve(socket)
         except BaseException as error:  # a thread has no caller: the sampler thread raises it
@@ -134,17 +134,19 @@ class Link:
         next_beat, were_timed = time.monotonic(), False
         while not self._is_closed:
             now = time.monotonic()
+            is_new = not socket.is_greeted
+            if is_new:
+                # A reply that was awaited is lost with the connection.
+                self._asked_at = None
             # The first timers go at once: a short run wants to know its bottleneck too.
-            if now >= next_beat or (self.timers and not were_timed):
+            if is_new or now >= next_beat or (self.timers and not were_timed):
                 timers = dict(self.timers)
-                if socket.send([pack(Heartbeat(self._session, timers))]):
+                if socket.greet([pack(Heartbeat(self._session, timers))]):
                     were_timed = bool(timers)
                     next_beat = now + self._heartbeat_s
                 else:
-                    # There is no connection, and a reply that was awaited is lost with it.
-                    self._asked_at = None
                     next_beat = now + CONNECT_POLL_S
-            wait_s = self._ask(socket, now)
+            wait_s = self._ask(socket, now) if socket.is_greeted else CONNECT_POLL_S
             if socket.wait(min(wait_s, next_beat - now), self._wake_fd):
                 os.eventfd_read(self._wake_fd)
             while (frames := socket.receive(0)) is not None:

@@ -69,7 +69,7 @@ class StandIn:
         self._url = url
         self._should_stop = should_stop
         self._connect_s = connect_s
-        self._data = Dealer(context, url)
+        self._data = Dealer(context, url, is_watched=True)
         self._weights: Dealer | None = None
         self._welcome: Welcome | None = None
         self._has_session = False

@@ -228,8 +228,9 @@ class Desk:
             self._refuse(port, peer.data_route, reject("mismatch", fault))
             self._table.end(peer)
             return
+        if not peer.columns:
+            logger.info("actor %d joined with %d columns", peer.rank, spec.columns)
         peer.columns, peer.streams = spec.columns, spec.streams
-        logger.info("actor %d joined with %d columns", peer.rank, peer.columns)
         port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
 
     def _decide_schema(self, schema: Schema, spec: Spec) -> str | None:

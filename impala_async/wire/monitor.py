@@ -25,12 +25,12 @@ class Monitor:
         """`events`: of which kinds, one bit each."""
         address = f"inproc://monitor-{next(_numbers)}"
         self._of: zmq.Socket[bytes] = of
+        of.monitor(address, events)
         # For pollers.
         self.socket: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
         self.socket.set(zmq.LINGER, 0)
         # An I/O thread waits for room to tell something: there is always some.
         self.socket.set(zmq.RCVHWM, 0)
-        of.monitor(address, events)
         self.socket.connect(address)
 
     def read(self) -> list[Happening]:
@@ -45,5 +45,7 @@ class Monitor:
             happenings.append(Happening(event, value, told[1].decode(errors="replace")))
 
     def close(self) -> None:
-        self._of.disable_monitor()
-        self.socket.close()
+        """Twice does no harm, as with a socket."""
+        if not self.socket.closed:
+            self._of.disable_monitor()
+            self.socket.close()

@@ -69,8 +69,12 @@ class Outbox(Generic[Item]):
         return [self._held.pop(seq).item for seq in done]
 
     def on_new_session(self) -> None:
-        """Credit starts again from nothing, and what was under way may be lost: all goes again."""
+        """Credit starts again from nothing."""
         self._granted = 0
+        self.on_new_connection()
+
+    def on_new_connection(self) -> None:
+        """What was under way may be lost: all goes again."""
         for held in self._held.values():
             held.sent_at = None
 

@@ -13,6 +13,7 @@ import zmq
 
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
+from impala_async.wire.monitor import Monitor
 
 NO_FRAME = -1
 # As plain numbers: an enum is looked up at every call, several times for each message.
@@ -29,7 +30,9 @@ _TRANSPORT_HEARTBEAT_MS = 5000
 _TRANSPORT_TIMEOUT_MS = 600_000
 # A last word waits this long behind frames that are still being transferred.
 _LAST_WORD_MS = 200
-
+# A connection that broke is made again at once; a learner that is not there is not hammered at.
+_RECONNECT_MS, _RECONNECT_MAX_MS = 10, 250
+_CONNECTION_EVENTS = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -188,19 +191,52 @@ class Router:
 class Dealer:
     """The end of one connection that dials: an actor's, or a relay's for an actor."""
 
-    def __init__(self, context: Context, url: str, max_queued: int = 1000) -> None:
+    def __init__(
+        self, context: Context, url: str, max_queued: int = 1000, *, is_watched: bool = False
+    ) -> None:
         """`max_queued` messages wait for a connection that is slow; more are not sent now.
+        Only one that `is_watched`, by two more sockets, can `greet`.
 
         Raises:
             NoSocketError: there are too many.
         """
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.SNDHWM, max_queued)
+        self.is_local = url.startswith("ipc:")
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
-        self._socket.set(zmq.RECONNECT_IVL, 50)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
+        self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        try:
+            self._monitor = Monitor(self._socket, _CONNECTION_EVENTS) if is_watched else None
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise NoSocketError(error.strerror) from None
+        self._num_connections = 0
+        self._is_connected = False
+        # The number of a connection, from 1.
+        self._greeted = 0
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._socket.connect(url)
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether the connection that there is now has been greeted over.
+
+        If not, what was sent since the last greeting may be lost, and so may the answers.
+        """
+        return self._find_connection() == self._greeted != 0
+
+    def greet(self, frames: Sequence[Frame]) -> bool:
+        """Send what lets the other end know who is here; False if there is no connection now."""
+        connection = self._find_connection()
+        if self._monitor is None or connection == 0 or not self.send(frames):
+            return False
+        self._greeted = connection
+        # From now on the loss of a connection ends a wait.
+        self._poller.register(self._monitor.socket, zmq.POLLIN)
+        return True
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Send without blocking; False if there is no connection now.
@@ -219,20 +255,33 @@ class Dealer:
         self.send(frames)
 
     def receive(self, timeout_s: float) -> list[memoryview] | None:
-        """The next message's frames, or None if none came in time. Weights are not copied."""
-        if timeout_s > 0 and not self._socket.poll(max(1, int(timeout_s * 1000))):
-            return None
+        """The next message's frames; None if none came in time, or if the connection that was
+        greeted over is gone meanwhile. Weights are not copied."""
+        if timeout_s > 0:
+            if not self._poller.poll(max(1, int(timeout_s * 1000))):
+                return None
+            # Or it would wake every wait to come.
+            self._find_connection()
         return _receive_frames(self._socket)
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
-        """Wait for a message or for another descriptor; whether that descriptor woke us."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(wake_fd, zmq.POLLIN)
-        return wake_fd in dict(poller.poll(max(0, int(timeout_s * 1000))))
+        """Wait for a message, another connection or another descriptor; whether that woke us."""
+        self._poller.register(wake_fd, zmq.POLLIN)
+        woken = wake_fd in dict(self._poller.poll(max(0, int(timeout_s * 1000))))
+        self._poller.unregister(wake_fd)
+        return woken
 
     def close(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
         self._socket.close()
+
+    def _find_connection(self) -> int:
+        """The number of the connection that there is now; 0 if there is none."""
+        for happening in self._monitor.read() if self._monitor else []:
+            self._is_connected = happening.event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._num_connections += self._is_connected
+        return self._num_connections if self._is_connected else 0
 
 
 class Poller:

@@ -41,7 +41,7 @@ class Stopped(Exception):
 @pytest.fixture
 def socket(scene: Scene) -> Iterator[Dealer]:
     context = new_context()
-    dealer = Dealer(context, scene.learner.url)
+    dealer = Dealer(context, scene.learner.url, is_watched=True)
     yield dealer
     dealer.close()
     context.term()
