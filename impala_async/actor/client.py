@@ -16,8 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from impala_async import __version__
-from impala_async.actor.greeting import best_urls, find_learner, raise_if_final, read, say_goodbye
+from impala_async.actor import greeting
 from impala_async.actor.link import Link
 from impala_async.actor.offer import Offer
 from impala_async.actor.squeezer import Squeezer
@@ -26,13 +25,11 @@ from impala_async.config import ActorSettings
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.messages import (
     BYE_REASONS,
-    PROTOCOL,
     REJECT_CODES,
     VERDICTS,
     Bye,
     ByeOk,
     Grant,
-    Hello,
     Message,
     Reject,
     Welcome,
@@ -45,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 SPEC_POLL_S = 0.005
-NO_RUN = bytes(16)
 
 
 class RunFinished(Exception):
@@ -116,9 +112,9 @@ class Client:
             MismatchError, NotAllowedError: this learner refuses this actor for good.
             NewRun: another run is at this address now.
         """
-        found = find_learner(
+        found = greeting.find_learner(
             self._data,
-            self._hello(),
+            greeting.hello_of(self.actor_id, self._welcome, self._outbox.lowest_unsettled),
             url=self._url,
             within_s=self._connect_s,
             check_stop=self._check_stop,
@@ -198,7 +194,7 @@ class Client:
         frames = self._data.receive(timeout_s)
         while frames is not None:
             self._last_heard = time.monotonic()
-            self._take_message(read(frames[0]))
+            self._take_message(greeting.read(frames[0]))
             frames = self._data.receive(0)
         for grant in self.link.take_grants():
             self._take_grant(grant)
@@ -220,7 +216,7 @@ class Client:
             return
         self._has_left = True
         if self._has_session:
-            say_goodbye(self._data, self.welcome.session)
+            greeting.say_goodbye(self._data, self.welcome.session)
         if self._link is not None:
             self._link.close()
         self._data.close()
@@ -228,17 +224,6 @@ class Client:
     def _check_stop(self) -> None:
         if self._should_stop():
             raise RunFinished
-
-    def _hello(self) -> Hello:
-        known = self._welcome
-        return Hello(
-            protocol=PROTOCOL,
-            actor=self.actor_id,
-            build=__version__,
-            run_id=known.run_id if known else NO_RUN,
-            epoch=known.epoch if known else 0,
-            lowest_unsettled=self._outbox.lowest_unsettled,
-        )
 
     def _accept(self, welcome: Welcome, settings: ActorSettings) -> ActorSettings:
         former, self._welcome, self._settings = self._welcome, welcome, settings
@@ -252,7 +237,7 @@ class Client:
     def _open_session(self) -> bool:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
         welcome, offer = self.welcome, self.offer
-        data_url, weights_url = best_urls(welcome, self._url)
+        data_url, weights_url = greeting.best_urls(welcome, self._url)
         self._squeezer = Squeezer(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
@@ -292,7 +277,7 @@ class Client:
         elif isinstance(message, Reject):
             # With any other refusal the learner has ended the session.
             self._has_session &= message.code == REJECT_CODES.index("bad_message")
-            raise_if_final(message, is_joined=self._is_joined)
+            greeting.raise_if_final(message, is_joined=self._is_joined)
             if message.code == REJECT_CODES.index("hello_again"):
                 self._come_back()
             else:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from impala_async import __version__
 from impala_async.config import ActorSettings
 from impala_async.errors import (
     ImpalaAsyncError,
@@ -20,6 +21,7 @@ from impala_async.errors import (
 from impala_async.wire.codec import Frame, decode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
+    PROTOCOL,
     REJECT_CODES,
     WRONG_PORT,
     Bye,
@@ -39,6 +41,19 @@ HELLO_EVERY_S = 1.0
 CONNECT_POLL_S = 0.02
 ANSWER_POLL_S = 0.1
 BYE_OK_S = 0.5
+NO_RUN = bytes(16)
+
+
+def hello_of(actor_id: bytes, known: Welcome | None, lowest_unsettled: int) -> Hello:
+    """What an actor says first, or again to a learner that it has worked for before."""
+    return Hello(
+        protocol=PROTOCOL,
+        actor=actor_id,
+        build=__version__,
+        run_id=known.run_id if known else NO_RUN,
+        epoch=known.epoch if known else 0,
+        lowest_unsettled=lowest_unsettled,
+    )
 
 
 def find_learner(

@@ -11,8 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from impala_async import __version__
-from impala_async.actor.greeting import best_urls, find_learner, raise_if_final, read, say_goodbye
+from impala_async.actor.greeting import (
+    best_urls,
+    find_learner,
+    hello_of,
+    raise_if_final,
+    read,
+    say_goodbye,
+)
 from impala_async.config import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.spec import Schema
@@ -20,7 +26,6 @@ from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     BYE_REASONS,
-    PROTOCOL,
     REJECT_CODES,
     VERDICTS,
     Bye,
@@ -28,7 +33,6 @@ from impala_async.wire.messages import (
     Get,
     Grant,
     Heartbeat,
-    Hello,
     Message,
     NotModified,
     Reject,
@@ -84,7 +88,7 @@ class StandIn:
 
     def connect(self) -> ActorSettings:
         """Say hello until a learner answers; its settings."""
-        hello = Hello(PROTOCOL, os.urandom(16), __version__, bytes(16), 0, 0)
+        hello = hello_of(os.urandom(16), None, 0)
         self._welcome, settings = find_learner(
             self._data, hello, url=self._url, within_s=self._connect_s, check_stop=self._check_stop
         )
