@@ -47,6 +47,7 @@ from impala_async.wire.messages import (
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Context, Router, new_context
 from tests.actor.fakes import schema_of
+from tests.proxy import LEARNER_HOST
 
 WITHIN_S = 10.0
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
@@ -235,12 +236,12 @@ class Scene:
     """A learner and an actor that look at each other."""
 
     def __init__(self, context: Context, folder: Path) -> None:
-        self._context = context
+        self.context = context
         self.learner = ScriptedLearner(context, folder)
         self._actors: list[Actor] = []
 
-    def actor(self, connect_s: float = WITHIN_S) -> Actor:
-        actor = Actor(self._context, self.learner.url, connect_s)
+    def actor(self, connect_s: float = WITHIN_S, *, host: str = LEARNER_HOST) -> Actor:
+        actor = Actor(self.context, self.learner.url.replace(LEARNER_HOST, host), connect_s)
         self._actors.append(actor)
         return actor
 

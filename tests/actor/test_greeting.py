@@ -25,6 +25,7 @@ from impala_async.wire.messages import (
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
 from tests.actor.scripted import WITHIN_S, Scene, settings_of
+from tests.proxy import HOST, proxy
 
 HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
 WELCOME = Welcome(
@@ -239,3 +240,16 @@ def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, socket: Dealer) ->
     started = time.monotonic()
     say_goodbye(socket, b"s" * 16)
     assert time.monotonic() - started < 2.0
+
+
+def test_a_hello_that_was_lost_with_its_connection_is_said_again_at_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 10 * WITHIN_S)
+    with proxy(scene.learner.url) as network:
+        actor = scene.actor(host=HOST)
+        connected = actor.begin(actor.client.connect)
+        scene.learner.data.hear(Hello)
+        network.reset()
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings_of())
+        assert connected.result(WITHIN_S).env.id == "some:Env"

@@ -22,6 +22,7 @@ from tests.actor.scripted import (
     reply_of,
     weights_of,
 )
+from tests.proxy import HOST, LEARNER_HOST, proxy
 from tests.wire.ends import until
 
 SESSION = b"s" * 16
@@ -35,10 +36,11 @@ def open_link(scene: Scene) -> Iterator[Open]:
     context = new_context()
     links: list[Link] = []
 
-    def make(**changes: Any) -> Link:
+    def make(host: str = LEARNER_HOST, **changes: Any) -> Link:
         terms = {"session": SESSION, "layout_digests": {LAYOUT.digest}, "have": NO_VERSION}
         times = {"heartbeat_s": 60.0, "reply_timeout_s": 60.0}
-        links.append(Link(context, scene.learner.weights.router.url, **(terms | times | changes)))
+        url = scene.learner.weights.router.url.replace(LEARNER_HOST, host)
+        links.append(Link(context, url, **(terms | times | changes)))
         return links[-1]
 
     yield make
@@ -78,6 +80,19 @@ def test_a_lost_first_pull_is_repeated(scene: Scene, open_link: Open) -> None:
     open_link(reply_timeout_s=0.1)
     for _ in range(3):
         scene.learner.weights.find(Get)
+
+
+def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(
+    scene: Scene, open_link: Open
+) -> None:
+    with proxy(scene.learner.weights.router.url) as network:
+        link = open_link(HOST)
+        for _ in range(3):
+            heard = [scene.learner.weights.next() for _ in range(2)]
+            assert [type(each.message) for each in heard] == [Heartbeat, Get]
+            network.reset()
+        scene.learner.weights.find(Get).answer(*reply_of(weights_of(2.5, V5)))
+        assert await_weights(link).version == V5
 
 
 def test_first_weights_that_take_their_time_are_pulled_once(scene: Scene, open_link: Open) -> None:

@@ -23,6 +23,22 @@ async def test_a_spec_that_fits_joins(make_harbour: Make) -> None:
     assert harbour.count("num_actors") == 1
 
 
+async def test_a_spec_that_comes_again_is_answered_and_said_of_once(
+    make_harbour: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over a new connection, to which the answers go from then on."""
+    caplog.set_level("INFO")
+    harbour = make_harbour()
+    actor = await harbour.join(2)
+    again = harbour.actor()
+    again.session = actor.session
+    again.columns = actor.columns
+    await again.spec()
+    await again.hear(lambda: bool(again.grants))
+    assert harbour.count("num_actors") == 1
+    assert caplog.text.count("joined with 2 columns") == 1
+
+
 def changed(schema: Schema, what: str) -> Schema:
     leaf = ArraySpec("", (3,), "float32")
     return {

@@ -109,6 +109,14 @@ def test_a_new_session_starts_without_credit_and_sends_all_again() -> None:
     assert send_all(outbox) == [(1, "b")]
 
 
+def test_over_a_new_connection_all_that_is_not_settled_goes_again_at_once() -> None:
+    outbox = filled("a", "b", "c", "d")
+    outbox.on_grant(grant_of(3, 1))
+    send_all(outbox)
+    outbox.on_new_connection()
+    assert send_all(outbox) == [(1, "b"), (2, "c")]
+
+
 def test_a_new_run_hands_everything_back_and_counts_anew() -> None:
     outbox = filled("a", "b")
     outbox.on_grant(grant_of(5, 1))
