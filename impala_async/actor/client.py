@@ -266,8 +266,10 @@ class Client:
 
     def _say_spec(self) -> bool:
         """Tell the learner over a new connection who is here; False if there is none."""
+        if not self._data.greet(self.offer.spec_frames(self.welcome.session)):
+            return False
         self._offered_at = time.monotonic()
-        return self._data.greet(self.offer.spec_frames(self.welcome.session))
+        return True
 
     def _take_message(self, message: Message | None) -> None:
         if isinstance(message, Grant):

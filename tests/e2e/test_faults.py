@@ -93,6 +93,25 @@ def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site, pro
         assert actor.wait_exit(10) == 0
 
 
+def test_actors_of_this_host_wait_for_no_lease_when_a_killed_learner_resumes(site: Site) -> None:
+    """Its sockets lie in another folder then; the lease is longer than the test."""
+    data, weights = free_ports(2)
+    ports = f"bind.data=tcp://127.0.0.1:{data}", f"bind.weights=tcp://127.0.0.1:{weights}"
+    patient = ("learner.lease_s=60", "checkpoint.every_s=0.5")
+    learner = site.learner(*ENDLESS, *patient, *ports, config=CARTPOLE)
+    for _ in range(2):
+        site.actor()
+    site.wait_report("two actors", lambda r: r["num_actors"] == 2 and r["updates"] > 10)
+    wait_until("a checkpoint", lambda: list((site.run_dir / "checkpoints").glob("ckpt-1-*")))
+    learner.signal(signal.SIGKILL)
+    learner.wait_exit()
+    site.learner(resume=True)
+    bound_at = time.monotonic()
+    first = site.wait_report("both are back", lambda r: r["num_actors"] == 2)
+    site.wait_report("training", lambda r: r["updates"] > first["updates"])
+    assert time.monotonic() - bound_at < 10.0
+
+
 @both_processes
 def test_first_interrupt_saves_and_exits_130(site: Site, process: str) -> None:
     learner = site.learner(*ENDLESS, f"ingest.process={process}", config=CARTPOLE)
