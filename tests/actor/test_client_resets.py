@@ -2,6 +2,7 @@
 a lease. All times of these learners are longer than any test."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -9,7 +10,7 @@ from impala_async.actor.unroll import Finished
 from impala_async.config import PaceSection
 from impala_async.weights import Version
 from impala_async.wire.messages import Data, Get, Grant, Heartbeat, Hello, Spec
-from impala_async.wire.sockets import Router
+from impala_async.wire.sockets import AddressError, Router
 from tests.actor.scripted import (
     OFFER,
     V1,
@@ -23,6 +24,7 @@ from tests.actor.scripted import (
     weights_of,
 )
 from tests.proxy import HOST, Proxy, proxy
+from tests.wire.ends import until
 
 pytestmark = pytest.mark.usefixtures("quick_hellos")
 
@@ -33,6 +35,19 @@ PATIENT = {"lease_s": 60.0, "heartbeat_s": 60.0}
 def network(scene: Scene) -> Iterator[Proxy]:
     with proxy(scene.learner.url, scene.learner.weights.router.url) as opened:
         yield opened
+
+
+def bound(scene: Scene, url: str, ipc_path: str) -> Router:
+    """Where another one has just been closed, which takes a moment."""
+    routers: list[Router] = []
+
+    def bind() -> bool:
+        with suppress(AddressError):
+            routers.append(Router(scene.context, url, ipc_path, 1 << 26))
+        return bool(routers)
+
+    until(bind)
+    return routers[0]
 
 
 def unroll(actor: Actor, value: int) -> None:
@@ -99,7 +114,7 @@ def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_diall
         url = learner.url
         learner.data.router.close()
         # As of a learner that was killed: its nonce stays, and its successor's path is another.
-        learner.data.router = Router(scene.context, url, str(learner.folder / "d2"), 1 << 26)
+        learner.data.router = bound(scene, url, str(learner.folder / "d2"))
         hello = learner.data.hear(Hello)
         assert (hello.message.actor, hello.message.epoch) == (actor.client.actor_id, 1)
         welcome = learner.welcome(hello, settings_of(), epoch=2, **PATIENT)
