@@ -146,6 +146,11 @@ class AlgorithmSection(Section):
             return self.optimizer_eps
         return 0.1 if self.optimizer == "rmsprop_tf" else 1e-5
 
+    @property
+    def lr_is_0_at(self) -> int | None:
+        """Env steps trained from which on nothing is learned any more, if there are any."""
+        return self.schedule_env_steps if self.lr_end == 0 else None
+
     def broken_rules(self) -> Iterator[str]:
         yield from self._schedules_without_a_horizon()
         yield from self._idle_keys()

@@ -19,10 +19,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from impala_async.config import DECIDED_BY_LOCKSTEP, RunConfig
+from impala_async.config_synonyms import our_key
 from impala_async.errors import ConfigError
 
 COMMAND_LINE = "--set"
+# Where values have no type of ours.
+FREE_FORM = (["env"], ["env", "kwargs"], ["env", "wrappers"])
 MAX_SHOWN = 200
+# The key that says most in a section, which a value for the section itself is meant for.
+NAMED_BY = {"env": "id", "algorithm": "name", "model": "name", "pace": "mode"}
 
 
 class Merged(NamedTuple):
@@ -153,7 +158,11 @@ def _apply_override(settings: dict[str, Any], override: str) -> str:
         settings = settings.setdefault(parent, {})
         if not isinstance(settings, dict):
             raise ConfigError(f"{COMMAND_LINE}: {key}: {parent} is a value, without keys")
-    settings[leaf] = _parse_value(text.strip())
+    text = text.strip()
+    value = _parse_value(text)
+    if key.split(".")[:2] in FREE_FORM and (value == text or text == "None"):
+        _refuse_mistaken(key, text)
+    settings[leaf] = value
     return key
 
 
@@ -168,13 +177,35 @@ def _parse_value(text: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
+def _refuse_mistaken(key: str, text: str) -> None:
+    """Raise for what TOML cannot read, was no text, and would reach foreign code as one.
+
+    Keys of ours have a type that tells; the arguments of environments and wrappers have none.
+    """
+    if text[:1] in ("[", "{"):
+        wanted = "a list or table as TOML has it, with true and false, and without None"
+    elif text.lower() in ("true", "false", "none"):
+        wanted = f"{text.lower()}, as TOML has it"
+    else:
+        try:
+            wanted = f"{float(text)!r}, as TOML has it"
+        except ValueError:
+            return
+    raise ConfigError(
+        f"{COMMAND_LINE}: {key}: wants {wanted}, got {_shown(text)}; "
+        "if it is meant as text, put double quotes within single ones"
+    )
+
+
 def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     """A line for each mistake: source, dotted key, what it got, what it wants."""
     named = [part for part in detail["loc"] if isinstance(part, str)]
     key = ".".join(named)
     source = _source(key, sources)
     if detail["type"] == "extra_forbidden":
-        return f"{source}: {key}: unknown key{_suggest(key)}"
+        within = next(iter(detail["input"]), "") if isinstance(detail["input"], dict) else ""
+        meant = key_like(key) or key_like(f"{key}.{within}")
+        return f"{source}: {key}: unknown key" + (f"; did you mean {meant}?" if meant else "")
     if detail["type"] == "missing":
         hint = " (for example --set env.id=CartPole-v1, or --config FILE)" if "env" in key else ""
         return f"{source}: {'env.id' if key == 'env' else key}: required{hint}"
@@ -184,7 +215,10 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
         return "\n".join(place + line for line in message.splitlines())
     item = "".join(f"[{part}]" for part in detail["loc"] if isinstance(part, int))
     wanted = _wanted_at(key, is_item=bool(item)) or detail["msg"]
-    return f"{source}: {key}{item}: {wanted}, got {_shown(detail['input'])}"
+    got = _shown(detail["input"])
+    if key in NAMED_BY and isinstance(detail["input"], str):
+        got += f"; did you mean {key}.{NAMED_BY[key]}={detail['input']}?"
+    return f"{source}: {key}{item}: {wanted}, got {got}"
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str:
@@ -257,19 +291,21 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def _suggest(key: str) -> str:
-    """The key that was meant: one of the same name elsewhere, or the one named most like it."""
+def key_like(key: str) -> str | None:
+    """The key that was meant: one of that name elsewhere, others' word for it, or one like it."""
     section, _, name = key.rpartition(".")
     fields = dict(_schema_fields(RunConfig))
     keys = [key for key, field in fields.items() if not _is_section(field.annotation)]
     named_so = [k for k in keys if k.rpartition(".")[2] == name]
     near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
+    if (ours := our_key(name)) and not (section and near):
+        return ours
     if section:
         near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
     else:
         near = near or difflib.get_close_matches(key, fields.keys() - keys, n=1, cutoff=0.8)
     near = near or _named_like(name, keys)
-    return f"; did you mean {near[0]}?" if near else ""
+    return near[0] if near else None
 
 
 def _named_like(name: str, keys: list[str]) -> list[str]:
