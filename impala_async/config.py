@@ -250,10 +250,12 @@ class RunConfig(Section):
                 "nothing: every batch has all its passes"
             )
 
-    def warnings(self) -> list[str]:
-        """What is allowed but will probably disappoint."""
+    def warnings(self, env_steps: int = 0) -> list[str]:
+        """What is allowed but will probably disappoint when so many env steps are trained."""
         lag_warnings = self._lockstep_warnings if self.pace.is_lockstep else self._async_warnings
         found = [*lag_warnings(), *self._reuse_warnings()]
+        steps, has_goal = self.stop.env_steps, self.stop.mean_return is not None
+        found += self.algorithm.schedule_warnings(steps, env_steps, has_goal=has_goal)
         if is_loopback(self.bind.data) != is_loopback(self.bind.weights):
             found.append(
                 f"bind.data ({self.bind.data}) and bind.weights ({self.bind.weights}): actors of "

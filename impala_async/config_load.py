@@ -84,6 +84,7 @@ def validate_config(
         config = RunConfig.model_validate(settings)
         if config.pace.is_lockstep:
             lines += _idle_keys(settings, sources or {})
+        lines += _steps_without_learning(config, sources or {})
     except ValidationError as error:
         lines += [_explain(dict(detail), sources or {}) for detail in error.errors()]
     if lines:
@@ -105,6 +106,18 @@ def _idle_keys(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Itera
         source = source_of(key)
         if _is_at(settings, key) and source in {COMMAND_LINE, source_of("pace.mode")} - {None}:
             yield f"{source}: {key}: does nothing with pace.mode lockstep: drop it"
+
+
+def _steps_without_learning(config: RunConfig, sources: Mapping[str, str]) -> Iterator[str]:
+    """A rate of 0 before the end, if both were set in one place; else a warning says so."""
+    end, zero_at = config.stop.env_steps, config.algorithm.lr_is_0_at
+    source, other = (sources.get(key) for key in ("stop.env_steps", "algorithm.schedule_env_steps"))
+    if end is not None and zero_at is not None and zero_at < end and source == other is not None:
+        yield (
+            f"{source}: algorithm.schedule_env_steps ({zero_at}) ends at a rate of 0 "
+            f"(algorithm.lr_end), before stop.env_steps ({end}): nothing would be learned in "
+            "between: set both to the same, or algorithm.lr_end over 0"
+        )
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ What takes long to import, a door imports behind `run_door`, where Ctrl-C is tak
 
 import argparse
 import contextlib
+import difflib
 import json
 import logging
 import os
@@ -88,7 +89,11 @@ def new_parser(door: str, description: str) -> argparse.ArgumentParser:
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `learner` and `train`."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings: a TOML file, or a run's config.json"
+        "--config",
+        type=_config_file,
+        metavar="FILE",
+        help="settings: a TOML file, a run's config.json, or the name of one that is packaged: "
+        + ", ".join(packaged_configs()),
     )
     parser.add_argument(
         "--set",
@@ -96,7 +101,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SECTION.KEY=VALUE",
         dest="overrides",
-        help="change one setting; may be repeated (docs/configuration.md lists them all)",
+        help="change one setting; may be repeated (config.json in a run folder has them all)",
     )
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="the run folder (default: a new one in runs/)"
@@ -126,11 +131,27 @@ def names_an_env(args: argparse.Namespace) -> bool:
     return args.config is not None or (isinstance(env, dict) and "id" in env)
 
 
-def default_config_path() -> Path:
-    """The config of `train` without arguments: in the package, or beside it in a checkout."""
+def packaged_configs() -> dict[str, Path]:
+    """The configs by their names: they are in the package, or beside it in a checkout."""
     package = Path(__file__).parent
-    inside = package / "configs" / "cartpole.toml"
-    return inside if inside.exists() else package.parent / "configs" / "cartpole.toml"
+    folders = (package / "configs", package.parent / "configs")
+    found = next((each for each in folders if (each / "cartpole.toml").exists()), folders[0])
+    return {path.stem: path for path in sorted(found.glob("*.toml"))}
+
+
+def default_config_path() -> Path:
+    """The config of `train` without arguments."""
+    return packaged_configs()["cartpole"]
+
+
+def _config_file(name: str) -> Path:
+    """A file by that name goes first."""
+    path, packaged = Path(name), packaged_configs()
+    if path.exists() or name in packaged:
+        return path if path.exists() else packaged[name]
+    if near := difflib.get_close_matches(path.stem, packaged, n=1):
+        raise argparse.ArgumentTypeError(f"there is no file {name}; did you mean {near[0]}?")
+    return path
 
 
 def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfig, RunFolder]":

@@ -134,13 +134,18 @@ def _show(
         "trajectories refused": str(summary["rejected"]),
         "what limits it": str(summary["bottleneck"]),
     }
+    if (zero_at := summary["lr_is_0_since"]) is not None:
+        rows["learning rate"] = f"0 since env step {zero_at:,}: nothing was learned after it"
     if summary["advice"] is not None:
         rows["what may help"] = str(summary["advice"])
     for name, value in rows.items():
         table.add_row(name, value)
-    Console().print(table)
+    console = Console()
+    # rich would end the process where nobody reads.
+    with console.capture() as shown:
+        console.print(table)
     # Outside of the table, which would cut what is longer than the terminal is wide.
-    print(f"run folder: {folder.path}\nlearning curve: {drawn}")
+    print(f"{shown.get()}run folder: {folder.path}\nlearning curve: {drawn}")
 
 
 def _draw(summary: dict[str, Any], folder: "RunFolder", goal: float | None) -> str:

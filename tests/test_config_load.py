@@ -358,6 +358,26 @@ def test_all_broken_rules_are_told_each_in_its_line() -> None:
     ]
 
 
+def test_a_rate_of_0_before_the_end_is_refused_where_both_are_set_in_one_place(
+    toml: Path,
+) -> None:
+    flat = ("algorithm.lr_end=0", "algorithm.schedule_env_steps=400", "stop.env_steps=500")
+    says = (
+        "--set: algorithm.schedule_env_steps (400) ends at a rate of 0 (algorithm.lr_end), before"
+    )
+    assert mistake(*flat).startswith(f"{says} stop.env_steps (500): nothing would be learned")
+    for fix in ("algorithm.lr_end=1e-4", "algorithm.schedule_env_steps=500", "stop.env_steps=none"):
+        load_config(None, ["env.id=X", *flat, fix])
+    toml.write_text("[env]\nid = 'X'\n[algorithm]\nlr_end = 0.0\nschedule_env_steps = 400\n")
+    # A preset that is gone beyond runs, and says so.
+    config = load_config(toml, ["stop.env_steps=500"])
+    assert len(config.warnings()) == 1
+    toml.write_text(toml.read_text() + "[stop]\nenv_steps = 500\n")
+    assert mistakes(toml)[0].startswith(f"{toml}: algorithm.schedule_env_steps (400) ends at")
+    # And one that was run so before can still be read.
+    validate_config(config.model_dump(mode="json", by_alias=True))
+
+
 IDLE = pytest.mark.parametrize("override", ["learner.max_lag=100", "learner.queue_size=1"])
 
 

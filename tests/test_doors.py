@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from impala_async.doors import (
     default_config_path,
     names_an_env,
     new_parser,
+    packaged_configs,
     run_door,
     with_bind_of_this_start,
 )
@@ -70,7 +72,9 @@ def test_flags_are_frozen(door: str, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as end:
         importlib.import_module(DOORS[door][0]).main(["--help"])
     assert end.value.code == 0
-    _, _, options = capsys.readouterr().out.partition("options:")
+    shown, _, options = capsys.readouterr().out.partition("options:")
+    # Whoever has installed the package has no checkout.
+    assert re.findall(r"[\w/]+\.(?:md|toml|py)\b", shown + options) == []
     found = re.findall(r"(?<![\w-])-{1,2}[a-z][a-z-]*", options)
     assert set(found) == FLAGS[door] | {"-h", "--help", "--version"}
 
@@ -232,6 +236,24 @@ def test_the_default_config_is_cartpole() -> None:
     assert config.stop.mean_return == 475
 
 
+def test_all_configs_are_packaged_and_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build["targets"]["wheel"]["force-include"] == {"configs": "impala_async/configs"}
+    assert {path.name for path in packaged_configs().values()} == {
+        path.name for path in ROOT.glob("configs/*.toml")
+    }
+    monkeypatch.chdir(tmp_path)
+    assert parse("--config", "cartpole_ppo").config == packaged_configs()["cartpole_ppo"]
+    Path("cartpole_ppo").touch()
+    assert parse("--config", "cartpole_ppo").config == Path("cartpole_ppo")
+    for name in ("cartpol", "configs/cartpole.toml"):
+        with pytest.raises(SystemExit):
+            parse("--config", name)
+        assert f"no file {name}; did you mean cartpole?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "is_named"),
     [
@@ -333,8 +355,8 @@ def test_each_key_that_a_resumed_run_cannot_change_is_a_line(run_dir: str) -> No
         (
             "stop.mean_return=475",
             "475, and it came to 475.25; to go on add",
-            "stop.mean_return=none --set stop.env_steps=1_000_000 "
-            "--set algorithm.schedule_env_steps=1_000_000",
+            "stop.mean_return=none --set stop.env_steps=800_000 "
+            "--set algorithm.schedule_env_steps=800_000",
         ),
     ],
 )
