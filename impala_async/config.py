@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from impala_async.config_actor import MAX_COLUMNS, ActorSection
+from impala_async.config_actor import DEVICE, MAX_COLUMNS, ActorSection
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
 from impala_async.config_ingest import BindSection, IngestSection, is_loopback
@@ -65,6 +65,8 @@ class LearnerSection(Section):
     heartbeat_s: float = Field(2.0, gt=0, description="How often an actor shows that it lives.")
 
     def broken_rules(self) -> Iterator[str]:
+        if DEVICE.fullmatch(self.device) is None:
+            yield f"device wants auto, cpu, cuda or cuda:N, got {self.device!r}"
         if self.init_num_passes is not None and self.init_num_passes > self.num_passes:
             yield (
                 f"init_num_passes ({self.init_num_passes}) must not exceed "

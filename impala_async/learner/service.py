@@ -210,7 +210,7 @@ class LearnerService:
         for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
-        logger.info("waiting for actors at %s", self._front.data_url)
+        logger.info("waiting for actors: impala-async actor --learner %s", self._front.data_url)
 
     def _on_interrupt(self) -> None:
         if self._ended.done():
