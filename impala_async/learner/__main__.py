@@ -23,6 +23,7 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
+from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,6 +133,10 @@ def _serve(
     summary = folder.read_json("summary.json")
     if summary is not None and summary != earlier:
         logger.info("%s; run folder: %s", describe(summary), folder.path)
+        # Whoever has started it draws one himself; and a SIGTERM leaves ten seconds.
+        if not lifeline.inherited_fds() and summary["exit_reason"] != "terminated":
+            drawn = draw_at_end(summary, folder, config.stop.mean_return, code)
+            logger.info("learning curve: %s", drawn)
     return code
 
 

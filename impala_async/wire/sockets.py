@@ -188,7 +188,7 @@ class Router:
             self._socket.bind(url)
         except zmq.ZMQError as error:
             self._socket.close()
-            reason = zmq.strerror(error.errno)
+            reason = zmq.strerror(error.errno or 0)
             if error.errno == errno.ENODEV:
                 reason = "its host is no name or address of this host"
             raise AddressError(
