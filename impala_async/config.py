@@ -7,7 +7,7 @@ and the command line. Descriptions are what the help text and the configuration 
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from impala_async.config_actor import DEVICE, MAX_COLUMNS, ActorSection
 from impala_async.config_algorithm import AlgorithmSection
@@ -64,9 +64,14 @@ class LearnerSection(Section):
     lease_s: float = Field(10.0, ge=1, description="An actor silent this long loses its credit.")
     heartbeat_s: float = Field(2.0, gt=0, description="How often an actor shows that it lives.")
 
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if DEVICE.fullmatch(device) is None:
+            raise ValueError(f"wants auto, cpu, cuda or cuda:N, got {device!r}")
+        return device
+
     def broken_rules(self) -> Iterator[str]:
-        if DEVICE.fullmatch(self.device) is None:
-            yield f"device wants auto, cpu, cuda or cuda:N, got {self.device!r}"
         if self.init_num_passes is not None and self.init_num_passes > self.num_passes:
             yield (
                 f"init_num_passes ({self.init_num_passes}) must not exceed "

@@ -200,7 +200,7 @@ def test_max_lag_leaves_room_for_all_passes_of_all_minibatches() -> None:
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:", "cuda:x", "mps", ""])
 def test_a_device_is_one_of_those_that_can_be(device: str) -> None:
     text = complaint(learner__device=device)
-    assert text == f"config: learner: device wants auto, cpu, cuda or cuda:N, got {device!r}"
+    assert text == f"config: learner.device: wants auto, cpu, cuda or cuda:N, got {device!r}"
 
 
 def test_a_late_heartbeat_does_not_end_a_lease() -> None:
