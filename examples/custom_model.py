@@ -1,14 +1,17 @@
-"""Your own network between the observation and the heads: a torso.
+"""Your own network between the observation and the heads: a torso, trained on CartPole-v1.
 
-    python -m impala_async.train --set env.id=CartPole-v1 \
-        --set model.name=examples.custom_model:MyTorso \
-        --set stop.mean_return=475
+    python examples/custom_model.py [flags of train]
 
 `model.name` is `package.module:Class`. Learner and actors each import it by that name, so it must
 be where Python finds it: installed, in the folder that you start from, or on PYTHONPATH. What is
 around a torso stays ours: normalised observations before it, a recurrent core behind it if
 `model.core` says so, and the heads of policy and value. docs/models.md has the rules.
 """
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -44,3 +47,25 @@ class MyTorso(nn.Module):
         for layer in self.layers:
             features = features + layer(features)
         return features
+
+
+SETTINGS = (
+    "env.id=CartPole-v1",
+    "model.name=examples.custom_model:MyTorso",
+    "algorithm.lr=1e-3",
+    "stop.mean_return=100",
+    "stop.env_steps=400_000",
+)
+
+
+def main(flags: Sequence[str] = ()) -> int:
+    """What `python -m impala_async.train --set env.id=... --set ...` does in a shell."""
+    from impala_async.train import main as train
+
+    here = str(Path(__file__).resolve().parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    return train([part for setting in SETTINGS for part in ("--set", setting)] + list(flags))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

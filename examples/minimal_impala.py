@@ -53,7 +53,7 @@ class Settings:
     grad_clip: float = 0.5
     reward_scale: float = 0.1  # in the loss, never in the returns that are shown
     goal_return: float = 475.0  # mean of 100 episodes
-    max_env_steps: int = 500_000
+    max_env_steps: int = 400_000
 
 
 def mlp(num_in: int, num_out: int, last_gain: float) -> nn.Sequential:

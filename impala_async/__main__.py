@@ -1,11 +1,13 @@
 """The console command: `impala-async <door>`, the same doors as `python -m impala_async.<door>`."""
 
+import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from impala_async import __version__
+from impala_async.doors import run_door
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE
 
 # Door: its module, and what it is for. Modules are imported only when their door is opened.
@@ -23,6 +25,10 @@ DOORS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Open a door with the rest of the arguments."""
     args = list(sys.argv[1:] if argv is None else argv)
+    return run_door(lambda: _open(args))
+
+
+def _open(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_help())
         return EXIT_DONE if args else EXIT_CONFIG
@@ -30,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"impala-async {__version__}")
         return EXIT_DONE
     if args[0] not in DOORS:
-        print(f"error: there is no door {args[0]!r}\n\n{_help()}", file=sys.stderr)
+        near = difflib.get_close_matches(args[0], DOORS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        print(f"error: there is no door {args[0]!r}{hint}\n\n{_help()}", file=sys.stderr)
         return EXIT_CONFIG
     if os.getcwd() not in sys.path:
         # As `python -m` does: an environment of one's own often lies in the current folder.

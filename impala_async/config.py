@@ -7,9 +7,9 @@ and the command line. Descriptions are what the help text and the configuration 
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from impala_async.config_actor import MAX_COLUMNS, ActorSection
+from impala_async.config_actor import DEVICE, MAX_COLUMNS, ActorSection
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
 from impala_async.config_ingest import BindSection, IngestSection, is_loopback
@@ -63,6 +63,13 @@ class LearnerSection(Section):
     starved_after_s: float = Field(5.0, gt=0, description="Waiting this long is starvation.")
     lease_s: float = Field(10.0, ge=1, description="An actor silent this long loses its credit.")
     heartbeat_s: float = Field(2.0, gt=0, description="How often an actor shows that it lives.")
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if DEVICE.fullmatch(device) is None:
+            raise ValueError(f"wants auto, cpu, cuda or cuda:N, got {device!r}")
+        return device
 
     def broken_rules(self) -> Iterator[str]:
         if self.init_num_passes is not None and self.init_num_passes > self.num_passes:
@@ -250,10 +257,12 @@ class RunConfig(Section):
                 "nothing: every batch has all its passes"
             )
 
-    def warnings(self) -> list[str]:
-        """What is allowed but will probably disappoint."""
+    def warnings(self, env_steps: int = 0) -> list[str]:
+        """What is allowed but will probably disappoint when so many env steps are trained."""
         lag_warnings = self._lockstep_warnings if self.pace.is_lockstep else self._async_warnings
         found = [*lag_warnings(), *self._reuse_warnings()]
+        steps, has_goal = self.stop.env_steps, self.stop.mean_return is not None
+        found += self.algorithm.schedule_warnings(steps, env_steps, has_goal=has_goal)
         if is_loopback(self.bind.data) != is_loopback(self.bind.weights):
             found.append(
                 f"bind.data ({self.bind.data}) and bind.weights ({self.bind.weights}): actors of "

@@ -146,6 +146,35 @@ class AlgorithmSection(Section):
             return self.optimizer_eps
         return 0.1 if self.optimizer == "rmsprop_tf" else 1e-5
 
+    @property
+    def lr_is_0_at(self) -> int | None:
+        """Env steps trained from which on nothing is learned any more, if there are any."""
+        return self.schedule_env_steps if self.lr_end == 0 else None
+
+    def schedule_warnings(self, stop: int | None, trained: int, *, has_goal: bool) -> Iterator[str]:
+        """Of a run to `stop` env steps, of which some are trained, or perhaps to another goal."""
+        horizon = self.schedule_env_steps
+        if horizon is None:
+            return
+        goes_on = not has_goal if stop is None else stop > horizon
+        fix = f"set algorithm.schedule_env_steps to {'more' if stop is None else f'{stop:_}'}"
+        if trained >= horizon:
+            ends = {"lr": self.lr_end, "entropy_cost": self.entropy_cost_end}
+            stay = [
+                f"algorithm.{key} stays {end:g}" for key, end in ends.items() if end is not None
+            ]
+            idle = ", so nothing is learned" if self.lr_end == 0 else ""
+            yield (
+                f"algorithm.schedule_env_steps ({horizon:,}) is over at env step {trained:,}: "
+                f"{' and '.join(stay)}{idle}; {fix} to go on from there"
+            )
+        elif self.lr_end == 0 and goes_on:
+            until = "until it is stopped" if stop is None else f"to stop.env_steps ({stop:,})"
+            yield (
+                f"algorithm.lr is 0 from env step {horizon:,} on (algorithm.schedule_env_steps), "
+                f"and the run goes on {until} without learning: {fix}, or algorithm.lr_end over 0"
+            )
+
     def broken_rules(self) -> Iterator[str]:
         yield from self._schedules_without_a_horizon()
         yield from self._idle_keys()

@@ -19,10 +19,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from impala_async.config import DECIDED_BY_LOCKSTEP, RunConfig
+from impala_async.config_synonyms import our_key
 from impala_async.errors import ConfigError
 
 COMMAND_LINE = "--set"
+# Where values have no type of ours.
+FREE_FORM = (["env"], ["env", "kwargs"], ["env", "wrappers"])
 MAX_SHOWN = 200
+# The key that says most in a section, which a value for the section itself is meant for.
+NAMED_BY = {"env": "id", "algorithm": "name", "model": "name", "pace": "mode"}
 
 
 class Merged(NamedTuple):
@@ -79,6 +84,7 @@ def validate_config(
         config = RunConfig.model_validate(settings)
         if config.pace.is_lockstep:
             lines += _idle_keys(settings, sources or {})
+        lines += _steps_without_learning(config, sources or {})
     except ValidationError as error:
         lines += [_explain(dict(detail), sources or {}) for detail in error.errors()]
     if lines:
@@ -100,6 +106,18 @@ def _idle_keys(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Itera
         source = source_of(key)
         if _is_at(settings, key) and source in {COMMAND_LINE, source_of("pace.mode")} - {None}:
             yield f"{source}: {key}: does nothing with pace.mode lockstep: drop it"
+
+
+def _steps_without_learning(config: RunConfig, sources: Mapping[str, str]) -> Iterator[str]:
+    """A rate of 0 before the end, if both were set in one place; else a warning says so."""
+    end, zero_at = config.stop.env_steps, config.algorithm.lr_is_0_at
+    source, other = (sources.get(key) for key in ("stop.env_steps", "algorithm.schedule_env_steps"))
+    if end is not None and zero_at is not None and zero_at < end and source == other is not None:
+        yield (
+            f"{source}: algorithm.schedule_env_steps ({zero_at}) ends at a rate of 0 "
+            f"(algorithm.lr_end), before stop.env_steps ({end}): nothing would be learned in "
+            "between: set both to the same, or algorithm.lr_end over 0"
+        )
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -153,7 +171,11 @@ def _apply_override(settings: dict[str, Any], override: str) -> str:
         settings = settings.setdefault(parent, {})
         if not isinstance(settings, dict):
             raise ConfigError(f"{COMMAND_LINE}: {key}: {parent} is a value, without keys")
-    settings[leaf] = _parse_value(text.strip())
+    text = text.strip()
+    value = _parse_value(text)
+    if key.split(".")[:2] in FREE_FORM and (value == text or text == "None"):
+        _refuse_mistaken(key, text)
+    settings[leaf] = value
     return key
 
 
@@ -168,13 +190,35 @@ def _parse_value(text: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
+def _refuse_mistaken(key: str, text: str) -> None:
+    """Raise for what TOML cannot read, was no text, and would reach foreign code as one.
+
+    Keys of ours have a type that tells; the arguments of environments and wrappers have none.
+    """
+    if text[:1] in ("[", "{"):
+        wanted = "a list or table as TOML has it, with true and false, and without None"
+    elif text.lower() in ("true", "false", "none"):
+        wanted = f"{text.lower()}, as TOML has it"
+    else:
+        try:
+            wanted = f"{float(text)!r}, as TOML has it"
+        except ValueError:
+            return
+    raise ConfigError(
+        f"{COMMAND_LINE}: {key}: wants {wanted}, got {_shown(text)}; "
+        "if it is meant as text, put double quotes within single ones"
+    )
+
+
 def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     """A line for each mistake: source, dotted key, what it got, what it wants."""
     named = [part for part in detail["loc"] if isinstance(part, str)]
     key = ".".join(named)
     source = _source(key, sources)
     if detail["type"] == "extra_forbidden":
-        return f"{source}: {key}: unknown key{_suggest(key)}"
+        within = next(iter(detail["input"]), "") if isinstance(detail["input"], dict) else ""
+        meant = key_like(key) or key_like(f"{key}.{within}")
+        return f"{source}: {key}: unknown key" + (f"; did you mean {meant}?" if meant else "")
     if detail["type"] == "missing":
         hint = " (for example --set env.id=CartPole-v1, or --config FILE)" if "env" in key else ""
         return f"{source}: {'env.id' if key == 'env' else key}: required{hint}"
@@ -184,7 +228,10 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
         return "\n".join(place + line for line in message.splitlines())
     item = "".join(f"[{part}]" for part in detail["loc"] if isinstance(part, int))
     wanted = _wanted_at(key, is_item=bool(item)) or detail["msg"]
-    return f"{source}: {key}{item}: {wanted}, got {_shown(detail['input'])}"
+    got = _shown(detail["input"])
+    if key in NAMED_BY and isinstance(detail["input"], str):
+        got += f"; did you mean {key}.{NAMED_BY[key]}={detail['input']}?"
+    return f"{source}: {key}{item}: {wanted}, got {got}"
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str:
@@ -257,19 +304,21 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def _suggest(key: str) -> str:
-    """The key that was meant: one of the same name elsewhere, or the one named most like it."""
+def key_like(key: str) -> str | None:
+    """The key that was meant: one of that name elsewhere, others' word for it, or one like it."""
     section, _, name = key.rpartition(".")
     fields = dict(_schema_fields(RunConfig))
     keys = [key for key, field in fields.items() if not _is_section(field.annotation)]
     named_so = [k for k in keys if k.rpartition(".")[2] == name]
     near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
+    if (ours := our_key(name)) and not (section and near):
+        return ours
     if section:
         near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
     else:
         near = near or difflib.get_close_matches(key, fields.keys() - keys, n=1, cutoff=0.8)
     near = near or _named_like(name, keys)
-    return f"; did you mean {near[0]}?" if near else ""
+    return near[0] if near else None
 
 
 def _named_like(name: str, keys: list[str]) -> list[str]:

@@ -4,18 +4,28 @@ What takes long to import, a door imports behind `run_door`, where Ctrl-C is tak
 """
 
 import argparse
+import contextlib
+import difflib
 import json
 import logging
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__
-from impala_async.errors import EXIT_BUG, EXIT_INTERRUPTED, ConfigError, ImpalaAsyncError
+from impala_async.errors import (
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    ConfigError,
+    ImpalaAsyncError,
+    RunOver,
+)
 from impala_async.interrupts import quit_at_once
 
 if TYPE_CHECKING:
@@ -36,11 +46,42 @@ BIND_VARIABLE = "IMPALA_ASYNC_BIND"
 CONSOLE_COMMAND = "impala-async"
 
 
+class DoorParser(argparse.ArgumentParser):
+    """Knows what settings are meant by flags that do not exist, and prints for whoever listens."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            meant = map(self._meant, unknown, [*unknown[1:], ""])
+            flags = " ".join(f"--set {each}" for each in meant if each)
+            hint = f"; did you mean {flags}?" if flags else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed
+
+    def _meant(self, flag: str, value: str) -> str | None:
+        """The setting that may be meant by a flag that there is not, with its value."""
+        from impala_async.config_load import key_like
+
+        flag, equals, after = flag.partition("=")
+        name = flag.lstrip("-").replace("-", "_")
+        key = key_like(name) if flag.startswith("-") or equals else None
+        if key is None or "--set" not in self._option_string_actions:
+            return None
+        value = after if equals else value
+        return f"{key}={'VALUE' if not value or value.startswith('--') else value}"
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if message:
+            self._print_message(message, sys.stderr)
+        flush_output()
+        sys.exit(status)
+
+
 def new_parser(door: str, description: str) -> argparse.ArgumentParser:
     """A parser that also knows the version, and the command that was typed."""
     is_console = Path(sys.argv[0]).name == CONSOLE_COMMAND
     prog = f"{CONSOLE_COMMAND} {door}" if is_console else f"python -m impala_async.{door}"
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser = DoorParser(prog=prog, description=description)
     parser.add_argument("--version", action="version", version=f"impala-async {__version__}")
     return parser
 
@@ -48,7 +89,11 @@ def new_parser(door: str, description: str) -> argparse.ArgumentParser:
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `learner` and `train`."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings: a TOML file, or a run's config.json"
+        "--config",
+        type=_config_file,
+        metavar="FILE",
+        help="settings: a TOML file, a run's config.json, or the name of one that is packaged: "
+        + ", ".join(packaged_configs()),
     )
     parser.add_argument(
         "--set",
@@ -56,7 +101,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SECTION.KEY=VALUE",
         dest="overrides",
-        help="change one setting; may be repeated (docs/configuration.md lists them all)",
+        help="change one setting; may be repeated (config.json in a run folder has them all)",
     )
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="the run folder (default: a new one in runs/)"
@@ -68,9 +113,14 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def check_learner_url(url: str) -> None:
     """Raise ConfigError for what no learner can be reached at."""
+    if not _is_reachable(url):
+        hint = f"; did you mean tcp://{url}?" if _is_reachable(f"tcp://{url}") else ""
+        raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {url!r}{hint}")
+
+
+def _is_reachable(url: str) -> bool:
     found = re.fullmatch(r"tcp://(?:[^:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", url)
-    if found is None or not 0 < int(found[1]) < 65536:
-        raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {url!r}")
+    return found is not None and 0 < int(found[1]) < 65536
 
 
 def names_an_env(args: argparse.Namespace) -> bool:
@@ -81,11 +131,27 @@ def names_an_env(args: argparse.Namespace) -> bool:
     return args.config is not None or (isinstance(env, dict) and "id" in env)
 
 
-def default_config_path() -> Path:
-    """The config of `train` without arguments: in the package, or beside it in a checkout."""
+def packaged_configs() -> dict[str, Path]:
+    """The configs by their names: they are in the package, or beside it in a checkout."""
     package = Path(__file__).parent
-    inside = package / "configs" / "cartpole.toml"
-    return inside if inside.exists() else package.parent / "configs" / "cartpole.toml"
+    folders = (package / "configs", package.parent / "configs")
+    found = next((each for each in folders if (each / "cartpole.toml").exists()), folders[0])
+    return {path.stem: path for path in sorted(found.glob("*.toml"))}
+
+
+def default_config_path() -> Path:
+    """The config of `train` without arguments."""
+    return packaged_configs()["cartpole"]
+
+
+def _config_file(name: str) -> Path:
+    """A file by that name goes first."""
+    path, packaged = Path(name), packaged_configs()
+    if path.exists() or name in packaged:
+        return path if path.exists() else packaged[name]
+    if near := difflib.get_close_matches(path.stem, packaged, n=1):
+        raise argparse.ArgumentTypeError(f"there is no file {name}; did you mean {near[0]}?")
+    return path
 
 
 def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfig, RunFolder]":
@@ -122,7 +188,7 @@ def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     ]
     if changed:
         raise ConfigError("\n".join(changed))
-    _check_not_over(config, folder.read_json("summary.json"))
+    check_not_over(config, folder.read_json("summary.json"))
     return config, folder
 
 
@@ -147,15 +213,31 @@ def _shown(value: Any) -> str:
     return "none" if value is None else json.dumps(value)
 
 
-def _check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
-    """A run that has had all it was to have would only write its summary again, and worse."""
-    for key, done in (("env_steps", "env_steps_trained"), ("updates", "updates")):
-        limit, made = getattr(config.stop, key), summary.get(done, 0) if summary else 0
-        if limit is not None and made >= limit:
-            raise ConfigError(
-                f"stop.{key}: {made:,} of {limit:,} are trained already: raise it, as with "
-                f"--set stop.{key}={2 * max(limit, made):_}, or evaluate the run"
-            )
+def check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
+    """Raise RunOver for a run that has had all it was to have: it would only go on too long.
+
+    `stop.wall_s` is of each start anew, and never over at the next one.
+    """
+    for key, done in (
+        ("env_steps", "env_steps_trained"),
+        ("updates", "updates"),
+        ("mean_return", "mean_return_100"),
+    ):
+        limit, made = getattr(config.stop, key), summary.get(done) if summary else None
+        if limit is None or made is None or made < limit:
+            continue
+        steps = 2 * max(config.stop.env_steps or 0, (summary or {}).get("env_steps_trained", 0))
+        more = [f"stop.{key}={2 * max(limit, made):_}"]
+        if key == "mean_return":
+            more = ["stop.mean_return=none", f"stop.env_steps={steps:_}"]
+        zero_at = config.algorithm.lr_is_0_at
+        if key != "updates" and zero_at is not None and zero_at < steps:
+            more.append(f"algorithm.schedule_env_steps={steps:_}")
+        form = ",.6g" if key == "mean_return" else ","
+        raise RunOver(
+            f"the run is over: stop.{key} is {limit:{form}}, and it came to {made:{form}}; to go "
+            f"on add {' '.join(f'--set {each}' for each in more)}, or evaluate the run"
+        )
 
 
 def bind_of_this_start(bind: "BindSection") -> dict[str, str]:
@@ -194,22 +276,49 @@ def run_door(body: Callable[[], int]) -> int:
 
     Ctrl-C ends it at once, until the body takes that over.
     """
+    code = _run(body)
+    flush_output()
+    return code
+
+
+def _run(body: Callable[[], int]) -> int:
     try:
         with quit_at_once():
             return body()
     except ImpalaAsyncError as error:
         if error.exit_code == EXIT_BUG:
-            traceback.print_exc()
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
+            _tell(traceback.format_exc())
+        prefix = "" if error.exit_code == EXIT_DONE else "error: "
+        _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _tell("interrupted\n")
         return EXIT_INTERRUPTED
-    except Exception:
-        traceback.print_exc()
-        print(
-            "error: this is a bug of impala-async; please report it with the lines above",
-            file=sys.stderr,
-        )
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
+            return EXIT_DONE
+        _tell(traceback.format_exc())
+        _tell("error: this is a bug of impala-async; please report it with the lines above\n")
         return EXIT_BUG
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(text)
+
+
+def _has_reader(stream: IO[str]) -> bool:
+    poll = select.poll()
+    # For nothing: that there is nobody at the other end is told in any case.
+    poll.register(stream.fileno(), 0)
+    return not poll.poll(0)
+
+
+def flush_output() -> None:
+    """Say what is left to say. A reader that has gone, as `head` goes, is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            # The interpreter flushes once more when it ends, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

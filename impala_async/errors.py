@@ -5,6 +5,7 @@ ImpalaAsyncError              70  a bug of ours, unless a branch below says othe
 ├── EnvError                   2  the environment cannot be made, or broke its own contract
 ├── CheckpointError            2  nothing to resume from, or it belongs to another run
 ├── RecordingError             2  a recording is missing, damaged, or not what was asked for
+├── RunOver                    0  a run that is to be resumed has reached its end already
 ├── ProtocolError              -  one peer misbehaved: counted and dropped, the learner lives
 ├── MismatchError             78  this actor does not fit this learner: do not retry
 ├── NotAllowedError           77  the learner does not admit this actor
@@ -49,6 +50,12 @@ class RecordingError(ImpalaAsyncError):
     """A recording is missing, damaged, of another run, or cannot be replayed as asked."""
 
     exit_code = EXIT_CONFIG
+
+
+class RunOver(ImpalaAsyncError):
+    """A run that is to be resumed has reached its end already."""
+
+    exit_code = EXIT_DONE
 
 
 class ProtocolError(ImpalaAsyncError):

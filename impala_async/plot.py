@@ -1,11 +1,41 @@
 """Pictures of a run, drawn from its metrics file. Imports matplotlib only when it draws."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from impala_async.learner.run_folder import RunFolder
+
+
+def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> str:
+    """Where the picture of a run is, or why there is none.
+
+    All else is done by then: a signal leaves it out and ends the process with `code`.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        os.write(2, b"learning curve: left out, as a signal came\n")
+        os._exit(code)
+
+    mean_return = summary["mean_return_100"]
+    title = str(summary["env_id"])
+    if mean_return is not None:
+        title += f": mean return {mean_return:.1f}"
+    picture = folder.path / "learning_curve.png"
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return str(picture) if is_drawn else "no report to draw"
 
 
 def read_reports(path: Path) -> list[dict[str, Any]]:

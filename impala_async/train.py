@@ -22,9 +22,9 @@ from impala_async.doors import (
 )
 from impala_async.errors import EXIT_CONFIG, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
+from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
-    from impala_async.config import RunConfig
     from impala_async.config_ingest import BindSection
     from impala_async.learner.run_folder import RunFolder
 
@@ -68,7 +68,8 @@ def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
         run.remove_logs()
     summary = folder.read_json("summary.json")
     if summary is not None and summary != before:
-        _show(summary, folder, config, launched_s=time.monotonic() - started)
+        _show(summary, folder, launched_s=time.monotonic() - started)
+        print(f"learning curve: {draw_at_end(summary, folder, config.stop.mean_return, code)}")
     elif code not in (EXIT_CONFIG, EXIT_INTERRUPTED):
         logger.error("the learner ended without a summary, with exit code %d", code)
     return code
@@ -109,13 +110,10 @@ def _learner_flags(
     return flags + [part for override in overrides for part in ("--set", override)]
 
 
-def _show(
-    summary: dict[str, Any], folder: "RunFolder", config: "RunConfig", launched_s: float
-) -> None:
+def _show(summary: dict[str, Any], folder: "RunFolder", launched_s: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    drawn = _draw(summary, folder, goal=config.stop.mean_return)
     seconds = f"{summary['wall_s']:.1f} ({launched_s:.1f} since launch)"
     this_start = "" if summary["run_s"] < launched_s + 1 else ", this start"
     mean_return = summary["mean_return_100"]
@@ -134,29 +132,18 @@ def _show(
         "trajectories refused": str(summary["rejected"]),
         "what limits it": str(summary["bottleneck"]),
     }
+    if (zero_at := summary["lr_is_0_since"]) is not None:
+        rows["learning rate"] = f"0 since env step {zero_at:,}: nothing was learned after it"
     if summary["advice"] is not None:
         rows["what may help"] = str(summary["advice"])
     for name, value in rows.items():
         table.add_row(name, value)
-    Console().print(table)
+    console = Console()
+    # rich would end the process where nobody reads.
+    with console.capture() as shown:
+        console.print(table)
     # Outside of the table, which would cut what is longer than the terminal is wide.
-    print(f"run folder: {folder.path}\nlearning curve: {drawn}")
-
-
-def _draw(summary: dict[str, Any], folder: "RunFolder", goal: float | None) -> str:
-    """Where the picture is, or why there is none."""
-    from impala_async.plot import draw_learning_curve
-
-    mean_return = summary["mean_return_100"]
-    title = str(summary["env_id"])
-    if mean_return is not None:
-        title += f": mean return {mean_return:.1f}"
-    picture = folder.path / "learning_curve.png"
-    try:
-        is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
-    except OSError as error:
-        return f"cannot be written: {error.strerror}"
-    return str(picture) if is_drawn else "no report to draw"
+    print(f"{shown.get()}run folder: {folder.path}", flush=True)
 
 
 if __name__ == "__main__":

@@ -197,6 +197,12 @@ def test_max_lag_leaves_room_for_all_passes_of_all_minibatches() -> None:
     assert "algorithm.num_minibatches = 20" in text
 
 
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:", "cuda:x", "mps", ""])
+def test_a_device_is_one_of_those_that_can_be(device: str) -> None:
+    text = complaint(learner__device=device)
+    assert text == f"config: learner.device: wants auto, cpu, cuda or cuda:N, got {device!r}"
+
+
 def test_a_late_heartbeat_does_not_end_a_lease() -> None:
     config_of(learner__lease_s=4, learner__heartbeat_s=2)
     text = complaint(learner__lease_s=3.9, learner__heartbeat_s=2)
@@ -246,6 +252,47 @@ def test_expected_lag(passes: int, queue: int, ring: int, lag: int) -> None:
 
 def test_defaults_warn_of_nothing() -> None:
     assert config_of().warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"stop__env_steps": 1000}, None),
+        ({"stop__env_steps": 1001}, "goes on to stop.env_steps (1,001) without learning: set"),
+        ({}, "goes on until it is stopped without learning: set"),
+        ({"stop__wall_s": 5}, "goes on until it is stopped without learning: set"),
+        ({"stop__mean_return": 5}, None),
+        ({"stop__mean_return": 5, "stop__env_steps": 2000}, "schedule_env_steps to 2_000, or"),
+        ({"algorithm__lr_end": 1e-4}, None),
+        ({"algorithm__lr_end": None, "algorithm__entropy_cost_end": 0}, None),
+    ],
+)
+def test_a_rate_of_0_before_the_end_is_warned_of(settings: dict[str, Any], says: str) -> None:
+    rates = {"algorithm__lr_end": 0, "algorithm__schedule_env_steps": 1000}
+    warnings = config_of(**{**rates, **settings}).warnings(999)
+    assert len(warnings) == (says is not None)
+    assert not warnings or says in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ({"lr_end": 0}, "algorithm.lr stays 0, so nothing is learned; set"),
+        ({"lr_end": 1e-4}, "algorithm.lr stays 0.0001; set"),
+        (
+            {"lr_end": 1e-4, "entropy_cost_end": 0},
+            "algorithm.lr stays 0.0001 and algorithm.entropy_cost stays 0; set",
+        ),
+    ],
+)
+def test_a_resumed_run_whose_schedule_is_over_says_what_it_does(
+    ends: dict[str, Any], says: str
+) -> None:
+    rates = {f"algorithm__{key}": value for key, value in ends.items()}
+    config = config_of(**rates, algorithm__schedule_env_steps=1000, stop__env_steps=3000)
+    (warning,) = config.warnings(1500)
+    assert warning.startswith("algorithm.schedule_env_steps (1,000) is over at env step 1,500: ")
+    assert f"{says} algorithm.schedule_env_steps to 3_000 to go on from there" in warning
 
 
 def test_a_long_way_from_acting_to_learning_is_warned_of() -> None:

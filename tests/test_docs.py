@@ -18,6 +18,8 @@ from pydantic.fields import FieldInfo
 from bench.learning.table import configs_table
 from impala_async import errors
 from impala_async.config import RunConfig
+from impala_async.config_load import load_config
+from impala_async.doors import check_not_over
 from impala_async.metrics.names import REGISTRY, markdown_table
 from impala_async.wire import messages
 
@@ -253,6 +255,16 @@ def test_the_first_command_comes_early() -> None:
     assert len(lines) <= 220
 
 
+def test_the_run_that_the_first_page_resumes_goes_on_learning() -> None:
+    _, _, command = (ROOT / "README.md").read_text(encoding="utf-8").partition("--resume")
+    flags = re.findall(r"--set (\S+)", command.partition("```")[0])
+    config = load_config(ROOT / "configs/cartpole.toml", flags)
+    done = {"env_steps_trained": 179_304, "updates": 226, "mean_return_100": 475.4}
+    check_not_over(config, done)
+    assert config.stop.env_steps == config.algorithm.lr_is_0_at == 1_000_000
+    assert config.warnings(179_304) == []
+
+
 def test_decisions_are_numbered_and_whole() -> None:
     decisions = sorted(ROOT.glob("docs/adr/[0-9]*.md"))
     assert [int(path.name[:4]) for path in decisions] == list(range(1, len(decisions) + 1))
@@ -260,7 +272,8 @@ def test_decisions_are_numbered_and_whole() -> None:
         titles = re.findall(r"(?m)^#+ (.*)$", path.read_text(encoding="utf-8"))
         assert titles[0].startswith(f"{int(path.name[:4])}. "), path
         assert titles[1:] == ["Context", "Decision", "Consequences"], path
-        assert path.name in (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), path
+        entry = f"- [{titles[0]}](adr/{path.name})\n"
+        assert entry in (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), path
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 import argparse
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,12 @@ from impala_async.doors import (
     check_run,
     default_config_path,
     names_an_env,
+    new_parser,
+    packaged_configs,
     run_door,
     with_bind_of_this_start,
 )
-from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError
+from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError, RunOver
 from impala_async.learner.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +49,7 @@ EXIT_CODES = {
     "EnvError": 2,
     "CheckpointError": 2,
     "RecordingError": 2,
+    "RunOver": 0,
     "ProtocolError": 70,
     "MismatchError": 78,
     "NotAllowedError": 77,
@@ -67,7 +72,9 @@ def test_flags_are_frozen(door: str, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as end:
         importlib.import_module(DOORS[door][0]).main(["--help"])
     assert end.value.code == 0
-    _, _, options = capsys.readouterr().out.partition("options:")
+    shown, _, options = capsys.readouterr().out.partition("options:")
+    # Whoever has installed the package has no checkout.
+    assert re.findall(r"[\w/]+\.(?:md|toml|py)\b", shown + options) == []
     found = re.findall(r"(?<![\w-])-{1,2}[a-z][a-z-]*", options)
     assert set(found) == FLAGS[door] | {"-h", "--help", "--version"}
 
@@ -189,7 +196,10 @@ def test_a_door_ends_with_the_code_of_its_error(
     is_bug = EXIT_CODES[name] == 70
     assert ("Traceback" in said.err) == is_bug
     told = [line for line in said.err.splitlines() if line.startswith("error: ")]
-    assert told == ["error: first line", "error: second line"]
+    if EXIT_CODES[name] == 0:
+        assert said.err == "first line\nsecond line\n"
+    else:
+        assert told == ["error: first line", "error: second line"]
 
 
 def test_a_cause_is_shown_when_something_died(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,6 +234,24 @@ def test_the_default_config_is_cartpole() -> None:
     config = load_config(default_config_path())
     assert config.env.id == "CartPole-v1"
     assert config.stop.mean_return == 475
+
+
+def test_all_configs_are_packaged_and_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build["targets"]["wheel"]["force-include"] == {"configs": "impala_async/configs"}
+    assert {path.name for path in packaged_configs().values()} == {
+        path.name for path in ROOT.glob("configs/*.toml")
+    }
+    monkeypatch.chdir(tmp_path)
+    assert parse("--config", "cartpole_ppo").config == packaged_configs()["cartpole_ppo"]
+    Path("cartpole_ppo").touch()
+    assert parse("--config", "cartpole_ppo").config == Path("cartpole_ppo")
+    for name in ("cartpol", "configs/cartpole.toml"):
+        with pytest.raises(SystemExit):
+            parse("--config", name)
+        assert f"no file {name}; did you mean cartpole?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -311,14 +339,6 @@ def test_a_run_is_resumed_whatever_numbers_its_environment_is_made_with(tmp_path
         check_run(parse(*flags, "--set", "env.kwargs={floor=0.0}"), None)
 
 
-def test_a_goal_to_raise_to_is_one_that_is_not_reached_yet(run_dir: str) -> None:
-    folder = RunFolder.open(Path(run_dir))
-    folder.write_json("summary.json", {"updates": 176})
-    flags = ("--resume", "--run-dir", run_dir, "--set", "stop.updates=30")
-    with pytest.raises(ConfigError, match=r"as with --set stop\.updates=352,"):
-        check_run(parse(*flags), None)
-
-
 def test_each_key_that_a_resumed_run_cannot_change_is_a_line(run_dir: str) -> None:
     flags = ("--set", "algorithm.name=appo", "--set", "trajectory.rows=3")
     with pytest.raises(ConfigError) as caught:
@@ -327,24 +347,40 @@ def test_each_key_that_a_resumed_run_cannot_change_is_a_line(run_dir: str) -> No
     assert told == ["algorithm.name:", "trajectory.rows:"]
 
 
-def test_a_run_that_has_had_all_its_steps_is_resumed_only_for_more(run_dir: str) -> None:
-    flags = ("--resume", "--run-dir", run_dir, "--set", "stop.env_steps=500")
-    check_run(parse(*flags), None)
-    RunFolder(Path(run_dir)).write_json("summary.json", {"env_steps_trained": 512})
-    with pytest.raises(ConfigError, match=r"^stop\.env_steps: 512 of 500 are trained already"):
-        check_run(parse(*flags), None)
-    check_run(parse(*flags, "--set", "stop.env_steps=513"), None)
-    check_run(parse(*flags, "--set", "stop.env_steps=none"), None)
+@pytest.mark.parametrize(
+    ("reached", "says", "more"),
+    [
+        ("stop.env_steps=500", "500, and it came to 512; to go on add", "stop.env_steps=1_024"),
+        ("stop.updates=50", "50, and it came to 60; to go on add", "stop.updates=120"),
+        (
+            "stop.mean_return=475",
+            "475, and it came to 475.25; to go on add",
+            "stop.mean_return=none --set stop.env_steps=800_000 "
+            "--set algorithm.schedule_env_steps=800_000",
+        ),
+    ],
+)
+def test_a_run_that_is_over_is_resumed_only_for_more(
+    run_dir: str, reached: str, says: str, more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resume(*settings: str) -> None:
+        sets = [part for setting in settings for part in ("--set", setting)]
+        check_run(parse("--resume", "--run-dir", run_dir, *sets), None)
+
+    resume(reached)
+    done = {"env_steps_trained": 512, "updates": 60, "mean_return_100": 475.25}
+    RunFolder(Path(run_dir)).write_json("summary.json", done)
+    with pytest.raises(RunOver, match=r"^the run is over") as over:
+        resume("stop.mean_return=none", reached)
+    assert f"{reached.partition('=')[0]} is {says} --set {more}, or evaluate" in str(over.value)
+    resume("stop.mean_return=none", f"{reached.partition('=')[0]}=none", *more.split(" --set "))
+    assert run_door(lambda: resume(reached) or 1) == 0
+    assert capsys.readouterr().err.startswith("the run is over: ")
 
 
-def test_nor_is_one_that_has_had_all_its_updates(run_dir: str) -> None:
-    flags = ("--resume", "--run-dir", run_dir, "--set", "stop.updates=50")
-    check_run(parse(*flags), None)
-    summary = {"env_steps_trained": 512, "updates": 50}
-    RunFolder(Path(run_dir)).write_json("summary.json", summary)
-    with pytest.raises(ConfigError, match=r"^stop\.updates: 50 of 50 are trained already"):
-        check_run(parse(*flags), None)
-    check_run(parse(*flags, "--set", "stop.updates=51"), None)
+def test_a_run_that_was_resumed_before_its_first_hundred_episodes_is_not_over(run_dir: str) -> None:
+    RunFolder(Path(run_dir)).write_json("summary.json", {"mean_return_100": None})
+    check_run(parse("--resume", "--run-dir", run_dir), None)
 
 
 @pytest.mark.parametrize("url", ["tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"])
@@ -354,8 +390,46 @@ def test_where_a_learner_may_be(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["h:1", "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""])
 def test_where_no_learner_can_be(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, got"):
+    with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, got") as caught:
         check_learner_url(url)
+    assert ("; did you mean tcp://h:1?" in str(caught.value)) == (url == "h:1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "meant"),
+    [
+        ("--seed 1", "--set seed=1"),
+        ("--lr 1e-3 --ent-coef=0.1", "--set algorithm.lr=1e-3 --set algorithm.entropy_cost=0.1"),
+        ("env.id=CartPole-v1", "--set env.id=CartPole-v1"),
+        ("--num-envs --resume", "--set actor.num_envs=VALUE"),
+        ("--xyzzy 7", None),
+    ],
+)
+def test_a_setting_as_a_flag_is_told_how_it_is_set(
+    flags: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = new_parser("train", "")
+    add_run_flags(parser)
+    with pytest.raises(SystemExit) as end:
+        parser.parse_args(flags.split())
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert "unrecognized arguments: " in told
+    assert told.rstrip().endswith(f"; did you mean {meant}?" if meant else "--xyzzy 7")
+
+
+def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> int:
+        raise BrokenPipeError
+
+    reader, writer = os.pipe()
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert run_door(broken) == 70
+        os.close(reader)
+        assert run_door(broken) == 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ EXIT_CODES = {
     "EnvError": 2,
     "CheckpointError": 2,
     "RecordingError": 2,
+    "RunOver": 0,
     "ProtocolError": 70,
     "MismatchError": 78,
     "NotAllowedError": 77,

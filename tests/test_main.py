@@ -1,4 +1,6 @@
 import importlib
+import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -29,7 +31,7 @@ def test_an_unknown_door_is_told_with_those_there_are(capsys: pytest.CaptureFixt
     assert main(["trian", "--help"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("error: there is no door 'trian'\n")
+    assert said.err.startswith("error: there is no door 'trian'; did you mean train?\n")
     assert "evaluate" in said.err
 
 
@@ -64,3 +66,20 @@ def test_environments_in_the_current_folder_are_found(
 def test_the_console_command_is_this() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"impala-async": "impala_async.__main__:main"}
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("module", ["impala_async", "impala_async.train"])
+def test_a_reader_that_has_gone_is_no_error(module: str, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as nobody:
+        ended = subprocess.run(
+            [sys.executable, "-m", module, "--help"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert (ended.returncode, ended.stderr) == (0, b"")

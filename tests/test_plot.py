@@ -1,10 +1,14 @@
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib import pyplot as plt
 
+from impala_async import plot
+from impala_async.learner.run_folder import RunFolder
 from impala_async.plot import _without_lost_branches, draw_learning_curve, read_reports
 
 
@@ -29,6 +33,29 @@ def size_of(picture: Path) -> tuple[int, int]:
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert content.endswith(b"IEND\xaeB`\x82")
     return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+SUMMARY = {"env_id": "Pole", "mean_return_100": None}
+
+
+def test_a_signal_leaves_the_last_picture_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def draw(*paths: Path, **how: Any) -> None:
+        os.kill(os.getpid(), number)
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(plot, "draw_learning_curve", draw)
+    monkeypatch.setattr("os._exit", leave)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.getsignal(number)
+        with pytest.raises(SystemExit) as end:
+            plot.draw_at_end(SUMMARY, RunFolder(tmp_path), None, 130)
+        assert end.value.code == 130
+        assert capfd.readouterr().err == "learning curve: left out, as a signal came\n"
+        assert signal.getsignal(number) == before
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ SUMMARY = {
     "env_steps_per_s": 10004.5,
     "frames_per_s": 10004.5,
     "mean_return_100": 475.25,
+    "lr_is_0_since": None,
     "lag_quantiles": [0, 1, 2, 3, 9],
     "dropped": {"stale": 3, "shutdown": 4},
     "bottleneck": "the learner",
@@ -222,6 +223,16 @@ def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, sa
     assert Path("here/learning_curve.png").exists()
 
 
+def test_steps_without_learning_are_shown(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    write_summary(monkeypatch)
+    started("--run-dir", "here")
+    assert "learning rate" not in said()
+    FakeRun.made.clear()
+    write_summary(monkeypatch, lr_is_0_since=400_000)
+    started("--run-dir", "there")
+    assert "0 since env step 400,000" in said()
+
+
 def test_frames_are_shown_where_a_step_takes_several(
     monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
@@ -292,7 +303,7 @@ def test_the_summary_of_an_earlier_start_is_not_shown(
     folder.begin(load_config(default_config_path()))
     folder.write_json("summary.json", SUMMARY)
     monkeypatch.setattr(FakeRun, "code", 2)
-    started("--resume", "--run-dir", "here", code=2)
+    started("--resume", "--run-dir", "here", "--set", "stop.mean_return=none", code=2)
     assert said() == ""
 
 

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import entry_points
@@ -34,6 +35,8 @@ EXTRAS = {
     "mpe2": "pettingzoo",
     "pettingzoo": "pettingzoo",
 }
+# As its games were named before they had a namespace, or are without it.
+ATARI = re.compile(r"([A-Z]\w+?)(NoFrameskip-v\d|Deterministic-v\d|-v[45])")
 Factory = Callable[..., Any]
 
 
@@ -98,6 +101,12 @@ def makes_vectors(entry: Factory) -> bool:
 
 def import_named(what: str, module_name: str) -> ModuleType:
     """Import a module for the sake of a name."""
+    if module_name.endswith(".py"):
+        stem = module_name.removesuffix(".py").replace("/", ".").strip(".")
+        raise EnvError(
+            f"{what}: a file is named as Python imports it: write "
+            f"{stem}:{what.rpartition(':')[2]}, and have it in the current folder or on PYTHONPATH"
+        )
     with blame(what, f"to import {module_name}"):
         return importlib.import_module(module_name)
 
@@ -147,7 +156,11 @@ def _explain_unknown(gym_id: str) -> None:
             "is registered when its package is imported."
         ) from error
     except gym.error.Error as error:
-        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{_colon_hint(gym_id)}") from error
+        hint = _colon_hint(gym_id)
+        is_unlike = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
+        if is_unlike and (found := ATARI.fullmatch(gym_id)):
+            hint = f" If it is one of Atari's games, it is ALE/{found[1]}-v5."
+        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{hint}") from error
 
 
 def _colon_hint(gym_id: str) -> str:

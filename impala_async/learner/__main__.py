@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async import lifeline
 from impala_async.doors import (
@@ -23,6 +23,7 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
+from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +100,6 @@ def _serve(
 
     from impala_async.learner.saver import load_newest
     from impala_async.learner.service import LearnerService
-    from impala_async.learner.summary import describe
     from impala_async.metrics.sinks import Sink
     from impala_async.metrics.sinks.console import ConsoleSink, Targets
     from impala_async.metrics.sinks.jsonl import JsonlSink
@@ -131,8 +131,17 @@ def _serve(
     code = uvloop.run(serve())
     summary = folder.read_json("summary.json")
     if summary is not None and summary != earlier:
-        logger.info("%s; run folder: %s", describe(summary), folder.path)
+        _show(summary, folder, config.stop.mean_return, code)
     return code
+
+
+def _show(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> None:
+    from impala_async.learner.summary import describe
+
+    logger.info("%s; run folder: %s", describe(summary), folder.path)
+    # Whoever has started it draws one himself; and a SIGTERM leaves ten seconds.
+    if not lifeline.inherited_fds() and summary["exit_reason"] != "terminated":
+        logger.info("learning curve: %s", draw_at_end(summary, folder, goal, code))
 
 
 def _leave(code: int) -> NoReturn:

@@ -56,5 +56,5 @@ def start_ingest(config: RunConfig, *, is_recording: bool) -> IngestProcess | No
         has_cores = len(os.sched_getaffinity(0)) >= 2
         is_apart = has_cores and not is_recording and not config.pace.is_lockstep
         wanted = "child" if is_apart else "inline"
-    logger.info("ingest: %s", wanted)
+    logger.debug("ingest: %s", wanted)
     return IngestProcess() if wanted == "child" else None

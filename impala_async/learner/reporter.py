@@ -8,6 +8,7 @@ Runs on: event loop
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections import deque
@@ -23,6 +24,8 @@ from impala_async.metrics.report import assemble
 from impala_async.metrics.sinks import Sink
 from impala_async.metrics.verdict import RunTimes, Verdict, judge
 from impala_async.metrics.window import WindowStat
+
+logger = logging.getLogger(__name__)
 
 RETURN_EPISODES = 100
 LOOP_PROBE_S = 0.1
@@ -104,6 +107,7 @@ class Reporter:
         refresh: Callable[[], Awaitable[None]],
         earlier_s: float = 0.0,
         earlier_updates: int = 0,
+        lr_is_0_at: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         now = clock()
@@ -119,6 +123,9 @@ class Reporter:
         self._refresh = refresh
         self._answered = asyncio.Event()
         self._rate_from = (now, env_steps())
+        # What is over already is told at the start.
+        is_ahead = lr_is_0_at is not None and env_steps() < lr_is_0_at
+        self._lr_is_0_at = lr_is_0_at if is_ahead else None
         self._process = psutil.Process()
 
     def answered(self) -> None:
@@ -151,6 +158,13 @@ class Reporter:
         now, env_steps = self._clock(), self._env_steps()
         since, steps_then = self._rate_from
         self._rate_from = (now, env_steps)
+        if self._lr_is_0_at is not None and env_steps >= self._lr_is_0_at:
+            logger.warning(
+                "algorithm/lr is 0 since env step %s: nothing is learned any more "
+                "(algorithm.schedule_env_steps)",
+                f"{self._lr_is_0_at:,}",
+            )
+            self._lr_is_0_at = None
         steps_per_s = (env_steps - steps_then) / max(now - since, 1e-9)
         own: dict[str, object] = {
             "time_s": round(self.run_s(now), 3),

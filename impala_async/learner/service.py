@@ -161,6 +161,7 @@ class LearnerService:
             refresh=self._front.refresh,
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
             earlier_updates=self._start.update,
+            lr_is_0_at=self._config.algorithm.lr_is_0_at,
         )
 
     def _make_saver(self, restored: Restored | None, lineage: Lineage) -> None:
@@ -206,10 +207,10 @@ class LearnerService:
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         urls = self._front.data_url, self._front.weights_url
         self._folder.announce(*urls, self._start.epoch)
-        for warning in self._config.warnings():
+        for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
-        logger.info("waiting for actors at %s", self._front.data_url)
+        logger.info("waiting for actors: impala-async actor --learner %s", self._front.data_url)
 
     def _on_interrupt(self) -> None:
         if self._ended.done():

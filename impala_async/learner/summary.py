@@ -33,13 +33,16 @@ def summarise(
     `env_steps_since` are those trained in that time: what the first update learned from was
     gathered before the clock ran.
     """
+    zero_at, env_steps = config.algorithm.lr_is_0_at, report["env_steps_trained"]
+    assert isinstance(env_steps, int)
     steps_per_s = env_steps_since / wall_s if wall_s > 0 else 0.0
     return {
         "exit_reason": exit_reason,
         "env_id": config.env.id,
         "seed": config.seed,
         "version": __version__,
-        "env_steps_trained": report["env_steps_trained"],
+        "env_steps_trained": env_steps,
+        "lr_is_0_since": zero_at if zero_at is not None and env_steps > zero_at else None,
         "updates": report["updates"],
         "wall_s": round(wall_s, 3),
         "run_s": report["time_s"],
@@ -63,8 +66,13 @@ def describe(summary: dict[str, Any]) -> str:
     return (
         f"ended ({summary['exit_reason']}) after {summary['env_steps_trained']:,} env steps and "
         f"{summary['updates']:,} updates, mean return "
-        f"{'-' if mean_return is None else format(mean_return, '.1f')}"
+        f"{'-' if mean_return is None else format(mean_return, '.1f')}{_unlearned(summary)}"
     )
+
+
+def _unlearned(summary: dict[str, Any]) -> str:
+    zero_at = summary["lr_is_0_since"]
+    return "" if zero_at is None else f"; nothing was learned after env step {zero_at:,}"
 
 
 def lag_quantiles(histogram: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ WAIT_SHARE_THAT_LIMITS: Final = 0.2
 LATE_LOOP_MS: Final = 5.0
 
 ADVICE: Final[Mapping[str, str | None]] = {
-    "rejections": "look for the reason in the learner's log, and in docs/faults.md",
+    "rejections": "look for the reason in the learner's log",
     "learner": "a faster device, a smaller model, or a lower learner.num_passes",
     "copy": "smaller observations, or a larger learner.batch_columns",
     "environment": "more actors, on other hosts when the cores of this one are busy, another "

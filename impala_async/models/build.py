@@ -61,7 +61,8 @@ def _import_torso(name: str) -> Callable[..., Any]:
     try:
         made = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"model.name: cannot import {name}: {error}") from error
+        hint = f"; write {name.replace('.py:', ':')} for that file" if ".py:" in name else ""
+        raise ValueError(f"model.name: cannot import {name}: {error}{hint}") from error
     if not callable(made):
         raise ValueError(f"model.name: {name} is of type {type(made).__name__} and makes no torso")
     return made  # type: ignore[no-any-return]

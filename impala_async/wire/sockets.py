@@ -8,6 +8,7 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 import errno
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import zmq
 
@@ -70,6 +71,17 @@ def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
     return made
 
 
+def _own_address() -> str:
+    """Where other hosts find this one; its loopback if there is no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        # Nothing is sent: the kernel says from which address it would be, to one that nobody has.
+        probe.connect(("203.0.113.1", 9))
+        return str(probe.getsockname()[0])
+    with suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
+
+
 def _receive_frames(of: zmq.Socket[bytes]) -> list[memoryview] | None:
     try:
         frames = of.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -111,10 +123,7 @@ class Router:
         """The tcp url for somebody else: never a wildcard."""
         host, _, port = self.url.removeprefix("tcp://").rpartition(":")
         if host in ("0.0.0.0", "[::]"):
-            try:
-                host = socket.gethostbyname(socket.gethostname())
-            except OSError:
-                host = "127.0.0.1"
+            host = _own_address()
         return f"tcp://{host}:{port}"
 
     def has_input(self) -> bool:
@@ -182,8 +191,11 @@ class Router:
             self._socket.bind(url)
         except zmq.ZMQError as error:
             self._socket.close()
+            reason = zmq.strerror(error.errno or 0)
+            if error.errno == errno.ENODEV:
+                reason = "its host is no name or address of this host"
             raise AddressError(
-                f"cannot listen on {url}: {error.strerror}",
+                f"cannot listen on {url}: {reason}",
                 is_taken=error.errno == zmq.EADDRINUSE,
             ) from None
 

@@ -118,7 +118,8 @@ def test_first_interrupt_saves_and_exits_130(site: Site, process: str) -> None:
     actor = site.actor()
     site.wait_report("training", lambda r: r["updates"] > 5)
     learner.signal(signal.SIGINT)
-    assert learner.wait_exit(10) == 130
+    assert learner.wait_exit(30) == 130
+    assert f"learning curve: {site.run_dir}/learning_curve.png" in learner.log
     summary = site.read("summary.json")
     assert summary is not None
     assert summary["exit_reason"] == "interrupted"

@@ -193,7 +193,7 @@ def test_a_lost_actor_ends_the_run_where_that_is_asked_for(site: Site) -> None:
     actors = [site.actor() for _ in range(2)]
     site.wait_report("two actors", lambda r: r["num_actors"] == 2 and r["updates"] > 10)
     actors[0].signal(signal.SIGKILL)
-    assert learner.wait_exit(10) == 75
+    assert learner.wait_exit(30) == 75
     summary = site.read("summary.json")
     assert summary is not None
     assert summary["exit_reason"] == "actor_lost"

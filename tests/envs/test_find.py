@@ -41,6 +41,33 @@ def test_a_name_in_a_module_is_what_it_names() -> None:
         find_callable("no_such:Thing")
 
 
+def test_a_file_is_told_how_its_module_is_named() -> None:
+    with pytest.raises(EnvError, match=r"^foo\.py:Env: a file .* write foo:Env, and have it in"):
+        find_env("foo.py:Env")
+    with pytest.raises(EnvError, match=r"write my\.foo:Env, "):
+        find_callable("./my/foo.py:Env")
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("Pong-v5", "ALE/Pong-v5"),
+        ("PongNoFrameskip-v4", "ALE/Pong-v5"),
+        ("SpaceInvaders-v4", "ALE/SpaceInvaders-v5"),
+        ("Cartpole-v4", None),
+        ("CartPole-v5", None),
+        ("MyOwn-v0", None),
+    ],
+)
+def test_an_atari_game_is_told_its_namespace(asked: str, meant: str | None) -> None:
+    with pytest.raises(EnvError) as caught:
+        find_env(asked)
+    if meant is None:
+        assert "Atari" not in str(caught.value)
+    else:
+        assert str(caught.value).endswith(f" If it is one of Atari's games, it is {meant}.")
+
+
 def test_ids_without_a_version_are_their_latest() -> None:
     latest = registered("CartPole")
     assert latest is not None

@@ -7,7 +7,7 @@ from examples.custom_model import MyTorso
 from impala_async.config_model import ModelSection
 from impala_async.models.build import build_model
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
-from tests.examples.conftest import Train
+from tests.examples.conftest import ROOT, Train
 
 NAME = "examples.custom_model:MyTorso"
 ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
@@ -41,13 +41,5 @@ def test_what_it_cannot_build_is_said() -> None:
 
 @pytest.mark.e2e
 def test_it_is_trained(train: Train) -> None:
-    settings = (
-        "env.id=CartPole-v1",
-        f"model.name={NAME}",
-        "algorithm.lr=1e-3",
-        "stop.mean_return=100",
-        "stop.env_steps=400_000",
-    )
-    flags = [part for setting in settings for part in ("--set", setting)]
-    summary = train("-m", "impala_async.train", *flags)
+    summary = train(str(ROOT / "examples" / "custom_model.py"))
     assert summary["exit_reason"] == "mean_return", summary

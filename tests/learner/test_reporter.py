@@ -131,6 +131,19 @@ def test_frames_are_as_many_as_each_step_takes() -> None:
     assert Desk(frames_per_step=4).after(2.0, 500)["frames_per_s"] == 1000.0
 
 
+def test_that_a_rate_is_0_from_now_on_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(lr_is_0_at=1500)
+    desk.after(2.0, 499)
+    assert caplog.messages == []
+    for _ in range(3):
+        desk.after(2.0, 1)
+    (told,) = caplog.messages
+    assert told.startswith("algorithm/lr is 0 since env step 1,500: nothing is learned any more")
+    # What was over before has been told at the start.
+    Desk(lr_is_0_at=1000).after(2.0, 500)
+    assert len(caplog.messages) == 1
+
+
 def test_two_reports_at_one_moment_divide_by_nothing() -> None:
     desk = Desk()
     desk.after(0.0, 0)

@@ -135,7 +135,7 @@ async def test_a_thread_that_does_not_end(
 
 async def test_a_setting_that_turns_out_wrong_stays_a_config_error(tmp_path: Path) -> None:
     """Only the first actor brings the spaces here, and with them the first look at the device."""
-    async with voyage(tmp_path, schema=None, learner={"device": "meta"}) as run:
+    async with voyage(tmp_path, schema=None, learner={"device": "cuda:99"}) as run:
         await run.sail(1)
         with pytest.raises(ConfigError, match=r"learner\.device"):
             await run.end()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from impala_async.config import RunConfig
 from impala_async.learner.ledger import DROP_REASONS
 from impala_async.learner.summary import describe, lag_quantiles, summarise
 from impala_async.metrics.verdict import ADVICE, Verdict
@@ -30,7 +31,9 @@ REPORT: dict[str, Any] = {
 }
 
 
-def summary_of(env_id: str = "tests:None", **changes: Any) -> dict[str, Any]:
+def summary_of(
+    env_id: str = "tests:None", config: RunConfig | None = None, **changes: Any
+) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "exit_reason": "env_steps",
         "wall_s": 4.0,
@@ -39,7 +42,7 @@ def summary_of(env_id: str = "tests:None", **changes: Any) -> dict[str, Any]:
         "mean_return": 475.5,
         "verdict": Verdict("learner", "busy"),
     }
-    config = config_of(small_schema(), env={"id": env_id})
+    config = config or config_of(small_schema(), env={"id": env_id})
     return summarise(config, REPORT, **{**arguments, **changes})
 
 
@@ -53,6 +56,15 @@ def test_a_summary_has_what_others_read() -> None:
     assert summary["bottleneck"] == "learner: busy"
     assert summary["advice"] == ADVICE["learner"]
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+@pytest.mark.parametrize(("schedule", "since"), [(None, None), (900, None), (800, 800)])
+def test_steps_at_a_rate_of_0_are_told(schedule: int | None, since: int | None) -> None:
+    rates = {"lr_end": 0.0, "schedule_env_steps": schedule} if schedule else {}
+    config = config_of(small_schema(), algorithm=rates)
+    summary = summary_of(config=config)
+    assert summary["lr_is_0_since"] == since
+    assert ("nothing was learned after env step 800" in describe(summary)) == (since == 800)
 
 
 def test_frames_are_as_many_as_each_step_takes() -> None:

@@ -36,6 +36,11 @@ def test_an_address_of_another_host_is_named(ends: Ends) -> None:
         ends.router("tcp://192.0.2.1:5555")
 
 
+def test_a_host_that_does_not_resolve_is_no_device(ends: Ends) -> None:
+    with pytest.raises(AddressError, match=r"tcp://nohost\.invalid:1: its host is no name or add"):
+        ends.router("tcp://nohost.invalid:1")
+
+
 @pytest.mark.parametrize("name", ["x" * IPC_PATH_MAX_BYTES, "missing/folder/ipc"])
 def test_an_ipc_path_that_cannot_be_is_named(ends: Ends, tmp_path: Path, name: str) -> None:
     with pytest.raises(AddressError, match=rf"cannot listen on ipc://{tmp_path}/{name}: \w"):
@@ -54,10 +59,36 @@ def test_after_a_refused_bind_nothing_is_left_open(router: Router, ends: Ends) -
     assert not ending.is_alive()
 
 
+class Networked:
+    """A socket of a host that has a way to others, or none."""
+
+    way: str | None = "127.0.0.3"
+
+    def __init__(self, family: int, kind: int) -> None:
+        assert kind == socket.SOCK_DGRAM
+
+    def __enter__(self) -> "Networked":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def connect(self, address: tuple[str, int]) -> None:
+        if self.way is None:
+            raise OSError("Network is unreachable")
+
+    def getsockname(self) -> tuple[str | None, int]:
+        return self.way, 7
+
+
 def test_a_wildcard_is_told_as_something_to_connect_to(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = ends.router("tcp://0.0.0.0:*")
+    monkeypatch.setattr(sockets.socket, "socket", Networked)
+    assert router.connectable_url() == f"tcp://127.0.0.3:{router.port}"
+    greeted(router, ends.dealer(router.connectable_url()))
+    # Without a network, what its own name stands for.
+    monkeypatch.setattr(Networked, "way", None)
     monkeypatch.setattr(sockets.socket, "gethostname", lambda: "this-host")
     monkeypatch.setattr(sockets.socket, "gethostbyname", {"this-host": "127.0.0.2"}.__getitem__)
     assert router.connectable_url() == f"tcp://127.0.0.2:{router.port}"
