@@ -31,7 +31,10 @@ FLOORS = {
     **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
     **dict.fromkeys(["config_actor", "config_ingest", "config_policies"], GROUND),
     **dict.fromkeys(
-        ["layout", "spec", "trajectory", "screen", "weights", "lifeline", "interrupts", "foreign"],
+        [
+            *("layout", "spec", "trajectory", "screen", "weights"),
+            *("lifeline", "interrupts", "foreign", "waiting"),
+        ],
         GROUND,
     ),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),

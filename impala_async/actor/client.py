@@ -26,6 +26,7 @@ from impala_async.config import ActorSettings
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.messages import (
     BYE_REASONS,
+    NO_NUMBER,
     PROTOCOL,
     REJECT_CODES,
     VERDICTS,
@@ -63,6 +64,7 @@ class Client:
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
     ) -> None:
         self.actor_id = os.urandom(16)
+        self.number = NO_NUMBER
         self._context = context
         self._url = url
         self._should_stop = should_stop
@@ -212,13 +214,13 @@ class Client:
             self._come_back()
         self._send_all()
 
-    def leave(self) -> None:
-        """Say goodbye and close everything; twice does no harm."""
+    def leave(self, why: str = "") -> None:
+        """Say goodbye, with what this actor died of, and close everything; twice does no harm."""
         if self._has_left:
             return
         self._has_left = True
         if self._has_session:
-            say_goodbye(self._data, self.welcome.session)
+            say_goodbye(self._data, self.welcome.session, why)
         if self._link is not None:
             self._link.close()
         self._data.close()
@@ -236,6 +238,7 @@ class Client:
             run_id=known.run_id if known else NO_RUN,
             epoch=known.epoch if known else 0,
             lowest_unsettled=self._outbox.lowest_unsettled,
+            number=self.number,
         )
 
     def _accept(self, welcome: Welcome, settings: ActorSettings) -> ActorSettings:

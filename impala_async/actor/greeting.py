@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from impala_async.actor.inquiry import Inquiry
 from impala_async.config import ActorSettings
 from impala_async.errors import (
     ImpalaAsyncError,
@@ -17,9 +18,11 @@ from impala_async.errors import (
     ProtocolError,
     UnreachableError,
 )
+from impala_async.waiting import Wait
 from impala_async.wire.codec import Frame, decode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
+    MAX_WHY,
     REJECT_CODES,
     WRONG_PORT,
     Bye,
@@ -57,8 +60,10 @@ def find_learner(
     """
     say_at = now = time.monotonic()
     give_up_at = now + within_s
+    inquiry, wait = Inquiry(url), Wait(logger.warning)
     while now < give_up_at:
         check_stop()
+        wait.look(lambda s: f"no learner answers at {url} yet ({s:.0f} s): {inquiry.why()}")
         if now >= say_at and socket.send([pack(hello)]):
             # Not all at once, when many actors lost the same learner.
             say_at = now + HELLO_EVERY_S * random.uniform(0.5, 1.0)
@@ -69,18 +74,19 @@ def find_learner(
             raise_if_final(message, is_joined=False)
             logger.warning("the learner refuses us for now: %s", message.text)
             say_at = max(say_at, now + message.retry_after_s)
+            wait = Wait(logger.warning)
         elif frames and isinstance(message, Welcome) and _is_current(message, hello):
             return message, _read_settings(frames)
         now = time.monotonic()
     raise UnreachableError(
-        f"no learner answered at {url} within {within_s:g} s: is it running, and is this the "
-        "address that it printed?"
+        f"no learner answered at {url} within {within_s:g} s: {inquiry.why()}; is it running, and "
+        "is this the address that it printed?"
     )
 
 
-def say_goodbye(socket: Dealer, session: bytes) -> None:
+def say_goodbye(socket: Dealer, session: bytes, why: str = "") -> None:
     """End a session, and wait a moment until the learner has understood."""
-    if not socket.send([pack(Bye(session, BYE_REASONS.index("leaving")))]):
+    if not socket.send([pack(Bye(session, BYE_REASONS.index("leaving"), why[:MAX_WHY]))]):
         return
     give_up_at = time.monotonic() + BYE_OK_S
     while (left_s := give_up_at - time.monotonic()) > 0:

@@ -157,8 +157,7 @@ def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
     assert third - second >= 0.2
     (*_, last) = caplog.messages
     assert last == (
-        "actor process 0 was ended, but the run goes on: starting it again; its log: "
-        "run/actors/actor-0.log"
+        "actor 0 was ended, but the run goes on: starting it again; its log: run/actors/actor-0.log"
     )
 
 
@@ -247,7 +246,7 @@ sys.exit({code})
     assert run(LEARNER_UNTIL_TOLD, actor) == code
     assert time.monotonic() - started < 6
     assert caplog.messages == [
-        f"actor process 0 cannot run: it does not fit ({code}); its log: run/actors/actor-0.log"
+        f"actor 0 cannot run: it does not fit ({code}); its log: run/actors/actor-0.log"
     ]
     assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGTERM]
     assert len(events("actor")) == 1
@@ -282,7 +281,7 @@ sys.exit(2)
 """
     assert run(LEARNER_UNTIL_TOLD, actor) == 2
     assert len(events("actor")) == 3
-    assert "actor process 0 cannot run: it raised (2)" in caplog.text
+    assert "actor 0 cannot run: it raised (2)" in caplog.text
 
 
 def test_an_environment_that_raised_in_mid_run_gets_another_try(
@@ -313,9 +312,7 @@ sys.exit(1)
     assert given_up.run(1) == 1
     assert given_up.has_given_up
     (*_, last) = caplog.messages
-    assert (
-        last == "actor process 0 cannot run: it said nothing (1); its log: run/actors/actor-0.log"
-    )
+    assert last == "actor 0 cannot run: it said nothing (1); its log: run/actors/actor-0.log"
     assert "something else" in Path("run/actors/actor-0.log").read_text()
 
 

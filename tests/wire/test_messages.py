@@ -124,7 +124,11 @@ reasons = st.integers(0, 2)
 codes = st.integers(0, 5)
 
 any_message: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Hello, st.integers(0, 255), ids, st.text(max_size=64), ids, epochs, counts),
+    st.builds(
+        Hello,
+        *(st.integers(0, 255), ids, st.text(max_size=64), ids, epochs, counts),
+        st.integers(-1, wire.MAX_COLUMNS),
+    ),
     st.builds(
         Welcome,
         *(ids, epochs, ids, st.integers(0, 2**31), st.integers(1, 65535), paths, paths, paths),
@@ -142,7 +146,7 @@ any_message: st.SearchStrategy[Message] = st.one_of(
     st.builds(WeightsReply, epochs, counts, ids, ids),
     st.builds(NotModified, epochs, counts),
     st.builds(Heartbeat, ids, timers),
-    st.builds(Bye, ids, reasons),
+    st.builds(Bye, ids, reasons, st.text(max_size=wire.MAX_WHY)),
     st.builds(ByeOk, ids),
 )
 
