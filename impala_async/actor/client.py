@@ -20,6 +20,7 @@ from impala_async import __version__
 from impala_async.actor.greeting import best_urls, find_learner, raise_if_final, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.offer import Offer
+from impala_async.actor.refusals import tell_refusals
 from impala_async.actor.squeezer import Squeezer
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config import ActorSettings
@@ -29,7 +30,6 @@ from impala_async.wire.messages import (
     NO_NUMBER,
     PROTOCOL,
     REJECT_CODES,
-    VERDICTS,
     Bye,
     ByeOk,
     Grant,
@@ -304,8 +304,7 @@ class Client:
     def _take_grant(self, grant: Grant) -> None:
         if grant.session != self.welcome.session:
             return
-        for seq, verdict in grant.verdicts:
-            logger.debug("trajectory %d was refused: %s", seq, VERDICTS[verdict])
+        tell_refusals(grant, self.settings.env.id)
         self._free.extend(finished.buffer for finished in self._outbox.on_grant(grant))
         self._named = max(self._named, Version(grant.epoch, grant.update))
         self.link.want(self._named)

@@ -95,7 +95,7 @@ class ActorService:
     def _work(self, settings: ActorSettings) -> None:
         """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
-        self._watch.limit_s = settings.env.step_timeout_s
+        self._watch.limit(settings.env.step_timeout_s)
         with ExitStack() as stack:
             stage = self._set_stage(settings)
             stack.callback(_close, stage)
@@ -275,8 +275,8 @@ def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, *, lif
     first weights are those of update `begins_at`. Nor does one that is started again, as `life`
     counts.
     """
-    # Zeros at the end change nothing.
-    words = (run_seed, rank, epoch - 1, begins_at, life)
+    # Zeros at the end change nothing, up to four words.
+    words = (run_seed, rank, epoch - 1, begins_at, *([life] if life else []))
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 

@@ -25,9 +25,7 @@ WHERES = tuple(RETURNS)
 
 
 class Watch:
-    """Owns the thread. `whose` says who has the environments; `limit_s` is set when it is known."""
-
-    limit_s: float | None = None
+    """Owns the thread. `whose` says who has the environments."""
 
     def __init__(
         self,
@@ -40,6 +38,7 @@ class Watch:
         self._tell = tell
         self._whose = whose
         self._at_limit = at_limit or end_with_stacks
+        self._limit_s: float | None = None
         self._clock = clock
         self._call: tuple[Blame, float] | None = None
         self._wait = Wait(tell)
@@ -52,9 +51,14 @@ class Watch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
         return self
 
+    def limit(self, limit_s: float | None) -> None:
+        """From now on a step or a reset may take so long."""
+        self._limit_s = limit_s
+        self._arm()
+
     def close(self) -> None:
         """Nothing is told of any more, or ended."""
-        self.limit_s = None
+        self._limit_s = None
         self._is_closed.set()
         faulthandler.cancel_dump_traceback_later()
 
@@ -73,18 +77,20 @@ class Watch:
             self._wait = Wait(self._tell, after_s=after_s, since=since, clock=self._clock)
         self._wait.look(lambda s: describe(blame, RUNNING.place[0], s, self._whose()))
         self._seen_s += passed_s
-        limit_s = self.limit_s
+        limit_s = self._limit_s
         if blame.is_here and blame.where in WHERES and limit_s and self._seen_s > limit_s:
             self._at_limit(too_long(blame, RUNNING.place[0], self._seen_s, self._whose()))
 
     def _run(self) -> None:
         while not self._is_closed.wait(LOOK_EVERY_S):
-            if self.limit_s is not None:
-                faulthandler.dump_traceback_later(
-                    self.limit_s + LOCK_GRACE_S, exit=True, file=STDERR
-                )
+            self._arm()
             self.look()
         faulthandler.cancel_dump_traceback_later()
+
+    def _arm(self) -> None:
+        limit_s = self._limit_s
+        if limit_s is not None:
+            faulthandler.dump_traceback_later(limit_s + LOCK_GRACE_S, exit=True, file=STDERR)
 
 
 def hang_now() -> dict[str, float]:

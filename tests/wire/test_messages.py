@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from impala_async import errors
 from impala_async.wire import messages as wire
 from impala_async.wire.messages import (
     Bye,
@@ -69,6 +70,23 @@ def test_golden_bytes(message: Message, frame: str) -> None:
     assert pack(message).hex() == frame
     assert unpack(bytes.fromhex(frame)) == message
     assert type(unpack(bytes.fromhex(frame))) is type(message)
+
+
+def test_appended_fields_say_nothing_to_those_who_do_not_know_them() -> None:
+    hello = GOLDEN[0][0]
+    assert isinstance(hello, Hello)
+    numbered = hello._replace(number=3)
+    assert pack(numbered)[1:-1] == pack(hello)[1:]
+    assert unpack(pack(numbered)) == numbered
+    assert unpack(pack(Bye(C, 2, "it broke"))) == Bye(C, 2, "it broke")
+    for field in (-2, 4097, True, "1"):
+        with pytest.raises(errors.ProtocolError, match=r"Hello\.number"):
+            unpack(pack(hello._replace(number=field)))
+
+
+def test_what_others_wrote_is_one_line() -> None:
+    assert wire.plain("an actor, Ä") == "an actor, Ä"
+    assert wire.plain("one\ntwo\x1b[2J") == "one\\ntwo\\x1b[2J"
 
 
 def test_every_kind_has_golden_bytes() -> None:
