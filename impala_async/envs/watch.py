@@ -122,8 +122,7 @@ def say_hang(where: str, first: int, last: int, whose: str, seconds: float) -> s
 
 def too_long(blame: Blame, place: int, seconds: float, whose: str = "") -> str:
     """One line on a call that is ended; its stack is told before."""
-    line = describe(blame, place, seconds, whose)
-    return f"{line}, longer than env.step_timeout_s allows; where it stood is above"
+    return f"{describe(blame, place, seconds, whose)}, longer than env.step_timeout_s allows"
 
 
 def tell_stderr(line: str) -> None:
