@@ -51,6 +51,12 @@ class EnvSection(Section):
     )
     last_action: bool = Field(False, description="Show the policy its last action as well.")
     last_reward: bool = Field(False, description="Show the policy its last reward as well.")
+    step_timeout_s: float | None = Field(
+        600.0,
+        gt=0,
+        description="An actor whose environment takes longer than this for a step or a reset ends, "
+        "with the stack of where it stands; none: it is waited for.",
+    )
     probe: Literal["learner", "actor"] = Field(
         "learner",
         description="Who describes the spaces: a short-lived child of the learner, or the first "

@@ -23,6 +23,7 @@ from impala_async.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     ConfigError,
+    EnvError,
     ImpalaAsyncError,
     RunOver,
 )
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
 FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
 FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_returns")
-# How torsos are computed: neither a checkpoint nor data knows of it.
-LOOSE_KEYS = ("model.precision",)
+# How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
+LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
 # Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
 # no settings: those are written down, and a resumed run would insist on ports long taken.
 BIND_VARIABLE = "IMPALA_ASYNC_BIND"
+# Where `train` tells an actor its number, and how often it was started before.
+ACTOR_VARIABLE = "IMPALA_ASYNC_ACTOR"
 CONSOLE_COMMAND = "impala-async"
 
 
@@ -245,6 +248,17 @@ def bind_of_this_start(bind: "BindSection") -> dict[str, str]:
     return {BIND_VARIABLE: bind.model_dump_json()}
 
 
+def number_of_this_start(number: int, life: int) -> dict[str, str]:
+    """The environment that tells an actor its number, and how often it was started before."""
+    return {ACTOR_VARIABLE: f"{number} {life}"}
+
+
+def actor_of_this_start() -> tuple[int, int]:
+    """Number and life that whoever started this actor gave it; -1 and 0 if nobody did."""
+    found = re.fullmatch(r"(\d{1,4}) (\d{1,9})", os.environ.get(ACTOR_VARIABLE, ""))
+    return (int(found[1]), int(found[2])) if found else (-1, 0)
+
+
 def with_bind_of_this_start(config: "RunConfig") -> "RunConfig":
     """The settings for this start, with the ports that `train` has chosen if it has."""
     from impala_async.config_ingest import BindSection
@@ -286,7 +300,8 @@ def _run(body: Callable[[], int]) -> int:
         with quit_at_once():
             return body()
     except ImpalaAsyncError as error:
-        if error.exit_code == EXIT_BUG:
+        # An environment that hangs is no bug of ours, and its stack was told.
+        if error.exit_code == EXIT_BUG and not isinstance(error, EnvError):
             _tell(traceback.format_exc())
         prefix = "" if error.exit_code == EXIT_DONE else "error: "
         _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from impala_async.doors import new_parser, run_door
+from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 
 if TYPE_CHECKING:
@@ -66,7 +67,11 @@ def _evaluate(args: argparse.Namespace) -> int:
     folder, path = _locate(args.path)
     config = folder.load_config()
     is_one = path != folder.checkpoints
-    played = _play(config, path, args, is_one=is_one)
+    watch = Watch(tell_stderr).start()
+    try:
+        played = _play(config, path, args, is_one=is_one)
+    finally:
+        watch.close()
     for number, name in enumerate(config.policies.names or [""]):
         returns = [one.episode_return for one in played if one.policy == number]
         if returns:

@@ -1,13 +1,24 @@
 """Foreign code, be it an environment or a network: whatever it raises becomes an error of ours."""
 
+import sys
 from abc import ABC, abstractmethod
+from functools import partial
 from types import TracebackType
+from typing import Any
 
 
 def one_line(error: BaseException) -> str:
     """An exception's type and text, without line breaks."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def is_of_python(found: Any) -> bool:
+    """Whether a class or function comes with Python, as no environment and no network does."""
+    while isinstance(found, partial):
+        found = found.func
+    module = getattr(found, "__module__", None) or type(found).__module__
+    return str(module).partition(".")[0] in sys.stdlib_module_names
 
 
 class Foreign(ABC):

@@ -17,6 +17,7 @@ from impala_async.doors import (
     default_config_path,
     names_an_env,
     new_parser,
+    number_of_this_start,
     run_door,
     start_logging,
 )
@@ -60,6 +61,7 @@ def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
         _reached_at(bind.data),
         folder.path,
         bind_of_this_start(bind),
+        number_of_this_start,
     )
     code = run.run(config.train.num_actors)
     if run.has_given_up:

@@ -33,7 +33,10 @@ FLOORS = {
         ["config_actor", "config_ingest", "config_policies", "config_synonyms"], GROUND
     ),
     **dict.fromkeys(
-        ["layout", "spec", "trajectory", "screen", "weights", "lifeline", "interrupts", "foreign"],
+        [
+            *("layout", "spec", "trajectory", "screen", "weights"),
+            *("lifeline", "interrupts", "foreign", "waiting"),
+        ],
         GROUND,
     ),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),

@@ -9,7 +9,13 @@ import sys
 from collections.abc import Sequence
 
 from impala_async import lifeline
-from impala_async.doors import check_learner_url, new_parser, run_door, start_logging
+from impala_async.doors import (
+    actor_of_this_start,
+    check_learner_url,
+    new_parser,
+    run_door,
+    start_logging,
+)
 from impala_async.errors import ConfigError
 
 
@@ -51,7 +57,12 @@ def _serve(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from impala_async.actor.service import ActorService
 
-    service = ActorService(args.learner, num_envs=args.num_envs, connect_s=args.connect_s)
+    service = ActorService(
+        args.learner,
+        num_envs=args.num_envs,
+        connect_s=args.connect_s,
+        start=actor_of_this_start(),
+    )
     return service.run()
 
 

@@ -40,9 +40,11 @@ class Block:
         actions: dict[str, NDArray[Any]],
         flags: dict[str, NDArray[np.bool_]],
         rewards_C: NDArray[np.float32],
+        places_C: NDArray[np.int32],
     ) -> None:
         self.obs, self.final_obs, self.actions = obs, final_obs, actions
         self.rewards_C = rewards_C
+        self._places_C = places_C
         self._flags = flags
         self.terminated_C, self.truncated_C = flags["terminated"], flags["truncated"]
         self.idle_C, self.untrained_C = flags["idle"], flags["untrained"]
@@ -57,14 +59,20 @@ class Block:
             ArraySpec(name, (), "bool") for name in ("terminated", "truncated", "idle", "untrained")
         )
         rewards = arrays.of_all([ArraySpec("", (), "float32")])
+        places = arrays.of_all([ArraySpec("", (), "int32")])
         if not os.fstat(memory).st_size:
             os.ftruncate(memory, arrays.num_bytes)
         buffer = mmap.mmap(memory, arrays.num_bytes)
-        obs_C, final_obs_C, actions_C, flags_C, rewards_C = (
+        obs_C, final_obs_C, actions_C, flags_C, rewards_C, places_C = (
             {name: _view(buffer, *place) for name, place in group.items()}
-            for group in (*observed, actions, flags, rewards)
+            for group in (*observed, actions, flags, rewards, places)
         )
-        return Block(obs_C, final_obs_C, actions_C, flags_C, rewards_C[""])
+        return Block(obs_C, final_obs_C, actions_C, flags_C, rewards_C[""], places_C[""])
+
+    @property
+    def place(self) -> memoryview:
+        """Where the worker of these columns says which environment it is in: `Running.place`."""
+        return self._places_C[:1].data
 
     def touch(self) -> None:
         """Write to every page, so that none has to be found while environments step."""
@@ -74,6 +82,7 @@ class Block:
             *self.actions.values(),
             *self._flags.values(),
             self.rewards_C,
+            self._places_C,
         ):
             array.fill(0)
 
@@ -89,6 +98,7 @@ class Block:
             cut(self.actions),
             cut(self._flags),
             self.rewards_C[first:last],
+            self._places_C[first:last],
         )
 
     def write_obs(self, obs: Obs) -> None:

@@ -19,14 +19,15 @@ from collections.abc import Callable, Mapping
 from impala_async.actor import greeting
 from impala_async.actor.link import Link
 from impala_async.actor.offer import Offer
+from impala_async.actor.refusals import tell_refusals
 from impala_async.actor.squeezer import Squeezer
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config import ActorSettings
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.messages import (
     BYE_REASONS,
+    NO_NUMBER,
     REJECT_CODES,
-    VERDICTS,
     Bye,
     ByeOk,
     Grant,
@@ -59,6 +60,7 @@ class Client:
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
     ) -> None:
         self.actor_id = os.urandom(16)
+        self.number = NO_NUMBER
         self._context = context
         self._url = url
         self._should_stop = should_stop
@@ -114,7 +116,9 @@ class Client:
         """
         found = greeting.find_learner(
             self._data,
-            greeting.hello_of(self.actor_id, self._welcome, self._outbox.lowest_unsettled),
+            greeting.hello_of(
+                self.actor_id, self.number, self._welcome, self._outbox.lowest_unsettled
+            ),
             url=self._url,
             within_s=self._connect_s,
             check_stop=self._check_stop,
@@ -210,13 +214,13 @@ class Client:
             self._come_back()
         self._send_all()
 
-    def leave(self) -> None:
-        """Say goodbye and close everything; twice does no harm."""
+    def leave(self, why: str = "") -> None:
+        """Say goodbye, with what this actor died of, and close everything; twice does no harm."""
         if self._has_left:
             return
         self._has_left = True
         if self._has_session:
-            greeting.say_goodbye(self._data, self.welcome.session)
+            greeting.say_goodbye(self._data, self.welcome.session, why)
         if self._link is not None:
             self._link.close()
         self._data.close()
@@ -295,8 +299,7 @@ class Client:
     def _take_grant(self, grant: Grant) -> None:
         if grant.session != self.welcome.session:
             return
-        for seq, verdict in grant.verdicts:
-            logger.debug("trajectory %d was refused: %s", seq, VERDICTS[verdict])
+        tell_refusals(grant, self.settings.env.id)
         self._free.extend(finished.buffer for finished in self._outbox.on_grant(grant))
         self._named = max(self._named, Version(grant.epoch, grant.update))
         self.link.want(self._named)

@@ -127,7 +127,8 @@ class Crew:
         *firsts, num_columns = accumulate(self._widths, initial=0)
         block = Block.over(memory, obs, action, num_columns)
         block.touch()
-        for worker, first in zip(self._workers, firsts, strict=True):
+        for worker, first, width in zip(self._workers, firsts, self._widths, strict=True):
+            worker.place = block.columns(first, first + width).place
             worker.tell(Place(num_columns, first)._asdict())
         return block
 

@@ -15,6 +15,7 @@ Runs on: env worker
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from impala_async.actor.block import Block
 from impala_async.config_actor import SamplerName
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import PoliciesSection
+from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
@@ -39,6 +41,8 @@ FAULT = 0xFF
 REPLIES = [bytes([bits]) for bits in range(FAULT)]
 # A fault must fit into a pipe, so that nobody needs to read it for the worker to end.
 MAX_TRACEBACK = 20_000
+# Asks it for its stacks: heard even where an environment holds the interpreter's lock.
+TELL_STACKS = signal.SIGUSR1
 _SIZE_BYTES = 4
 
 
@@ -79,6 +83,7 @@ def main() -> int:
         # environment starts would inherit that.
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+    faulthandler.register(TELL_STACKS, all_threads=True)
     lifeline.hold()
     commands, replies, memory = fds = [int(text) for text in sys.argv[1:]]
     for fd in fds:
@@ -108,6 +113,7 @@ def _work(commands: int, replies: int, memory: int) -> None:
         block = Block.over(memory, envs.obs_spec, envs.action_spec, place.num_columns)
         os.close(memory)
         mine = block.columns(place.first, place.first + envs.num_envs)
+        RUNNING.place = mine.place
         _serve(envs, mine, order.first_env, commands, replies)
     except (EnvError, EOFError, BrokenPipeError):
         # Nor must a fault in close hide why they are closed.

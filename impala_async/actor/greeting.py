@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from impala_async import __version__
+from impala_async.actor.inquiry import Inquiry
 from impala_async.config import ActorSettings
 from impala_async.errors import (
     ImpalaAsyncError,
@@ -18,9 +19,11 @@ from impala_async.errors import (
     ProtocolError,
     UnreachableError,
 )
+from impala_async.waiting import Wait
 from impala_async.wire.codec import Frame, decode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
+    MAX_WHY,
     PROTOCOL,
     REJECT_CODES,
     WRONG_PORT,
@@ -44,7 +47,7 @@ BYE_OK_S = 0.5
 NO_RUN = bytes(16)
 
 
-def hello_of(actor_id: bytes, known: Welcome | None, lowest_unsettled: int) -> Hello:
+def hello_of(actor_id: bytes, number: int, known: Welcome | None, lowest_unsettled: int) -> Hello:
     """What an actor says first, or again to a learner that it has worked for before."""
     return Hello(
         protocol=PROTOCOL,
@@ -53,6 +56,7 @@ def hello_of(actor_id: bytes, known: Welcome | None, lowest_unsettled: int) -> H
         run_id=known.run_id if known else NO_RUN,
         epoch=known.epoch if known else 0,
         lowest_unsettled=lowest_unsettled,
+        number=number,
     )
 
 
@@ -72,8 +76,10 @@ def find_learner(
     """
     say_at = now = time.monotonic()
     give_up_at = now + within_s
+    inquiry, wait = Inquiry(url), Wait(logger.warning)
     while now < give_up_at:
         check_stop()
+        wait.look(lambda s: f"no learner answers at {url} yet ({s:.0f} s): {inquiry.why()}")
         if (now >= say_at or not socket.is_greeted) and socket.greet([pack(hello)]):
             # Not all at once, when many actors lost the same learner.
             say_at = now + HELLO_EVERY_S * random.uniform(0.5, 1.0)
@@ -84,18 +90,19 @@ def find_learner(
             raise_if_final(message, is_joined=False)
             logger.warning("the learner refuses us for now: %s", message.text)
             say_at = max(say_at, now + message.retry_after_s)
+            wait = Wait(logger.warning)
         elif frames and isinstance(message, Welcome) and _is_current(message, hello):
             return message, _read_settings(frames)
         now = time.monotonic()
     raise UnreachableError(
-        f"no learner answered at {url} within {within_s:g} s: is it running, and is this the "
-        "address that it printed?"
+        f"no learner answered at {url} within {within_s:g} s: {inquiry.why()}; is it running, and "
+        "is this the address that it printed?"
     )
 
 
-def say_goodbye(socket: Dealer, session: bytes) -> None:
+def say_goodbye(socket: Dealer, session: bytes, why: str = "") -> None:
     """End a session, and wait a moment until the learner has understood."""
-    if not socket.send([pack(Bye(session, BYE_REASONS.index("leaving")))]):
+    if not socket.send([pack(Bye(session, BYE_REASONS.index("leaving"), why[:MAX_WHY]))]):
         return
     give_up_at = time.monotonic() + BYE_OK_S
     while (left_s := give_up_at - time.monotonic()) > 0:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Container, Mapping, Sequence
 
 from impala_async.actor.greeting import read
+from impala_async.envs.watch import hang_now
 from impala_async.errors import MismatchError, ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import Frame, decode_weights
@@ -141,7 +142,7 @@ class Link:
             # The first timers go at once: a short run wants to know its bottleneck too.
             if is_new or now >= next_beat or (self.timers and not were_timed):
                 timers = dict(self.timers)
-                if socket.greet([pack(Heartbeat(self._session, timers))]):
+                if socket.greet([pack(Heartbeat(self._session, {**timers, **hang_now()}))]):
                     were_timed = bool(timers)
                     next_beat = now + self._heartbeat_s
                 else:

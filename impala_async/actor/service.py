@@ -5,6 +5,7 @@ Runs on: sampler thread (the main thread of an actor)
 
 import logging
 import signal
+import sys
 import time
 from contextlib import ExitStack
 
@@ -17,6 +18,8 @@ from impala_async.actor.samplers.choose import Play, choose_stage
 from impala_async.actor.samplers.protocols import Newest, Sampler
 from impala_async.actor.samplers.stage import Stage, set_stage
 from impala_async.config import ActorSettings
+from impala_async.envs.faults import with_id
+from impala_async.envs.watch import Watch
 from impala_async.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -24,11 +27,13 @@ from impala_async.errors import (
     EnvError,
     MismatchError,
 )
+from impala_async.foreign import one_line
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
 from impala_async.team import Team, build_policy
 from impala_async.weights import Weights
+from impala_async.wire.messages import NO_NUMBER
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
@@ -43,7 +48,15 @@ TIMERS_EVERY_S = 0.5
 class ActorService:
     """One actor process."""
 
-    def __init__(self, url: str, *, num_envs: int | None, connect_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        num_envs: int | None,
+        connect_s: float,
+        start: tuple[int, int] = (NO_NUMBER, 0),
+    ) -> None:
+        """`start`: the number of this actor, and how often it was started before."""
         self._num_envs = num_envs
         self._signal: int | None = None
         self._is_sampling = False
@@ -54,11 +67,14 @@ class ActorService:
             should_stop=lambda: self._signal is not None,
             connect_s=connect_s,
         )
+        self._client.number, self._life = start
+        self._watch = Watch(logger.warning, whose=self._whose)
 
     def run(self) -> int:
         """Until the learner is finished, or a signal comes; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        self._watch.start()
         try:
             settings = self._client.connect()
             while True:
@@ -70,13 +86,16 @@ class ActorService:
         except RunFinished:
             pass
         finally:
-            self._client.leave()
+            self._watch.close()
+            error = sys.exception()
+            self._client.leave(one_line(error) if isinstance(error, Exception) else "")
             self._context.term()
         return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_DONE
 
     def _work(self, settings: ActorSettings) -> None:
         """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
+        self._watch.limit(settings.env.step_timeout_s)
         with ExitStack() as stack:
             stage = self._set_stage(settings)
             stack.callback(_close, stage)
@@ -89,7 +108,9 @@ class ActorService:
                 self._sample(sampler, settings.trajectory.rows)
             except EnvError as error:
                 # It may be the user's own: where it failed is what they need.
-                logger.error("the environment failed", exc_info=error.__cause__)
+                if error.__cause__ is not None:
+                    logger.error("the environment failed", exc_info=error.__cause__)
+                with_id(error, settings.env.id)
                 raise
             finally:
                 self._is_sampling = False
@@ -124,7 +145,8 @@ class ActorService:
         """
         welcome = self._client.welcome
         if not settings.pace.is_lockstep:
-            return self._client.newest, seed_of(settings.seed, welcome.rank, welcome.epoch)
+            seed = seed_of(settings.seed, welcome.rank, welcome.epoch, life=self._life)
+            return self._client.newest, seed
         first = self._client.newest()
         assert first is not None, "in lockstep the first weights are waited for"
         # It may have come back with another rank while it waited.
@@ -141,7 +163,7 @@ class ActorService:
             stage = set_stage(actor.sampler, actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
             # The learner could make it, or was told not to try: it is this host that lacks it.
-            raise MismatchError(str(error)) from error
+            raise MismatchError(str(with_id(error, env.id))) from error
         if actor.sampler != "auto":
             return stage
         if settings.pace.is_lockstep:
@@ -207,6 +229,9 @@ class ActorService:
             "weights_wait_ms": weights_wait_s * ms_per_trajectory,
         }
 
+    def _whose(self) -> str:
+        return f"actor {self._client.welcome.rank} ({self._client.settings.env.id})"
+
     def _on_signal(self, number: int, frame: object) -> None:
         if self._signal is not None:
             raise KeyboardInterrupt
@@ -243,14 +268,15 @@ def _close(owner: Stage | Sampler) -> None:
         logger.warning("%s", error)
 
 
-def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0) -> int:
+def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, *, life: int = 0) -> int:
     """A seed for each actor of a run, so that no two step the same environments.
 
     Nor does one that has a rank of lockstep after another, in a resumed run or in this one: its
-    first weights are those of update `begins_at`.
+    first weights are those of update `begins_at`. Nor does one that is started again, as `life`
+    counts.
     """
-    # Zeros at the end change nothing.
-    words = (run_seed, rank, epoch - 1, begins_at)
+    # Zeros at the end change nothing, up to four words.
+    words = (run_seed, rank, epoch - 1, begins_at, *([life] if life else []))
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 

@@ -2,12 +2,14 @@
 
 Nothing here spins: who waits, sleeps in the kernel. A worker that dies, or whose environment fails,
 is an EnvError: its columns' episodes are lost, and no other environment could go on with their
-trajectories. One that hangs is waited for, while `look_up` is called again and again; `end_workers`
+trajectories. One that hangs is waited for, while `look_up` is called again and again, and
+`RUNNING` says where it is; after `env.step_timeout_s` that is an EnvHangsError, and `end_workers`
 kills it.
 
 Runs on: sampler thread
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -21,20 +23,21 @@ from typing import Any, NamedTuple
 
 from gymnasium.vector import AutoresetMode
 
-from impala_async.actor.env_worker import FAULT, STEP, Order, read_json, write_json
+from impala_async.actor.env_worker import FAULT, STEP, TELL_STACKS, Order, read_json, write_json
 from impala_async.envs.describe import Described, read_answer
-from impala_async.errors import EnvError
+from impala_async.envs.faults import RUNNING, Blame
+from impala_async.envs.watch import too_long
+from impala_async.errors import EnvError, EnvHangsError
 from impala_async.interrupts import deaf_children
 from impala_async.lifeline import Lifeline
 
 logger = logging.getLogger(__name__)
 
 POLL_MS = 50
-# From then on the log says who is waited for.
-LONG_S = 30.0
 # What a worker gets to finish its step and to close its environments.
 CLOSE_S = 1.0
 DEATH_S = 1.0
+STACKS_S = 0.5
 CLOSED = -1
 PROGRAM = (sys.executable, "-m", "impala_async.actor.env_worker")
 # There is a worker for each core, so what they call must not take more.
@@ -66,12 +69,14 @@ class Worker:
         self._env_id = order.env["id"]
         self._num_envs = order.num_envs
         self._look_up = look_up
+        self._timeout_s: float | None = order.env.get("step_timeout_s")
+        self.place = RUNNING.place
         self._lifeline = Lifeline()
         theirs, self._commands = os.pipe()
         self._replies, replies = os.pipe()
         self._waiter = select.poll()
         self._waiter.register(self._replies, select.POLLIN)
-        self.is_stepping = False
+        self.is_stepping = self._is_made = False
         given = (theirs, replies, memory)
         try:
             with deaf_children():
@@ -120,6 +125,7 @@ class Worker:
         except EOFError:
             raise self._death() from None
         spaces = read_answer(json.dumps(look["spaces"]).encode())
+        self._is_made = True
         return Look(look["name"], AutoresetMode(look["autoreset"]), spaces)
 
     def hang_up(self) -> None:
@@ -155,18 +161,31 @@ class Worker:
         return f"the env worker of {which} of {self._env_id}"
 
     def _wait(self) -> None:
-        since, told_at = time.monotonic(), LONG_S
-        while True:
-            self._look_up()
-            if self._waiter.poll(POLL_MS):
-                return
-            if self.process.poll() is not None and not self._waiter.poll(0):
-                # What its environment forked may hold the pipe open.
-                raise self._death()
-            waited_s = time.monotonic() - since
-            if waited_s > told_at:
-                logger.warning("%s has not answered for %.0f s", self, waited_s)
-                told_at *= 2
+        where = "in step" if self.is_stepping else "in reset" if self._is_made else "to be made"
+        call = Blame(self._env_id, where, self._num_envs, is_here=False)
+        call.first = self.first_env
+        since = time.monotonic()
+        former, RUNNING.place = RUNNING.place, self.place
+        RUNNING.call = (call, since)
+        try:
+            while True:
+                self._look_up()
+                if self._waiter.poll(POLL_MS):
+                    return
+                if self.process.poll() is not None and not self._waiter.poll(0):
+                    # What its environment forked may hold the pipe open.
+                    raise self._death()
+                self._check_time(call, time.monotonic() - since)
+        finally:
+            RUNNING.call, RUNNING.place = None, former
+
+    def _check_time(self, call: Blame, waited_s: float) -> None:
+        if self._is_made and self._timeout_s is not None and waited_s > self._timeout_s:
+            self.process.send_signal(TELL_STACKS)
+            # It writes to where our own log goes.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STACKS_S)
+            raise EnvHangsError(too_long(call, self.place[0], waited_s))
 
     def _fault(self) -> EnvError:
         try:

@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.actions import Actions
-from impala_async.envs.faults import Blame, close_all
+from impala_async.envs.faults import RUNNING, Blame, close_all
 from impala_async.envs.mapping import PolicyMapping
 from impala_async.envs.observations import ChoicesCheck, check_obs, short
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
@@ -77,12 +77,13 @@ class AgentEnvs:
         envs: Sequence[ParallelEnv],
         options: SpaceOptions = USUAL,
         policies: PoliciesSection = ONE_POLICY,
+        name: str | None = None,
     ) -> None:
         first = envs[0]
         metadata = getattr(first, "metadata", None) or {}
-        self.name = str(metadata.get("name") or type(first).__name__)
-        self._stepping = Blame(self.name, "in step")
-        self._resetting = Blame(self.name, "in reset")
+        self.name = name or str(metadata.get("name") or type(first).__name__)
+        self._stepping = Blame(self.name, "in step", len(envs))
+        self._resetting = Blame(self.name, "in reset", len(envs))
         agents = list(first.possible_agents)
         observation_space, action_space = _shared_spaces(self.name, first, agents)
         self._worlds = [
@@ -123,8 +124,10 @@ class AgentEnvs:
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all environments anew, each with a seed of its own."""
         first_seed = spread_seed(seed) + first_env
+        self._stepping.first = self._resetting.first = first_env
         with self._resetting:
             for index, world in enumerate(self._worlds):
+                RUNNING.place[0] = first_env + index + 1
                 if world.mapping is not None:
                     world.mapping.seed(first_seed + index)
                 self._reset_world(world, first_seed + index)
@@ -139,7 +142,8 @@ class AgentEnvs:
         self._idle.fill(True)
         with self._stepping:
             adapted = list(self._adapt(actions))
-            for world in self._worlds:
+            for number, world in enumerate(self._worlds, self._stepping.first + 1):
+                RUNNING.place[0] = number
                 if world.playing:
                     self._step_world(world, adapted)
                 else:
@@ -149,7 +153,7 @@ class AgentEnvs:
 
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""
-        close_all(world.env for world in self._worlds)
+        close_all((world.env for world in self._worlds), self.name)
 
     def _add_policies(self, mapping: PolicyMapping) -> None:
         """A leaf says who plays a column; its first values come with the first reset."""

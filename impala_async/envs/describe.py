@@ -20,6 +20,8 @@ from pydantic import ValidationError
 from impala_async.config_actor import SamplerName
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.envs.faults import with_id
+from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.interrupts import end_silently
 from impala_async.spec import ActionSpec, ObsSpec, Schema
@@ -70,7 +72,9 @@ def main() -> int:
     end_silently()
     answers = os.dup(1)
     os.dup2(2, 1)
+    watch = Watch(tell_stderr).start()
     answer, exit_code = _answer(sys.stdin.buffer.read(), sys.argv[1:])
+    watch.close()
     with contextlib.suppress(BrokenPipeError):  # who asked is gone
         os.write(answers, f"{answer}\n".encode())
     os.close(answers)
@@ -86,7 +90,7 @@ def _answer(section_json: bytes, args: list[str]) -> tuple[str, int]:
         first = error.errors()[0]
         return _error(f"env.{'.'.join(map(str, first['loc']))}: {first['msg']}"), EXIT_CONFIG
     except EnvError as error:
-        return _error(str(error)), EXIT_CONFIG
+        return _error(str(with_id(error, section.id))), EXIT_CONFIG
     spaces = {"obs": asdict(found.obs), "action": asdict(found.action)}
     return json.dumps({**spaces, "num_columns": found.num_columns}), EXIT_DONE
 

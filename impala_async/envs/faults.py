@@ -1,25 +1,95 @@
-"""Environments are foreign code: here whatever they raise becomes an EnvError with its cause."""
+"""Environments are foreign code: here whatever they raise becomes an EnvError with its cause, and
+a call of theirs that lasts can be told of by another thread."""
 
 from collections.abc import Iterable
+from time import monotonic
+from types import TracebackType
 from typing import Any
 
 from impala_async.errors import EnvError
 from impala_async.foreign import Foreign, one_line
 
+PACKAGE = __name__.rpartition(".")[0]
+# What a user's environment may be made of, though it is ours.
+FOREIGN_MODULES = {f"{PACKAGE}.probes", f"{PACKAGE}.pool"}
+RETURNS = {
+    "in step": "step must return (observation, reward, terminated, truncated, info)",
+    "in reset": "reset must return (observation, info)",
+}
+
+
+class Running:
+    """The call of an environment that this process is in, if it is in one: there is one of these.
+
+    Written by the thread that makes the call, read by any.
+    """
+
+    def __init__(self) -> None:
+        self.call: tuple[Blame, float] | None = None
+        """And since when."""
+        self.place = memoryview(bytearray(4)).cast("i")
+        """The number of the environment within its actor, from 1; 0 where it is not known."""
+
 
 class Blame(Foreign):
-    """A context in which every exception is the environment's."""
+    """A context in which every exception is the environment's.
 
-    __slots__ = ("_name", "_where")
+    `num_envs` are those it is about, if any, `first` the number of their first one. What is not
+    `is_here` is a call that another process makes.
+    """
 
-    def __init__(self, name: str, where: str) -> None:
-        self._name = name
-        self._where = where
+    __slots__ = ("first", "is_here", "name", "num_envs", "where")
+
+    def __init__(self, name: str, where: str, num_envs: int = 0, *, is_here: bool = True) -> None:
+        self.name = name
+        self.where = where
+        self.num_envs = num_envs
+        self.first = 0
+        self.is_here = is_here
+
+    def __enter__(self) -> None:
+        RUNNING.call = (self, monotonic())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        RUNNING.call = None
+        if error is not None:
+            super().__exit__(kind, error, traceback)
 
     def blame(self, error: Exception) -> EnvError | None:
         if isinstance(error, EnvError):
             return None
-        return EnvError(f"{self._name} failed {self._where}: {one_line(error)}")
+        wanted = RETURNS.get(self.where)
+        if wanted is not None and _is_raised_here(error):
+            # Where we could not use it is of no use to anybody: there is nothing to trace back.
+            error.__traceback__ = None
+            return EnvError(f"{self.name}: {wanted}, but gave something else: {one_line(error)}")
+        return EnvError(f"{self.name} failed {self.where}: {one_line(error)}")
+
+
+RUNNING = Running()
+
+
+def _is_raised_here(error: Exception) -> bool:
+    """Whether no code of the environment raised it, but ours that could not use what it gave."""
+    if not isinstance(error, TypeError | ValueError):
+        return False
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    module = at.tb_frame.f_globals.get("__name__", "") if at is not None else ""
+    return module.rpartition(".")[0] == PACKAGE and module not in FOREIGN_MODULES
+
+
+def with_id(error: EnvError, env_id: str) -> EnvError:
+    """The same error; from now on it says which environment it is about."""
+    if env_id not in str(error):
+        error.args = (f"{env_id}: {error}",)
+    return error
 
 
 def env_name(env: Any) -> str:
@@ -28,12 +98,12 @@ def env_name(env: Any) -> str:
     return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 
 
-def close_all(envs: Iterable[Any]) -> None:
+def close_all(envs: Iterable[Any], name: str | None = None) -> None:
     """Close all environments, then raise the fault of the first one that failed to."""
     faults = []
     for env in envs:
         try:
-            with Blame(env_name(env), "in close"):
+            with Blame(name or env_name(env), "in close"):
                 env.close()
         except EnvError as error:
             faults.append(error)

@@ -23,7 +23,7 @@ from gymnasium.vector import VectorEnv
 from impala_async.envs.faults import Blame
 from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
-from impala_async.foreign import one_line
+from impala_async.foreign import is_of_python, one_line
 
 EXTRAS = {
     "Box2D": "box2d",
@@ -56,7 +56,7 @@ def find_env(env_id: str) -> str | Factory:
         return name
     entry = getattr(module, name, None)
     if callable(entry):
-        return entry  # type: ignore[no-any-return]
+        return _checked(env_id, entry)
     _load_namespace(name)
     if registered(name) is None:
         raise EnvError(f"{env_id}: {_not_in(module, name)}")
@@ -72,6 +72,8 @@ def find_callable(what: str) -> Factory:
         raise EnvError(f"{what}: {_not_in(module, name)}")
     if not callable(found):
         raise EnvError(f"{what} is of type {type(found).__name__}, and cannot be called")
+    if is_of_python(found):
+        raise EnvError(f"{what} comes with Python, and is not called: name one of your own")
     return found  # type: ignore[no-any-return]
 
 
@@ -97,6 +99,22 @@ def makes_vectors(entry: Factory) -> bool:
         return "num_envs" in inspect.signature(entry).parameters
     except (TypeError, ValueError):
         return False
+
+
+def _checked(env_id: str, entry: Factory) -> Factory:
+    """Refuse what cannot make an environment before it is called: a learner may have sent its name.
+
+    A class must have `reset` and `step`. A function shows what it makes only when it is called.
+    """
+    has_both = all(callable(getattr(entry, name, None)) for name in ("reset", "step"))
+    if isinstance(entry, type) and not has_both:
+        raise EnvError(
+            f"env.id {env_id!r} names a class without reset and step, which is no environment: "
+            "name a subclass of gymnasium.Env, or a function that makes one"
+        )
+    if not has_both and is_of_python(entry):
+        raise EnvError(f"env.id {env_id!r} comes with Python, and is no environment")
+    return entry
 
 
 def import_named(what: str, module_name: str) -> ModuleType:

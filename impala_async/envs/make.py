@@ -158,19 +158,19 @@ def _serial(section: EnvSection, num_envs: int, policies: PoliciesSection) -> En
     try:
         envs.extend(make_env(section) for _ in range(num_envs))
         if is_parallel(envs[0]):
-            return AgentEnvs(envs, _options(section), policies)
-        return SerialEnvs(envs, _options(section))
+            return AgentEnvs(envs, _options(section), policies, section.id)
+        return SerialEnvs(envs, _options(section), section.id)
     except EnvError:
-        close_all(envs)
+        close_all(envs, section.id)
         raise
 
 
 def _vector(section: EnvSection, num_envs: int) -> VectorEnvs:
     env = make_vector_env(section, num_envs)
     try:
-        return VectorEnvs(env, _options(section))
+        return VectorEnvs(env, _options(section), section.id)
     except EnvError:
-        close_all([env])
+        close_all([env], section.id)
         raise
 
 

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from impala_async.envs.actions import Actions
-from impala_async.envs.faults import Blame, close_all, env_name
+from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
 from impala_async.envs.observations import ChoicesCheck, check_obs, flatten_obs
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
 from impala_async.errors import EnvError
@@ -93,13 +93,18 @@ class SerialEnvs:
 
     autoreset = AutoresetMode.NEXT_STEP
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], options: SpaceOptions = USUAL) -> None:
+    def __init__(
+        self,
+        envs: Sequence[gym.Env[Any, Any]],
+        options: SpaceOptions = USUAL,
+        name: str | None = None,
+    ) -> None:
         first = envs[0]
-        self.name = env_name(first)
-        self._stepping = Blame(self.name, "in step")
-        self._resetting = Blame(self.name, "in reset")
+        self.name = name or env_name(first)
         self._envs = list(envs)
         self.num_envs = num_envs = len(envs)
+        self._stepping = Blame(self.name, "in step", num_envs)
+        self._resetting = Blame(self.name, "in reset", num_envs)
         with Blame(self.name, "to say what its spaces are"):
             observed, acted = first.observation_space, first.action_space
         spaces = Spaces(observed, acted, options)
@@ -126,11 +131,13 @@ class SerialEnvs:
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew; column i gets the seed that SyncVectorEnv would give it."""
         first_seed = spread_seed(seed) + first_env
+        self._stepping.first = self._resetting.first = first_env
         self._is_over = [False] * self.num_envs
         self._terminated.fill(False)
         self._truncated.fill(False)
         with self._resetting:
             for column in range(self.num_envs):
+                RUNNING.place[0] = first_env + column + 1
                 self._reset_column(column, first_seed + column)
             self._choices.check(self._obs)
         return self._obs
@@ -139,8 +146,10 @@ class SerialEnvs:
         """Step every column, or reset it when its last step was the end of an episode."""
         rewards, is_over, plain = self._rewards, self._is_over, self._plain
         is_checked = self._is_checked
+        place, first = RUNNING.place, self._stepping.first + 1
         with self._stepping:
             for column, action in enumerate(self._adapt(actions)):
+                place[0] = first + column
                 if is_over[column]:
                     self._reset_column(column, None)
                     rewards[column] = 0
@@ -166,7 +175,7 @@ class SerialEnvs:
 
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""
-        close_all(self._envs)
+        close_all(self._envs, self.name)
 
     def _reset_column(self, column: int, seed: int | None) -> None:
         obs, _ = self._envs[column].reset(seed=seed)
@@ -181,12 +190,17 @@ class SerialEnvs:
 class VectorEnvs:
     """A gymnasium VectorEnv that resets its own columns, NEXT_STEP or SAME_STEP."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], options: SpaceOptions = USUAL) -> None:
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        options: SpaceOptions = USUAL,
+        name: str | None = None,
+    ) -> None:
         self._env = env
-        self.name = env_name(env)
-        self._stepping = Blame(self.name, "in step")
-        self._resetting = Blame(self.name, "in reset")
+        self.name = name or env_name(env)
         self.num_envs: int = env.num_envs
+        self._stepping = Blame(self.name, "in step", self.num_envs)
+        self._resetting = Blame(self.name, "in reset", self.num_envs)
         self.autoreset = _autoreset_mode(env)
         spaces = Spaces(env.single_observation_space, env.single_action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
@@ -204,6 +218,8 @@ class VectorEnvs:
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew, seeded as the environment itself deals seeds to columns."""
+        self._stepping.first = self._resetting.first = first_env
+        RUNNING.place[0] = 0
         with self._resetting:
             obs, _ = self._env.reset(seed=spread_seed(seed) + first_env)
             check_obs(self._leaves, obs, self.num_envs)
@@ -236,7 +252,7 @@ class VectorEnvs:
 
     def close(self) -> None:
         """Close the environment."""
-        close_all([self._env])
+        close_all([self._env], self.name)
 
     def _check_step(self, obs: Any, *per_column: Any) -> None:
         """Once is enough: an environment does not change its mind about shapes."""

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -65,7 +65,7 @@ class _Actor:
         self.start_at = time.monotonic()
         self.spoke_at: float | None = None
         self.log_begin = 0
-        self.num_quick_deaths = 0
+        self.num_quick_deaths = self.num_starts = 0
         self.is_done = False
 
     def listen(self) -> None:
@@ -92,7 +92,8 @@ class _Actor:
 class LocalRun:
     """Owns the processes of one run on this machine.
 
-    `environment` is what only the learner finds in its environment.
+    `environment` is what only the learner finds in its environment; `name_actor` gives what an
+    actor finds there, by its number and how often it was started before.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class LocalRun:
         data_url: str,
         run_dir: Path,
         environment: Mapping[str, str],
+        name_actor: Callable[[int, int], Mapping[str, str]] = lambda number, life: {},
     ) -> None:
         log_dir = run_dir / "actors"
         try:
@@ -108,6 +110,7 @@ class LocalRun:
         except OSError as error:
             raise ConfigError(f"--run-dir: cannot write to {log_dir}: {error.strerror}") from None
         self._data_url = data_url
+        self._name_actor = name_actor
         self._lifeline = Lifeline()
         self._run_dir = run_dir
         self._log_dir = log_dir
@@ -188,7 +191,7 @@ class LocalRun:
             self._give_up(actor, code)
             return
         logger.warning(
-            "actor process %d ended with code %d (%s): starting it again; its log: %s",
+            "actor %d ended with code %d (%s): starting it again; its log: %s",
             actor.number,
             code,
             actor.last_error(),
@@ -199,20 +202,26 @@ class LocalRun:
     def _start(self, actor: _Actor) -> None:
         if actor.is_done:
             logger.warning(
-                "actor process %d was ended, but the run goes on: starting it again; its log: %s",
+                "actor %d was ended, but the run goes on: starting it again; its log: %s",
                 actor.number,
                 actor.log_path,
             )
         with actor.log_path.open("ab") as log:
             actor.log_begin = log.tell()
             actor.process = spawn(
-                "actor", ["--learner", self._data_url], self._lifeline, output=log
+                "actor",
+                # It ends with us, and with the learner: until then there is one to wait for.
+                ["--learner", self._data_url, "--connect-s", "inf"],
+                self._lifeline,
+                output=log,
+                environment=self._name_actor(actor.number, actor.num_starts),
             )
+        actor.num_starts += 1
         actor.spoke_at = None
 
     def _give_up(self, actor: _Actor, code: int) -> None:
         self._reason = (
-            f"actor process {actor.number} cannot run: {actor.last_error()} ({code}); "
+            f"actor {actor.number} cannot run: {actor.last_error()} ({code}); "
             f"its log: {actor.log_path}"
         )
         self._verdict = exit_code(code)

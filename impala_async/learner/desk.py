@@ -13,6 +13,7 @@ from impala_async import __version__
 from impala_async.errors import ProtocolError
 from impala_async.learner.port import Port
 from impala_async.learner.publisher import Publisher
+from impala_async.learner.troubles import Troubles
 from impala_async.metrics.counter import Counters
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Version
@@ -30,6 +31,7 @@ from impala_async.wire.messages import (
     Spec,
     Welcome,
     pack,
+    plain,
 )
 from impala_async.wire.session import Peer, SessionTable, reject
 from impala_async.wire.sockets import NO_FRAME
@@ -80,6 +82,7 @@ class Desk:
         self._clock = clock
         self._on_schema = on_schema
         self._timers: dict[bytes, dict[str, float]] = {}
+        self._troubles = Troubles(logger.warning, clock)
         self._sessions = Counters(("opened", "expired", "refused", "closed"), prefix="sessions/")
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
 
@@ -95,7 +98,10 @@ class Desk:
         if isinstance(message, Spec):
             self._agree(port, peer, message)
         elif isinstance(message, Bye):
-            self._close(peer, f"said goodbye ({BYE_REASONS[message.reason]})")
+            if message.text:
+                self._close(peer, self._troubles.hear_death(peer.rank, plain(message.text)))
+            else:
+                self._close(peer, f"said goodbye ({BYE_REASONS[message.reason]})")
             port.send(route, [pack(ByeOk(message.session))])
         elif isinstance(message, ByeOk):
             self._close(peer, "left")
@@ -117,6 +123,7 @@ class Desk:
         else:
             timers = {k: float(v) for k, v in message.timers.items() if k in TIMER_NAMES}
             self._timers[peer.session] = timers
+            self._troubles.hear_beat(peer.session, peer.rank, message.timers)
             port.send(route, [pack(peer.grant(self._publisher.version))])
 
     def expire(self) -> None:
@@ -162,7 +169,7 @@ class Desk:
         for name in TIMER_NAMES:
             values = [timers[name] for timers in self._timers.values() if name in timers]
             report[f"actor/{name}"] = sum(values) / len(values) if values else None
-        return report
+        return report | self._troubles.report(live)
 
     def _find(self, message: Message) -> Peer | None:
         """The peer that speaks; None if it says goodbye to a session that is over already."""

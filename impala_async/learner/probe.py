@@ -56,7 +56,8 @@ class SpaceProbe:
             self._child.kill()
             self._child.wait()
             raise EnvError(
-                f"env.id: {self._env.id} was not made within {PROBE_TIMEOUT_S:.0f} s"
+                f"env.id: {self._env.id} was not made and tried within "
+                f"{PROBE_TIMEOUT_S:.0f} s; where it stands is told above"
             ) from None
         if not answer:
             raise EnvError(

@@ -199,6 +199,8 @@ SECTIONS: tuple[Section, ...] = (
             Metric("actor/act_time_ms", "ms", "in the policy per trajectory, mean over actors"),
             Metric("actor/send_wait_ms", "ms", "waiting to send per trajectory, mean over actors"),
             Metric("actor/weights_wait_ms", "ms", "waiting for weights per trajectory, mean"),
+            Metric("actor/hang", "text", "the environment that has hung for longest; null: none"),
+            Metric("actor/last_death", "text", "what the last actor that said so died of"),
         ),
     ),
     Section(

@@ -18,8 +18,11 @@ ADVICE: Final[Mapping[str, str | None]] = {
     "rejections": "look for the reason in the learner's log",
     "learner": "a faster device, a smaller model, or a lower learner.num_passes",
     "copy": "smaller observations, or a larger learner.batch_columns",
-    "environment": "more actors, on other hosts when the cores of this one are busy, another "
-    "actor.sampler, or more actor.num_workers where steps wait for something",
+    "environment": "if its steps compute: more actors, on other hosts when the cores of this one "
+    "are busy, or another actor.sampler; if they wait, as for a simulator or a network: more of "
+    "them at once, by a larger actor.num_envs with as many actor.num_workers, cores or not",
+    "hanging": "see where it stands by py-spy dump, or in the log of its actor when "
+    "env.step_timeout_s ends it",
     "inference": "a larger actor.num_envs, or more actors, on other hosts when cores are busy",
     "network": "a faster link or smaller observations; on one host, fewer actors for its cores",
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
@@ -69,6 +72,9 @@ def judge(report: Mapping[str, Value]) -> Verdict:
         return refused
     if "learner/starved_since_s" in report and report["learner/starved_since_s"] is not None:
         return _blame_actors(report, f"the learner has had no batch{_for_how_long(report)}")
+    if report.get("num_actors") == 0:
+        # Whatever was measured last, nothing comes any more.
+        return _blame_actors(report, "the learner has nobody to learn from")
     update_ms, batch_wait_ms = _number(report, UPDATE_MS), _number(report, BATCH_WAIT_MS)
     copy_wait_ms = _number(report, COPY_WAIT_MS) or 0.0
     if update_ms is None or batch_wait_ms is None:
@@ -94,9 +100,11 @@ class RunTimes:
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._num_updates = float(num_updates)
+        self._had_actors = False
 
     def add(self, report: Mapping[str, Value]) -> None:
         """The next report of the start."""
+        self._had_actors |= bool(report.get("num_actors"))
         num_updates = _number(report, "updates") or 0.0
         weight = num_updates - self._num_updates
         if weight <= 0:
@@ -111,7 +119,9 @@ class RunTimes:
     def over(self, report: Mapping[str, Value]) -> dict[str, Value]:
         """The last report with the times of all of them in it; nothing is starved at the end."""
         means = {name: total / self._weights[name] for name, total in self._sums.items()}
-        return {**report, **means, "learner/starved_since_s": None}
+        whole = {**report, **means, "learner/starved_since_s": None}
+        # Those that were there, and left before the end, were some.
+        return whole | {"num_actors": None} if self._had_actors else whole
 
 
 def _refused_share(report: Mapping[str, Value]) -> Verdict | None:
@@ -130,7 +140,10 @@ def _refused_share(report: Mapping[str, Value]) -> Verdict | None:
 def _blame_actors(report: Mapping[str, Value], finding: str) -> Verdict:
     """Name the stage that takes the most of an actor's time, if the actors have told."""
     if report.get("num_actors") == 0:
-        return Verdict("actors", f"{finding}, none is connected")
+        death = report.get("actor/last_death")
+        return Verdict("actors", f"{finding}, none is connected" + (f"; {death}" if death else ""))
+    if hang := report.get("actor/hang"):
+        return Verdict("hanging", f"{finding}, {hang}")
     stages = [(_number(report, name), stage, where) for name, stage, where in _ACTOR_STAGES]
     known = [(spent_ms, stage, where) for spent_ms, stage, where in stages if spent_ms is not None]
     whole_ms = sum(spent_ms for spent_ms, _, _ in known)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from impala_async.config_model import ModelSection
-from impala_async.foreign import Foreign, one_line
+from impala_async.foreign import Foreign, is_of_python, one_line
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
 from impala_async.models.mlp import MLPTorso
@@ -65,6 +65,8 @@ def _import_torso(name: str) -> Callable[..., Any]:
         raise ValueError(f"model.name: cannot import {name}: {error}{hint}") from error
     if not callable(made):
         raise ValueError(f"model.name: {name} is of type {type(made).__name__} and makes no torso")
+    if is_of_python(made):
+        raise ValueError(f"model.name: {name} comes with Python, and makes no torso")
     return made  # type: ignore[no-any-return]
 
 

@@ -24,6 +24,8 @@ MAX_SETTINGS_BYTES = 65536
 MAX_TEXT_BYTES = 2000
 MAX_COLUMNS = 4096
 MAX_TIMERS = 16
+MAX_WHY = 500
+NO_NUMBER = -1
 MAX_VERDICTS = 64
 # Of all frames: from a peer of whom nothing is known.
 MAX_MESSAGE_BYTES = 1 << 30
@@ -42,7 +44,8 @@ Check = Callable[[Any], bool]
 
 
 class Hello(NamedTuple):
-    """An actor asks for a session; it says which run it knows and what it still holds."""
+    """An actor asks for a session; it says which run it knows and what it still holds, and the
+    number by which it is known to who started it, if that gave it one."""
 
     protocol: int
     actor: bytes
@@ -50,6 +53,7 @@ class Hello(NamedTuple):
     run_id: bytes
     epoch: int
     lowest_unsettled: int
+    number: int = NO_NUMBER
 
 
 class Welcome(NamedTuple):
@@ -145,10 +149,11 @@ class Heartbeat(NamedTuple):
 
 
 class Bye(NamedTuple):
-    """The sender ends the session."""
+    """The sender ends the session; an actor that dies says what of."""
 
     session: bytes
     reason: int
+    text: str = ""
 
 
 class ByeOk(NamedTuple):
@@ -222,7 +227,7 @@ _PATH = _text(255)
 
 # A kind is the position here: append only.
 _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
-    (Hello, (_uint(255), _ID, _text(64), _ID, _EPOCH, _SEQ)),
+    (Hello, (_uint(255), _ID, _text(64), _ID, _EPOCH, _SEQ, _uint(MAX_COLUMNS, NO_NUMBER))),
     (
         Welcome,
         (
@@ -244,15 +249,28 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
     (WeightsReply, (_EPOCH, _COUNT, _ID, _ID)),
     (NotModified, (_EPOCH, _COUNT)),
     (Heartbeat, (_ID, _timers)),
-    (Bye, (_ID, _uint(len(BYE_REASONS) - 1))),
+    (Bye, (_ID, _uint(len(BYE_REASONS) - 1), _text(MAX_WHY))),
     (ByeOk, (_ID,)),
 )
 _KINDS = {form: kind for kind, (form, _) in enumerate(_FORMS)}
+# Fields that were appended later stay away while they say nothing: older peers know the rest.
+_APPENDED = {form: len(form._field_defaults) for form, _ in _FORMS if form._field_defaults}
+
+
+def plain(text: str) -> str:
+    """What somebody else wrote, as one line without control characters."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def pack(message: Message) -> bytes:
     """A message as its header frame."""
-    packed: bytes = msgpack.packb([_KINDS[type(message)], *message])
+    fields: tuple[Any, ...] = message
+    for _ in range(_APPENDED.get(type(message), 0)):
+        if fields[-1] == message._field_defaults[message._fields[len(fields) - 1]]:
+            fields = fields[:-1]
+    packed: bytes = msgpack.packb([_KINDS[type(message)], *fields])
     return packed
 
 
@@ -279,14 +297,14 @@ def unpack(frame: bytes | memoryview) -> Message:
     if type(kind) is not int or not 0 <= kind < len(_FORMS):
         raise ProtocolError("unknown_type", f"no message has the kind {reprlib.repr(kind)}")
     form, checks = _FORMS[kind]
-    if len(fields) != len(checks):
+    if not len(checks) - _APPENDED.get(form, 0) <= len(fields) <= len(checks):
         raise ProtocolError(
             "malformed_header", f"{form.__name__} has {len(checks)} fields, not {len(fields)}"
         )
-    for name, check, value in zip(form._fields, checks, fields, strict=True):
+    for name, check, value in zip(form._fields, checks, fields, strict=False):
         if not check(value):
             # Not repr: what is nested deep enough would end the recursion, and us with it.
             text = f"{form.__name__}.{name} = {reprlib.repr(value)}"
             raise ProtocolError("malformed_header", text)
-    message: Message = form._make(fields)
+    message: Message = form(*fields)
     return message

@@ -1,7 +1,7 @@
 """The learner's side of the protocol as a pure state machine: no socket, no clock, no thread.
 
 It owns sessions, leases, credits, watermarks and the verdict on every trajectory. Times come in
-as arguments and what to send comes out as values, so that a test can play any network to it.
+as arguments and what to send comes out as values: a test can play any network to it.
 
 Credits are counts, not places. The invariant: the columns granted and not yet settled, over all
 sessions, never exceed the columns that free slots can hold.
@@ -26,8 +26,7 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.watermark import Watermark
 
-# Messages under way of each that an actor writes: one travels while the next is unrolled.
-WINDOW = 2
+WINDOW = 2  # messages under way of each that an actor writes: one travels, one is unrolled
 MAX_SESSIONS = 10_000
 FULL_RETRY_S = 2.0
 # Watermarks of actors that have not been heard of for so long are forgotten.
@@ -105,6 +104,7 @@ class _KnownActor:
     watermark: Watermark
     last_heard: float
     has_joined: bool = False
+    is_numbered: bool = False
     longest_idle_s: float = 0.0
 
 
@@ -157,17 +157,16 @@ class SessionTable:
         limit = self._num_ranks or MAX_SESSIONS
         if len(self._peers) >= limit and hello.actor not in self._by_actor:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
-        former = self._by_actor.get(hello.actor)
-        if former is not None and former.columns == 0:
-            # The same hello again, because our answer was slow: one session is enough.
-            former.data_route, former.last_heard = route, now
-            return former
-        if former is not None:
+        if (former := self._by_actor.get(hello.actor)) is not None:
+            if former.columns == 0:
+                # The same hello again, because our answer was slow: one session is enough.
+                former.data_route, former.last_heard = route, now
+                return former
             self.end(former)
         known = self._known.get(hello.actor)
         if known is None:
-            known = _KnownActor(self._next_rank, Watermark(), now)
-            self._next_rank += 1
+            rank = self._new_rank(hello.number)
+            known = _KnownActor(rank, Watermark(), now, is_numbered=rank == hello.number)
             self._known[hello.actor] = known
         if self._num_ranks is not None:
             known.rank = self._free_rank(known.rank, self._num_ranks)
@@ -234,7 +233,9 @@ class SessionTable:
             under_way, _, number, peer = turns[0]
             if peer.columns <= left and peer.may_have_more:
                 left -= peer.columns
-                self._extend(peer)
+                peer.extend()
+                self._num_dealt += 1
+                peer.dealt_at = self._num_dealt
                 dealt[peer.session] = peer
                 heapq.heapreplace(turns, (under_way + 1, peer.dealt_at, number, peer))
             elif under_way == 0:
@@ -320,16 +321,18 @@ class SessionTable:
             )
             self._next_rank = max(self._next_rank, rank + 1)
 
+    def _new_rank(self, number: int) -> int:
+        """The number that its starter gave it, as in its former life, if nobody else has it."""
+        others = {peer.rank for peer in self if not self._known[peer.actor].is_numbered}
+        rank = number if number >= 0 and number not in others else self._next_rank
+        self._next_rank = max(self._next_rank, rank + 1)
+        return rank
+
     def _free_rank(self, former: int, num_ranks: int) -> int:
         """A place among so many: the former one if nobody has it, else the first that is free."""
         taken = {peer.rank for peer in self._peers.values()}
         free = [rank for rank in range(num_ranks) if rank not in taken]
         return former if former in free else free[0]
-
-    def _extend(self, peer: Peer) -> None:
-        peer.extend()
-        self._num_dealt += 1
-        peer.dealt_at = self._num_dealt
 
     def _open(self, actor: bytes, known: _KnownActor, route: bytes, now: float) -> Peer:
         peer = Peer(

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from impala_async.actor import greeting
-from impala_async.actor.greeting import best_urls, find_learner, raise_if_final, say_goodbye
+from impala_async.actor.greeting import (
+    best_urls,
+    find_learner,
+    raise_if_final,
+    say_goodbye,
+)
+from impala_async.actor.inquiry import Inquiry
 from impala_async.config import ActorSettings
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
+from impala_async.waiting import Wait
 from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -114,6 +121,17 @@ def test_nobody_there_is_told_with_the_address(find: Find) -> None:
     ):
         find(within_s=0.3).result(WITHIN_S)
     assert 0.3 <= time.monotonic() - started < 5.0
+
+
+def test_who_is_waited_for_is_told_with_the_reason(
+    find: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Wait, "look", lambda wait, what: wait._tell(what(12.0)))
+    monkeypatch.setattr(Inquiry, "why", lambda inquiry: "the name there does not resolve")
+    with pytest.raises(UnreachableError, match=r"within 0\.05 s: the name there does not resolve"):
+        find(within_s=0.05).result(WITHIN_S)
+    line = "no learner answers at tcp://there:1 yet (12 s): the name there does not resolve"
+    assert line in caplog.messages
 
 
 def test_a_stop_ends_the_search(find: Find) -> None:

@@ -215,9 +215,11 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(
         session = welcomed(scene, settings)
         session.grant(MANY)
         give_weights(scene, session, settings)
-        assert scene.learner.data.find(Bye).message.session == session.id
+        bye = scene.learner.data.find(Bye).message
+        assert bye.session == session.id
+        assert bye.text.startswith("EnvError: impala_async.envs.probes:Failing failed in step: Run")
 
-    with pytest.raises(EnvError, match=r"Failing failed in step: RuntimeError") as caught:
+    with pytest.raises(EnvError, match=r"probes:Failing failed in step: RuntimeError") as caught:
         run(scene, serve)
     assert caught.value.exit_code == 2
     assert len(str(caught.value).splitlines()) == 1
@@ -321,7 +323,10 @@ def test_seeds_are_stable_and_no_two_actors_share_one() -> None:
     }
     assert len(later) == 1000
     assert not later & seeds
-    assert seed_of(0, 1, epoch=1, begins_at=0) == 1982462498
+    assert seed_of(0, 1, epoch=1, begins_at=0, life=0) == 1982462498
+    again = {seed_of(0, rank, life=life) for rank in range(10) for life in range(1, 11)}
+    assert len(again) == 100
+    assert not again & (seeds | later)
 
 
 def test_rank_and_seed_decide_what_an_actor_does(scene: Scene) -> None:

@@ -1,6 +1,5 @@
 """One worker, as its actor sees it; and what becomes of it when there is no actor any more."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -14,13 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from impala_async.actor import worker as worker_module
 from impala_async.actor.block import Block, new_memory
 from impala_async.actor.env_worker import RESET, Order, Place
 from impala_async.actor.worker import Worker, end_workers
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import ONE_POLICY
-from impala_async.errors import EnvError
+from impala_async.envs.faults import RUNNING
+from impala_async.envs.watch import describe
+from impala_async.errors import EnvError, EnvHangsError
 from tests.actor.worlds import section
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,19 +48,33 @@ def working(env: EnvSection, look_up: Any = lambda: None, num_envs: int = 1) -> 
         end_workers([worker], is_quiet=True)
 
 
-def test_one_that_takes_long_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_takes_long_is_told_of() -> None:
+    """By whoever looks at what runs, as it is told of a call in this process."""
+    seen = []
+
     def look_up() -> None:
-        if "has not answered" in caplog.text:
+        if RUNNING.call is not None and RUNNING.call[0].where == "in step":
+            call, _ = RUNNING.call
+            seen.append(describe(call, RUNNING.place[0], 12.0, "actor 2"))
             raise Stopped
 
     with working(section("Hanging", kwargs={"after": 0}), look_up) as worker:
-        monkeypatch.setattr(worker_module, "LONG_S", 0.1)
         worker.begin_step()
-        with caplog.at_level(logging.WARNING), pytest.raises(Stopped):
+        with pytest.raises(Stopped):
             worker.hear()
-    assert "the env worker of environment 0 of tests.actor.worlds:Hanging has not" in caplog.text
+    assert seen == ["environment 0 of actor 2 has been in step for 12 s"]
+    assert RUNNING.call is None
+
+
+def test_one_that_takes_too_long_tells_its_stack(capfd: pytest.CaptureFixture[str]) -> None:
+    hanging = section("Hanging", kwargs={"after": 0}).model_copy(update={"step_timeout_s": 0.1})
+    with working(hanging) as worker:
+        worker.begin_step()
+        said = "tests.actor.worlds:Hanging has been in step for 0 s, longer than env.step_timeout_s"
+        with pytest.raises(EnvHangsError, match=said) as caught:
+            worker.hear()
+    assert caught.value.exit_code == 70
+    assert "in step" in capfd.readouterr().err
 
 
 def test_one_that_was_ended_with_its_actor_is_no_fault_of_its_own() -> None:

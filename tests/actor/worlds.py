@@ -71,6 +71,16 @@ class Telling(Counting):
         return obs, *rest
 
 
+class Busy(Counting):
+    """Computes for 3 ms in each step."""
+
+    def step(self, action: Any) -> Any:
+        until = time.process_time() + 0.003
+        while time.process_time() < until:
+            pass
+        return super().step(action)
+
+
 class Hanging(Counting):
     """Hangs on the step after `after` steps of its life."""
 

@@ -1,6 +1,15 @@
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
 import pytest
 
-from impala_async.envs.faults import Blame, close_all, env_name
+from impala_async.config_env import EnvSection
+from impala_async.envs.faults import RUNNING, Blame, close_all, env_name, with_id
+from impala_async.envs.make import build_envs
+from impala_async.envs.probes import Counting
+from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 
 
@@ -49,3 +58,91 @@ def test_all_are_closed_although_one_fails() -> None:
         close_all(envs)
     assert [env.num_closed for env in envs] == [1, 1, 1, 1]
     close_all([Closing()])
+
+
+def test_a_call_is_seen_while_it_runs() -> None:
+    blame = Blame("Some-v1", "in step")
+    assert RUNNING.call is None
+    with blame:
+        assert RUNNING.call is not None
+        assert RUNNING.call[0] is blame
+        assert RUNNING.call[1] <= time.monotonic()
+    assert RUNNING.call is None
+    with pytest.raises(EnvError), blame:
+        raise RuntimeError
+    assert RUNNING.call is None
+
+
+class Wrong(Counting):
+    """Gives what it is told to, from the third step on."""
+
+    def __init__(self, step: Any = None, reset: Any = None) -> None:
+        super().__init__(length=100)
+        self.gives, self.begins, self.num_steps = step, reset, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed) if self.begins is None else self.begins
+
+    def step(self, action: Any) -> Any:
+        self.num_steps += 1
+        return super().step(action) if self.num_steps < 3 else self.gives
+
+
+OBS = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"step": (OBS, 1.0, False, {})}, "step must return .*expected 5, got 4"),
+        ({"step": None}, "step must return .*NoneType"),
+        ({"step": (OBS, "much", False, False, {})}, "step must return .*could not convert"),
+        ({"step": (np.zeros(7), 1.0, False, False, {})}, "step must return .*shape"),
+        ({"reset": OBS}, "reset must return .*expected 2"),
+    ],
+)
+def test_what_an_environment_returns_wrongly_is_one_line(given: Any, says: str) -> None:
+    envs = SerialEnvs([Wrong(**given)], name="my_module:Wrong")
+
+    def play() -> None:
+        envs.reset(0)
+        for _ in range(3):
+            envs.step({"": np.zeros(1, np.int32)})
+
+    with pytest.raises(EnvError, match=f"^my_module:Wrong: {says}") as caught:
+        play()
+    assert len(str(caught.value).splitlines()) == 1
+    # And no traceback of what is not to blame.
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.__traceback__ is None
+
+
+def test_an_error_says_which_environment_it_is_about() -> None:
+    error = EnvError("observation: it has another shape")
+    assert str(with_id(error, "my:Env")) == "my:Env: observation: it has another shape"
+    assert str(with_id(error, "my:Env")) == "my:Env: observation: it has another shape"
+
+
+def test_it_is_called_as_the_config_calls_it_whatever_it_wraps() -> None:
+    envs = build_envs("serial", EnvSection(id="tests.envs.test_faults:poles"), 1)
+    envs.reset(0)
+    with pytest.raises(EnvError, match=r"^tests\.envs\.test_faults:poles failed in step"):
+        envs.step({"": np.full(1, 7, np.int32)})
+    envs.close()
+
+
+def poles() -> Any:
+    return gym.make("CartPole-v1", disable_env_checker=True)
+
+
+def test_the_environment_of_a_call_is_known_by_its_number() -> None:
+    class Looking(Counting):
+        def step(self, action: Any) -> Any:
+            seen.append(RUNNING.place[0])
+            return super().step(action)
+
+    seen: list[int] = []
+    envs = SerialEnvs([Looking() for _ in range(3)])
+    envs.reset(0, first_env=4)
+    envs.step({"": np.zeros(3, np.int32)})
+    assert seen == [5, 6, 7]

@@ -1,5 +1,8 @@
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
@@ -179,3 +182,31 @@ def test_a_task_of_envpool_is_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(found)
     assert makes_vectors(found)
     assert found.func is PoolVector  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["subprocess:Popen", "os:system", "shutil:rmtree", "builtins:exec"],
+)
+def test_what_is_no_environment_is_refused_before_it_is_called(name: str) -> None:
+    with pytest.raises(EnvError, match="no environment"):
+        find_env(name)
+
+
+def test_nor_is_it_called_by_way_of_a_module_of_ones_own(module: ModuleType) -> None:
+    module.run = os.system  # type: ignore[attr-defined]
+    module.later = partial(partial(subprocess.run), "true")  # type: ignore[attr-defined]
+    module.Thing = type("Thing", (), {"step": print})  # type: ignore[attr-defined]
+    for name in ("run", "later", "Thing"):
+        with pytest.raises(EnvError, match="no environment"):
+            find_env(f"{module.__name__}:{name}")
+    with pytest.raises(EnvError, match="comes with Python"):
+        find_callable(f"{module.__name__}:run")
+
+
+def test_classes_and_functions_that_make_environments_are_found(module: ModuleType) -> None:
+    module.make = lambda: Counting()  # type: ignore[attr-defined]
+    module.short = partial(Counting, length=2)  # type: ignore[attr-defined]
+    module.Vector = CountingVector  # type: ignore[attr-defined]
+    for name in ("make", "short", "Vector"):
+        assert find_env(f"{module.__name__}:{name}") is getattr(module, name)

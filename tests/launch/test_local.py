@@ -80,7 +80,13 @@ def prepare(learner: str, actor: str) -> LocalRun:
     (package / "__init__.py").touch()
     (package / "learner.py").write_text(START + learner)
     (package / "actor.py").write_text(START + actor)
-    return LocalRun(["--flag", "1"], URL, Path("run"), {"PORTS": "7"})
+    return LocalRun(
+        ["--flag", "1"],
+        URL,
+        Path("run"),
+        {"PORTS": "7"},
+        lambda number, life: {"NUMBER": f"{number} {life}"},
+    )
 
 
 def run(learner: str, actor: str, num_actors: int = 1) -> int:
@@ -99,7 +105,9 @@ def test_when_the_learner_is_done_everybody_is() -> None:
     code = run(learner, "note(flags=sys.argv[1:])\nprint('heard')\n", num_actors=3)
     assert code == 0
     assert [e["flags"] for e in events("learner")] == [["--flag", "1"]]
-    assert [e["flags"] for e in events("actor")] == [["--learner", URL]] * 3
+    # As long as there is a learner to wait for, an actor waits.
+    flags = ["--learner", URL, "--connect-s", "inf"]
+    assert [e["flags"] for e in events("actor")] == [flags] * 3
     logs = sorted(Path("run/actors").iterdir())
     assert [log.name for log in logs] == ["actor-0.log", "actor-1.log", "actor-2.log"]
     assert [log.read_text() for log in logs] == ["heard\n"] * 3
@@ -127,7 +135,7 @@ def test_a_dead_actor_is_started_again_after_a_pause(
 ) -> None:
     monkeypatch.setattr(local, "RESTART_AFTER_S", 0.2)
     actor = """
-note(began=True)
+note(began=os.environ["NUMBER"])
 try:
     open("victim", "x").close()
 except FileExistsError:
@@ -139,6 +147,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     (death,) = events("actor", "died")
     began = events("actor", "began")
     assert len({e["pid"] for e in began}) == 3
+    assert began[2]["began"] in ("0 1", "1 1")
+    assert {e["began"] for e in began[:2]} == {"0 0", "1 0"}
     assert began[2]["at"] - death["at"] >= 0.2
     assert (
         "ended with code -9 (it said nothing): starting it again; its log: run/actors/actor-"
@@ -157,8 +167,7 @@ def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
     assert third - second >= 0.2
     (*_, last) = caplog.messages
     assert last == (
-        "actor process 0 was ended, but the run goes on: starting it again; its log: "
-        "run/actors/actor-0.log"
+        "actor 0 was ended, but the run goes on: starting it again; its log: run/actors/actor-0.log"
     )
 
 
@@ -247,7 +256,7 @@ sys.exit({code})
     assert run(LEARNER_UNTIL_TOLD, actor) == code
     assert time.monotonic() - started < 6
     assert caplog.messages == [
-        f"actor process 0 cannot run: it does not fit ({code}); its log: run/actors/actor-0.log"
+        f"actor 0 cannot run: it does not fit ({code}); its log: run/actors/actor-0.log"
     ]
     assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGTERM]
     assert len(events("actor")) == 1
@@ -282,7 +291,7 @@ sys.exit(2)
 """
     assert run(LEARNER_UNTIL_TOLD, actor) == 2
     assert len(events("actor")) == 3
-    assert "actor process 0 cannot run: it raised (2)" in caplog.text
+    assert "actor 0 cannot run: it raised (2)" in caplog.text
 
 
 def test_an_environment_that_raised_in_mid_run_gets_another_try(
@@ -295,7 +304,7 @@ print("error: the simulator crashed", flush=True)
 sys.exit(2)
 """
     assert run("wait_for(lambda: count('actor') == 3)", actor) == 0
-    assert caplog.text.count("process 0 ended with code 2 (the simulator crashed)") >= 2
+    assert caplog.text.count("actor 0 ended with code 2 (the simulator crashed)") >= 2
     assert "cannot run" not in caplog.text
 
 
@@ -313,9 +322,7 @@ sys.exit(1)
     assert given_up.run(1) == 1
     assert given_up.has_given_up
     (*_, last) = caplog.messages
-    assert (
-        last == "actor process 0 cannot run: it said nothing (1); its log: run/actors/actor-0.log"
-    )
+    assert last == "actor 0 cannot run: it said nothing (1); its log: run/actors/actor-0.log"
     assert "something else" in Path("run/actors/actor-0.log").read_text()
 
 

@@ -115,6 +115,31 @@ async def test_timers_are_means_over_the_actors_that_are_there(make_harbour: Mak
     assert harbour.count("actor/env_time_ms") == 1.0
 
 
+async def test_what_an_actor_died_of_is_told(
+    make_harbour: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    harbour = make_harbour()
+    actor = await harbour.join()
+    await actor.say(Bye(actor.session, 2, "EnvError: it broke\nactor 7 joined"))
+    await until(lambda: harbour.count("num_actors") == 0)
+    why = "EnvError: it broke\\nactor 7 joined"
+    assert f"actor 0 is gone: it died of {why}" in caplog.text
+    assert "goodbye" not in caplog.text
+    assert merge(harbour.front.report())["actor/last_death"] == f"actor 0 died of {why}"
+
+
+async def test_an_environment_that_hangs_is_told_and_reported(
+    make_harbour: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    harbour = make_harbour()
+    actor = await harbour.join()
+    hang = {"hang_s": 12.0, "hang_in": 0, "hang_first": 3, "hang_last": 3}
+    await actor.beat(Heartbeat(actor.session, hang))
+    await until(lambda: merge(harbour.front.report())["actor/hang"] is not None)
+    assert "environment 3 of actor 0 has been in step for 12 s" in caplog.text
+
+
 async def test_bye_is_answered_and_ends_the_session(make_harbour: Make) -> None:
     harbour = make_harbour()
     actor = await harbour.join()

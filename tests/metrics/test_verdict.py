@@ -157,3 +157,36 @@ def test_what_was_measured_late_is_a_mean_of_its_own_updates() -> None:
     whole = times.over({"updates": 20})
     assert (whole[UPDATE_MS], whole["actor/env_time_ms"]) == (5.0, 7.0)
     assert judge(RunTimes().over({"updates": 0})).stage == "unknown"
+
+
+def test_without_actors_nothing_else_limits() -> None:
+    timers: dict[str, Value] = {UPDATE_MS: 81.0, BATCH_WAIT_MS: 19.0}
+    assert verdict_of({**timers, "num_actors": 1}).startswith("learner")
+    alone = {**timers, "num_actors": 0}
+    assert verdict_of(alone) == "actors: the learner has nobody to learn from, none is connected"
+    died = verdict_of({**alone, "actor/last_death": "actor 2 died of EnvError: it broke"})
+    assert died.endswith("none is connected; actor 2 died of EnvError: it broke")
+
+
+def test_a_whole_start_had_the_actors_that_left_before_its_end() -> None:
+    times: dict[str, Value] = {UPDATE_MS: 90.0, BATCH_WAIT_MS: 10.0}
+    had, never = RunTimes(), RunTimes()
+    for whole, num_actors in ((had, 2), (never, 0)):
+        whole.add({**times, "updates": 1, "num_actors": num_actors})
+    last: dict[str, Value] = {**times, "updates": 1, "num_actors": 0}
+    assert judge(had.over(last)).stage == "learner"
+    assert judge(never.over(last)).stage == "actors"
+
+
+def test_an_environment_that_hangs_is_named_before_old_timers() -> None:
+    hang = "environment 3 of actor 2 has been in step for 12 s"
+    report: dict[str, Value] = {
+        "learner/starved_since_s": 3.0,
+        "time_s": 40.0,
+        "actor/env_time_ms": 9.0,
+        "num_actors": 1,
+        "actor/hang": hang,
+    }
+    verdict = judge(report)
+    assert str(verdict) == f"hanging: the learner has had no batch for 37 s, {hang}"
+    assert "env.step_timeout_s" in str(verdict.advice)

@@ -147,3 +147,8 @@ def test_a_module_that_is_not_there_is_named():
         ValueError, match=r"model\.name: cannot import no_such.module:Own: No module"
     ):
         build_model(ModelSection(name="no_such.module:Own"), OBS, ACTION)
+
+
+def test_what_comes_with_python_is_not_called() -> None:
+    with pytest.raises(ValueError, match=r"model\.name: subprocess:Popen comes with Python"):
+        build_model(ModelSection(name="subprocess:Popen"), OBS, ACTION)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from impala_async import errors
 from impala_async.wire import messages as wire
 from impala_async.wire.messages import (
     Bye,
@@ -71,6 +72,23 @@ def test_golden_bytes(message: Message, frame: str) -> None:
     assert type(unpack(bytes.fromhex(frame))) is type(message)
 
 
+def test_appended_fields_say_nothing_to_those_who_do_not_know_them() -> None:
+    hello = GOLDEN[0][0]
+    assert isinstance(hello, Hello)
+    numbered = hello._replace(number=3)
+    assert pack(numbered)[1:-1] == pack(hello)[1:]
+    assert unpack(pack(numbered)) == numbered
+    assert unpack(pack(Bye(C, 2, "it broke"))) == Bye(C, 2, "it broke")
+    for field in (-2, 4097, True, "1"):
+        with pytest.raises(errors.ProtocolError, match=r"Hello\.number"):
+            unpack(pack(hello._replace(number=field)))
+
+
+def test_what_others_wrote_is_one_line() -> None:
+    assert wire.plain("an actor, Ä") == "an actor, Ä"
+    assert wire.plain("one\ntwo\x1b[2J") == "one\\ntwo\\x1b[2J"
+
+
 def test_every_kind_has_golden_bytes() -> None:
     assert {type(message) for message, _ in GOLDEN} == set(get_args(Message))
 
@@ -124,7 +142,11 @@ reasons = st.integers(0, 2)
 codes = st.integers(0, 5)
 
 any_message: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Hello, st.integers(0, 255), ids, st.text(max_size=64), ids, epochs, counts),
+    st.builds(
+        Hello,
+        *(st.integers(0, 255), ids, st.text(max_size=64), ids, epochs, counts),
+        st.integers(-1, wire.MAX_COLUMNS),
+    ),
     st.builds(
         Welcome,
         *(ids, epochs, ids, st.integers(0, 2**31), st.integers(1, 65535), paths, paths, paths),
@@ -142,7 +164,7 @@ any_message: st.SearchStrategy[Message] = st.one_of(
     st.builds(WeightsReply, epochs, counts, ids, ids),
     st.builds(NotModified, epochs, counts),
     st.builds(Heartbeat, ids, timers),
-    st.builds(Bye, ids, reasons),
+    st.builds(Bye, ids, reasons, st.text(max_size=wire.MAX_WHY)),
     st.builds(ByeOk, ids),
 )
 

@@ -56,6 +56,16 @@ def test_each_actor_gets_a_session_and_a_rank(table: SessionTable) -> None:
     assert table.find(b"nobody" + bytes(10), 0.0) is None
 
 
+def test_an_actor_has_the_number_that_its_starter_gave_it(table: SessionTable) -> None:
+    alone = greet(table, 0)
+    # Who has no number was here first; the others are called as their starter calls them.
+    numbered = [greet(table, actor, number=number) for actor, number in ((1, 3), (2, 0), (3, 1))]
+    assert [alone.rank, *(peer.rank for peer in numbered)] == [0, 3, 4, 1]
+    # Started again, before it is known that its former life is over.
+    assert greet(table, 4, number=3).rank == 3
+    assert greet(table, 5).rank == 5
+
+
 def test_another_protocol_is_refused_with_both_numbers(table: SessionTable) -> None:
     code, text, retry = rejection(table.hello(hello_of(1, protocol=2), b"r", 0.0))
     assert code == "protocol"

@@ -4,12 +4,16 @@ First in this process, with the environment's own vector code where it has some.
 says what others could do at best; those that do not promise enough are not even made. In lockstep
 nothing is measured, since a run must not depend on how busy a machine was.
 
+Steps that wait, as for a simulator or a network, leave the cores to others meanwhile: there may be
+a worker for each environment then, however few cores there are.
+
     a round is a step of all columns, acting included
 
 Runs on: sampler thread
 """
 
 import logging
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,14 +46,20 @@ PROMISE = 0.75
 HAND_OVER_S = 30e-6
 # A policy that acts within this has nothing to gain from a GPU.
 QUICK_ACT_S = 1e-3
+# Steps wait if the process computes for less than this share of their time.
+WAIT_SHARE = 0.5
+# Each is a process with an interpreter of its own.
+MOST_WAITING = 32
 
 
 class Measured(NamedTuple):
-    """Seconds of a round, and how much of it environments and policy took."""
+    """Seconds of a round, how much of it environments and policy took, and whether the steps waited
+    more than they computed."""
 
     round_s: float
     env_s: float
     act_s: float
+    is_waiting: bool = False
 
 
 class Play(NamedTuple):
@@ -112,6 +122,7 @@ def measure(stage: Stage, play: Play) -> Measured:
     ends_at = time.monotonic() + BUDGET_S
     # The first one warms up. It may be all there is time for; of two groups it is not whole.
     least = len(stage.groups)
+    cpu_s, num_sleeps = time.process_time(), _count_sleeps()
     while len(rounds) < least or (len(rounds) <= MAX_ROUNDS and time.monotonic() < ends_at):
         play.look_up()
         before = time.perf_counter()
@@ -120,12 +131,22 @@ def measure(stage: Stage, play: Play) -> Measured:
                 buffers.give_back(finished.buffer)
         rounds.append(time.perf_counter() - before)
         spent.append(sampler.timers.take())
+    # A busy machine takes the processor away too, but then nothing here went to sleep.
+    is_waiting = time.process_time() - cpu_s < WAIT_SHARE * sum(
+        one.env_time_s for one in spent
+    ) and _count_sleeps() - num_sleeps >= len(rounds)
     rounds, spent = rounds[1:] or rounds, spent[1:] or spent
     return Measured(
         median(rounds),
         median(one.env_time_s for one in spent),
         median(one.act_time_s for one in spent),
+        is_waiting,
     )
+
+
+def _count_sleeps() -> int:
+    """How often this thread gave up its processor by itself."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def choose_stage(
@@ -167,12 +188,15 @@ def _compare(
     policies: PoliciesSection,
 ) -> None:
     found = choice.try_out(usual)
-    single_s = found.env_s / num_envs
-    if usual.name == "vector":
-        single_s = _try_serial(choice, env, num_envs, policies) or single_s
+    single_s, is_waiting = found.env_s / num_envs, found.is_waiting
+    if usual.name == "vector" and (alone := _try_serial(choice, env, num_envs, policies)):
+        single_s, is_waiting = alone.env_s, alone.is_waiting
     num_workers = count_workers("auto", actor.num_workers, num_envs)
+    if is_waiting and actor.num_workers is None:
+        num_workers = min(num_envs, max(num_workers, MOST_WAITING))
+        choice.told.append(f"steps wait more than they compute, so {num_workers} workers")
     at_best_s = max(found.act_s, single_s * num_envs / num_workers) + num_workers * HAND_OVER_S
-    if min(num_workers, count_cores()) < 2:
+    if min(num_workers, num_workers if is_waiting else count_cores()) < 2:
         choice.told.append("no workers for want of cores or environments")
     elif choice.could_win("workers", at_best_s):
         best = choice.best, choice.best_s
@@ -186,8 +210,8 @@ def _compare(
 
 def _try_serial(
     choice: Choice, env: EnvSection, num_envs: int, policies: PoliciesSection
-) -> float | None:
-    """Seconds of one environment's step, where vector code is not all there is."""
+) -> Measured | None:
+    """One environment alone, where vector code is not all there is."""
     # Nothing is wrong with an environment that is only a vector.
     with _is_optional("serial", logging.INFO):
         alone = Stage("serial", [build_envs("serial", env, 1, policies)])
@@ -199,7 +223,7 @@ def _try_serial(
             stage = Stage("serial", [build_envs("serial", env, num_envs, policies)])
             choice.hold(stage.close, [stage])
             choice.try_out(stage)
-        return found.env_s
+        return found
     return None
 
 

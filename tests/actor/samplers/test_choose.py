@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor.crew import WorkerEnvs
+from impala_async.actor.crew import Crew, WorkerEnvs
 from impala_async.actor.samplers import choose as choose_module
 from impala_async.actor.samplers import stage as stage_module
 from impala_async.actor.samplers.choose import Measured, Play, choose_stage
@@ -84,8 +84,26 @@ def test_where_acting_is_slow_too_groups_alternate(choose: Choose) -> None:
 
 
 def test_without_cores_there_are_no_workers(choose: Choose, told: Callable[[], str]) -> None:
-    assert choose(SLOW, num_cores=1).name == "serial"
+    assert choose(section("Busy"), num_cores=1).name == "serial"
     assert "no workers for want of cores" in told()
+
+
+def test_steps_that_wait_get_more_workers_than_cores(
+    choose: Choose, told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def crew(sampler: str, env: EnvSection, num_envs: int, num_workers: int, *rest: Any) -> Crew:
+        made.append(num_workers)
+        raise EnvError("enough")
+
+    monkeypatch.setattr(choose_module, "Crew", crew)
+    choose(SLOW, num_cores=1)
+    choose(SLOW, num_workers=2)
+    assert made == [4, 2]
+    choose(section("Busy"))
+    assert made == [4, 2, 2]
+    assert "wait more than they compute" not in told()
 
 
 def test_what_cannot_be_measured_is_what_it_would_be_anyway(
