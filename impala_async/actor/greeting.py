@@ -7,7 +7,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from impala_async.config import ActorSettings
 from impala_async.errors import (
@@ -18,6 +17,7 @@ from impala_async.errors import (
     UnreachableError,
 )
 from impala_async.wire.codec import Frame, decode_settings
+from impala_async.wire.local_link import read_nonce
 from impala_async.wire.messages import (
     BYE_REASONS,
     REJECT_CODES,
@@ -114,11 +114,7 @@ def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
 
 def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
     """Data and weights: ipc if we can read the learner's nonce, else the host that was dialled."""
-    try:
-        is_same_host = Path(welcome.nonce_path).read_bytes() == welcome.nonce
-    except (OSError, ValueError):
-        is_same_host = False
-    if is_same_host:
+    if read_nonce(welcome.nonce_path) == welcome.nonce:
         return f"ipc://{welcome.ipc_data}", f"ipc://{welcome.ipc_weights}"
     host = dialled_url.rpartition(":")[0]
     return dialled_url, f"{host}:{welcome.weights_port}"

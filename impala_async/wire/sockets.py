@@ -23,10 +23,9 @@ IPC_PATH_MAX_BYTES = 107
 # Two I/O threads were the fastest in every trial that had messages of over 100 KiB.
 IO_THREADS = 2
 _HEADER_BUFFER_BYTES = MAX_HEADER_BYTES + MAX_INLINE_BYTES
-# Half-open connections end after this long; leases decide everything else.
-_TRANSPORT_HEARTBEAT_MS = 5000
-# A reply waits behind the frame that is being transferred, however big that is on a thin line.
-_TRANSPORT_TIMEOUT_MS = 600_000
+# A half-open connection ends after this long. ZeroMQ's own heartbeats are never set: one of them
+# aborts the process where a peer hung up while its messages were waiting. Leases decide the rest.
+_KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIVE_INTVL: 5}
 # A last word waits this long behind frames that are still being transferred.
 _LAST_WORD_MS = 200
 
@@ -62,8 +61,8 @@ def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
     made.set(zmq.LINGER, 0)
     # Not always: `localhost` would become ::1, and miss a learner at 127.0.0.1.
     made.set(zmq.IPV6, int(url.startswith("tcp://[")))
-    made.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
-    made.set(zmq.HEARTBEAT_TIMEOUT, _TRANSPORT_TIMEOUT_MS)
+    for option, value in _KEEPALIVE.items():
+        made.set(option, value)
     return made
 
 
