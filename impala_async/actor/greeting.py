@@ -29,6 +29,7 @@ from impala_async.wire.messages import (
     Reject,
     Welcome,
     pack,
+    plain,
     unpack,
 )
 from impala_async.wire.sockets import Dealer
@@ -92,10 +93,11 @@ def say_goodbye(socket: Dealer, session: bytes) -> None:
 def read(frame: Frame) -> Message | None:
     """What the learner says; None, and a line in the log, if that is no message of ours."""
     try:
-        return unpack(frame)
+        message = unpack(frame)
     except ProtocolError as error:
         logger.warning("a message of the learner is not understood: %s", error)
         return None
+    return message._replace(text=plain(message.text)) if isinstance(message, Reject) else message
 
 
 def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:

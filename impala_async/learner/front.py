@@ -35,9 +35,6 @@ from impala_async.wire.sockets import AddressError, Router, new_context
 
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
-# Credit may lie unused for so many leases, and twice its owner's own longest time, while others
-# wait for some. Its owner then says hello again when it wakes up, and loses nothing.
-HOARDING_LEASES = 3.0
 
 
 Accounts = dict[str, Any]
@@ -182,13 +179,8 @@ class Front:
             if not self._desk.remind(self._data, peer) and not self._is_lockstep:
                 self._desk.lose(peer, "its connection is closed")
         if not self._is_lockstep:
-            self._end_hoarding()
+            self.table.take_back(time.monotonic())
         self._answer()
-
-    def _end_hoarding(self) -> None:
-        patience_s = HOARDING_LEASES * self._config.learner.lease_s
-        for peer in self.table.hoarding(time.monotonic(), patience_s):
-            self._desk.lose(peer, "it left its credit unused while others had none")
 
     def close_admission(self) -> None:
         """Nothing more comes in."""

@@ -8,7 +8,6 @@ Runs on: event loop
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 
 from impala_async.errors import ProtocolError
@@ -25,8 +24,6 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
-
-logger = logging.getLogger(__name__)
 
 BURST = 32
 BAD_REASONS = (
@@ -122,7 +119,6 @@ class Port:
             self._handle(route, message)
         except ProtocolError as error:
             self._counters.bad.add(error.reason)
-            logger.debug("bad message: %s: %s", error.reason, error)
             self.send(route, [pack(_refusal(error))])
         finally:
             self.router.discard_rest()

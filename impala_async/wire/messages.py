@@ -250,6 +250,13 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
 _KINDS = {form: kind for kind, (form, _) in enumerate(_FORMS)}
 
 
+def plain(text: str) -> str:
+    """What somebody else wrote, as one line without control characters."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def pack(message: Message) -> bytes:
     """A message as its header frame."""
     packed: bytes = msgpack.packb([_KINDS[type(message)], *message])

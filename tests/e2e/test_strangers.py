@@ -1,4 +1,4 @@
-"""Whoever reaches a port may say anything: the learner lives, and the actors at work feel little."""
+"""Who reaches a port may say anything: the learner lives, and the actors at work feel little."""
 
 import subprocess
 import sys
