@@ -7,7 +7,7 @@ import zmq
 from impala_async.wire.monitor import Happening, Monitor
 from tests.wire.ends import ANY_PORT, until
 
-NUM_PEERS = 1100
+NUM_PEERS = 1500
 EVENTS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
 
