@@ -50,7 +50,7 @@ def test_what_nobody_reads_holds_nothing_up(
     router, _, url = listening
     for _ in range(NUM_PEERS):
         call(url)
-    peer = router.context.socket(zmq.DEALER)
-    peer.connect(url)
-    peer.send(b"hello")
-    assert router.poll(DEADLINE_S * 1000)
+    with router.context.socket(zmq.DEALER) as peer:
+        peer.connect(url)
+        peer.send(b"hello")
+        assert router.poll(DEADLINE_S * 1000)
