@@ -206,6 +206,7 @@ class Router:
         if others:
             # Of the last frame, which is the one that holds much.
             tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
+            assert tracker is not None
             self._under_way[route] = [*under_way, tracker]
         return True
 
