@@ -16,6 +16,8 @@ from impala_async.wire.peer import Peer
 # messages usually take a good part of that.
 UNUSED_S = 1.5
 PATIENCE = 4.0
+# Messages under way, when it got the last one, a number, and whose turn it is.
+_Turn = tuple[int, int, int, Peer]
 
 
 class Credit:
@@ -24,7 +26,7 @@ class Credit:
     def __init__(self) -> None:
         self._num_dealt = 0
         # Those who could have had more at the last deal.
-        self._waiting: list[Peer] = []
+        self._waiting: list[_Turn] = []
         # From one message of an actor to its next, over all that are admitted.
         self._usual_s = 0.0
 
@@ -36,36 +38,46 @@ class Credit:
         however few columns there are and however many of them its messages have.
         """
         # The number keeps those in order that never had a turn.
-        turns = []
-        left, left_of = free_columns, {True: min(free_columns, most_ahead), False: most_ahead}
+        turns: list[_Turn] = []
+        left, left_earned, left_new = free_columns, most_ahead, most_ahead
         for number, peer in enumerate(peers):
-            if peer.columns:
+            if columns := peer.columns:
                 under_way = peer.outstanding_messages
                 turns.append((under_way, peer.dealt_at, number, peer))
-                kept = (under_way - peer.num_lapsed) * peer.columns
+                kept = (under_way - peer.num_lapsed if peer.lapsed else under_way) * columns
                 left -= kept
-                left_of[peer.has_earned] -= kept
-        heapq.heapify(turns)
+                if peer.has_earned:
+                    left_earned -= kept
+                else:
+                    left_new -= kept
+        self._waiting = waiting = []
         dealt: dict[bytes, Peer] = {}
-        self._waiting = []
+        if left > 0:
+            heapq.heapify(turns)
         while turns and left > 0:
             under_way, _, number, peer = turns[0]
-            is_earned = peer.has_earned
-            if peer.columns <= min(left, left_of[is_earned]) and peer.may_have_more:
-                left -= peer.columns
-                left_of[is_earned] -= peer.columns
+            columns = peer.columns
+            room = left_earned if peer.has_earned else left_new
+            if columns <= left and columns <= room and peer.may_have_more:
+                left -= columns
+                if peer.has_earned:
+                    left_earned -= columns
+                else:
+                    left_new -= columns
                 self._extend(peer)
                 dealt[peer.session] = peer
                 heapq.heapreplace(turns, (under_way + 1, peer.dealt_at, number, peer))
                 continue
             if under_way == 0:
                 # Whoever comes after it must not take what it waits for.
-                if peer.columns > left:
+                if columns > left:
                     break
-                left_of[is_earned] = 0
-            self._waiting.append(peer)
-            heapq.heappop(turns)
-        self._waiting += [peer for *_, peer in turns]
+                if peer.has_earned:
+                    left_earned = 0
+                else:
+                    left_new = 0
+            waiting.append(heapq.heappop(turns))
+        waiting += turns
         return list(dealt.values())
 
     def note_use(self, peer: Peer, seq: int, *, was_admitted: bool) -> None:
@@ -81,7 +93,7 @@ class Credit:
 
         A trajectory that is still to come is admitted if there is room for it then.
         """
-        waiting = [peer for peer in self._waiting if peer.may_have_more]
+        waiting = [peer for *_, peer in self._waiting if peer.may_have_more]
         patience_s = UNUSED_S + PATIENCE * self._usual_s
         found = []
         for peer in peers:

@@ -42,7 +42,7 @@ class Peer:
     @property
     def num_lapsed(self) -> int:
         """Messages that it may still send, and that find room or do not."""
-        return self.watermark.num_unsettled_below(self.lapsed) if self.lapsed else 0
+        return self.watermark.num_unsettled_below(self.lapsed)
 
     @property
     def window(self) -> int:
