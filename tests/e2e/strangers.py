@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import threading
@@ -68,7 +69,8 @@ class Strangers:
     that asks for weights and does not read them."""
 
     def __init__(self, site: Site) -> None:
-        self.config = RunConfig.model_validate_json((site.run_dir / "config.json").read_text())
+        saved = json.loads((site.run_dir / "config.json").read_text())
+        self.config = RunConfig.model_validate(saved["config"])
         self.data, self.weights = site.service["data_url"], site.service["weights_url"]
         self._context = new_context()
         self._dealers: list[Dealer] = []
@@ -94,7 +96,7 @@ class Strangers:
             for hoarder in self.hoarders:
                 hoarder.go_on()
             for url in (self.data, self.weights):
-                with contextlib.suppress(OSError, AssertionError):
+                with contextlib.suppress(OSError):
                     self._volley(url)
                     self._endless(url, 20_000 if number % 8 else 2_000_000)
             for _ in range(100):
@@ -109,9 +111,9 @@ class Strangers:
 
     def _volley(self, url: str) -> None:
         """A thousand small messages; and it hangs up while they wait."""
-        raw = raw_peer.connect(url)
-        raw.sendall(raw_peer.message(b"\x91\x00") * 1000)
-        raw_peer.hang_up(raw)
+        with raw_peer.connect(url) as raw:
+            raw.sendall(raw_peer.message(b"\x91\x00") * 1000)
+            raw_peer.hang_up(raw)
 
     def _endless(self, url: str, num_frames: int) -> None:
         with raw_peer.connect(url) as raw:

@@ -21,8 +21,10 @@ def connect(url: str) -> socket.socket:
     received = b""
     while len(received) < len(GREETING) + 2:
         more = raw.recv(4096)
-        assert more, "the router does not speak with us"
         received += more
+        if not more:
+            raw.close()
+            raise ConnectionError("the router does not speak with us")
     return raw
 
 
