@@ -29,7 +29,7 @@ from impala_async.learner.slots import allocate_slots
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.messages import Welcome
-from impala_async.wire.session import WINDOW
+from impala_async.wire.peer import WINDOW
 from impala_async.wire.sockets import new_context
 
 BATCH_COLUMNS, NUM_SLOTS = 16, 4

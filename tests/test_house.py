@@ -71,7 +71,7 @@ TORCH_FREE = (
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 
-ZMQ_FILES = {"wire/sockets.py", "wire/monitor.py", "wire/security.py"}
+ZMQ_FILES = {"wire/sockets.py", "wire/connections.py", "wire/monitor.py", "wire/security.py"}
 ASYNCIO_AND_THREADING_FILES = {"learner/handoff.py"}
 STREAM_FILES = {"learner/loader.py", "training/graphs.py", "training/host_copy.py"}
 STREAMS = {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"}
@@ -81,7 +81,7 @@ PICKLING_METHODS = {"send_pyobj", "recv_pyobj"}
 
 BANNED_NAMES = {"utils", "helpers", "common"}
 PRINTING_FILES = {"metrics/sinks/console.py"}
-MAX_FILE_LINES = 350
+MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 
 # Exceptions, each with its reason. An entry that is no longer needed is a violation itself.

@@ -7,7 +7,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from impala_async import __version__
 from impala_async.actor.inquiry import Inquiry
@@ -21,6 +20,7 @@ from impala_async.errors import (
 )
 from impala_async.waiting import Wait
 from impala_async.wire.codec import Frame, decode_settings
+from impala_async.wire.local_link import read_nonce
 from impala_async.wire.messages import (
     BYE_REASONS,
     MAX_WHY,
@@ -34,6 +34,7 @@ from impala_async.wire.messages import (
     Reject,
     Welcome,
     pack,
+    plain,
     unpack,
 )
 from impala_async.wire.sockets import Dealer
@@ -114,10 +115,11 @@ def say_goodbye(socket: Dealer, session: bytes, why: str = "") -> None:
 def read(frame: Frame) -> Message | None:
     """What the learner says; None, and a line in the log, if that is no message of ours."""
     try:
-        return unpack(frame)
+        message = unpack(frame)
     except ProtocolError as error:
         logger.warning("a message of the learner is not understood: %s", error)
         return None
+    return message._replace(text=plain(message.text)) if isinstance(message, Reject) else message
 
 
 def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
@@ -136,11 +138,7 @@ def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
 
 def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
     """Data and weights: ipc if we can read the learner's nonce, else the host that was dialled."""
-    try:
-        is_same_host = Path(welcome.nonce_path).read_bytes() == welcome.nonce
-    except (OSError, ValueError):
-        is_same_host = False
-    if is_same_host:
+    if read_nonce(welcome.nonce_path) == welcome.nonce:
         return f"ipc://{welcome.ipc_data}", f"ipc://{welcome.ipc_weights}"
     host = dialled_url.rpartition(":")[0]
     return dialled_url, f"{host}:{welcome.weights_port}"

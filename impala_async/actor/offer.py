@@ -12,7 +12,7 @@ from impala_async.weights import WeightsLayout
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.compression import PLAIN
 from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Data, Spec, pack
-from impala_async.wire.session import WINDOW
+from impala_async.wire.peer import WINDOW
 
 
 @dataclass(frozen=True)

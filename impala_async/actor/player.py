@@ -22,8 +22,8 @@ from impala_async.team import build_policy
 from impala_async.weights import Version
 from impala_async.wire.codec import body_sizes, encode_again
 from impala_async.wire.messages import Data
+from impala_async.wire.peer import WINDOW
 from impala_async.wire.recording import Recorded
-from impala_async.wire.session import WINDOW
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)

@@ -26,6 +26,7 @@ from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     BYE_REASONS,
+    NO_NUMBER,
     REJECT_CODES,
     VERDICTS,
     Bye,
@@ -88,7 +89,7 @@ class StandIn:
 
     def connect(self) -> ActorSettings:
         """Say hello until a learner answers; its settings."""
-        hello = hello_of(os.urandom(16), None, 0)
+        hello = hello_of(os.urandom(16), NO_NUMBER, None, 0)
         self._welcome, settings = find_learner(
             self._data, hello, url=self._url, within_s=self._connect_s, check_stop=self._check_stop
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from impala_async import __version__
 from impala_async.errors import ProtocolError
+from impala_async.learner.peer_log import PeerLog
 from impala_async.learner.port import Port
 from impala_async.learner.publisher import Publisher
 from impala_async.learner.troubles import Troubles
@@ -33,7 +34,8 @@ from impala_async.wire.messages import (
     pack,
     plain,
 )
-from impala_async.wire.session import Peer, SessionTable, reject
+from impala_async.wire.peer import Peer
+from impala_async.wire.session import SessionTable, reject
 from impala_async.wire.sockets import NO_FRAME
 
 logger = logging.getLogger(__name__)
@@ -81,8 +83,10 @@ class Desk:
         self._terms = terms
         self._clock = clock
         self._on_schema = on_schema
+        # What strangers can make it say is limited.
+        self._log = PeerLog(logger, clock)
         self._timers: dict[bytes, dict[str, float]] = {}
-        self._troubles = Troubles(logger.warning, clock)
+        self._troubles = Troubles(self._log.warning, clock)
         self._sessions = Counters(("opened", "expired", "refused", "closed"), prefix="sessions/")
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
 
@@ -189,10 +193,6 @@ class Desk:
             self._refuse(port, route, opened)
             return
         self._sessions.add("opened")
-        if hello.build != __version__:
-            logger.warning(
-                "actor %d runs %s, the learner %s", opened.rank, hello.build, __version__
-            )
         terms = self._terms
         welcome = Welcome(
             run_id=self._table.run_id,
@@ -235,9 +235,17 @@ class Desk:
             self._refuse(port, peer.data_route, reject("mismatch", fault))
             self._table.end(peer)
             return
-        if not peer.columns:
-            logger.info("actor %d joined with %d columns", peer.rank, spec.columns)
-        peer.columns, peer.streams = spec.columns, spec.streams
+        is_new = not peer.columns
+        if not self._table.join(peer, spec.columns, spec.streams):
+            self._table.end(peer)
+            port.send(peer.data_route, [pack(reject("hello_again", "its place is taken", 0.0))])
+            return
+        if is_new:
+            self._log.info("actor %d joined with %d columns", peer.rank, peer.columns)
+        if is_new and peer.build != __version__:
+            self._log.warning(
+                "actor %d runs %s, the learner %s", peer.rank, peer.build, __version__
+            )
         port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
 
     def _decide_schema(self, schema: Schema, spec: Spec) -> str | None:
@@ -294,14 +302,14 @@ class Desk:
 
     def _refuse(self, port: Port, route: bytes, refusal: Reject) -> None:
         self._sessions.add("refused")
-        logger.warning("an actor was refused: %s", refusal.text)
+        self._log.warning("an actor was refused: %s", refusal.text)
         port.send(route, [pack(refusal)])
 
     def _close(self, peer: Peer, why: str) -> None:
         self._table.end(peer)
         self._sessions.add("closed")
-        logger.info("actor %d is gone: %s", peer.rank, why)
+        self._log.info("actor %d is gone: %s", peer.rank, why)
 
     def _note_loss(self, peer: Peer, why: str) -> None:
         self._sessions.add("expired")
-        logger.warning("actor %d is gone: %s", peer.rank, why)
+        self._log.warning("actor %d is gone: %s", peer.rank, why)

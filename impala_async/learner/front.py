@@ -30,14 +30,15 @@ from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.local_link import LocalLink
 from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Message
+from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import AddressError, Router, new_context
 
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
-# Credit may lie unused for so many leases, and twice its owner's own longest time, while others
-# wait for some. Its owner then says hello again when it wakes up, and loses nothing.
-HOARDING_LEASES = 3.0
+LOOK_EVERY_S = 0.25
+# Beside trajectories: what any peer may send between two looks.
+SPARE_BYTES = 1 << 20
 
 
 Accounts = dict[str, Any]
@@ -105,7 +106,7 @@ class Front:
             tap=tap,
         )
         self._link = LocalLink()
-        data, weights = self._bind(_largest_message(config, schema))
+        data, weights = self._bind(schema)
         self.data_url, self.weights_url = data.connectable_url(), weights.connectable_url()
         self._desk = Desk(
             self.table,
@@ -127,7 +128,7 @@ class Front:
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What is to run beside it on its loop, by name."""
-        return {"loop lag": self._lag.watch()}
+        return {"loop lag": self._lag.watch(), "connections": self._watch_connections()}
 
     def open(
         self,
@@ -182,13 +183,26 @@ class Front:
             if not self._desk.remind(self._data, peer) and not self._is_lockstep:
                 self._desk.lose(peer, "its connection is closed")
         if not self._is_lockstep:
-            self._end_hoarding()
+            self.table.take_back(time.monotonic())
         self._answer()
 
-    def _end_hoarding(self) -> None:
-        patience_s = HOARDING_LEASES * self._config.learner.lease_s
-        for peer in self.table.hoarding(time.monotonic(), patience_s):
-            self._desk.lose(peer, "it left its credit unused while others had none")
+    async def _watch_connections(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self.look_at_connections()
+
+    def look_at_connections(self) -> None:
+        """Whoever has a session may have sent what its credit allows, and a message more; who
+        has none may begin with a message of a session that goes on."""
+        joined = [peer for peer in self.table if peer.columns]
+        schema = self._desk.schema
+        largest = [_largest_message(peer.columns, schema) for peer in joined if schema is not None]
+        data = {
+            peer.data_route: (WINDOW * peer.streams + 1) * each + SPARE_BYTES
+            for peer, each in zip(joined, largest, strict=True)
+        }
+        self._data.look(data, max(largest, default=0))
+        self._weights.look({peer.weights_route: SPARE_BYTES for peer in joined}, 0)
 
     def close_admission(self) -> None:
         """Nothing more comes in."""
@@ -215,6 +229,7 @@ class Front:
             **self.ledger.report(),
             **self._publisher.report(),
             **self._wire.report(),
+            "wire/cut": self._data.num_cut + self._weights.num_cut,
             **self._ingest.report(),
             **self._desk.report(),
             **(self._recorder.report() if self._recorder else {}),
@@ -242,8 +257,11 @@ class Front:
     def _on_weights_message(self, route: bytes, message: Message) -> None:
         self._desk.handle_weights_side(self._weights, route, message)
 
-    def _bind(self, max_message_bytes: int) -> tuple[Router, Router]:
-        bind = self._config.bind
+    def _bind(self, schema: Schema | None) -> tuple[Router, Router]:
+        bind, max_message_bytes = self._config.bind, MAX_MESSAGE_BYTES
+        if schema is not None:
+            # Nobody has a reason to send more than a whole batch at once.
+            max_message_bytes = _largest_message(self._config.learner.batch_columns, schema)
         self._context = new_context()
         routers: list[Router] = []
         ends = (
@@ -252,7 +270,8 @@ class Front:
         )
         for key, url, ipc_path in ends:
             try:
-                routers.append(Router(self._context, url, ipc_path, max_message_bytes))
+                size = max_message_bytes
+                routers.append(Router(self._context, url, ipc_path, size, is_watched=True))
             except AddressError as error:
                 for router in routers:
                     router.close()
@@ -305,9 +324,6 @@ def _settings_frame(config: RunConfig) -> bytes:
         raise ConfigError(f"env.kwargs: {error}") from None
 
 
-def _largest_message(config: RunConfig, schema: Schema | None) -> int:
-    """Nobody has a reason to send more than a whole batch at once."""
-    if schema is None:
-        return MAX_MESSAGE_BYTES
+def _largest_message(columns: int, schema: Schema) -> int:
     column_bytes = schema.layout.column_bytes + EPISODE_BYTES * schema.rows
-    return config.learner.batch_columns * column_bytes + 65536
+    return columns * column_bytes + 65536

@@ -36,7 +36,8 @@ from impala_async.spec import Schema
 from impala_async.trajectory import Fault
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Data, pack
-from impala_async.wire.session import Peer, SessionTable
+from impala_async.wire.peer import Peer
+from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import Router
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,11 @@ class Ingest:
             raise ProtocolError("not_allowed_now", "Data before Spec")
         verdict = self._judge(peer, data, self._filler)
         if verdict is None:
+            if data.seq < peer.lapsed and not self._has_room(data, self._filler):
+                # It sends this again in a new session, where room is kept for it.
+                self._table.end(peer)
+                self._refuse(data, "unknown_session")
+                raise ProtocolError("unknown_session")
             self._receive(port.router, peer, data, self._filler)
             return
         if verdict == "invalid":
@@ -186,6 +192,11 @@ class Ingest:
             return "duplicate"
         verdict = self._table.reserve(peer, data, self._publisher.version)
         return verdict or filler.judge(peer.rank, Version(data.epoch, data.update))
+
+    def _has_room(self, data: Data, filler: Filler) -> bool:
+        """Whether something can be taken in for which no room is kept."""
+        self.decide()
+        return filler.free_columns - self._table.outstanding_columns >= data.columns
 
     def _receive(self, router: Router, peer: Peer, data: Data, filler: Filler) -> None:
         try:

@@ -22,7 +22,8 @@ from typing import NamedTuple
 from impala_async.errors import ProtocolError
 from impala_async.learner.slots import Arrival, Count, Episodes, IdleSlots, Landing, Slot, Submit
 from impala_async.weights import Version
-from impala_async.wire.session import Peer, SessionTable
+from impala_async.wire.peer import Peer
+from impala_async.wire.session import SessionTable
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ Runs on: event loop
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from impala_async.errors import ProtocolError
 from impala_async.metrics.counter import Counters
@@ -25,8 +24,6 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
-
-logger = logging.getLogger(__name__)
 
 BURST = 32
 BAD_REASONS = (
@@ -76,6 +73,9 @@ class Port:
         self._is_scheduled = False
         self._is_open = True
         loop.add_reader(router.fd, self._drain)
+        self._connections = router.connections
+        if self._connections is not None:
+            loop.add_reader(self._connections.fd, self._connections.read)
         self.look_again()
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
@@ -91,7 +91,20 @@ class Port:
     def close(self) -> None:
         self._is_open = False
         self._loop.remove_reader(self.router.fd)
+        if self._connections is not None:
+            self._loop.remove_reader(self._connections.fd)
         self.router.close()
+
+    @property
+    def num_cut(self) -> int:
+        """Connections that were ended for what came over them."""
+        return self._connections.num_cut if self._connections is not None else 0
+
+    def look(self, allowances: Mapping[bytes, int], first_bytes: int) -> None:
+        """End the connections over which too much comes, of a peer or of a stranger."""
+        if self._connections is not None and self._is_open:
+            self._connections.look(allowances, first_bytes)
+            self.router.forget_sent()
 
     def look_again(self) -> None:
         """Drain soon if there is input, whether or not the descriptor said so."""
@@ -106,6 +119,8 @@ class Port:
         self._is_scheduled = True
         try:
             for _ in range(BURST):
+                if self.router.has_more_frames() and not self._discard():
+                    break
                 arrived = self.router.receive()
                 if arrived is None:
                     break
@@ -122,10 +137,15 @@ class Port:
             self._handle(route, message)
         except ProtocolError as error:
             self._counters.bad.add(error.reason)
-            logger.debug("bad message: %s: %s", error.reason, error)
             self.send(route, [pack(_refusal(error))])
         finally:
-            self.router.discard_rest()
+            if not self._discard() and self._connections is not None:
+                self._connections.cut(route)
+
+    def _discard(self) -> bool:
+        """Drop what nobody took of a message; False if some of it must wait for the next turn."""
+        self.router.discard_rest()
+        return not self.router.has_more_frames()
 
     def _read_header(self, header: memoryview, size: int) -> Message:
         if size != len(header):

@@ -19,7 +19,8 @@ from impala_async.metrics.window import WindowStat
 from impala_async.spec import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Version
-from impala_async.wire.session import Peer, SessionTable
+from impala_async.wire.peer import Peer
+from impala_async.wire.session import SessionTable
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 Episodes = NDArray[np.void]
@@ -207,7 +208,7 @@ class SlotFiller:
 
     def deal(self, table: SessionTable) -> list[Peer]:
         """Give out credit: at most one batch ahead, as more would only make the data older."""
-        return table.deal(min(self.free_columns, self.batch_columns))
+        return table.deal(self.free_columns, self.batch_columns)
 
     def judge(self, rank: int, version: Version) -> str | None:
         """The session table has judged: everything else can be taken."""

@@ -6,12 +6,14 @@ An actor that can read the nonce shares this machine and this user, so ipc will 
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
 from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
 
 _LONGEST = "weights"
+_MAX_NONCE_BYTES = 64
 
 
 class LocalLink:
@@ -32,3 +34,18 @@ class LocalLink:
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def read_nonce(path: str) -> bytes | None:
+    """What a nonce file holds, if it can be one: the path came from a stranger, and may name a
+    device without end or a pipe that nobody writes to."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        return os.read(fd, _MAX_NONCE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

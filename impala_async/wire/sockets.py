@@ -5,6 +5,7 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 `recv_into` truncates silently but returns the true size: every caller compares it.
 """
 
+import contextlib
 import errno
 import socket
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from contextlib import suppress
 import zmq
 
 from impala_async.wire.codec import Frame
+from impala_async.wire.connections import Connections
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
 from impala_async.wire.monitor import Monitor
 
@@ -25,15 +27,19 @@ IPC_PATH_MAX_BYTES = 107
 # Two I/O threads were the fastest in every trial that had messages of over 100 KiB.
 IO_THREADS = 2
 _HEADER_BUFFER_BYTES = MAX_HEADER_BYTES + MAX_INLINE_BYTES
-# Half-open connections end after this long; leases decide everything else.
-_TRANSPORT_HEARTBEAT_MS = 5000
-# A reply waits behind the frame that is being transferred, however big that is on a thin line.
-_TRANSPORT_TIMEOUT_MS = 600_000
+# A half-open connection ends after this long. ZeroMQ's own heartbeats are never set: one of them
+# aborts the process where a peer hung up while its messages were waiting. Leases decide the rest.
+_KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIVE_INTVL: 5}
 # A last word waits this long behind frames that are still being transferred.
 _LAST_WORD_MS = 200
 # A connection that broke is made again at once; a learner that is not there is not hammered at.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 10, 250
 _CONNECTION_EVENTS = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+# Frames of a message that are dropped in one go: a few milliseconds.
+MAX_DISCARDED = 5000
+MAX_UNDER_WAY = 8
+_NOTHING = memoryview(bytearray(1))
+
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -66,8 +72,8 @@ def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
     made.set(zmq.LINGER, 0)
     # Not always: `localhost` would become ::1, and miss a learner at 127.0.0.1.
     made.set(zmq.IPV6, int(url.startswith("tcp://[")))
-    made.set(zmq.HEARTBEAT_IVL, _TRANSPORT_HEARTBEAT_MS)
-    made.set(zmq.HEARTBEAT_TIMEOUT, _TRANSPORT_TIMEOUT_MS)
+    for option, value in _KEEPALIVE.items():
+        made.set(option, value)
     return made
 
 
@@ -99,12 +105,19 @@ class Router:
         tcp_url: str,
         ipc_path: str | None,
         max_message_bytes: int,
+        *,
+        is_watched: bool = False,
     ) -> None:
+        """Only one that `is_watched` has `connections`."""
         self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
+        # Small frames are tracked as large ones are.
+        self._socket.copy_threshold = 0
+        self._under_way: dict[bytes, list[zmq.MessageTracker]] = {}
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self._has_more = False
+        self.connections = Connections(self._socket) if is_watched else None
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
         self._bind(tcp_url)
@@ -140,8 +153,23 @@ class Router:
         except zmq.Again:
             return None
         self._has_more = True
-        size = self.receive_into(self._header)
+        if self.connections is not None and self.connections.is_first(route):
+            size = self._receive_first(self.connections, route)
+        else:
+            size = self.receive_into(self._header)
         return route, self._header[: max(size, 0)], size
+
+    def _receive_first(self, connections: Connections, route: bytes) -> int:
+        """As `receive_into` the header; it takes longer, and tells over which connection."""
+        frame = self._socket.recv(copy=False)
+        self._has_more = frame.more
+        size = len(frame.buffer)
+        kept = min(size, len(self._header))
+        self._header[:kept] = frame.buffer[:kept]
+        # A connection that is closed already is none any more.
+        with contextlib.suppress(zmq.ZMQError):
+            connections.note_first(route, int(frame.get(zmq.SRCFD)))
+        return size
 
     def receive_whole(self) -> tuple[bytes, list[memoryview]] | None:
         """Route and all frames of a message, which are not copied; None when drained."""
@@ -160,16 +188,25 @@ class Router:
         """Whether the message that is being received goes on."""
         return self._has_more
 
-    def discard_rest(self) -> int:
-        """Drop what is left of the message; how many frames that was."""
+    def discard_rest(self, at_most: int = MAX_DISCARDED) -> int:
+        """Drop what is left of the message, or so many frames of it; how many that was."""
         num_frames = 0
-        while self._has_more:
-            self.receive_into(memoryview(bytearray(1)))
+        while self._has_more and num_frames < at_most:
+            self.receive_into(_NOTHING)
             num_frames += 1
         return num_frames
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
-        """Send without blocking; False if the peer is gone or does not take it now."""
+        """Send without blocking; False if the peer is gone or does not take it now.
+
+        Of messages of several frames, such as weights, a few are under way to each peer: whoever
+        does not read them must not have us keep more and more.
+        """
+        under_way = self._under_way.get(route, []) if len(frames) > 1 else []
+        if len(under_way) >= MAX_UNDER_WAY:
+            self._under_way[route] = under_way = [sent for sent in under_way if not sent.done]
+            if len(under_way) >= MAX_UNDER_WAY:
+                return False
         try:
             self._socket.send(route, _MORE)
         except zmq.ZMQError as error:
@@ -180,17 +217,26 @@ class Router:
         header, *others = frames
         self._socket.send(header, _MORE if others else _NOBLOCK)
         if others:
-            self._socket.send_multipart(others, _NOBLOCK, copy=False)
+            # Of the last frame, which is the one that holds much.
+            tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
+            assert tracker is not None
+            self._under_way[route] = [*under_way, tracker]
         return True
 
+    def forget_sent(self) -> None:
+        """Now and then: those whose last one has left."""
+        self._under_way = {r: sent for r, sent in self._under_way.items() if not sent[-1].done}
+
     def close(self) -> None:
+        if self.connections is not None:
+            self.connections.close()
         self._socket.close()
 
     def _bind(self, url: str) -> None:
         try:
             self._socket.bind(url)
         except zmq.ZMQError as error:
-            self._socket.close()
+            self.close()
             reason = zmq.strerror(error.errno or 0)
             if error.errno == errno.ENODEV:
                 reason = "its host is no name or address of this host"

@@ -224,7 +224,7 @@ def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path: Path) -> None:
     tcp = "tcp://learner.example:5555", "tcp://learner.example:5556"
     assert urls(nonce) == ("ipc:///ipc/d", "ipc:///ipc/w")
     assert urls(other) == tcp
-    for unreadable in (tmp_path / "none", tmp_path, "", "null\0byte"):
+    for unreadable in (tmp_path / "none", tmp_path, "", "null\0byte", "/dev/zero"):
         assert urls(unreadable) == tcp
 
 

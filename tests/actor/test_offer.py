@@ -7,7 +7,7 @@ from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import decode_episodes
 from impala_async.wire.messages import Data, Spec, unpack
-from impala_async.wire.session import WINDOW
+from impala_async.wire.peer import WINDOW
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import LAYOUT
 

@@ -235,12 +235,13 @@ def test_ten_thousand_bad_messages_leave_the_learner_training(site: Site) -> Non
         num_sent += socket.send(mutated(rng, welcome.session))
         while stranger.data.receive(0) or stranger.weights.receive(0):
             pass
+    # Not all of it: a stranger that says so much is cut off now and then.
     after = site.wait_report(
-        "all of it came", lambda r: r["wire/messages"] >= before["wire/messages"] + 9_000
+        "much of it came", lambda r: r["wire/messages"] >= before["wire/messages"] + 3_000
     )
     site.wait_report("training goes on", lambda r: r["updates"] > after["updates"] + 50)
     last = site.reports()[-1]
-    assert last["wire/bad"] > 5_000
+    assert last["wire/bad"] > 1_500
     reasons = {name: count for name, count in last.items() if name.startswith("bad/")}
     assert last["wire/bad"] == sum(reasons.values())
     for reason in ("unknown_type", "malformed_header", "oversized_header", "wrong_frame_count"):

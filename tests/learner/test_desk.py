@@ -60,9 +60,11 @@ async def test_another_build_is_welcome_and_noted(
     make_harbour: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = make_harbour().actor()
-    await actor.hello(build="9.9")
-    assert actor.welcome is not None
-    assert f"9.9, the learner {__version__}" in caplog.text
+    await actor.hello(build="9.9\nall is well")
+    assert "all is well" not in caplog.text  # a hello costs nothing, and is not worth a line
+    await actor.spec()
+    await actor.hear(lambda: bool(actor.grants))
+    assert rf"9.9\nall is well, the learner {__version__}" in caplog.text
 
 
 async def answer_on_weights(actor: Actor, message: Message) -> list[bytes]:
@@ -94,7 +96,7 @@ async def test_a_heartbeat_is_answered_with_what_the_actor_may_do(make_harbour: 
     harbour.publish(5)
     await actor.beat(Heartbeat(actor.session, {}))
     await actor.hear(lambda: bool(actor.grants))
-    assert actor.grants == [Grant(actor.session, 2, 0, 1, 5, [])]
+    assert actor.grants == [Grant(actor.session, 1, 0, 1, 5, [])]
 
 
 async def test_timers_are_means_over_the_actors_that_are_there(make_harbour: Make) -> None:

@@ -191,7 +191,8 @@ async def test_ten_thousand_bad_messages(make_harbour: Callable[..., Harbour]) -
 
     # Every message was heard, and each of the bad ones was counted and answered.
     assert harbour.count("wire/messages") == before + num_said + len(sent)
-    assert harbour.count("wire/unroutable") == 0
+    # It asks for more weights and welcomes at once than are sent to anybody.
+    assert harbour.count("wire/unroutable") < num_said / 10
     assert harbour.count("wire/bad") == num_told() > NUM_MESSAGES / 2
     counts = harbour.counts()
     for reason in ("unknown_type", "oversized_header", "malformed_header", "wrong_frame_count"):

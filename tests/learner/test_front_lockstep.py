@@ -9,6 +9,7 @@ import pytest
 
 from impala_async.learner import front as front_module
 from impala_async.weights import Version
+from impala_async.wire import credit
 from impala_async.wire.messages import (
     BYE_REASONS,
     VERDICTS,
@@ -140,7 +141,7 @@ async def test_who_is_slow_is_waited_for_however_long(
     make_harbour: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In lockstep a credit that lies unused is that of the one for whom the others wait."""
-    monkeypatch.setattr(front_module, "HOARDING_LEASES", 0.0)
+    monkeypatch.setattr(credit, "UNUSED_S", 0.0)
     harbour = lockstep(make_harbour)
     fast, slow = await harbour.join(2), await harbour.join(2)
     await fast.send()

@@ -17,7 +17,8 @@ from impala_async.screen import Screen
 from impala_async.weights import Lineage, Version, Weights
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import PROTOCOL, VERDICTS, Data, Grant, Hello, unpack
-from impala_async.wire.session import Peer, SessionTable
+from impala_async.wire.peer import Peer
+from impala_async.wire.session import SessionTable
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema
 from tests.learner.hand_actor import until
 
@@ -123,7 +124,7 @@ class Bay:
         hello = Hello(PROTOCOL, bytes([number]) * 16, "", bytes(16), 0, 0)
         peer = self.table.hello(hello, b"", 0.0)
         assert isinstance(peer, Peer)
-        peer.columns, peer.streams = width, 2
+        peer.columns, peer.streams, peer.has_earned = width, 2, True
         return peer
 
     def _message(self, peer: Peer, number: int, kind: str) -> Data:
@@ -300,3 +301,32 @@ async def test_a_burst_of_frames_is_taken_in(make_harbour: Any) -> None:
         for planes in sent
         for i in range(len(planes.obs))
     }
+
+
+def test_a_late_message_is_taken_if_there_is_room_for_it() -> None:
+    bay = Bay()
+    late = bay.peers[2]
+    late.lapsed = late.granted
+    bay.send((2, "good"))
+    bay.end_burst()
+    assert bay.refused == []
+    assert bay.ledger.report()["trajectories/admitted"] == WIDTHS[2]
+
+
+def test_a_late_message_for_which_there_is_no_room_comes_again_in_a_new_session() -> None:
+    bay = Bay()
+    late = bay.peers[2]
+    late.lapsed = late.granted
+    for peer in bay.peers[:2]:
+        peer.streams = 100
+    bay.table.deal(3 * B)
+    bay.send((2, "good"))
+    bay.end_burst()
+    assert bay.refused == ["unknown_session"]
+    assert bay.table.peer_of(late.session) is None
+    assert not late.watermark.is_settled(0)
+    # The others have room for all that they were granted.
+    for number in (0, 1) * 6:
+        bay.send((number, "good"))
+        bay.end_burst()
+    assert bay.refused == ["unknown_session"]

@@ -26,7 +26,7 @@ from impala_async.wire.messages import (
     pack,
     unpack,
 )
-from impala_async.wire.sockets import Dealer, Router, new_context
+from impala_async.wire.sockets import MAX_DISCARDED, Dealer, Router, new_context
 from tests.learner.hand_actor import DEADLINE_S, until
 
 ID = b"i" * 16
@@ -241,3 +241,12 @@ def test_the_counters_are_declared() -> None:
     report = merge(counters.report())
     assert report["wire/bad"] == 3
     assert report["bad/wrong_size"] == 2
+
+
+async def test_a_message_of_very_many_frames_is_dropped_in_turns(quay: Quay) -> None:
+    await quay.say(pack(NotModified(1, 1)), *[b""] * (3 * MAX_DISCARDED))
+    await quay.say(pack(DATA))
+    await until(lambda: [message for _, message in quay.heard] == [DATA], "the next message")
+    # Between them the loop had its turns.
+    assert len(quay.bursts) >= 3
+    assert quay.counters.bad.snapshot()["bad/wrong_frame_count"] == 1

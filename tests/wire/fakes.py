@@ -27,7 +27,8 @@ from impala_async.wire.messages import (
     pack,
 )
 from impala_async.wire.outbox import Outbox
-from impala_async.wire.session import WINDOW, Peer, SessionTable, reject
+from impala_async.wire.peer import WINDOW, Peer
+from impala_async.wire.session import SessionTable, reject
 
 LEASE_S = 4.0
 HEARTBEAT_S = 1.0
@@ -148,7 +149,7 @@ class FakeLearner:
             raise ProtocolError("unknown_session")
         peer.data_route = route
         if isinstance(message, Spec):
-            peer.columns, peer.streams = message.columns, message.streams
+            self.table.join(peer, message.columns, message.streams)
         elif isinstance(message, Data):
             self._ingest(peer, message)
         self._answer([peer])

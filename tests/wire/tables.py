@@ -5,7 +5,8 @@ from typing import Any
 
 from impala_async.weights import Lineage, Version
 from impala_async.wire.messages import PROTOCOL, Data, Hello
-from impala_async.wire.session import Peer, SessionTable
+from impala_async.wire.peer import Peer
+from impala_async.wire.session import SessionTable
 
 RUN = b"R" * 16
 NOW = Version(3, 1000)
@@ -46,9 +47,18 @@ def greet(table: SessionTable, actor: int, now: float = 0.0, **changes: Any) -> 
 def join(
     table: SessionTable, actor: int, columns: int = 1, streams: int = 1, now: float = 0.0
 ) -> Peer:
+    """A session that may have credit, and has earned it."""
+    peer = newcomer(table, actor, columns, streams, now)
+    peer.has_earned = True
+    return peer
+
+
+def newcomer(
+    table: SessionTable, actor: int, columns: int = 1, streams: int = 1, now: float = 0.0
+) -> Peer:
     """A session that may have credit."""
     peer = greet(table, actor, now)
-    peer.columns, peer.streams = columns, streams
+    assert table.join(peer, columns, streams)
     return peer
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from impala_async.wire.local_link import LocalLink
+from impala_async.wire.local_link import LocalLink, read_nonce
 from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
 
 
@@ -63,3 +63,15 @@ def test_without_a_runtime_folder_the_temporary_one_does(
     link = LocalLink()
     assert Path(link.nonce_path).exists()
     link.close()
+
+
+def test_a_nonce_is_read_from_a_small_regular_file_only(tmp_path: Path) -> None:
+    good, pipe, link = tmp_path / "good", tmp_path / "pipe", tmp_path / "link"
+    good.write_bytes(b"n" * 16)
+    link.symlink_to(good)
+    os.mkfifo(pipe)
+    (tmp_path / "large").write_bytes(b"n" * 100_000)
+    assert read_nonce(str(good)) == b"n" * 16
+    assert len(read_nonce(str(tmp_path / "large")) or b"") == 64
+    for path in ("/dev/zero", "/dev/tty", "", "\0", "x" * 5000, *map(str, (pipe, link, tmp_path))):
+        assert read_nonce(path) is None

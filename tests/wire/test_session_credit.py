@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.weights import Version
-from impala_async.wire.session import WINDOW, Peer, SessionTable
+from impala_async.wire.peer import WINDOW, Peer
+from impala_async.wire.session import SessionTable
 from tests.wire.tables import NOW, greet, join, new_table, send
 
 PLENTY = 1000
@@ -187,68 +188,6 @@ def test_once_everything_is_free_everybody_has_something(shapes: list[tuple[int,
     assert [peer.granted for peer in peers] == [1] * len(peers)
 
 
-# -------------------- credit that nobody uses
-
-
-def test_credit_that_lies_unused_while_others_have_none(table: SessionTable) -> None:
-    hung = join(table, 1, columns=8)
-    table.deal(16)
-    assert table.hoarding(0, 30.0) == []
-    assert table.hoarding(100, 30.0) == []  # nobody else is there
-    hungry = join(table, 2, columns=8, now=101)
-    assert table.deal(16) == []
-    assert table.hoarding(130, 30.0) == []
-    assert table.hoarding(131, 30.0) == [hung]
-    table.end(hung)
-    assert table.deal(16) == [hungry]
-
-
-def losses_of(table: SessionTable, takes_s: int, until: int) -> list[int]:
-    """Two actors share the columns of one message, and one is slow; when it was ended."""
-    slow, quick = join(table, 1, columns=8), join(table, 2, columns=8)
-    losses: list[int] = []
-    done_at = takes_s
-    for now in range(until):
-        if now >= done_at:
-            if table.find(slow.session, now) is None:
-                slow = join(table, 1, columns=8, now=now)
-            if slow.outstanding_messages:
-                send(table, slow, slow.watermark.below)
-                done_at = now + takes_s
-        if quick.outstanding_messages:
-            send(table, quick, quick.watermark.below)
-        for peer in table.hoarding(now, 30.0):
-            assert peer is slow
-            table.end(peer)
-            losses.append(now)
-        table.deal(8)
-    return losses
-
-
-@pytest.mark.parametrize(("takes_s", "num_losses"), [(20, 0), (80, 1), (200, 2), (1000, 5)])
-def test_a_slow_environment_is_soon_known_to_be_slow(
-    table: SessionTable, takes_s: int, num_losses: int
-) -> None:
-    assert len(losses_of(table, takes_s, until=20 * takes_s)) == num_losses
-
-
-def test_a_slow_environment_that_hangs_is_waited_for_in_proportion(table: SessionTable) -> None:
-    assert losses_of(table, 20, until=1000) == []
-    slow, _ = table
-    # It holds the only credit, and is not heard of again.
-    idle_s = [now - slow.idle_since for now in range(1000, 1200) if table.hoarding(now, 30.0)]
-    assert 30 + 2 * 20 < idle_s[0] <= 30 + 2 * 21 + 1
-
-
-def test_a_learner_that_stood_still_does_not_blame_the_actors(table: SessionTable) -> None:
-    join(table, 1, columns=8)
-    join(table, 2, columns=8)
-    table.deal(8)
-    for now in (0, 1, 2, 600, 601, 602):
-        table.expire(now)
-        assert table.hoarding(now, 30.0) == []
-
-
 # -------------------- the rule, as plainly as it can be said
 
 
@@ -262,7 +201,7 @@ def deal_plainly(table: SessionTable, free: int) -> list[bytes]:
         able.sort(key=lambda p: (p.outstanding_messages, p.dealt_at))
         if not able or able[0].columns > left:
             return list(dealt)
-        table._extend(able[0])
+        table._credit._extend(able[0])
         left -= able[0].columns
         dealt[able[0].session] = None
 

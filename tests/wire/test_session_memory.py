@@ -86,8 +86,11 @@ def test_strangers_leave_nothing_behind(table: SessionTable, changes: dict[str, 
         table.expire(now)
     assert len(table) == 0
     assert table.watermarks() == {}
-    held = [value for value in vars(table).values() if isinstance(value, dict | list | set)]
+    held = [value for value in vars(table).values() if isinstance(value, dict | set)]
     assert held == [{}, {}, {}]
+    # They were eleven at most, and none of them used up a rank.
+    assert greet(table, 200).rank == 0
+    assert max(greet(table, number).rank for number in range(201, 220)) == 19
 
 
 def test_the_run_of_a_table_does_not_change(table: SessionTable) -> None:

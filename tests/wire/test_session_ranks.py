@@ -2,6 +2,7 @@
 
 import pytest
 
+from impala_async.wire import session
 from impala_async.wire.messages import REJECT_CODES, Reject
 from tests.wire.tables import LEASE_S, greet, hello_of, join, new_table
 
@@ -50,7 +51,7 @@ def test_a_new_session_of_the_same_actor_keeps_its_place() -> None:
 
 def test_who_has_no_place_is_told_to_come_again() -> None:
     table = new_table(num_ranks=2)
-    greet(table, 0)
+    join(table, 0)
     join(table, 1)
     refusal = table.hello(hello_of(2), b"route", 0.0)
     assert isinstance(refusal, Reject)
@@ -64,6 +65,40 @@ def test_who_has_no_place_is_told_to_come_again() -> None:
     table.expire(8.0)
     table.expire(LEASE_S + 1)
     assert join(table, 2, now=LEASE_S + 1).rank == 0
+
+
+def test_a_hello_takes_no_place_from_who_joins() -> None:
+    table = new_table(num_ranks=2)
+    for stranger in range(100, 200):
+        greet(table, stranger)
+    assert sorted(join(table, actor).rank for actor in range(2)) == [0, 1]
+
+
+def test_a_place_that_another_took_meanwhile_is_asked_for_again() -> None:
+    table = new_table(num_ranks=2)
+    early, other, late = greet(table, 0), greet(table, 1), greet(table, 2)
+    assert (early.rank, other.rank, late.rank) == (0, 1, 0)
+    assert table.join(late, 4, 1)
+    assert not table.join(early, 4, 1)
+    table.end(early)
+    table.end(other)
+    assert join(table, 0).rank == 1
+
+
+def test_strangers_use_up_no_numbers_of_actors() -> None:
+    table = new_table()
+    for stranger in range(100, 200):
+        table.end(greet(table, stranger))
+    assert [join(table, actor).rank for actor in range(3)] == [0, 1, 2]
+
+
+def test_who_has_said_hello_only_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_SESSIONS", 3)
+    table = new_table()
+    here, stranger, other = join(table, 0), greet(table, 1), greet(table, 2)
+    newest = join(table, 3)
+    assert list(table) == [here, other, newest]
+    assert table.peer_of(stranger.session) is None
 
 
 @pytest.mark.parametrize("arrivals", [(0, 1, 2), (2, 1, 0), (5, 0, 6)])

@@ -10,6 +10,7 @@ import pytest
 
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
 from impala_async.wire.sockets import NO_FRAME, Dealer, Poller, Router
+from tests.wire import raw_peer
 from tests.wire.ends import DEADLINE_S, Ends, greeted, take, until
 
 Link = Callable[[], Dealer]
@@ -171,6 +172,25 @@ def test_who_does_not_read_blocks_nobody(router: Router, link: Link) -> None:
     assert time.monotonic() - started < DEADLINE_S
     assert router.send(route_good, [b"good"])
     assert good.receive(DEADLINE_S) == [b"good"]
+
+
+def test_who_does_not_read_its_weights_has_few_under_way(ends: Ends, router: Router) -> None:
+    good, weights = ends.dealer(router.url), [b"weights", bytes(1 << 20)]
+    with raw_peer.connect(router.url) as deaf:
+        deaf.sendall(raw_peer.message(b"hello"))
+        route, route_good = take(router)[0], greeted(router, good)
+        num_sent = 0
+        for _ in range(300):
+            num_sent += router.send(route, weights)
+            select.select([], [], [], 0.001)
+        # What the kernel buffers of it has left.
+        assert num_sent < 100
+        assert router.send(route, [b"a word"])
+        assert router.send(route_good, weights)
+        # Once it reads, it gets more.
+        until(lambda: deaf.recv(1 << 20) and router.send(route, weights))
+    until(lambda: not router.send(route, weights))
+    router.forget_sent()
 
 
 def test_nothing_queues_for_a_learner_that_is_not_there(ends: Ends) -> None:

@@ -1,0 +1,148 @@
+"""The connections of a router, seen from outside: how much each has sent, and cutting one off.
+
+ZeroMQ shows a message when it is whole. How many frames it takes to become so, it does not limit:
+2 bytes on the wire are 64 in memory. So the kernel is asked now and then how many bytes have come
+over each connection, and one that sends more than its peer has a reason to is shut down. That goes
+for tcp; who comes over ipc is this user.
+"""
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import zmq
+
+from impala_async.wire.monitor import Monitor
+
+logger = logging.getLogger(__name__)
+
+# All that somebody may send before it is known: a hello, a schema, and as much again.
+STRANGER_BYTES = 2 << 16
+MAX_STRANGERS = 1000
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+# tcpi_bytes_received, since Linux 4.1.
+_BYTES_RECEIVED = struct.Struct("=128xQ")
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One that was accepted. `route` is that of its first message."""
+
+    route: bytes = b""
+    is_known: bool = False
+    # What it had sent by the last look at which there was no doubt.
+    accepted_bytes: int = 0
+    is_doubtful: bool = False
+
+
+class Connections:
+    """Owns the monitor of a router's socket. Nothing that fails here is worth more than this look:
+    a connection may end at any moment, and its descriptor be another's."""
+
+    def __init__(self, of: zmq.Socket[bytes]) -> None:
+        """Before the socket binds."""
+        self.num_cut = self._num_told = 0
+        self._monitor = Monitor(of, _EVENTS)
+        # By descriptor, in the order of their coming.
+        self._open: dict[int, _Connection] = {}
+        self._routes: dict[bytes, int] = {}
+        self._heard: set[bytes] = set()
+        may_open = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_strangers = min(MAX_STRANGERS, may_open // 4)
+
+    @property
+    def fd(self) -> int:
+        """Readable when somebody came or went: then `read`."""
+        return int(self._monitor.socket.get(zmq.FD))
+
+    def is_first(self, route: bytes) -> bool:
+        """A message came from there; whether it is not known yet over which connection."""
+        if route in self._heard:
+            return False
+        self._heard.add(route)
+        return route not in self._routes
+
+    def note_first(self, route: bytes, fd: int) -> None:
+        """The first message from a route came over this connection."""
+        self.read()
+        connection = self._open.get(fd)
+        if connection is not None:
+            self._routes.pop(connection.route, None)
+            connection.route, self._routes[route] = route, fd
+
+    def read(self) -> None:
+        """Take in who came and who went. Too many strangers make the oldest go."""
+        for event, fd, _ in self._monitor.read():
+            former = self._open.pop(fd, None)
+            if former is not None:
+                self._routes.pop(former.route, None)
+            if event == zmq.EVENT_ACCEPTED:
+                self._open[fd] = _Connection()
+        strangers = [fd for fd, connection in self._open.items() if not connection.is_known]
+        for fd in strangers[: max(0, len(strangers) - self._max_strangers)]:
+            self._cut(fd)
+
+    def look(self, allowances: Mapping[bytes, int], first_bytes: int) -> None:
+        """End those that send too much.
+
+        Args:
+            allowances: by the route of a peer that is known, the bytes that may be under way.
+            first_bytes: of a message that somebody may begin with who connects again.
+        """
+        self.read()
+        heard, self._heard = self._heard, set()
+        for fd, connection in list(self._open.items()):
+            allowed = allowances.get(connection.route)
+            connection.is_known = allowed is not None
+            received = _bytes_received(fd)
+            if received is None:
+                continue
+            if connection.is_known and connection.route in heard:
+                connection.accepted_bytes = received
+            limit = STRANGER_BYTES + first_bytes if allowed is None else allowed
+            # Once more: what it sent may be waiting for us, who were busy.
+            was_doubtful = connection.is_doubtful
+            connection.is_doubtful = received - connection.accepted_bytes > limit
+            if was_doubtful and connection.is_doubtful:
+                self._cut(fd)
+        if self.num_cut > self._num_told:
+            logger.warning(
+                "%d connections are cut off: too many frames, more than credit allows, or too "
+                "many that never joined",
+                self.num_cut - self._num_told,
+            )
+            self._num_told = self.num_cut
+
+    def cut(self, route: bytes) -> None:
+        """End the connection of a peer, which may connect again."""
+        if route in self._routes:
+            self._cut(self._routes[route])
+
+    def close(self) -> None:
+        """Before the socket is closed."""
+        self._monitor.close()
+
+    def _cut(self, fd: int) -> None:
+        """Shut it down: ZeroMQ, which owns the descriptor, notices and closes it."""
+        connection = self._open.pop(fd)
+        self._routes.pop(connection.route, None)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+            own.shutdown(socket.SHUT_RDWR)
+            self.num_cut += 1
+
+
+def _bytes_received(fd: int) -> int | None:
+    """How much has come over a tcp connection; None if it is none, or not any more."""
+    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+    try:
+        info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+        return int(_BYTES_RECEIVED.unpack(info)[0])
+    except (OSError, struct.error):
+        return None
+    finally:
+        borrowed.detach()

@@ -1,0 +1,122 @@
+"""Who reaches a port may say anything: the learner lives, and the actors at work feel little."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.harness import Door, Site, identities_hold, wait_until
+from tests.e2e.strangers import Strangers
+from tests.wire import raw_peer
+
+pytestmark = pytest.mark.e2e
+
+# A router that reads only when it is told to, as a learner that builds a model.
+ROUTER = """
+import sys
+from impala_async.wire.sockets import Router, new_context
+router = Router(new_context(), "tcp://127.0.0.1:*", None, 1 << 20)
+print(router.url, flush=True)
+sys.stdin.readline()
+router.has_input()
+print("lives", flush=True)
+"""
+# Longer than any heartbeat that was ever set.
+BEAT_S = 6.0
+
+
+def test_who_hangs_up_while_its_messages_wait_ends_nobody() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ROUTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as router:
+        assert router.stdout is not None
+        url = router.stdout.readline().strip()
+        for _ in range(40):
+            raw = raw_peer.connect(url)
+            raw.sendall(raw_peer.message(b"hello") * 3000)
+            raw_peer.hang_up(raw)
+        with pytest.raises(subprocess.TimeoutExpired):
+            router.wait(BEAT_S)
+        assert router.communicate("\n", timeout=20.0)[0] == "lives\n"
+        assert router.returncode == 0
+
+
+# Its steps take time, but no processor.
+SLEEPY = """
+import time
+import gymnasium
+
+class Sleepy(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+    def step(self, action):
+        time.sleep(0.001)
+        return super().step(action)
+"""
+
+
+def beset(site: Site) -> tuple[Door, Strangers]:
+    """A learner with an actor at work, and strangers at its ports."""
+    (site.folder / "sleepy.py").write_text(SLEEPY)
+    path = f"{site.folder}:{Path.cwd()}"
+    settings = ("env.id=sleepy:Sleepy", "stop.mean_return=none", "stop.env_steps=none")
+    learner = site.learner(*settings, config="configs/cartpole.toml", PYTHONPATH=path)
+    site.actor(PYTHONPATH=path)
+    site.wait_report("training", lambda r: r["updates"] > 10, within_s=40.0)
+    return learner, Strangers(site)
+
+
+def join_late(site: Site) -> float:
+    """Another actor comes; how long it takes from its start until it is one of those that work."""
+    from_report = site.reports()[-1]
+    started = time.monotonic()
+    site.actor(PYTHONPATH=f"{site.folder}:{Path.cwd()}")
+    wanted = from_report["num_actors"] + 1
+    site.wait_report("it has joined", lambda r: r["num_actors"] >= wanted, within_s=40.0)
+    return time.monotonic() - started
+
+
+def test_strangers_end_nothing(site: Site) -> None:
+    learner, strangers = beset(site)
+    wait_until("all have credit", lambda: all(s.has_credit for s in strangers.hoarders), 40.0)
+    join_late(site)
+    after = site.wait_report("who sends too much is cut off", lambda r: r["wire/cut"] > 0, 40.0)
+    site.wait_report("training goes on", lambda r: r["updates"] > after["updates"] + 10, 40.0)
+    strangers.close()
+    assert learner.process.poll() is None
+    assert all(identities_hold(report) for report in site.reports())
+    assert "\nERROR all is lost" not in learner.log
+    assert "Traceback" not in learner.log
+
+
+@pytest.mark.slow
+def test_strangers_for_a_minute_cost_little(site: Site) -> None:
+    learner, strangers = beset(site)
+    strangers.close()
+    quiet = rate_of(site, 20.0)
+    memory = psutil.Process(learner.process.pid).memory_info().rss
+    strangers = Strangers(site)
+    busy = rate_of(site, 60.0)
+    grown = psutil.Process(learner.process.pid).memory_info().rss - memory
+    num_lines = learner.log.count("\n")
+    joined_s = join_late(site)
+    strangers.close()
+    print(f"{busy / quiet:.3f} of the rate, {grown / 1e6:.0f} MB, joined after {joined_s:.1f} s")
+    assert busy >= 0.9 * quiet
+    assert grown < 50e6
+    assert num_lines < 25 * 90
+    # With the start of its process.
+    assert joined_s < 3.0 + 7.0
+
+
+def rate_of(site: Site, seconds: float) -> float:
+    """Env steps per second over a while."""
+    first = site.wait_report("a report", lambda r: True)
+    last = site.wait_report(
+        "a while later", lambda r: r["time_s"] >= first["time_s"] + seconds, seconds + 20.0
+    )
+    steps = last["env_steps_trained"] - first["env_steps_trained"]
+    return float(steps / (last["time_s"] - first["time_s"]))

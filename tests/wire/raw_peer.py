@@ -1,0 +1,34 @@
+"""Peers that speak ZMTP themselves, byte by byte, as no library of ours would."""
+
+import socket
+import struct
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+EMPTY_AND_MORE = b"\x01\x00"
+
+
+def message(body: bytes) -> bytes:
+    """One small frame that is a whole message."""
+    return b"\x00" + bytes([len(body)]) + body
+
+
+def connect(url: str) -> socket.socket:
+    """A connection to a router's tcp address; what is written to it now are frames."""
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    raw = socket.create_connection((host, int(port)), timeout=10.0)
+    raw.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+    received = b""
+    while len(received) < len(GREETING) + 2:
+        more = raw.recv(4096)
+        received += more
+        if not more:
+            raw.close()
+            raise ConnectionError("the router does not speak with us")
+    return raw
+
+
+def hang_up(raw: socket.socket) -> None:
+    """At once, whatever is still under way: the other side is reset."""
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw.close()

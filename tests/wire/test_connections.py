@@ -1,0 +1,162 @@
+"""Real connections: who sends too much is cut off, who has a reason to send much is not."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from impala_async.wire import connections as module
+from impala_async.wire.connections import STRANGER_BYTES, Connections
+from impala_async.wire.sockets import Router
+from tests.wire import raw_peer
+from tests.wire.ends import ANY_PORT, Ends, greeted, take, until
+
+MUCH = 8 << 20
+Dial = Callable[[str], socket.socket]
+
+
+@pytest.fixture
+def router(ends: Ends) -> Iterator[Router]:
+    router = Router(ends.context, ANY_PORT, None, 1 << 26, is_watched=True)
+    yield router
+    router.close()
+
+
+@pytest.fixture
+def watched(router: Router) -> Connections:
+    assert router.connections is not None
+    return router.connections
+
+
+@pytest.fixture
+def dial() -> Iterator[Dial]:
+    """Makes raw connections, and closes them all."""
+    with ExitStack() as stack:
+        yield lambda url: stack.enter_context(raw_peer.connect(url))
+
+
+def is_over(raw: socket.socket) -> bool:
+    """Whether the other side has closed it."""
+    raw.setblocking(False)
+    try:
+        return raw.recv(1 << 16) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def send_all(raw: socket.socket, data: bytes) -> None:
+    """As much of it as is taken before the connection is cut."""
+    raw.settimeout(5.0)
+    with suppress(ConnectionError):
+        raw.sendall(data)
+
+
+def test_one_message_of_frames_without_end_is_cut_off(
+    router: Router, watched: Connections, dial: Dial
+) -> None:
+    bomb, good = dial(router.url), dial(router.url)
+    send_all(bomb, raw_peer.EMPTY_AND_MORE * STRANGER_BYTES)
+    good.sendall(raw_peer.message(b"hello"))
+    route = take(router)[0]
+    until(lambda: watched.look({}, 0) or is_over(bomb))
+    assert watched.num_cut == 1
+    assert not is_over(good)
+    assert router.send(route, [b"welcome"])
+
+
+def test_who_is_known_may_send_on_as_long_as_its_messages_come_through(
+    ends: Ends, router: Router, watched: Connections
+) -> None:
+    actor = ends.dealer(router.url)
+    route = greeted(router, actor)
+    for _ in range(20):
+        until(lambda: actor.send([b"x" * (1 << 20)]))
+        assert take(router)[0] == route
+        watched.look({route: 1 << 20}, 0)
+    assert watched.num_cut == 0
+
+
+def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(
+    router: Router, watched: Connections, dial: Dial
+) -> None:
+    raw = dial(router.url)
+    raw.sendall(raw_peer.message(b"hello"))
+    route = take(router)[0]
+    watched.look({route: 0}, 0)
+    send_all(raw, raw_peer.EMPTY_AND_MORE * 100_000)
+    for _ in range(5):
+        watched.look({route: 200_000}, 0)
+    assert watched.num_cut == 0
+    until(lambda: watched.look({route: 199_000}, 0) or is_over(raw))
+
+
+def test_who_connects_again_may_begin_with_a_message_of_its_session(
+    ends: Ends, router: Router, watched: Connections
+) -> None:
+    actor = ends.dealer(router.url)
+    until(lambda: actor.send([b"x" * MUCH]))
+    for _ in range(5):
+        watched.look({}, MUCH)
+    assert take(router)[2] == MUCH
+    # Known by now: what came before is no doubt any more.
+    until(lambda: actor.send([b"y"]))
+    route = take(router)[0]
+    for _ in range(5):
+        watched.look({route: 1000}, 0)
+    assert watched.num_cut == 0
+
+
+def test_one_look_at_much_is_no_reason(ends: Ends, router: Router, watched: Connections) -> None:
+    actor = ends.dealer(router.url)
+    route = greeted(router, actor)
+    watched.look({route: 1000}, 0)
+    until(lambda: actor.send([b"x" * MUCH]))
+    until(router.has_input)
+    # We were busy: it has come, and we have not taken it yet.
+    watched.look({route: 1000}, 0)
+    take(router)
+    for _ in range(3):
+        watched.look({route: 1000}, 0)
+    assert watched.num_cut == 0
+
+
+def test_too_many_strangers_make_the_oldest_go(
+    ends: Ends, router: Router, watched: Connections, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "_max_strangers", 3)
+    actor = ends.dealer(router.url)
+    route = greeted(router, actor)
+    watched.look({route: 1000}, 0)
+    strangers = [dial(router.url) for _ in range(5)]
+    until(lambda: watched.read() or watched.num_cut == 2)
+    until(lambda: is_over(strangers[0]) and is_over(strangers[1]))
+    assert not any(is_over(raw) for raw in strangers[2:])
+    assert router.send(route, [b"here"])
+
+
+def test_the_descriptors_of_a_process_are_not_all_for_strangers(
+    ends: Ends, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.resource, "getrlimit", lambda _: (40, 40))
+    router = Router(ends.context, ANY_PORT, None, 1 << 20, is_watched=True)
+    watched = router.connections
+    assert watched is not None
+    for _ in range(12):
+        dial(router.url)
+    until(lambda: watched.read() or watched.num_cut == 2)
+    router.close()
+
+
+def test_who_went_is_forgotten(ends: Ends, router: Router, watched: Connections) -> None:
+    for _ in range(10):
+        actor = ends.dealer(router.url)
+        route = greeted(router, actor)
+        assert watched.is_first(route) is False
+        actor.close()
+    until(lambda: watched.look({}, 0) or not watched._open)
+    assert watched._routes == {}
+    watched.cut(b"nobody")
+    assert watched.num_cut == 0
