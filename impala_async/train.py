@@ -22,6 +22,7 @@ from impala_async.doors import (
 )
 from impala_async.errors import EXIT_CONFIG, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
+from impala_async.metrics.returns import RETURN_EPISODES, format_mean_return, format_return
 
 if TYPE_CHECKING:
     from impala_async.config import RunConfig
@@ -118,13 +119,14 @@ def _show(
     drawn = _draw(summary, folder, goal=config.stop.mean_return)
     seconds = f"{summary['wall_s']:.1f} ({launched_s:.1f} since launch)"
     this_start = "" if summary["run_s"] < launched_s + 1 else ", this start"
-    mean_return = summary["mean_return_100"]
     lag = summary["lag_quantiles"]
     rate, frame_rate = summary["env_steps_per_s"], summary["frames_per_s"]
     frames = "" if frame_rate == rate else f" ({frame_rate:,.0f} frames)"
     table = Table(title=f"{summary['env_id']}: ended ({summary['exit_reason']})", show_header=False)
     rows = {
-        "mean return of 100 episodes": "-" if mean_return is None else f"{mean_return:.1f}",
+        f"mean return of {min(summary['episodes'], RETURN_EPISODES)} episodes": format_return(
+            summary["mean_return"], config.stop.mean_return
+        ),
         "env steps trained": f"{summary['env_steps_trained']:,}",
         "updates": f"{summary['updates']:,}",
         f"seconds of training{this_start}": seconds,
@@ -147,10 +149,10 @@ def _draw(summary: dict[str, Any], folder: "RunFolder", goal: float | None) -> s
     """Where the picture is, or why there is none."""
     from impala_async.plot import draw_learning_curve
 
-    mean_return = summary["mean_return_100"]
     title = str(summary["env_id"])
-    if mean_return is not None:
-        title += f": mean return {mean_return:.1f}"
+    if summary["mean_return"] is not None:
+        mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
+        title += f": mean return {mean_return}"
     picture = folder.path / "learning_curve.png"
     try:
         is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)

@@ -42,6 +42,9 @@ SECTIONS: tuple[Section, ...] = (
             Metric("updates", "updates", "optimizer steps taken; in lockstep, batches"),
             Metric("env_steps_per_s", "rows/s", "trained over this report's interval"),
             Metric("frames_per_s", "frames/s", "the same times the frame skip of ALE's games"),
+            Metric(
+                "mean_return", "reward", "of the last 100 episodes, or of all while there are few"
+            ),
             Metric("mean_return_100", "reward", "of the last 100 episodes; null before there are"),
             Metric("num_actors", "actors", "sessions with a live lease"),
             Metric("bottleneck", "text", "what limits the run, and the number it rests on"),
