@@ -29,7 +29,8 @@ FLOORS = {
     # The package's own __init__ stands on the ground too.
     **dict.fromkeys(["__init__", "errors", "config", "config_load"], GROUND),
     **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
-    **dict.fromkeys(["config_actor", "config_ingest", "config_policies"], GROUND),
+    **dict.fromkeys(["config_actor", "config_ingest", "config_learner"], GROUND),
+    **dict.fromkeys(["config_policies"], GROUND),
     **dict.fromkeys(
         ["layout", "spec", "trajectory", "screen", "weights", "lifeline", "interrupts", "foreign"],
         GROUND,
@@ -58,7 +59,7 @@ TORCH_FREE = (
         "weights",
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
-    *("config_actor", "config_ingest", "config_policies"),
+    *("config_actor", "config_ingest", "config_learner", "config_policies"),
     *("wire", "envs", "launch", "relay"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.front", "learner.remote_front", "learner.front_process"),

@@ -21,6 +21,7 @@ from typing import Any
 
 from impala_async.config import RunConfig
 from impala_async.errors import (
+    EXIT_BUG,
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_TRY_AGAIN,
@@ -39,7 +40,7 @@ from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch
 from impala_async.learner.slots import Episodes
 from impala_async.learner.summary import summarise
-from impala_async.learner.thread_ports import Captured, LearnerReport, Ports, Progress
+from impala_async.learner.thread_ports import NOT_FINITE, Captured, LearnerReport, Ports, Progress
 from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
@@ -53,7 +54,7 @@ GOODBYE_S = 1.0
 THREAD_END_S = 8.0
 SAVE_WITHIN_S = 600.0
 ACTOR_LOST = "actor_lost"
-EXITS = {"interrupted": EXIT_INTERRUPTED, ACTOR_LOST: EXIT_TRY_AGAIN}
+EXITS = {"interrupted": EXIT_INTERRUPTED, ACTOR_LOST: EXIT_TRY_AGAIN, NOT_FINITE: EXIT_BUG}
 GOALS = ("env_steps", "updates", "mean_return", "wall_s")
 
 
@@ -146,6 +147,7 @@ class LearnerService:
             reports=Mailbox(self._loop, self._on_reading),
             captures=Mailbox(self._loop, self._on_captured),
             stops=Inbox(self._loop, self.stop),
+            run_path=self._folder.path,
         )
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,

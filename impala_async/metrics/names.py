@@ -62,7 +62,7 @@ SECTIONS: tuple[Section, ...] = (
             Metric("trajectories/in_slots", "columns", "admitted, neither trained nor dropped yet"),
             Metric("rejected/duplicate", "columns", "admitted or settled once before"),
             Metric("rejected/invalid", "columns", "sizes, flags or actions that cannot be"),
-            Metric("rejected/nonfinite", "columns", "held NaN or infinity"),
+            Metric("rejected/nonfinite", "columns", "held NaN, infinity, or what overflows"),
             Metric("rejected/unknown_session", "columns", "from a session no longer known"),
             Metric("rejected/stale", "columns", "beyond learner.max_lag on arrival"),
             Metric("rejected/dead_branch", "columns", "acted with weights of an abandoned epoch"),
