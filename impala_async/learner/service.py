@@ -79,7 +79,7 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._watchdog = Watchdog(self._loop)
+        self._watchdog = Watchdog(self._loop, config.learner)
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None
@@ -100,6 +100,7 @@ class LearnerService:
 
     async def run(self) -> int:
         """Until something ends the run; its exit code. A death is raised as ServiceError."""
+        self._watchdog.start()
         try:
             if self._schema is not None:
                 self._open_known(self._schema)
@@ -148,6 +149,7 @@ class LearnerService:
             captures=Mailbox(self._loop, self._on_captured),
             stops=Inbox(self._loop, self.stop),
             run_path=self._folder.path,
+            pulse=self._watchdog.learner,
         )
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,
@@ -181,6 +183,7 @@ class LearnerService:
     def _open(self, schema: Schema) -> None:
         """The spaces are known: build the model and the slots, start learning, give credit."""
         assert self._learner is None, "two schemas"
+        self._watchdog.build_begins()
         learner = build_learner(
             self._config,
             schema,
@@ -252,11 +255,10 @@ class LearnerService:
             self._ended.set_exception(cause if is_told else death)
 
     async def _reap(self) -> None:
-        """Sessions end; and the loop shows that it runs."""
+        """Sessions end."""
         # Often enough that the table does not take our own pace for a standstill.
         every_s = min(REAP_EVERY_S, self._config.learner.lease_s / 4)
         while True:
-            self._watchdog.loop_runs()
             await asyncio.sleep(every_s)
             self._front.reap()
 
@@ -320,22 +322,16 @@ class LearnerService:
             logger.error("cannot write summary.json: %s; it would say %s", error.strerror, summary)
 
     @property
-    def _wall_s(self) -> float | None:
-        """Since the first update of this start."""
-        first = self._reading.first_update
-        return None if first is None else time.monotonic() - first.at
-
-    @property
     def _progress(self) -> Progress:
         return self._reading.progress
 
     def _report_learner(self) -> dict[str, object]:
         reading = self._reading
-        starved_at = reading.starved_at
+        starved_at, first = reading.starved_at, reading.first_update
         return {
             "updates": self._progress.update,
             "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
-            "learner/wall_s": self._wall_s,
+            "learner/wall_s": first and time.monotonic() - first.at,
             **reading.metrics,
             **(self._learner.loader.report() if self._learner else {}),
         }

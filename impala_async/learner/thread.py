@@ -27,6 +27,7 @@ from impala_async.learner.handoff import ClosedError
 from impala_async.learner.hardware import make_current
 from impala_async.learner.loader import LoadedBatch, Loader
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
+from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.thread_ports import (
     NOT_FINITE,
     Captured,
@@ -116,6 +117,7 @@ class LearnerThread:
         self._publish()
         try:
             while True:
+                self._ports.pulse.beat(BUILD_PATIENCE if self._first_update is None else 1)
                 self._answer()
                 if self._is_over():
                     break
@@ -127,6 +129,8 @@ class LearnerThread:
         finally:
             # A loader's own thread may be waiting for us.
             self._loader.abandon()
+            # How long an end may take, its own watch knows.
+            self._ports.pulse.rest()
         self._finish()
 
     def _next_draw(self) -> Draw[LoadedBatch] | None:

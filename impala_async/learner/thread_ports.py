@@ -10,6 +10,7 @@ from typing import NamedTuple
 from impala_async.config import StopSection
 from impala_async.learner.handoff import Flag, Inbox, Mailbox
 from impala_async.learner.ledger import Settlement
+from impala_async.learner.pulse import Pulse
 from impala_async.training.state import TrainingState
 from impala_async.weights import Version, Weights
 
@@ -78,5 +79,6 @@ class Ports:
     stops: Inbox[str]
     run_path: Path
     """Where it leaves what made it give up."""
+    pulse: Pulse = field(default_factory=lambda: Pulse("the learner thread"))
     is_report_due: Flag = field(default_factory=Flag)
     is_capture_due: Flag = field(default_factory=Flag)

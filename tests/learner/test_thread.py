@@ -12,6 +12,7 @@ from impala_async.config_learner import LearnerSection
 from impala_async.learner import thread
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch
+from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.thread import LearnerThread
 from impala_async.learner.thread_ports import Progress
 from impala_async.metrics.report import merge
@@ -299,6 +300,24 @@ def test_weights_that_are_not_finite_are_not_published(
     assert run.listener.stops == ["not_finite"]
     assert run.step.batches == [1]
     assert "the weights of update 1 are not finite" in caplog.text
+
+
+def test_it_shows_that_it_moves_and_may_take_longer_for_its_first_update() -> None:
+    seen: list[tuple[int, int]] = []
+    step = FakeStep()
+    script: list[Any] = [None, batch_of(1), batch_of(2), None, batch_of(3)]
+    run = Run(script, step=step)
+    pulse, begin = run.listener.ports.pulse, step.begin
+
+    def noted(*args: Any, **how: Any) -> Any:
+        seen.append((pulse.num_beats, pulse.patience))
+        return begin(*args, **how)
+
+    step.begin = noted  # type: ignore[method-assign]
+    run()
+    # While it waits, too; and at its end nobody waits for it.
+    assert seen == [(2, BUILD_PATIENCE), (3, 1), (5, 1)]
+    assert pulse.num_beats == 0
 
 
 def test_lags_are_counted_for_every_trajectory_at_every_pass() -> None:
