@@ -47,8 +47,10 @@ class AlgorithmSection(Section):
 
     name: AlgorithmName = Field("impala", description="The algorithm; appo is IMPACT.")
     gamma: float = Field(0.99, ge=0, le=1, description="Discount per step.")
-    lr: float = Field(5e-4, gt=0, description="Learning rate at the start.")
-    lr_end: float | None = Field(None, ge=0, description="Rate at the schedule's end; none: flat.")
+    lr: float = Field(5e-4, gt=0, le=1e30, description="Learning rate at the start.")
+    lr_end: float | None = Field(
+        None, ge=0, le=1e30, description="Rate at the schedule's end; none: flat."
+    )
     entropy_cost: float = Field(0.01, ge=0, description="Weight of the entropy bonus.")
     entropy_cost_end: float | None = Field(
         None, ge=0, description="Weight at the schedule's end; none: flat."
@@ -122,7 +124,7 @@ class AlgorithmSection(Section):
     )
     rms_decay: float = Field(0.99, ge=0, lt=1, description="rmsprop: decay of the mean square.")
     momentum: float = Field(0.0, ge=0, lt=1, description="rmsprop: momentum.")
-    weight_decay: float = Field(0.01, ge=0, description="adamw: decoupled weight decay.")
+    weight_decay: float = Field(0.01, ge=0, le=1e30, description="adamw: decoupled weight decay.")
 
     @property
     def returns_kind(self) -> ReturnsName:

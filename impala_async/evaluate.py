@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from impala_async.doors import new_parser, run_door
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
+from impala_async.metrics.returns import format_return
 
 if TYPE_CHECKING:
     from impala_async.config import RunConfig
@@ -81,8 +82,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 def _tell(who: str, returns: list[float]) -> None:
     mean = sum(returns) / len(returns)
-    print(f"{who}mean return of {len(returns)} greedy episodes: {mean:.2f}")
-    print(f"{who}smallest {min(returns):.2f}, largest {max(returns):.2f}")
+    print(f"{who}mean return of {len(returns)} greedy episodes: {format_return(mean)}")
+    least, most = format_return(min(returns)), format_return(max(returns))
+    print(f"{who}smallest {least}, largest {most}")
 
 
 def _locate(path: Path) -> "tuple[RunFolder, Path]":

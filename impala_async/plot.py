@@ -6,6 +6,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from impala_async.metrics.returns import format_mean_return
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -22,10 +24,10 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
         os.write(2, b"learning curve: left out, as a signal came\n")
         os._exit(code)
 
-    mean_return = summary["mean_return_100"]
     title = str(summary["env_id"])
-    if mean_return is not None:
-        title += f": mean return {mean_return:.1f}"
+    if summary["mean_return"] is not None:
+        mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
+        title += f": mean return {mean_return}"
     picture = folder.path / "learning_curve.png"
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from impala_async.layout import Bytes2D, Leaf
 from impala_async.spec import ActionPart, ArraySpec, Schema
-from impala_async.trajectory import LOG_PROB_SLACK, Fault, columns_over, find_fault
+from impala_async.trajectory import LARGEST, LOG_PROB_SLACK, Fault, columns_over, find_fault
 
 Stretch = slice
 """Bytes of a plane."""
@@ -70,22 +70,25 @@ class Screen:
             _largest(small[:, self._log_probs].view(np.float32)) <= LOG_PROB_SLACK
         ):
             return False
+        for plane, indices in ((small, self._small_indices), (obs, self._obs_indices)):
+            for stretch, limit in indices:
+                # Viewed as unsigned, a negative index is a huge one.
+                if _largest(plane[:, stretch].view(np.uint32)) >= limit:
+                    return False
         with np.errstate(all="ignore"):
-            return _are_in_range(small, self._small_indices, self._small_numbers) and _are_in_range(
-                obs, self._obs_indices, self._obs_numbers
+            return all(
+                _are_moderate(small[:, stretch].view(dtype))
+                for stretch, dtype in self._small_numbers
+            ) and all(
+                # One number that is not finite spoils the sum.
+                math.isfinite(np.add.reduce(obs[:, stretch].view(dtype), axis=None))
+                for stretch, dtype in self._obs_numbers
             )
 
 
-def _are_in_range(plane: Bytes2D, indices: list[Indices], numbers: list[Numbers]) -> bool:
-    for stretch, limit in indices:
-        # Viewed as unsigned, a negative index is a huge one.
-        if _largest(plane[:, stretch].view(np.uint32)) >= limit:
-            return False
-    # One number that is not finite spoils the sum.
-    return all(
-        math.isfinite(np.add.reduce(plane[:, stretch].view(dtype), axis=None))
-        for stretch, dtype in numbers
-    )
+def _are_moderate(numbers: NDArray[Any]) -> bool:
+    # With a NaN neither is.
+    return bool(_largest(numbers) <= LARGEST and np.minimum.reduce(numbers, axis=None) >= -LARGEST)
 
 
 def _largest(numbers: NDArray[Any]) -> Any:

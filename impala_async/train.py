@@ -23,6 +23,7 @@ from impala_async.doors import (
 )
 from impala_async.errors import EXIT_CONFIG, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
+from impala_async.metrics.returns import RETURN_EPISODES, format_return
 from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
         run.remove_logs()
     summary = folder.read_json("summary.json")
     if summary is not None and summary != before:
-        _show(summary, folder, launched_s=time.monotonic() - started)
+        _show(summary, folder, config.stop.mean_return, launched_s=time.monotonic() - started)
         print(f"learning curve: {draw_at_end(summary, folder, config.stop.mean_return, code)}")
     elif code not in (EXIT_CONFIG, EXIT_INTERRUPTED):
         logger.error("the learner ended without a summary, with exit code %d", code)
@@ -112,19 +113,22 @@ def _learner_flags(
     return flags + [part for override in overrides for part in ("--set", override)]
 
 
-def _show(summary: dict[str, Any], folder: "RunFolder", launched_s: float) -> None:
+def _show(
+    summary: dict[str, Any], folder: "RunFolder", goal: float | None, *, launched_s: float
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
     seconds = f"{summary['wall_s']:.1f} ({launched_s:.1f} since launch)"
     this_start = "" if summary["run_s"] < launched_s + 1 else ", this start"
-    mean_return = summary["mean_return_100"]
     lag = summary["lag_quantiles"]
     rate, frame_rate = summary["env_steps_per_s"], summary["frames_per_s"]
     frames = "" if frame_rate == rate else f" ({frame_rate:,.0f} frames)"
     table = Table(title=f"{summary['env_id']}: ended ({summary['exit_reason']})", show_header=False)
     rows = {
-        "mean return of 100 episodes": "-" if mean_return is None else f"{mean_return:.1f}",
+        f"mean return of {min(summary['episodes'], RETURN_EPISODES)} episodes": format_return(
+            summary["mean_return"], goal
+        ),
         "env steps trained": f"{summary['env_steps_trained']:,}",
         "updates": f"{summary['updates']:,}",
         f"seconds of training{this_start}": seconds,

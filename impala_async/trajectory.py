@@ -19,6 +19,8 @@ from impala_async.spec import ActionPart, ArraySpec, Schema
 
 # A log-probability of a discrete action cannot be positive; this is what fp32 rounding may add.
 LOG_PROB_SLACK = 1e-6
+# Squared and summed, what is larger overflows in float32, and all else in its batch would be lost.
+LARGEST = 1e15
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ def find_fault(schema: Schema, columns: Columns) -> Fault | None:
     for what, values in _numbers(schema, columns):
         if not np.isfinite(values).all():
             return Fault("nonfinite", f"{what} is not finite")
+    for part in schema.action.parts:
+        if not part.choices and not _are_moderate(columns.actions[part.name]).all():
+            return Fault("nonfinite", f"{_part_name(part)} is beyond {LARGEST:g}")
     return _find_row_fault(schema, columns)
 
 
@@ -92,6 +97,8 @@ def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
     mask = columns.mask_CT
     if not np.isfinite(columns.rewards_CT).all(where=mask):
         return Fault("nonfinite", "a reward is not finite")
+    if not _are_moderate(columns.rewards_CT).all(where=mask):
+        return Fault("nonfinite", f"a reward is beyond {LARGEST:g}")
     if not np.isfinite(columns.log_probs_CT).all(where=mask):
         return Fault("nonfinite", "the log-probability of an action is not finite")
     # Of a density nothing can be said.
@@ -103,6 +110,10 @@ def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
         if is_illegal_CT.any():
             return Fault("invalid", _why_illegal(schema, columns, is_illegal_CT))
     return None
+
+
+def _are_moderate(values: NDArray[np.float32]) -> NDArray[np.bool_]:
+    return np.asarray(np.abs(values) <= LARGEST)
 
 
 def _flags(schema: Schema, columns: Columns) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -336,7 +336,7 @@ def test_each_policy_of_a_team_is_told_of(
     said = capsys.readouterr().out
     # Rewards are the step's number, and 10 more for action 1.
     assert "main: mean return of 4 greedy episodes: 1.00" in said
-    assert "other: mean return of 4 greedy episodes: 36.00" in said
+    assert "other: mean return of 4 greedy episodes: 36.0" in said
 
 
 def in_order(agents: list[str], rng: np.random.Generator) -> dict[str, str]:

@@ -30,7 +30,11 @@ FLOORS = {
     **dict.fromkeys(["__init__", "errors", "config", "config_load"], GROUND),
     **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
     **dict.fromkeys(
-        ["config_actor", "config_ingest", "config_policies", "config_synonyms"], GROUND
+        [
+            *("config_actor", "config_ingest", "config_learner"),
+            *("config_policies", "config_synonyms"),
+        ],
+        GROUND,
     ),
     **dict.fromkeys(
         [
@@ -63,7 +67,7 @@ TORCH_FREE = (
         "weights",
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
-    *("config_actor", "config_ingest", "config_policies", "config_synonyms"),
+    *("config_actor", "config_ingest", "config_learner", "config_policies", "config_synonyms"),
     *("wire", "envs", "launch", "relay"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.front", "learner.remote_front", "learner.front_process"),

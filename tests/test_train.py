@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +27,10 @@ SUMMARY = {
     "rejected": 0,
     "env_steps_per_s": 10004.5,
     "frames_per_s": 10004.5,
+    "mean_return": 475.25,
     "mean_return_100": 475.25,
     "lr_is_0_since": None,
+    "episodes": 210,
     "lag_quantiles": [0, 1, 2, 3, 9],
     "dropped": {"stale": 3, "shutdown": 4},
     "bottleneck": "the learner",
@@ -217,7 +220,7 @@ def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, sa
     started("--run-dir", "here")
     shown = said()
     assert "CartPole-v1: ended (mean_return)" in shown
-    for value in ("475.2", "123,456", "1,234", "12.3 (", "10,004", "2 (9) updates", "the learner"):
+    for value in ("475", "123,456", "1,234", "12.3 (", "10,004", "2 (9) updates", "the learner"):
         assert value in shown
     assert any("dropped" in line and " 7 " in line for line in shown.splitlines())
     assert Path("here/learning_curve.png").exists()
@@ -251,12 +254,12 @@ def test_paths_are_shown_whole_however_long(monkeypatch: pytest.MonkeyPatch, sai
 
 @pytest.mark.parametrize(
     ("mean_return", "title"),
-    [(475.25, "CartPole-v1: mean return 475.2"), (None, "CartPole-v1")],
+    [(475.25, "CartPole-v1: mean return 475"), (None, "CartPole-v1")],
 )
 def test_the_picture_has_a_title_and_the_goal(
     monkeypatch: pytest.MonkeyPatch, mean_return: float | None, title: str
 ) -> None:
-    write_summary(monkeypatch, mean_return_100=mean_return)
+    write_summary(monkeypatch, mean_return=mean_return)
     drawn: list[dict[str, Any]] = []
     monkeypatch.setattr(plot, "draw_learning_curve", lambda *paths, **how: drawn.append(how))
     started("--set", "stop.mean_return=400")
@@ -291,9 +294,20 @@ def test_a_run_without_updates_has_a_summary_too(
     monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     monkeypatch.setattr(FakeRun, "code", 130)
-    write_summary(monkeypatch, mean_return_100=None, lag_quantiles=[], bottleneck=None)
+    write_summary(monkeypatch, mean_return=None, episodes=0, lag_quantiles=[], bottleneck=None)
     started("--run-dir", "here", code=130)
     assert "ended (mean_return)" in said()
+
+
+def test_a_mean_of_few_episodes_says_so_and_is_never_rounded_up_to_the_goal(
+    monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    write_summary(monkeypatch, mean_return=0.8996, episodes=12)
+    drawn: list[dict[str, Any]] = []
+    monkeypatch.setattr(plot, "draw_learning_curve", lambda *paths, **how: drawn.append(how))
+    started("--set", "stop.mean_return=0.9")
+    assert re.search(r"mean return of 12 episodes\W+0\.8996\b", said())
+    assert drawn[0]["title"] == "CartPole-v1: mean return 0.900 (12 episodes)"
 
 
 def test_the_summary_of_an_earlier_start_is_not_shown(

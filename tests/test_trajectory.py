@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.trajectory import LOG_PROB_SLACK, Columns, Fault, columns_over, find_fault
+from impala_async.trajectory import (
+    LARGEST,
+    LOG_PROB_SLACK,
+    Columns,
+    Fault,
+    columns_over,
+    find_fault,
+)
 
 NUM_COLUMNS, NUM_ROWS = 3, 4
 SCHEMA = Schema(
@@ -123,6 +130,8 @@ def test_nonfinite(columns: Columns, name: str, value: float) -> None:
     ("name", "value", "what"),
     [
         ("rewards_CT", np.nan, "a reward is not finite"),
+        ("rewards_CT", 1e38, "a reward is beyond 1e+15"),
+        ("rewards_CT", -1e16, "a reward is beyond 1e+15"),
         ("log_probs_CT", 1.0, "the log-probability of an action is above 0"),
         ("obs/far", np.inf, "the observation 'far' is not finite"),
         ("state/core", np.nan, "the state 'core' is not finite"),
@@ -227,7 +236,7 @@ def test_columns_without_a_valid_row_have_no_fault(columns: Columns) -> None:
 
 
 def test_large_but_finite_numbers_pass(columns: Columns) -> None:
-    columns.rewards_CT[:] = np.finfo(np.float32).max
+    columns.rewards_CT[:] = -LARGEST
     columns.obs["far"][:] = np.finfo(np.float64).max
     columns.obs["pixels"][:] = 255
     assert find_fault(SCHEMA, columns) is None
@@ -338,8 +347,10 @@ def test_a_category_is_an_index_or_it_is_invalid(
 def test_numbers_of_an_action_are_finite(wide: Columns, part: str, value: float) -> None:
     wide.actions[part][HERE] = value
     assert reason_of(find_fault(WIDE, wide)) == "nonfinite"
-    wide.actions[part][HERE] = 1e30
-    assert find_fault(WIDE, wide) is None, "beyond any bound is fine: they are clipped later"
+    wide.actions[part][HERE] = 1e12
+    assert find_fault(WIDE, wide) is None, "beyond the space is fine: they are clipped later"
+    wide.actions[part][HERE] = -1e30
+    assert find_fault(WIDE, wide) == Fault("nonfinite", f"the action {part!r} is beyond 1e+15")
 
 
 @pytest.mark.parametrize("part", ["push", "turn"])

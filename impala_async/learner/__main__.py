@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -98,6 +98,7 @@ def _serve(
     # The probe works while torch loads.
     import uvloop
 
+    from impala_async.learner.lock_watch import LockWatch
     from impala_async.learner.saver import load_newest
     from impala_async.learner.service import LearnerService
     from impala_async.metrics.sinks import Sink
@@ -128,7 +129,8 @@ def _serve(
         return await service.run()
 
     earlier = folder.read_json("summary.json")
-    code = uvloop.run(serve())
+    with closing(LockWatch(config.learner.stuck_dump_s, config.learner.stuck_end_s)):
+        code = uvloop.run(serve())
     summary = folder.read_json("summary.json")
     if summary is not None and summary != earlier:
         _show(summary, folder, config.stop.mean_return, code)

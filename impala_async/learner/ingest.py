@@ -33,7 +33,7 @@ from impala_async.learner.slots import (
 )
 from impala_async.screen import Screen
 from impala_async.spec import Schema
-from impala_async.trajectory import Fault
+from impala_async.trajectory import LARGEST, Fault
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Data, pack
 from impala_async.wire.peer import Peer
@@ -276,4 +276,7 @@ def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
         return Fault("nonfinite", "the return of an episode is not finite")
     if episodes["length"].min() < 1:
         return Fault("invalid", "an episode has no steps")
+    # The reward that made it so was refused, and with its mean it could end the run.
+    if (np.abs(episodes["total"]) > LARGEST * episodes["length"]).any():
+        return Fault("nonfinite", f"an episode has a return of more than {LARGEST:g} a step")
     return None

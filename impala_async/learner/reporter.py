@@ -21,13 +21,13 @@ from impala_async.learner.handoff import Flag
 from impala_async.learner.slots import Episodes
 from impala_async.metrics.names import Value
 from impala_async.metrics.report import assemble
+from impala_async.metrics.returns import RETURN_EPISODES
 from impala_async.metrics.sinks import Sink
 from impala_async.metrics.verdict import RunTimes, Verdict, judge
 from impala_async.metrics.window import WindowStat
 
 logger = logging.getLogger(__name__)
 
-RETURN_EPISODES = 100
 LOOP_PROBE_S = 0.1
 REPLY_WAIT_S = 0.5
 
@@ -51,16 +51,20 @@ class EpisodeStats:
     @property
     def mean_return(self) -> float | None:
         """Over the last hundred episodes; None before there are so many."""
-        if len(self._returns) < RETURN_EPISODES:
-            return None
+        return self.mean_so_far if len(self._returns) == RETURN_EPISODES else None
+
+    @property
+    def mean_so_far(self) -> float | None:
+        """Over the last hundred episodes, or as many as there are."""
         # Asked with every message: numpy would take ten times as long.
-        return math.fsum(self._returns) / RETURN_EPISODES
+        return math.fsum(self._returns) / len(self._returns) if self._returns else None
 
     def report(self) -> dict[str, object]:
         """The present values; the interval's list starts anew."""
         means = np.mean(self._interval, axis=0).tolist() if self._interval else [None, None]
         self._interval.clear()
         return {
+            "mean_return": self.mean_so_far,
             "mean_return_100": self.mean_return,
             "episodes/count": self.count,
             "episodes/return_mean": means[0],

@@ -21,6 +21,7 @@ from typing import Any
 
 from impala_async.config import RunConfig
 from impala_async.errors import (
+    EXIT_BUG,
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_TRY_AGAIN,
@@ -39,7 +40,7 @@ from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch
 from impala_async.learner.slots import Episodes
 from impala_async.learner.summary import summarise
-from impala_async.learner.thread_ports import Captured, LearnerReport, Ports, Progress
+from impala_async.learner.thread_ports import NOT_FINITE, Captured, LearnerReport, Ports, Progress
 from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
@@ -53,7 +54,7 @@ GOODBYE_S = 1.0
 THREAD_END_S = 8.0
 SAVE_WITHIN_S = 600.0
 ACTOR_LOST = "actor_lost"
-EXITS = {"interrupted": EXIT_INTERRUPTED, ACTOR_LOST: EXIT_TRY_AGAIN}
+EXITS = {"interrupted": EXIT_INTERRUPTED, ACTOR_LOST: EXIT_TRY_AGAIN, NOT_FINITE: EXIT_BUG}
 GOALS = ("env_steps", "updates", "mean_return", "wall_s")
 
 
@@ -78,7 +79,7 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._watchdog = Watchdog(self._loop)
+        self._watchdog = Watchdog(self._loop, config.learner)
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None
@@ -99,6 +100,7 @@ class LearnerService:
 
     async def run(self) -> int:
         """Until something ends the run; its exit code. A death is raised as ServiceError."""
+        self._watchdog.start()
         try:
             if self._schema is not None:
                 self._open_known(self._schema)
@@ -146,6 +148,8 @@ class LearnerService:
             reports=Mailbox(self._loop, self._on_reading),
             captures=Mailbox(self._loop, self._on_captured),
             stops=Inbox(self._loop, self.stop),
+            run_path=self._folder.path,
+            pulse=self._watchdog.learner,
         )
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,
@@ -180,6 +184,7 @@ class LearnerService:
     def _open(self, schema: Schema) -> None:
         """The spaces are known: build the model and the slots, start learning, give credit."""
         assert self._learner is None, "two schemas"
+        self._watchdog.build_begins()
         learner = build_learner(
             self._config,
             schema,
@@ -251,11 +256,10 @@ class LearnerService:
             self._ended.set_exception(cause if is_told else death)
 
     async def _reap(self) -> None:
-        """Sessions end; and the loop shows that it runs."""
+        """Sessions end."""
         # Often enough that the table does not take our own pace for a standstill.
         every_s = min(REAP_EVERY_S, self._config.learner.lease_s / 4)
         while True:
-            self._watchdog.loop_runs()
             await asyncio.sleep(every_s)
             self._front.reap()
 
@@ -319,22 +323,16 @@ class LearnerService:
             logger.error("cannot write summary.json: %s; it would say %s", error.strerror, summary)
 
     @property
-    def _wall_s(self) -> float | None:
-        """Since the first update of this start."""
-        first = self._reading.first_update
-        return None if first is None else time.monotonic() - first.at
-
-    @property
     def _progress(self) -> Progress:
         return self._reading.progress
 
     def _report_learner(self) -> dict[str, object]:
         reading = self._reading
-        starved_at = reading.starved_at
+        starved_at, first = reading.starved_at, reading.first_update
         return {
             "updates": self._progress.update,
             "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
-            "learner/wall_s": self._wall_s,
+            "learner/wall_s": first and time.monotonic() - first.at,
             **reading.metrics,
             **(self._learner.loader.report() if self._learner else {}),
         }

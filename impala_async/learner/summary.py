@@ -12,6 +12,7 @@ from impala_async import __version__
 from impala_async.config import RunConfig
 from impala_async.learner.ledger import DROP_REASONS
 from impala_async.metrics.names import Value
+from impala_async.metrics.returns import format_mean_return
 from impala_async.metrics.verdict import Verdict
 
 QUANTILES = (0, 10, 50, 90, 100)
@@ -48,6 +49,7 @@ def summarise(
         "run_s": report["time_s"],
         "env_steps_per_s": round(steps_per_s, 1),
         "frames_per_s": round(steps_per_s * config.env.frames_per_step, 1),
+        "mean_return": report["mean_return"] if mean_return is None else mean_return,
         "mean_return_100": mean_return,
         "episodes": report["episodes/count"],
         "lag_quantiles": lag_quantiles(lag_histogram),
@@ -62,11 +64,10 @@ def summarise(
 
 def describe(summary: dict[str, Any]) -> str:
     """The summary in one line, for a log."""
-    mean_return = summary["mean_return_100"]
+    mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
     return (
         f"ended ({summary['exit_reason']}) after {summary['env_steps_trained']:,} env steps and "
-        f"{summary['updates']:,} updates, mean return "
-        f"{'-' if mean_return is None else format(mean_return, '.1f')}{_unlearned(summary)}"
+        f"{summary['updates']:,} updates, mean return {mean_return}{_unlearned(summary)}"
     )
 
 

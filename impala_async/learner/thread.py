@@ -20,14 +20,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala_async.config import LearnerSection, StopSection
-from impala_async.learner.account import BatchAccount
+from impala_async.config import StopSection
+from impala_async.config_learner import LearnerSection
 from impala_async.learner.gauges import Gauges
 from impala_async.learner.handoff import ClosedError
 from impala_async.learner.hardware import make_current
 from impala_async.learner.loader import LoadedBatch, Loader
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
-from impala_async.learner.thread_ports import Captured, FirstUpdate, LearnerReport, Ports, Progress
+from impala_async.learner.pulse import BUILD_PATIENCE
+from impala_async.learner.thread_ports import (
+    NOT_FINITE,
+    Captured,
+    FirstUpdate,
+    LearnerReport,
+    Ports,
+    Progress,
+)
+from impala_async.training.kept_batch import keep_batch
 from impala_async.training.result import StepResult
 from impala_async.training.snapshot import Snapshot, WeightsCopy
 from impala_async.training.state import capture
@@ -108,6 +117,7 @@ class LearnerThread:
         self._publish()
         try:
             while True:
+                self._ports.pulse.beat(BUILD_PATIENCE if self._first_update is None else 1)
                 self._answer()
                 if self._is_over():
                     break
@@ -119,6 +129,8 @@ class LearnerThread:
         finally:
             # A loader's own thread may be waiting for us.
             self._loader.abandon()
+            # How long an end may take, its own watch knows.
+            self._ports.pulse.rest()
         self._finish()
 
     def _next_draw(self) -> Draw[LoadedBatch] | None:
@@ -208,7 +220,7 @@ class LearnerThread:
         result = pending.result()
         self._gauges.stats = result.stats
         if result.is_failed_B.any():
-            self._skip(pending.draw.item.account, result.is_failed_B.numpy())
+            self._skip(pending.draw.item, result)
         if result.applied:
             self._note_trained(pending, result.num_updates)
         if self._first_update is None:
@@ -248,22 +260,42 @@ class LearnerThread:
         every = self._section.publish_every_updates
         return after // every > before // every
 
-    def _skip(self, account: BatchAccount, is_failed_B: NDArray[np.bool_]) -> None:
-        """The loss or the gradient is not finite: nothing of these columns is learned."""
+    def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
+        """Something in an update is not finite: nothing of these columns is learned."""
         self._gauges.num_skipped += 1
-        account.drop(is_failed_B, "nonfinite_update")
-        now = time.monotonic()
+        loaded.account.drop(result.is_failed_B.numpy(), "nonfinite_update")
+        what, now = ", ".join(result.not_finite), time.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_EVERY_S
             logger.warning(
-                "update skipped: its loss or gradient is not finite (%d skipped so far)",
-                self._gauges.num_skipped,
+                "update skipped: %s not finite (%d skipped so far)", what, self._gauges.num_skipped
             )
+        num_failed, update = result.num_failed_in_a_row, self._update
+        if num_failed >= self._section.max_skipped_in_a_row and self._stop_reason is None:
+            path = self._ports.run_path / f"not-finite-{self._epoch}-{update}.safetensors"
+            about = {"not_finite": what, "stats": str(result.stats)}
+            kept = keep_batch(path, loaded.tensors, result.is_failed_B, about)
+            self._give_up(
+                f"{num_failed} updates in a row were skipped since update {update}, as these are "
+                f"not finite: {what} (learner.max_skipped_in_a_row); {kept}"
+            )
+
+    def _give_up(self, why: str) -> None:
+        """There is nothing to learn any more, and nobody should believe that there was."""
+        logger.error("%s", why)
+        self._stop_reason = NOT_FINITE
+        self._ports.stops.post(NOT_FINITE)
 
     def _publish(self, weights: WeightsCopy | None = None) -> None:
         if weights is None:
             weights = self._snapshot.take(self._step.policy.tensors)
-        self._ports.weights.post(weights.as_version(self.progress.version))
+        if weights.is_finite():
+            self._ports.weights.post(weights.as_version(self.progress.version))
+        elif self._stop_reason is None:
+            self._give_up(
+                f"the weights of update {self._update} are not finite: they are neither published "
+                "nor saved"
+            )
 
     def _answer(self) -> None:
         """What the loop asked for since the last update."""
@@ -290,14 +322,9 @@ class LearnerThread:
         return self._stop_reason is not None
 
     def _reached_stop(self, progress: Progress) -> str | None:
-        if self._stop.env_steps is not None and progress.env_steps_trained >= self._stop.env_steps:
-            return "env_steps"
-        if self._stop.updates is not None and progress.update >= self._stop.updates:
-            return "updates"
-        if self._stop.wall_s is not None and self._first_update is not None:
-            ran_s = time.monotonic() - self._first_update.at
-            return "wall_s" if ran_s >= self._stop.wall_s else None
-        return None
+        limit_s, first = self._stop.wall_s, self._first_update
+        is_late = limit_s and first and time.monotonic() - first.at >= limit_s
+        return progress.reached(self._stop) or ("wall_s" if is_late else None)
 
     def _finish(self) -> None:
         self._resolve()

@@ -4,12 +4,18 @@ Runs on: event loop and learner thread
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+from impala_async.config import StopSection
 from impala_async.learner.handoff import Flag, Inbox, Mailbox
 from impala_async.learner.ledger import Settlement
+from impala_async.learner.pulse import Pulse
 from impala_async.training.state import TrainingState
 from impala_async.weights import Version, Weights
+
+NOT_FINITE = "not_finite"
+"""The reason of an end: there are no numbers to learn from."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,12 @@ class Progress:
     @property
     def version(self) -> Version:
         return Version(self.epoch, self.update)
+
+    def reached(self, stop: StopSection) -> str | None:
+        """The limit that is reached, of those on what is made."""
+        if stop.env_steps is not None and self.env_steps_trained >= stop.env_steps:
+            return "env_steps"
+        return "updates" if stop.updates is not None and self.update >= stop.updates else None
 
 
 class FirstUpdate(NamedTuple):
@@ -65,5 +77,8 @@ class Ports:
     reports: Mailbox[LearnerReport]
     captures: Mailbox[Captured]
     stops: Inbox[str]
+    run_path: Path
+    """Where it leaves what made it give up."""
+    pulse: Pulse = field(default_factory=lambda: Pulse("the learner thread"))
     is_report_due: Flag = field(default_factory=Flag)
     is_capture_due: Flag = field(default_factory=Flag)

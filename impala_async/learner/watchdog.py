@@ -1,6 +1,6 @@
-"""No hang goes unsaid: a loop that is stuck shows its stacks, an end that is stuck is ended.
+"""The loop's side of the watch: it shows that it runs, and limits the time of an end.
 
-Runs on: event loop; the dump comes from a thread of C that needs no GIL
+Runs on: event loop
 """
 
 import asyncio
@@ -11,20 +11,23 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from impala_async.config_learner import LearnerSection
 from impala_async.errors import EXIT_BUG
+from impala_async.learner.pulse import BUILD_PATIENCE, Pulse, PulseWatch
 
 logger = logging.getLogger(__name__)
 
-STUCK_AFTER_S = 30.0
 END_WITHIN_S = 30.0
+BEAT_S = 0.5
 
 
 class Watchdog:
-    """Armed by the loop again and again; it barks when the loop does not come back."""
+    """Watches the loop and the learner thread, which beats `learner`, from `start` to `close`."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        section: LearnerSection,
         *,
         end_within_s: float = END_WITHIN_S,
         leave: Callable[[int], object] = os._exit,
@@ -35,10 +38,27 @@ class Watchdog:
         self._leave = leave
         self._output = output
         self._deadline: asyncio.TimerHandle | None = None
+        self._next_beat: asyncio.TimerHandle | None = None
+        self._loop_pulse, self.learner = Pulse("the event loop"), Pulse("the learner thread")
+        self._watch = PulseWatch(
+            (self._loop_pulse, self.learner),
+            dump_s=section.stuck_dump_s,
+            end_s=section.stuck_end_s,
+            leave=leave,
+            output=output,
+        )
 
-    def loop_runs(self) -> None:
-        """The loop is alive now: put the dump of its stacks off once more."""
-        faulthandler.dump_traceback_later(STUCK_AFTER_S, file=self._output)
+    def start(self) -> None:
+        self._beat()
+        self._watch.start()
+
+    def build_begins(self) -> None:
+        """What the loop does next may take long."""
+        self._loop_pulse.beat(BUILD_PATIENCE)
+
+    def _beat(self) -> None:
+        self._loop_pulse.beat()
+        self._next_beat = self._loop.call_later(BEAT_S, self._beat)
 
     def end_begins(self) -> None:
         """The run is ending: from now on its time is limited."""
@@ -51,13 +71,13 @@ class Watchdog:
             self._deadline.cancel()
         self._end_within_s = within_s
         self._deadline = self._loop.call_later(within_s, self._insist)
-        faulthandler.dump_traceback_later(within_s + STUCK_AFTER_S, file=self._output)
 
     def close(self) -> None:
         """The end is near enough."""
-        faulthandler.cancel_dump_traceback_later()
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._watch.close()
+        for timer in (self._deadline, self._next_beat):
+            if timer is not None:
+                timer.cancel()
 
     def _insist(self) -> None:
         logger.critical("not ended within %g s: the stacks of all threads", self._end_within_s)

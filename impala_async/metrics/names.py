@@ -42,6 +42,9 @@ SECTIONS: tuple[Section, ...] = (
             Metric("updates", "updates", "optimizer steps taken; in lockstep, batches"),
             Metric("env_steps_per_s", "rows/s", "trained over this report's interval"),
             Metric("frames_per_s", "frames/s", "the same times the frame skip of ALE's games"),
+            Metric(
+                "mean_return", "reward", "of the last 100 episodes, or of all while there are few"
+            ),
             Metric("mean_return_100", "reward", "of the last 100 episodes; null before there are"),
             Metric("num_actors", "actors", "sessions with a live lease"),
             Metric("bottleneck", "text", "what limits the run, and the number it rests on"),
@@ -59,7 +62,7 @@ SECTIONS: tuple[Section, ...] = (
             Metric("trajectories/in_slots", "columns", "admitted, neither trained nor dropped yet"),
             Metric("rejected/duplicate", "columns", "admitted or settled once before"),
             Metric("rejected/invalid", "columns", "sizes, flags or actions that cannot be"),
-            Metric("rejected/nonfinite", "columns", "held NaN or infinity"),
+            Metric("rejected/nonfinite", "columns", "held NaN, infinity, or what overflows"),
             Metric("rejected/unknown_session", "columns", "from a session no longer known"),
             Metric("rejected/stale", "columns", "beyond learner.max_lag on arrival"),
             Metric("rejected/dead_branch", "columns", "acted with weights of an abandoned epoch"),

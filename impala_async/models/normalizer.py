@@ -45,6 +45,8 @@ class Normalizer(nn.Module):
         share = num_new / (count + num_new).clamp(min=1)
         shift_F = mean_F - self.mean
         spread_F = share * variance_F + share * (1 - share) * shift_F.square()
-        self.variance.copy_((1 - share) * self.variance + spread_F)
+        variance_F = (1 - share) * self.variance + spread_F
+        # Finite in float32 too, whatever was seen.
+        self.variance.copy_(variance_F.clamp(max=torch.finfo(torch.float32).max))
         self.mean.copy_(self.mean + share * shift_F)
         self.count.copy_((count + num_new).clamp(max=MAX_COUNT))

@@ -7,7 +7,8 @@
 
 A folder is written beside its place, flushed to disk and then renamed, so a crash leaves a hidden
 folder that nobody reads and that the next `prune` removes. Reading trusts nothing: a folder whose
-files do not match its manifest is passed over. Nothing here executes what it reads.
+files do not match its manifest is passed over, as is one with a number that is not finite, which is
+never written. Nothing here executes what it reads.
 
 One thread at a time writes and prunes a folder of checkpoints.
 """
@@ -78,6 +79,8 @@ def save_checkpoint(
     One of the same version is replaced: the training is the same, its accounts have gone on.
     """
     final = _path_of(directory, version)
+    for group, members in tensors.items():
+        _check_finite(final / group, members)
     partial = directory / f"{_HIDDEN}{final.name}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -219,7 +222,16 @@ def _verified(path: Path, version: Version) -> Checkpoint:
         if found != sha256:
             raise CheckpointError(f"{path / name} is not what its manifest says")
     groups = (name.removesuffix(TENSORS_SUFFIX) for name in listed if name != STATE)
-    return Checkpoint(path, version, tuple(groups))
+    checkpoint = Checkpoint(path, version, tuple(groups))
+    for group, members in checkpoint.load()[0].items():
+        _check_finite(path / group, members)
+    return checkpoint
+
+
+def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(f"{path}: {name} is not finite")
 
 
 def _sized_files(path: Path, version: Version) -> dict[str, str]:

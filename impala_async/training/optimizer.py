@@ -4,6 +4,7 @@ What it remembers of each parameter goes on in a resumed run. Its options do not
 settings', which may have changed, and this machine's.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,11 @@ from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.training.rmsprop_tf import RMSPropTF
+
+# What optimizers remember of a larger gradient, which is its square, would overflow.
+MAX_NORM = 1e19
+# Up to here no step can make finite weights infinite: from 0 they would take 1e20 of the largest.
+_SAFE_RATE, _SAFE_DECAY, _SAFE_EPSILON = 1e10, 2.0, 1e-30
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSection) -> Optimizer:
@@ -67,6 +73,37 @@ def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:
     """
     optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
     optimizer.step()
+
+
+def may_overflow(section: AlgorithmSection) -> bool:
+    """Whether steps at these rates must be looked at; as good as never, so it may cost."""
+    lr = max(section.lr, section.lr_end or 0.0)
+    decay = lr * section.weight_decay if section.optimizer == "adamw" else 0.0
+    return lr > _SAFE_RATE or decay > _SAFE_DECAY or section.epsilon < _SAFE_EPSILON
+
+
+def norm_limit(max_norm: float | None) -> float:
+    """From which norm on a gradient is not for an optimizer, which gets it clipped."""
+    return math.inf if max_norm is not None and max_norm < MAX_NORM else MAX_NORM
+
+
+def take_step(optimizer: Optimizer, *, is_risky: bool) -> bool:
+    """A step. A risky one that would not leave all finite is taken back bit for bit: False."""
+    if not is_risky:
+        optimizer.step()
+        return True
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    weights = [parameter.detach().clone() for parameter in parameters]
+    live, options = flatten_optimizer(optimizer)
+    state = {name: tensor.clone() for name, tensor in live.items()}
+    optimizer.step()
+    after, _ = flatten_optimizer(optimizer)
+    if all(bool(tensor.isfinite().all()) for tensor in (*parameters, *after.values())):
+        return True
+    with torch.no_grad():
+        torch._foreach_copy_(parameters, weights)
+    restore_optimizer(optimizer, state, options)
+    return False
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

@@ -16,6 +16,18 @@ class WeightsCopy(NamedTuple):
 
     flat: HostCopy
     layout_digest: bytes
+    num_fine_bytes: int
+    """Of those in float32, which come before those in bfloat16."""
+
+    def is_finite(self) -> bool:
+        """Wait until they are here; then whether they may be published."""
+        flat = self.flat.wait()
+        fine = flat[: self.num_fine_bytes].view(torch.float32)
+        coarse = flat[self.num_fine_bytes :].view(torch.bfloat16)
+        # One number that is not finite spoils a sum, which costs a tenth of looking at each.
+        return all(
+            bool(part.sum().isfinite()) or bool(part.isfinite().all()) for part in (fine, coarse)
+        )
 
     def as_version(self, version: Version) -> Weights:
         """Wait until they are here. Which version they are may not have been known before."""
@@ -36,6 +48,8 @@ class Snapshot:
             raise ValueError(f"only float32 weights can be published, not {', '.join(odd)}")
         self._layout = layout
         self._num_items = sum(array.num_items for array in layout.arrays)
+        # A number takes four bytes in float32 and two in bfloat16.
+        self._num_fine_bytes = 2 * layout.num_bytes - 4 * self._num_items
         self._stream = side_stream(device)
 
     def take(self, tensors: Sequence[Tensor]) -> WeightsCopy:
@@ -44,4 +58,5 @@ class Snapshot:
         if num_items != self._num_items:
             raise ValueError(f"{num_items} numbers in tensors, {self._num_items} in the layout")
         flat = flatten(tensors, self._layout)
-        return WeightsCopy(HostCopy(flat, self._stream), self._layout.digest)
+        copy = HostCopy(flat, self._stream)
+        return WeightsCopy(copy, self._layout.digest, self._num_fine_bytes)

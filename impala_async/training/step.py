@@ -30,11 +30,14 @@ from impala_async.training.optimizer import (
     clip_unseen,
     global_norm,
     make_capturable,
+    may_overflow,
+    norm_limit,
     set_learning_rate,
     step_unless,
+    take_step,
 )
 from impala_async.training.parts import Part, living_mask, parts_of
-from impala_async.training.result import StepResult, mean_stats
+from impala_async.training.result import Outcome, StepResult, mean_stats, names_not_finite
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.target import Target
 
@@ -60,16 +63,6 @@ class _Begun(NamedTuple):
     names: tuple[str, ...]
 
 
-class _Outcome(NamedTuple):
-    """What became of a part. `moments` are those of its return targets, if they were asked for."""
-
-    part: Part
-    is_applied: bool
-    num_valid: int
-    moments: Moments
-    stats: dict[str, float]
-
-
 class UpdateStep:
     """The policy's weights, one batch further. Batches lie on `device`, as the policy does."""
 
@@ -91,6 +84,7 @@ class UpdateStep:
         self._section = algorithm
         self._seed = seed
         self.num_updates = 0
+        self._num_failed_in_a_row = 0
         self._device = torch.device(device)
         self._backprop = Backprop(
             policy,
@@ -99,9 +93,12 @@ class UpdateStep:
             self.optimizer.zero_grad,
             backend,
         )
+        self._is_risky = may_overflow(algorithm)
+        self._norm_limit = norm_limit(algorithm.grad_clip)
         # On a GPU the host looks at an update when all of it is launched.
-        self.is_decided_there = self._device.type == "cuda" and can_skip(self.optimizer)
-        self._graphs = self._build_graphs() if is_graphed else None
+        can_decide = can_skip(self.optimizer) and not self._is_risky
+        self.is_decided_there = self._device.type == "cuda" and can_decide
+        self._graphs = self._build_graphs() if is_graphed and not self._is_risky else None
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=self._device)
         self._end = torch.zeros_like(self._gamma)
@@ -153,8 +150,8 @@ class UpdateStep:
     ) -> StepResult:
         """Train on the batch's columns that are alive, a tensor on the CPU.
 
-        An update without a valid row, or whose loss or gradient is not finite, is skipped:
-        weights, optimizer and all else then stay as they are, bit for bit.
+        An update without a valid row, or whose loss, gradient or weights are not finite, is
+        skipped: weights, optimizer and all else then stay as they are, bit for bit.
         """
         return self.begin(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)()
 
@@ -222,29 +219,32 @@ class UpdateStep:
         # A graph overwrites its numbers when it is replayed: they are copied before that.
         return _Begun(part, HostCopy(launched.numbers), launched.names)
 
-    def _end_part(self, begun: _Begun, this: _Pass) -> _Outcome:
+    def _end_part(self, begun: _Begun, this: _Pass) -> Outcome:
         """A step, if loss and gradient are finite and there is a valid row, or that it was one."""
         # The one place where the host waits for the device.
         total, norm, num_valid, *more = begun.numbers.wait().tolist()
         stats = dict(zip(begun.names, more, strict=False))
         moments = Moments(*more[len(stats) :])
-        is_applied = num_valid > 0 and math.isfinite(total) and math.isfinite(norm)
+        is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         if is_applied and not self.is_decided_there:
             clip_gradients(self.parameters, norm, self._section.grad_clip)
             set_learning_rate(self.optimizer, this.lr)
-            self.optimizer.step()
+            is_applied = take_step(self.optimizer, is_risky=self._is_risky)
         if is_applied and self.target is not None:
             self.target.note_update(self.policy, stats["policy/kl"])
         stats |= {"loss/total": total, "grad/norm": norm}
-        return _Outcome(begun.part, is_applied, int(num_valid), moments, stats)
+        return Outcome(begun.part, is_applied, int(num_valid), moments, stats)
 
-    def _conclude(self, outcomes: list[_Outcome], this: _Pass) -> StepResult:
+    def _conclude(self, outcomes: list[Outcome], this: _Pass) -> StepResult:
         """What all parts together come to."""
         applied = [outcome for outcome in outcomes if outcome.is_applied]
         self.num_updates += len(applied)
         is_failed_B = torch.zeros_like(this.alive_B)
         for outcome in outcomes:
-            if outcome.num_valid and not outcome.is_applied:
+            if outcome.is_applied:
+                self._num_failed_in_a_row = 0
+            elif outcome.is_failed:
+                self._num_failed_in_a_row += 1
                 is_failed_B |= outcome.part.is_in_B
         if this.is_first:
             # What neither failed nor lives has no valid row.
@@ -255,7 +255,14 @@ class UpdateStep:
         stats = mean_stats([outcome.stats for outcome in applied or outcomes])
         stats |= {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
         num_valid = sum(outcome.num_valid for outcome in outcomes)
-        return StepResult(len(applied), num_valid, is_failed_B, stats | self._knobs())
+        return StepResult(
+            len(applied),
+            num_valid,
+            is_failed_B,
+            stats | self._knobs(),
+            self._num_failed_in_a_row,
+            names_not_finite(outcomes),
+        )
 
     def _launch(
         self,
@@ -271,7 +278,7 @@ class UpdateStep:
         total, norm = terms.total.detach(), global_norm(self.parameters)
         if self.is_decided_there:
             clip_unseen(self.parameters, norm, self._section.grad_clip)
-            is_good = total.isfinite() & norm.isfinite() & (rows.num_valid > 0)
+            is_good = total.isfinite() & (norm < self._norm_limit) & (rows.num_valid > 0)
             step_unless(self.optimizer, ~is_good)
         numbers = [total, norm, rows.num_valid, *stats.values()]
         if has_moments:
@@ -311,7 +318,7 @@ class UpdateStep:
         return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
 
     def _update_statistics(
-        self, batch: Batch, is_learned_B: Tensor, applied: list[_Outcome], scale: float
+        self, batch: Batch, is_learned_B: Tensor, applied: list[Outcome], scale: float
     ) -> None:
         """Of returns and of observations: each batch counts once, however many passes it has."""
         if self.return_scale is not None:

@@ -143,4 +143,6 @@ def _joined(results: list[StepResult], is_failed_B: Tensor) -> StepResult:
         num_valid_rows=sum(result.num_valid_rows for result in results),
         is_failed_B=is_failed_B,
         stats=mean_stats([result.stats for result in told]) if told else {},
+        num_failed_in_a_row=max((result.num_failed_in_a_row for result in results), default=0),
+        not_finite=tuple(dict.fromkeys(name for result in results for name in result.not_finite)),
     )

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from impala_async.launch.local import free_ports
-from tests.e2e.harness import Site, cpu_share, identities_hold, wait_until
+from tests.e2e.harness import Door, Site, cpu_share, identities_hold, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -128,6 +128,12 @@ def test_first_interrupt_saves_and_exits_130(site: Site, process: str) -> None:
     assert actor.wait_exit(10) == 130
 
 
+def ingest_of(learner: Door) -> psutil.Process:
+    """Not the child that watches it."""
+    children = psutil.Process(learner.process.pid).children()
+    return next(child for child in children if "lock_watch.py" not in " ".join(child.cmdline()))
+
+
 @pytest.mark.parametrize(
     ("settings", "num_updates", "within_s"),
     [
@@ -144,7 +150,7 @@ def test_a_killed_ingest_process_ends_the_run_with_its_cause(
     learner = site.learner(*ENDLESS, *settings, "ingest.process=child", config=CARTPOLE)
     actor = site.actor()
     site.wait_report("training", lambda r: r["updates"] > num_updates)
-    (child,) = psutil.Process(learner.process.pid).children()
+    child = ingest_of(learner)
     child.kill()
     assert learner.wait_exit(within_s) == 70
     assert "the ingest process is gone" in learner.log
@@ -155,7 +161,7 @@ def test_a_killed_ingest_process_ends_the_run_with_its_cause(
 
 def test_the_ingest_process_does_not_outlive_a_killed_learner(site: Site) -> None:
     learner = site.learner(*ENDLESS, "ingest.process=child", config=CARTPOLE)
-    (child,) = psutil.Process(learner.process.pid).children()
+    child = ingest_of(learner)
     learner.signal(signal.SIGKILL)
     learner.wait_exit()
     wait_until("its end", lambda: not child.is_running(), within_s=5)

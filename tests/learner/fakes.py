@@ -6,6 +6,7 @@
 
 import queue
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Listener:
             reports=Mailbox(loop, self.reports.append),
             captures=Mailbox(loop, self.captures.append),
             stops=Inbox(loop, self.stops.append),
+            run_path=Path(),
         )
 
     @property
@@ -155,6 +157,7 @@ class FakeStep:
         self._nonfinite = set(nonfinite)
         self._failing = None if failing is None else list(failing)
         self._num_updates = num_updates
+        self._num_failed = 0
 
     def begin(
         self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int, *, is_first_pass: bool
@@ -171,7 +174,15 @@ class FakeStep:
             self.tensors[0].add_(1)
         num_updates = self._num_updates if is_applied else 0
         stats = {"loss/total": 0.5}
-        result = StepResult(num_updates, int(alive_B.sum()), is_failed_B, stats)
+        self._num_failed = 0 if is_applied else self._num_failed + 1
+        result = StepResult(
+            num_updates,
+            int(alive_B.sum()),
+            is_failed_B,
+            stats,
+            self._num_failed,
+            ("loss/value", "loss/total") if is_failed_B.any() else (),
+        )
 
         def finish() -> StepResult:
             self.log.append(("look", batch.number))
@@ -188,5 +199,5 @@ class FakeSnapshot:
     """The number of updates, as weights."""
 
     def take(self, tensors: Any) -> WeightsCopy:
-        flat = tensors[0].to(torch.uint8, copy=True)
-        return WeightsCopy(HostCopy(flat), b"")
+        flat = tensors[0].to(torch.uint8).repeat(4)
+        return WeightsCopy(HostCopy(flat), b"", flat.nbytes)

@@ -106,6 +106,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"obs": np.nan}, "nonfinite"),
     ({"obs": -np.inf}, "nonfinite"),
     ({"reward": np.inf}, "nonfinite"),
+    ({"reward": 1e38}, "nonfinite"),
     ({"log_prob": np.nan}, "nonfinite"),
     ({"action": 4}, "invalid"),
     ({"action": -1}, "invalid"),
@@ -148,6 +149,7 @@ async def test_what_a_masked_row_holds_is_never_looked_at(make_harbour: Make) ->
     ("episodes", "reason"),
     [
         ([(np.nan, 3)], "nonfinite"),
+        ([(-1e38, 3)], "nonfinite"),
         ([(1.0, 2), (-np.inf, 1)], "nonfinite"),
         ([(1.0, 0)], "invalid"),
         ([(1.0, -5)], "invalid"),

@@ -26,6 +26,7 @@ def test_the_mean_return_needs_a_hundred_episodes() -> None:
     stats = EpisodeStats()
     stats.take(episodes(*[(1.0, 5)] * 99))
     assert stats.mean_return is None
+    assert stats.mean_so_far == 1.0
     stats.take(episodes((101.0, 5)))
     assert stats.mean_return == 2.0
     stats.take(episodes(*[(3.0, 5)] * 100))
@@ -36,12 +37,13 @@ def test_the_mean_return_needs_a_hundred_episodes() -> None:
 def test_an_interval_has_its_own_means() -> None:
     stats = EpisodeStats()
     nothing = {"episodes/return_mean": None, "episodes/length_mean": None}
-    assert stats.report() == {"mean_return_100": None, "episodes/count": 0, **nothing}
+    means = {"mean_return": None, "mean_return_100": None}
+    assert stats.report() == {**means, "episodes/count": 0, **nothing}
     stats.take(episodes((1.0, 10), (4.0, 20)))
     stats.take(episodes((-2.0, 60)))
     report = stats.report()
     assert (report["episodes/return_mean"], report["episodes/length_mean"]) == (1.0, 30.0)
-    assert stats.report() == {"mean_return_100": None, "episodes/count": 3, **nothing}
+    assert stats.report() == {**means, "mean_return": 1.0, "episodes/count": 3, **nothing}
 
 
 def test_saved_episodes_go_on() -> None:

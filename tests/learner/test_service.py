@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
-from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
+from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, ConfigError
 from impala_async.learner import memory
 from impala_async.learner.saver import Saver
 from impala_async.learner.service import LearnerService
@@ -331,3 +332,17 @@ async def test_a_stop_before_the_first_turn_of_the_loop(tmp_path: Path) -> None:
         await asyncio.sleep(0)
     check_end(run, "terminated")
     assert SCHEMA.rows == run.config.trajectory.rows
+
+
+async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"algorithm": {"reward_scale": 1e30}}
+    async with voyage(tmp_path, learner={"max_skipped_in_a_row": 3}, **sections) as run:
+        await run.sail(1)
+        assert await run.end() == EXIT_BUG
+    assert run.summary["updates"] == 0
+    check_end(run, "not_finite")
+    found = newest_checkpoint(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.version == (1, 0)
+    kept = load_file(tmp_path / "not-finite-1-0.safetensors")
+    assert kept["is_failed_B"].all()

@@ -23,6 +23,7 @@ REPORT: dict[str, Any] = {
     "env_steps_trained": 900,
     "updates": 9,
     "time_s": 5.5,
+    "mean_return": 1.5,
     "episodes/count": 12,
     "trajectories/rejected": 3,
     "learner/starved_total_s": 0.25,
@@ -75,9 +76,9 @@ def test_frames_are_as_many_as_each_step_takes() -> None:
 def test_a_summary_in_one_line() -> None:
     summary = summary_of() | {"env_steps_trained": 123456, "updates": 1234}
     assert describe(summary) == (
-        "ended (env_steps) after 123,456 env steps and 1,234 updates, mean return 475.5"
+        "ended (env_steps) after 123,456 env steps and 1,234 updates, mean return 476 (12 episodes)"
     )
-    assert describe(summary | {"mean_return_100": None}).endswith(", mean return -")
+    assert describe(summary | {"mean_return": None, "episodes": 0}).endswith(", mean return -")
 
 
 def test_a_run_without_an_update_has_no_rate() -> None:
@@ -85,6 +86,7 @@ def test_a_run_without_an_update_has_no_rate() -> None:
     assert summary["env_steps_per_s"] == 0.0
     assert summary["lag_quantiles"] == []
     assert summary["mean_return_100"] is None
+    assert summary["mean_return"] == 1.5
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from impala_async.config import LearnerSection, StopSection
+from impala_async.config import StopSection
+from impala_async.config_learner import LearnerSection
 from impala_async.learner import thread
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch
+from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.thread import LearnerThread
 from impala_async.learner.thread_ports import Progress
 from impala_async.metrics.report import merge
@@ -256,6 +258,66 @@ def test_a_run_whose_losses_are_all_nan_says_so_now_and_then_and_reaches_its_tim
     lines = [record.getMessage() for record in caplog.records]
     ends = [line.rpartition("(")[2] for line in lines]
     assert ends == ["1 skipped so far)", "11 skipped so far)", "21 skipped so far)"]
+
+
+def test_a_run_of_updates_that_all_fail_is_ended_and_its_last_batch_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(thread, "keep_batch", lambda *told: kept.append(told) or "it is kept")
+    batches = [batch_of(number) for number in range(20)]
+    # One that is taken in between, and they are counted anew.
+    step = FakeStep(nonfinite={*range(4), *range(5, 99)})
+    run = Run(batches, step=step, max_skipped_in_a_row=5)()
+    assert run.step.batches == list(range(10))
+    assert run.listener.stops == ["not_finite"]
+    ((path, batch, is_failed_B, about),) = kept
+    assert (path.name, batch.number) == ("not-finite-1-1.safetensors", 9)
+    assert is_failed_B.tolist() == ALL
+    assert about["not_finite"] == "loss/value, loss/total"
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert line == (
+        "5 updates in a row were skipped since update 1, as these are not finite: loss/value, "
+        "loss/total (learner.max_skipped_in_a_row); it is kept"
+    )
+    # What it has learned is saved.
+    assert [captured.progress.update for captured in run.listener.captures] == [1]
+    assert len(run.listener.versions) == 2
+
+
+def test_weights_that_are_not_finite_are_not_published(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step = FakeStep()
+    run = Run([batch_of(1), batch_of(2), batch_of(3)], step=step)
+
+    def overflow(version: Any) -> None:
+        # As float32, a byte of 255 four times is no number.
+        step.tensors[0].fill_(254)
+
+    run.listener.ports.weights.post = overflow  # type: ignore[method-assign]
+    run()
+    assert run.listener.stops == ["not_finite"]
+    assert run.step.batches == [1]
+    assert "the weights of update 1 are not finite" in caplog.text
+
+
+def test_it_shows_that_it_moves_and_may_take_longer_for_its_first_update() -> None:
+    seen: list[tuple[int, int]] = []
+    step = FakeStep()
+    script: list[Any] = [None, batch_of(1), batch_of(2), None, batch_of(3)]
+    run = Run(script, step=step)
+    pulse, begin = run.listener.ports.pulse, step.begin
+
+    def noted(*args: Any, **how: Any) -> Any:
+        seen.append((pulse.num_beats, pulse.patience))
+        return begin(*args, **how)
+
+    step.begin = noted  # type: ignore[method-assign]
+    run()
+    # While it waits, too; and at its end nobody waits for it.
+    assert seen == [(2, BUILD_PATIENCE), (3, 1), (5, 1)]
+    assert pulse.num_beats == 0
 
 
 def test_lags_are_counted_for_every_trajectory_at_every_pass() -> None:

@@ -1,21 +1,26 @@
 """The watchdog: what hangs is shown, and what will not end is ended."""
 
 import asyncio
-import faulthandler
 from pathlib import Path
 
-import pytest
-
+from impala_async.config_learner import LearnerSection
 from impala_async.errors import EXIT_BUG
-from impala_async.learner import watchdog
+from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.watchdog import Watchdog
+from tests.learner.hand_actor import until
+
+SECTION = LearnerSection()
 
 
 async def test_an_end_that_is_stuck_shows_its_stacks_and_is_ended(tmp_path: Path) -> None:
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with (tmp_path / "stacks").open("w+") as output:
         dog = Watchdog(
-            asyncio.get_running_loop(), end_within_s=0.01, leave=left.set_result, output=output
+            asyncio.get_running_loop(),
+            SECTION,
+            end_within_s=0.01,
+            leave=left.set_result,
+            output=output,
         )
         dog.end_begins()
         assert await asyncio.wait_for(left, 5) == EXIT_BUG
@@ -25,7 +30,7 @@ async def test_an_end_that_is_stuck_shows_its_stacks_and_is_ended(tmp_path: Path
 
 async def test_an_end_in_time_is_left_alone() -> None:
     codes: list[int] = []
-    dog = Watchdog(asyncio.get_running_loop(), end_within_s=0.01, leave=codes.append)
+    dog = Watchdog(asyncio.get_running_loop(), SECTION, end_within_s=0.01, leave=codes.append)
     dog.end_begins()
     dog.close()
     await asyncio.sleep(0.05)
@@ -36,7 +41,11 @@ async def test_the_second_cause_of_an_end_gives_no_more_time() -> None:
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with Path("/dev/null").open("w") as nowhere:
         dog = Watchdog(
-            asyncio.get_running_loop(), end_within_s=0.01, leave=left.set_result, output=nowhere
+            asyncio.get_running_loop(),
+            SECTION,
+            end_within_s=0.01,
+            leave=left.set_result,
+            output=nowhere,
         )
         dog.end_begins()
         deadline = dog._deadline
@@ -48,7 +57,7 @@ async def test_the_second_cause_of_an_end_gives_no_more_time() -> None:
 
 async def test_a_save_gets_its_own_time() -> None:
     codes: list[int] = []
-    dog = Watchdog(asyncio.get_running_loop(), end_within_s=0.05, leave=codes.append)
+    dog = Watchdog(asyncio.get_running_loop(), SECTION, end_within_s=0.05, leave=codes.append)
     dog.end_begins()
     dog.save_begins(60.0)
     await asyncio.sleep(0.1)
@@ -59,26 +68,21 @@ async def test_a_save_gets_its_own_time() -> None:
 async def test_a_save_that_never_ends_is_ended() -> None:
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with Path("/dev/null").open("w") as nowhere:
-        dog = Watchdog(asyncio.get_running_loop(), leave=left.set_result, output=nowhere)
+        dog = Watchdog(asyncio.get_running_loop(), SECTION, leave=left.set_result, output=nowhere)
         dog.end_begins()
         dog.save_begins(0.01)
         assert await asyncio.wait_for(left, 5) == EXIT_BUG
         dog.close()
 
 
-def test_a_loop_that_stands_still_shows_its_stacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watchdog, "STUCK_AFTER_S", 0.05)
-    loop = asyncio.new_event_loop()
-    path = tmp_path / "stacks"
-    with path.open("w+") as output:
-        dog = Watchdog(loop, output=output)
-        dog.loop_runs()
-        waited = 0
-        while not path.stat().st_size and waited < 10**9:
-            waited += 1  # busy, as a loop is that does not come back
-        dog.close()
-    loop.close()
-    faulthandler.cancel_dump_traceback_later()
-    assert "test_a_loop_that_stands_still" in path.read_text()
+async def test_the_loop_shows_that_it_runs_and_a_build_may_take_longer() -> None:
+    dog = Watchdog(asyncio.get_running_loop(), SECTION)
+    pulse = dog._loop_pulse
+    dog.start()
+    dog.build_begins()
+    assert (pulse.num_beats, pulse.patience) == (2, BUILD_PATIENCE)
+    await until(lambda: pulse.num_beats >= 3, "a beat")
+    assert pulse.patience == 1
+    dog.close()
+    assert dog._next_beat is not None
+    assert dog._next_beat.cancelled()

@@ -83,3 +83,9 @@ def test_its_statistics_are_float32_buffers_without_gradient():
     assert not any(buffer.requires_grad for buffer in normalizer.buffers())
     normalizer(values).sum().backward()
     assert values.grad is not None
+
+
+def test_statistics_stay_finite_whatever_is_seen():
+    normalizer = Normalizer(2)
+    feed(normalizer, np.array([[3e38, 1.0], [-3e38, 2.0]], np.float32), np.array([True, True]))
+    assert all(statistic.isfinite().all() for statistic in normalizer.buffers())

@@ -223,6 +223,22 @@ def test_a_damaged_one_is_skipped_with_a_warning(folder, caplog, damage):
     assert "ckpt-1-2" in caplog.text
 
 
+def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, monkeypatch):
+    good = save(folder, 1, 4)
+    bad = {"model": {"w": torch.ones(3), "v": torch.tensor([1.0, torch.inf])}}
+    with pytest.raises(CheckpointError, match=r"ckpt-1-5/model: v is not finite"):
+        save_checkpoint(folder, Version(1, 5), bad, STATE)
+    assert names(folder) == [good.name]
+    with monkeypatch.context() as patch:
+        # As an earlier release wrote it.
+        patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
+        save_checkpoint(folder, Version(1, 5), bad, STATE)
+    found = newest_checkpoint(folder)
+    assert found is not None
+    assert found.path == good
+    assert "v is not finite" in caplog.text
+
+
 def test_only_damaged_ones_are_none(folder, caplog):
     flip(save(folder, 1, 1) / "state.json")
     assert newest_checkpoint(folder) is None

@@ -15,6 +15,8 @@ from impala_async.training.optimizer import (
     flatten_optimizer,
     global_norm,
     make_capturable,
+    may_overflow,
+    norm_limit,
     restore_optimizer,
     set_learning_rate,
     step_unless,
@@ -330,3 +332,22 @@ def test_momentum_that_was_taken_away_and_comes_back_begins_anew():
         without = build(make_parameters(), optimizer=kind)
         restore_optimizer(without, *saved)
         assert not any("momentum" in name for name in flatten_optimizer(without)[0])
+
+
+def test_only_what_leaves_room_for_its_square_is_for_an_optimizer():
+    assert norm_limit(40.0) == norm_limit(1e18) == math.inf
+    assert norm_limit(None) == norm_limit(1e20) == 1e19
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_risky"),
+    [
+        ({}, False),
+        ({"lr": 1.0, "optimizer": "adamw", "weight_decay": 1.0}, False),
+        ({"lr": 1.0, "optimizer": "adamw", "weight_decay": 2.1}, True),
+        ({"lr": 1.0, "lr_end": 1e11, "schedule_env_steps": 5}, True),
+        ({"optimizer_eps": 1e-31}, True),
+    ],
+)
+def test_steps_are_looked_at_only_where_they_could_overflow(settings, is_risky):
+    assert may_overflow(AlgorithmSection(**settings)) == is_risky

@@ -37,6 +37,22 @@ def test_later_changes_do_not_reach_it_nor_an_earlier_one(schema):
     assert not np.array_equal(first.buffer, second.buffer)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_not_finite_is_found(dtype, value):
+    layout = WeightsLayout((ArraySpec("w", (4,), "float32"), ArraySpec("v", (3,), "float32")))
+    if dtype == "bfloat16":
+        layout = layout.coarse(["w"])
+    weights = [torch.full((4,), 3e38), torch.full((3,), -2e38)]
+    snapshot = Snapshot(layout)
+    # Their sum is beyond float32.
+    assert snapshot.take(weights).is_finite()
+    for number in range(2):
+        spoiled = [tensor.clone() for tensor in weights]
+        spoiled[number][1] = value
+        assert not snapshot.take(spoiled).is_finite()
+
+
 def test_a_single_array_is_copied_too():
     layout = WeightsLayout((ArraySpec("w", (4,), "float32"),))
     only = torch.zeros(4)

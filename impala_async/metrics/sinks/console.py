@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from impala_async.metrics.names import Value
+from impala_async.metrics.returns import format_mean_return
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -140,7 +141,12 @@ def progress(report: dict[str, Value], targets: Targets) -> float | None:
 def _advance(report: dict[str, Value], targets: Targets) -> str:
     get = report.get
     steps = _text(get("env_steps_trained"), ",") + _goal(targets.env_steps, ",")
-    mean_return = _text(get("mean_return_100"), ".1f") + _goal(targets.mean_return, "g")
+    known = get("mean_return")
+    mean_return = format_mean_return(
+        known if isinstance(known, int | float) else None,
+        get("episodes/count"),
+        targets.mean_return,
+    )
     # The limit runs from the first update; without one the age of the run says more.
     clock = "time_s" if targets.wall_s is None else "learner/wall_s"
     time_s = _text(get(clock), ".0f") + _goal(targets.wall_s, ".0f")

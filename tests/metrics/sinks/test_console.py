@@ -18,7 +18,8 @@ REPORT: dict[str, Value] = {
     "env_steps_trained": 12345,
     "env_steps_per_s": 3210.4,
     "frames_per_s": 3210.4,
-    "mean_return_100": 123.44,
+    "mean_return": 123.44,
+    "episodes/count": 250,
     "lag/mean": 1.24,
     "lag/max": 4.0,
     "learner_queue/size_mean": 0.96,
@@ -66,7 +67,7 @@ def test_the_test_uses_declared_names() -> None:
 
 def test_plain_line_without_targets() -> None:
     assert describe(REPORT, Targets()) == (
-        "200 s  steps 12,345  3,210 steps/s  return 123.4  lag 1.2 (max 4)  queue 1.0 / 2  "
+        "200 s  steps 12,345  3,210 steps/s  return 123  lag 1.2 (max 4)  queue 1.0 / 2  "
         "actors 3  bottleneck learner: updates take 97 % of its time"
     )
 
@@ -78,9 +79,12 @@ def test_frames_are_named_where_a_step_takes_several() -> None:
 
 def test_plain_line_with_targets() -> None:
     line = describe(REPORT, Targets(env_steps=500_000, mean_return=475.0, wall_s=600.0))
-    assert line.startswith(
-        "12 / 600 s  steps 12,345 / 500,000  3,210 steps/s  return 123.4 / 475  "
-    )
+    assert line.startswith("12 / 600 s  steps 12,345 / 500,000  3,210 steps/s  return 123 / 475  ")
+
+
+def test_a_mean_of_few_episodes_is_shown_with_their_number() -> None:
+    early = REPORT | {"mean_return": 0.8996, "episodes/count": 12}
+    assert "  return 0.8996 / 0.9 (12 episodes)  " in describe(early, Targets(mean_return=0.9))
 
 
 @pytest.mark.parametrize("report", [{}, dict.fromkeys(REPORT)])

@@ -1,0 +1,142 @@
+"""A hang that holds the interpreter's lock: no thread of the process can see it, so a child does.
+
+The child reads a byte from the learner now and then. When none comes any more, it lets the learner
+show its stacks by a signal whose handler is C, and then ends it: the learner has an asynchronous
+read open whose completion calls `_exit`, on a thread of the C library that knows no such lock. The
+child counts its own waits rather than seconds, and none while the learner is stopped, so neither a
+suspended process nor a machine that slept is ended.
+
+This file is also the child's program, and imports the standard library alone.
+
+Runs on: a thread of its own, which writes the bytes; and the child
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+EXIT_STUCK = 70
+DUMP_SIGNAL = signal.SIGUSR2
+TICK_S = 1.0
+# Between the word that ends it and the kernel, which would not take the exit code along.
+GRACE_S = 2.0
+_SIGEV_THREAD = 2
+
+
+class LockWatch:
+    """From the start until `close` this process is watched."""
+
+    def __init__(self, dump_s: float, end_s: float) -> None:
+        faulthandler.register(DUMP_SIGNAL, all_threads=True)
+        self._tick_s = min(TICK_S, dump_s / 4)
+        read_fd, self._end_fd = os.pipe()
+        # Kept: the C library reads and writes them as long as this process lives.
+        self._request = _exit_when_read(read_fd)
+        limits = (str(round(limit_s / self._tick_s)) for limit_s in (dump_s, end_s))
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(self._tick_s), *limits, str(self._end_fd)],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._end_fd,),
+            process_group=0,
+        )
+        self._is_closed = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="lock watch", daemon=True)
+        self._beats.start()
+
+    def close(self) -> None:
+        self._child.kill()
+        self._is_closed.set()
+        self._beats.join()
+        self._child.communicate()
+
+    def _beat(self) -> None:
+        assert self._child.stdin is not None
+        # The child may have been ended by somebody: then nobody watches.
+        with contextlib.suppress(OSError):
+            while not self._is_closed.wait(self._tick_s):
+                os.write(self._child.stdin.fileno(), b".")
+
+
+class Silence:
+    """What to do about so many ticks without a byte."""
+
+    def __init__(self, dump_ticks: int, end_ticks: int) -> None:
+        self._dump_ticks, self._end_ticks = dump_ticks, end_ticks
+        self._ticks = 0
+
+    def note(self, *, is_heard: bool, is_stopped: bool) -> str | None:
+        """After a byte, or a tick without one: "dump", "end" or nothing."""
+        if is_heard or is_stopped:
+            self._ticks = 0
+            return None
+        self._ticks += 1
+        if self._ticks >= self._end_ticks:
+            return "end"
+        return "dump" if self._ticks == self._dump_ticks else None
+
+
+def _exit_when_read(fd: int) -> object:
+    """Let the C library end this process as soon as there is a byte to read; what it holds."""
+    libc = ctypes.CDLL(None)
+    byte, request = ctypes.create_string_buffer(1), ctypes.create_string_buffer(512)
+    leave = ctypes.cast(libc._exit, ctypes.c_void_p).value
+    # struct aiocb of glibc on 64 bits, with its struct sigevent.
+    struct.pack_into("=i12xQQ", request, 0, fd, ctypes.addressof(byte), 1)
+    struct.pack_into("=QiiQQ", request, 32, EXIT_STUCK, 0, _SIGEV_THREAD, leave, 0)
+    # Without it the kernel ends what hangs, with its own exit code.
+    if hasattr(libc, "gnu_get_libc_version") and struct.calcsize("P") == 8:
+        libc.aio_read(request)
+    return byte, request
+
+
+def _is_stopped(pid: int) -> bool:
+    """By a signal, or by a debugger."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _watch(pid: int, tick_s: float, silence: Silence, end_fd: int) -> None:
+    while True:
+        is_heard = bool(select.select([0], [], [], tick_s)[0])
+        if is_heard and not os.read(0, 64):
+            return  # it has ended
+        todo = silence.note(is_heard=is_heard, is_stopped=_is_stopped(pid))
+        if todo is None:
+            continue
+        os.write(2, f"{SAYS[todo]}\n".encode())
+        if todo == "dump":
+            os.kill(pid, DUMP_SIGNAL)
+            continue
+        os.write(end_fd, b".")
+        give_up_at = time.monotonic() + GRACE_S
+        while os.getppid() == pid and time.monotonic() < give_up_at:
+            time.sleep(GRACE_S / 50)
+        if os.getppid() == pid:
+            os.kill(pid, signal.SIGKILL)
+        return
+
+
+SAYS = {
+    "dump": "the interpreter's lock has been held for learner.stuck_dump_s: all stacks of the "
+    "learner",
+    "end": "the interpreter's lock has been held for learner.stuck_end_s: the learner ends",
+}
+
+if __name__ == "__main__":
+    _tick_s, _dump_ticks, _end_ticks, _end_fd = sys.argv[1:]
+    with contextlib.suppress(BrokenPipeError, ProcessLookupError):
+        _watch(
+            os.getppid(), float(_tick_s), Silence(int(_dump_ticks), int(_end_ticks)), int(_end_fd)
+        )

@@ -1,0 +1,10 @@
+"""The learner's limits: what is refused."""
+
+from impala_async.config_learner import LearnerSection
+from tests.test_config import complaint
+
+
+def test_what_is_stuck_is_shown_before_it_is_ended() -> None:
+    LearnerSection(stuck_dump_s=2, stuck_end_s=2.5)
+    said = complaint(learner__stuck_dump_s=60.0)
+    assert "learner: stuck_dump_s (60.0) must be below stuck_end_s (60.0)" in said
