@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async import __version__
-from impala_async.errors import EXIT_BUG, EXIT_INTERRUPTED, ConfigError, ImpalaAsyncError
+from impala_async.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    CheckpointError,
+    ConfigError,
+    ImpalaAsyncError,
+)
 from impala_async.interrupts import quit_at_once
 
 if TYPE_CHECKING:
@@ -97,11 +103,7 @@ def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfi
         return _check_resumed(args)
     config = load_config(args.config if names_an_env(args) else default, args.overrides)
     folder = RunFolder(args.run_dir or default_run_path(config))
-    if folder.exists():
-        raise ConfigError(
-            f"--run-dir: {folder.path} already holds a run: continue it with --resume, or name "
-            "another folder"
-        )
+    folder.check_new()
     return config, folder
 
 
@@ -151,6 +153,8 @@ def _check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None
     """A run that has had all it was to have would only write its summary again, and worse."""
     for key, done in (("env_steps", "env_steps_trained"), ("updates", "updates")):
         limit, made = getattr(config.stop, key), summary.get(done, 0) if summary else 0
+        if not isinstance(made, int):
+            raise CheckpointError(f"summary.json: {done}: wants a number, got {made!r}: remove it")
         if limit is not None and made >= limit:
             raise ConfigError(
                 f"stop.{key}: {made:,} of {limit:,} are trained already: raise it, as with "

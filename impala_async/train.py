@@ -20,7 +20,7 @@ from impala_async.doors import (
     run_door,
     start_logging,
 )
-from impala_async.errors import EXIT_CONFIG, EXIT_INTERRUPTED
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
     summary = folder.read_json("summary.json")
     if summary is not None and summary != before:
         _show(summary, folder, config, launched_s=time.monotonic() - started)
-    elif code not in (EXIT_CONFIG, EXIT_INTERRUPTED):
+    # A learner that was told to end while it started has nothing to sum up.
+    elif code not in (EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED):
         logger.error("the learner ended without a summary, with exit code %d", code)
     return code
 
