@@ -22,6 +22,7 @@ from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
     EXIT_INTERRUPTED,
+    CheckpointError,
     ConfigError,
     EnvError,
     ImpalaAsyncError,
@@ -166,11 +167,7 @@ def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfi
         return _check_resumed(args)
     config = load_config(args.config if names_an_env(args) else default, args.overrides)
     folder = RunFolder(args.run_dir or default_run_path(config))
-    if folder.exists():
-        raise ConfigError(
-            f"--run-dir: {folder.path} already holds a run: continue it with --resume, or name "
-            "another folder"
-        )
+    folder.check_new()
     return config, folder
 
 
@@ -227,6 +224,8 @@ def check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
         ("mean_return", "mean_return_100"),
     ):
         limit, made = getattr(config.stop, key), summary.get(done) if summary else None
+        if made is not None and not isinstance(made, int | float):
+            raise CheckpointError(f"summary.json: {done}: wants a number, got {made!r}: remove it")
         if limit is None or made is None or made < limit:
             continue
         steps = 2 * max(config.stop.env_steps or 0, (summary or {}).get("env_steps_trained", 0))

@@ -117,6 +117,7 @@ def _play(
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     # From here on there is something to close.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     envs, policy, num_agents = _build_enough(config, args.episodes)
     per_agent = -(-args.episodes // num_agents)
     try:

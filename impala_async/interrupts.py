@@ -1,30 +1,44 @@
-"""Ctrl-C in the first moments of a process, when nobody is there yet who knows what it means.
+"""Ctrl-C and SIGTERM in the first moments of a process, when nobody there knows what they mean.
 
 Modules that are being imported answer an exception from nowhere with long tracebacks, or worse. So
-behind a door Ctrl-C ends the process at once, with one word, until a service takes the signal over.
-And what is started as a child hears nothing before its own door is open, because an interpreter
-that starts would answer with a traceback as well. Nothing is lost: the kernel keeps the signal.
+behind a door a signal ends the process at once, with one word, until a service takes it over, and
+what was begun by then is taken back. And what is started as a child hears no Ctrl-C before its own
+door is open, because an interpreter that starts would answer with a traceback as well. Nothing is
+lost: the kernel keeps it.
 """
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
-from impala_async.errors import EXIT_INTERRUPTED
+from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED
 
 CTRL_C = {signal.SIGINT}
+REQUESTS = (signal.SIGINT, signal.SIGTERM)
+_undoings: list[Callable[[], object]] = []
 
 
 @contextmanager
 def quit_at_once() -> Iterator[None]:
-    """In here Ctrl-C ends this process on the spot, unless somebody else takes it over."""
-    before = signal.signal(signal.SIGINT, _quit)
+    """In here a signal ends this process on the spot, unless somebody else takes it over."""
+    before = {number: signal.signal(number, _quit) for number in REQUESTS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def undone(undo: Callable[[], object]) -> Iterator[None]:
+    """When this process ends on the spot in here, this is called before."""
+    _undoings.append(undo)
+    try:
+        yield
+    finally:
+        _undoings.remove(undo)
 
 
 def end_silently() -> None:
@@ -44,7 +58,13 @@ def deaf_children() -> Iterator[None]:
 
 
 def _quit(number: int, frame: object) -> None:
+    for each in REQUESTS:
+        signal.signal(each, signal.SIG_IGN)  # another one must not cut this short
+    is_interrupt = number == signal.SIGINT
     try:
-        os.write(2, b"interrupted\n")
+        for undo in reversed(_undoings):
+            with suppress(OSError):
+                undo()
+        os.write(2, b"interrupted\n" if is_interrupt else b"terminated\n")
     finally:
-        os._exit(EXIT_INTERRUPTED)
+        os._exit(EXIT_INTERRUPTED if is_interrupt else EXIT_DONE)

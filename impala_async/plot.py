@@ -41,15 +41,17 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
 
 
 def read_reports(path: Path) -> list[dict[str, Any]]:
-    """The reports of a metrics file; a torn last line is passed over."""
+    """The reports of a metrics file; a line that is torn or damaged is passed over."""
     reports = []
-    if not path.exists():
+    if not path.is_file():  # a pipe would be waited for
         return []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            reports.append(json.loads(line))
-        except ValueError:
+            report = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(report, dict):
+            reports.append(report)
     return reports
 
 
@@ -57,8 +59,9 @@ def draw_learning_curve(
     metrics: Path, picture: Path, *, title: str = "", goal: float | None = None
 ) -> Path | None:
     """Return over env steps, with the lag beneath it; None if no episode was reported."""
-    lived = _without_lost_branches(read_reports(metrics))
-    reports = [r for r in lived if r.get("episodes/return_mean") is not None]
+    whole = [r for r in read_reports(metrics) if _has_number(r, "env_steps_trained")]
+    lived = _without_lost_branches(whole)
+    reports = [r for r in lived if _has_number(r, "episodes/return_mean")]
     if not reports:
         return None
     import matplotlib as mpl
@@ -72,7 +75,8 @@ def draw_learning_curve(
     # As text: a pair of dollar signs in a name is no formula.
     top.set_title(title, parse_math=False)
     _draw_returns(top, reports, goal)
-    bottom.plot(_steps(reports), [r.get("lag/mean") for r in reports], color="tab:red")
+    lagged = [r for r in reports if _has_number(r, "lag/mean")]
+    bottom.plot(_steps(lagged), [r["lag/mean"] for r in lagged], color="tab:red")
     bottom.set_ylabel("lag (updates)")
     bottom.set_xlabel("env steps trained")
     bottom.grid(alpha=0.3)
@@ -91,14 +95,20 @@ def _without_lost_branches(reports: list[dict[str, Any]]) -> list[dict[str, Any]
     return kept
 
 
+def _has_number(report: dict[str, Any], name: str) -> bool:
+    value = report.get(name)
+    # One that is too large to be drawn, or is none, is damage.
+    return isinstance(value, int | float) and abs(value) < 1e100
+
+
 def _draw_returns(axes: "Axes", reports: list[dict[str, Any]], goal: float | None) -> None:
     axes.plot(
         _steps(reports), [r["episodes/return_mean"] for r in reports], alpha=0.4, label="interval"
     )
-    rolling = [(r["env_steps_trained"], r["mean_return_100"]) for r in reports]
-    known = [(x, y) for x, y in rolling if y is not None]
+    known = [r for r in reports if _has_number(r, "mean_return_100")]
     if known:
-        axes.plot(*zip(*known, strict=True), label="last 100 episodes", linewidth=2)
+        rolling = [r["mean_return_100"] for r in known]
+        axes.plot(_steps(known), rolling, label="last 100 episodes", linewidth=2)
     if goal is not None:
         axes.axhline(goal, color="tab:green", linestyle="--", label="goal")
     axes.set_ylabel("episode return")

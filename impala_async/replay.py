@@ -148,8 +148,7 @@ def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
 
     config = _settings(args, playlist)
     folder = RunFolder(args.run_dir or default_run_path(config))
-    if folder.exists():
-        raise ConfigError(f"--run-dir: {folder.path} already holds a run: name another folder")
+    folder.check_new(advice="name another folder")
     settings = _write_settings(folder, config)
     data, weights = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     told: list[int] = []
@@ -200,10 +199,12 @@ def _settings(args: argparse.Namespace, playlist: "Playlist") -> "RunConfig":
 
 
 def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
+    from impala_async.learner.run_folder import PRIVATE
+
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         dumped = config.model_dump(mode="json", by_alias=True)
-        return folder.write_json("replay.json", {"config": dumped})
+        return folder.write_json("replay.json", {"config": dumped}, mode=PRIVATE)
     except OSError as error:
         raise ConfigError(f"--run-dir: cannot write to {folder.path}: {error.strerror}") from None
 

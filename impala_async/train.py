@@ -21,7 +21,7 @@ from impala_async.doors import (
     run_door,
     start_logging,
 )
-from impala_async.errors import EXIT_CONFIG, EXIT_INTERRUPTED
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.metrics.returns import RETURN_EPISODES, format_return
 from impala_async.plot import draw_at_end
@@ -73,7 +73,8 @@ def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
     if summary is not None and summary != before:
         _show(summary, folder, config.stop.mean_return, launched_s=time.monotonic() - started)
         print(f"learning curve: {draw_at_end(summary, folder, config.stop.mean_return, code)}")
-    elif code not in (EXIT_CONFIG, EXIT_INTERRUPTED):
+    # A learner that was told to end while it started has nothing to sum up.
+    elif code not in (EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED):
         logger.error("the learner ended without a summary, with exit code %d", code)
     return code
 

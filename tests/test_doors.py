@@ -303,6 +303,20 @@ def test_a_run_is_not_overwritten(run_dir: str, tmp_path: Path) -> None:
     check_run(parse("--run-dir", str(tmp_path / "empty")), default_config_path())
 
 
+def test_a_folder_of_other_files_is_no_place_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="name a new or an empty folder"):
+        check_run(parse("--run-dir", str(tmp_path)), default_config_path())
+
+
+@pytest.mark.parametrize("damaged", ['"9"', "[]", "{}", "null"])
+def test_a_damaged_summary_is_told(run_dir: str, damaged: str) -> None:
+    text = '{"env_steps_trained": ' + damaged + "}"
+    (Path(run_dir) / "summary.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"summary\.json: env_steps_trained: wants a number"):
+        check_run(parse("--resume", "--run-dir", run_dir, "--set", "stop.env_steps=9"), None)
+
+
 def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir: str) -> None:
     flags = ("--resume", "--run-dir", run_dir)
     config, _ = check_run(parse(*flags), None)

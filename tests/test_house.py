@@ -43,6 +43,7 @@ FLOORS = {
         ],
         GROUND,
     ),
+    "json_file": GROUND,
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
     "policy": LANDING,
     "team": UPPER_LANDING,
@@ -51,7 +52,7 @@ FLOORS = {
 }
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "interrupts"}
-LAUNCH_MAY_IMPORT |= {"__init__", "launch"}
+LAUNCH_MAY_IMPORT |= {"__init__", "launch", "json_file"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
@@ -68,6 +69,7 @@ TORCH_FREE = (
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
     *("config_actor", "config_ingest", "config_learner", "config_policies", "config_synonyms"),
+    "json_file",
     *("wire", "envs", "launch", "relay"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.front", "learner.remote_front", "learner.front_process"),

@@ -1,4 +1,4 @@
-"""Real processes that are interrupted while they start: a word, no traceback, exit code 130."""
+"""Real processes that are told to end while they start: a word, no traceback, a code of ours."""
 
 import os
 import re
@@ -30,14 +30,18 @@ FLAGS = {
 }
 # Seconds after the first of its modules that take long was imported. What comes before belongs to
 # the interpreter. Evaluating nothing does not last longer than torch takes to be imported.
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 0}
 DELAYS = [(door, s) for door in ("train", "learner", "actor") for s in (0.05, 0.3, 0.7, 1.5)]
 DELAYS += [("evaluate", s) for s in (0.05, 0.2)]
+CASES = [(door, s, signal.SIGINT) for door, s in DELAYS]
+CASES += [(door, 0.3, signal.SIGTERM) for door in FLAGS]
+CASES += [(door, s, signal.SIGTERM) for door in ("train", "learner") for s in (0.05, 1.0)]
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("door", "delay_s"), DELAYS)
+@pytest.mark.parametrize(("door", "delay_s", "number"), CASES)
 def test_a_door_that_is_interrupted_early_ends_with_a_word(
-    door: str, delay_s: float, tmp_path: Path
+    door: str, delay_s: float, number: signal.Signals, tmp_path: Path
 ) -> None:
     old = RunFolder(tmp_path / "old")
     old.begin(RunConfig(env=EnvSection(id="CartPole-v1")))
@@ -53,19 +57,22 @@ def test_a_door_that_is_interrupted_early_ends_with_a_word(
     while "pydantic" not in process.stderr.readline():
         assert process.poll() is None
     time.sleep(delay_s)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=WITHIN_S)
     lines = [line for line in said.splitlines() if not line.startswith("import time:")]
-    assert process.returncode == 130, lines
+    assert process.returncode == CODES[number], lines
     # "interrupted", or what a service says that was there already.
     assert not [line for line in lines if re.search("Traceback|File|Error|Interrupt", line)]
+    # Either there is a run, or nothing that looks like one.
+    has_result = (tmp_path / "new" / "summary.json").exists()
+    assert (tmp_path / "new" / "config.json").exists() == has_result
 
 
 def run(code: str, deaf: bool = False) -> subprocess.CompletedProcess[str]:
     """A process that interrupts itself and then says that it lives."""
     whole = (
         "import os, signal\n"
-        "from impala_async.interrupts import end_silently, quit_at_once\n"
+        "from impala_async.interrupts import end_silently, quit_at_once, undone\n"
         f"{code}\nprint('alive')\n"
     )
     command = [sys.executable, "-c", whole]
@@ -82,12 +89,28 @@ def run(code: str, deaf: bool = False) -> subprocess.CompletedProcess[str]:
 
 
 INTERRUPT = "os.kill(os.getpid(), signal.SIGINT)"
+TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_ctrl_c_is_a_word_and_a_code(deaf: bool) -> None:
     ended = run(f"with quit_at_once():\n    {INTERRUPT}", deaf)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
+def test_sigterm_is_a_word_and_a_code_too() -> None:
+    ended = run(f"with quit_at_once():\n    {TERMINATE}")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "terminated\n")
+
+
+def test_what_was_begun_is_taken_back_the_newest_first() -> None:
+    ended = run(
+        "def fail(): raise OSError\n"
+        "with quit_at_once(), undone(lambda: os.write(1, b'1')), undone(fail):\n"
+        "    with undone(lambda: os.write(1, b'done')): pass\n"
+        f"    with undone(lambda: os.write(1, b'2')): {TERMINATE}"
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "21", "terminated\n")
 
 
 @pytest.mark.parametrize("deaf", [False, True])
@@ -103,10 +126,14 @@ def test_a_deaf_child_hears_it_later() -> None:
 
 
 def test_afterwards_all_is_as_before() -> None:
-    handler, mask = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    numbers = signal.SIGINT, signal.SIGTERM
+    handlers, mask = (
+        list(map(signal.getsignal, numbers)),
+        signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+    )
     with quit_at_once():
-        assert signal.getsignal(signal.SIGINT) is interrupts._quit
+        assert set(map(signal.getsignal, numbers)) == {interrupts._quit}
     with deaf_children():
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert list(map(signal.getsignal, numbers)) == handlers
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask

@@ -82,6 +82,23 @@ def test_what_is_not_known_yet_is_left_out(tmp_path: Path, lines: list[str]) -> 
     size_of(picture)
 
 
+def test_damage_is_passed_over(tmp_path: Path) -> None:
+    damage = ["[1]", "\udcff", "[" * 100_000, report(1)[:9]]
+    wrong = [report(2, **{key: "x"}) for key in json.loads(report(1))]
+    wrong += [report(3, **{key: 10**400}) for key in json.loads(report(1))]
+    metrics = tmp_path / "metrics.jsonl"
+    lines = "\n".join([report(1), *damage, *wrong, report(4)])
+    metrics.write_bytes(lines.encode(errors="surrogateescape"))
+    picture = draw_learning_curve(metrics, tmp_path / "curve.png")
+    assert picture is not None
+    size_of(picture)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png") is None
+
+
 def test_two_runs_do_not_look_the_same(tmp_path: Path) -> None:
     pictures = []
     for slope in (1, -1):

@@ -321,11 +321,13 @@ def test_the_summary_of_an_earlier_start_is_not_shown(
     assert said() == ""
 
 
-@pytest.mark.parametrize(("code", "is_told"), [(70, True), (137, True), (2, False)])
+@pytest.mark.parametrize(
+    ("code", "is_told"), [(70, True), (137, True), (2, False), (0, False), (130, False)]
+)
 def test_an_end_without_a_summary_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, is_told: bool
 ) -> None:
-    """A wrong setting has been told by then."""
+    """A wrong setting has been told by then, and a start that is ended has nothing to sum up."""
     monkeypatch.setattr(FakeRun, "code", code)
     started("--run-dir", "here", code=code)
     assert (f"without a summary, with exit code {code}" in caplog.text) == is_told
@@ -335,7 +337,13 @@ def test_a_picture_that_cannot_be_written_is_no_matter(
     monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     write_summary(monkeypatch)
-    Path("here/learning_curve.png").mkdir(parents=True)
+    write = FakeRun.during
+
+    def during(folder: RunFolder) -> None:
+        write(folder)
+        (folder.path / "learning_curve.png").mkdir()
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
     started("--run-dir", "here")
     assert "cannot be written: Is a directory" in said()
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, cast, get_args
 
 from pydantic import ValidationError
 
+from impala_async import lifeline
 from impala_async.config_actor import SamplerName
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
@@ -70,6 +71,7 @@ def read_answer(answer: bytes) -> Described:
 def main() -> int:
     """Answer on the real stdout, while whatever the environment prints goes to stderr."""
     end_silently()
+    lifeline.hold()
     answers = os.dup(1)
     os.dup2(2, 1)
     watch = Watch(tell_stderr).start()

@@ -6,7 +6,6 @@ again and again, ends the run.
 """
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -23,9 +22,11 @@ from impala_async.errors import (
     EXIT_INTERRUPTED,
     EXIT_MISMATCH,
     EXIT_NOT_ALLOWED,
+    CheckpointError,
     ConfigError,
 )
 from impala_async.interrupts import deaf_children
+from impala_async.json_file import find_object
 from impala_async.lifeline import Lifeline
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class LocalRun:
         name_actor: Callable[[int, int], Mapping[str, str]] = lambda number, life: {},
     ) -> None:
         log_dir = run_dir / "actors"
+        self._is_made_here = not run_dir.exists()
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -140,7 +142,9 @@ class LocalRun:
                 signal.signal(number, handler)
         if self._verdict is None:
             code = exit_code(self._learner.returncode)
-            # A learner that Ctrl-C met in its first second had not learned yet what that means.
+            # A learner that was met in its first second had not learned yet what a signal means.
+            if code == exit_code(-signal.SIGTERM) and self._is_told_to_end:
+                code = EXIT_DONE
             return EXIT_INTERRUPTED if self._is_interrupted and code != EXIT_DONE else code
         # Only now, so that it comes after what the learner had to say at its end.
         logger.error("%s", self._reason)
@@ -155,7 +159,7 @@ class LocalRun:
         """The run never began: leave nothing of it."""
         for actor in self._actors:
             actor.log_path.unlink(missing_ok=True)
-        for folder in (self._log_dir, self._run_dir):
+        for folder in (self._log_dir, *([self._run_dir] if self._is_made_here else [])):
             with contextlib.suppress(OSError):  # somebody else has left something in it
                 folder.rmdir()
 
@@ -179,10 +183,10 @@ class LocalRun:
     def _serves(self) -> bool:
         """Whether the learner takes actors, as it says itself."""
         try:
-            service = json.loads((self._run_dir / "service.json").read_text())
-        except (OSError, ValueError):
+            service = find_object(self._run_dir / "service.json") or {}
+        except CheckpointError:
             return False
-        return bool(service["pid"] == self._learner.pid)
+        return service.get("pid") == self._learner.pid
 
     def _mind_death(self, actor: _Actor, code: int) -> None:
         is_quick = actor.lived_s < QUICK_DEATH_S
@@ -206,7 +210,13 @@ class LocalRun:
                 actor.number,
                 actor.log_path,
             )
-        with actor.log_path.open("ab") as log:
+        try:
+            log = actor.log_path.open("ab")
+        except OSError as error:
+            raise ConfigError(
+                f"--run-dir: cannot write to {actor.log_path}: {error.strerror}"
+            ) from None
+        with log:
             actor.log_begin = log.tell()
             actor.process = spawn(
                 "actor",

@@ -23,6 +23,7 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
+from impala_async.interrupts import undone
 from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         config, folder = check_run(args, default=None)
         lifeline.hold()
-        folder.begin(config)
-        try:
-            return _record_and_serve(with_bind_of_this_start(config), folder, args)
-        except (ConfigError, EnvError, RecordingError):
-            if not args.resume:
+        with undone(folder.withdraw):
+            try:
+                folder.begin(config)
+                return _record_and_serve(with_bind_of_this_start(config), folder, args)
+            except (ConfigError, EnvError, RecordingError):
                 folder.withdraw()
-            raise
+                raise
 
     return run_door(body)
 
@@ -69,6 +70,7 @@ def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.N
         if args.record is not None:
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
+            stack.enter_context(undone(recorder.withdraw))
         # It works while torch loads.
         ingest = start_ingest(config, is_recording=recorder is not None)
         if ingest is not None:
@@ -114,7 +116,7 @@ def _serve(
 
     async def serve() -> int:
         sinks: list[Sink] = [
-            JsonlSink(folder.metrics),
+            JsonlSink(folder.metrics, reserve=lambda: 2 * folder.checkpoint_bytes),
             ConsoleSink(targets=targets, console=console),
         ]
         service = LearnerService(

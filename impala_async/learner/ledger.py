@@ -124,7 +124,12 @@ class Ledger:
         }
 
     def restore(self, saved: dict[str, dict[str, int]]) -> None:
-        """Continue the accounts of a checkpoint."""
+        """Continue the accounts of a checkpoint; raises ValueError where they do not add up."""
+        counts = saved["counts"]
+        admitted = counts["trained"] + sum(saved["dropped"].values())
+        received = counts["admitted"] + sum(saved["rejected"].values())
+        if (counts["received"], counts["admitted"]) != (received, admitted):
+            raise ValueError("its accounts of trajectories do not add up")
         self._counts.restore(saved["counts"])
         self._rejected.restore(saved["rejected"])
         self._dropped.restore(saved["dropped"])

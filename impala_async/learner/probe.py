@@ -3,10 +3,10 @@
 Runs on: main thread, before the event loop
 """
 
+import os
 import subprocess
 import sys
 
-from impala_async import lifeline
 from impala_async.config import RunConfig
 from impala_async.config_actor import ActorSection
 from impala_async.config_env import EnvSection
@@ -15,6 +15,7 @@ from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.describe import read_answer
 from impala_async.errors import ConfigError, EnvError
 from impala_async.interrupts import deaf_children
+from impala_async.lifeline import Lifeline
 from impala_async.spec import Schema, recurrent_state
 
 PROBE_TIMEOUT_S = 120.0
@@ -36,12 +37,15 @@ class SpaceProbe:
         self.num_columns = 1
         """Of one environment: one for each of its agents, which `schema` finds out."""
         self._state = recurrent_state(model.core, model.core_size)
+        # Of its own: a learner may have none, and ends without a word to anybody when it is killed.
+        self._lifeline = Lifeline()
         with deaf_children():
             self._child = subprocess.Popen(
                 [*DESCRIBE, actor.sampler, policies.model_dump_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=lifeline.inherited_fds(),
+                env={**os.environ, **self._lifeline.environment},
+                pass_fds=self._lifeline.fds,
             )
         assert self._child.stdin is not None
         self._child.stdin.write(env.model_dump_json().encode())
@@ -59,6 +63,8 @@ class SpaceProbe:
                 f"env.id: {self._env.id} was not made and tried within "
                 f"{PROBE_TIMEOUT_S:.0f} s; where it stands is told above"
             ) from None
+        finally:
+            self._lifeline.close()
         if not answer:
             raise EnvError(
                 f"env.id: {self._env.id}: the process that made it died (exit code "

@@ -202,7 +202,7 @@ def open_to_append(path: Path, run_id: bytes) -> int:
         RecordingError: it cannot be written, or holds something else.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         raise RecordingError(f"{path}: cannot be written: {error.strerror}") from None
     try:

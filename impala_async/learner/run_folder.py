@@ -8,7 +8,9 @@ Runs on: event loop (small files), before it at the start
 import contextlib
 import fcntl
 import json
+import logging
 import os
+import re
 import time
 import uuid
 from pathlib import Path
@@ -17,8 +19,17 @@ from typing import Any
 from impala_async.config import RunConfig
 from impala_async.config_load import validate_config
 from impala_async.errors import CheckpointError, ConfigError
+from impala_async.json_file import find_bytes, find_object
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_ROOT = Path("runs")
+# What may lie in the folder of a new run: `train` and `replay` put it there for their learner,
+# and a file system of its own has it.
+PREPARED = ("actors", "replay.json", "lost+found")
+# Others may read what a run did, but not the arguments of its environment.
+PRIVATE, PUBLIC = 0o600, 0o666
+MOST_EPOCHS = 10**9
 
 
 def default_run_path(config: RunConfig) -> Path:
@@ -34,23 +45,40 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
+        self.checkpoint_bytes = 0
+        """How much a checkpoint takes; 0 while that is unknown."""
         self._config = path / "config.json"
         self._epoch = path / "epoch"
         self._hold: int | None = None
         self._unwritten: RunConfig | None = None
+        self._is_new = self._is_made_here = False
+
+    def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
+        """Raise ConfigError where no new run may begin."""
+        if self.exists():
+            raise ConfigError(f"--run-dir: {self.path} already holds a run: {advice}")
+        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
+            is_left_over = path == self.checkpoints and path.is_dir() and not any(path.iterdir())
+            if path.name not in PREPARED and not is_left_over:
+                raise ConfigError(
+                    f"--run-dir: {self.path} holds other files ({path.name}) and no run: name a "
+                    "new or an empty folder"
+                )
 
     def begin(self, config: RunConfig) -> None:
         """Take the folder for this process, and write down the settings and the id of a new run.
 
         A resumed run keeps its former settings until `confirm`: it may not fit the new ones.
         """
+        is_made_here = not self.path.exists()
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._take_hold()
         except OSError as error:
             raise self._unwritable(error) from None
         self._unwritten = config
-        if not self.exists():
+        self._is_new, self._is_made_here = not self.exists(), is_made_here
+        if self._is_new:
             self._write_settings(config, uuid.uuid4().hex)
 
     def confirm(self) -> None:
@@ -61,13 +89,14 @@ class RunFolder:
     def _write_settings(self, config: RunConfig, run_id: str) -> None:
         content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
         try:
-            self.write_json("config.json", content)
+            self.write_json("config.json", content, mode=PRIVATE)
         except OSError as error:
             raise self._unwritable(error) from None
         self._unwritten = None
 
     def _unwritable(self, error: OSError) -> ConfigError:
-        return ConfigError(f"--run-dir: cannot write to {self.path}: {error.strerror}")
+        where = error.filename or self.path
+        return ConfigError(f"--run-dir: cannot write to {where}: {error.strerror or error}")
 
     def _take_hold(self) -> None:
         """One learner per folder, as long as this process lives; however it ends, it lets go."""
@@ -76,7 +105,9 @@ class RunFolder:
             fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(hold)
-            service = self.read_json("service.json") or {}
+            service = {}
+            with contextlib.suppress(CheckpointError):
+                service = self.read_json("service.json") or {}
             raise ConfigError(
                 f"--run-dir: {self.path} is in use by another learner (process "
                 f"{service.get('pid', 'unknown')}): end it first, or name another folder"
@@ -90,13 +121,19 @@ class RunFolder:
             self._hold = None
 
     def withdraw(self) -> None:
-        """The run never began: leave nothing that would stand in the way of the next try."""
+        """The run never began: leave nothing that would stand in the way of the next try.
+
+        This does nothing to a run of an earlier start, nor to one that has a result.
+        """
+        has_result = (self.path / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
+        if self._is_new and not has_result:
+            for name in ("config.json", "epoch", "metrics.jsonl", "service.json"):
+                self.remove(name)
+                self.remove(_beside(name))
+            for folder in (self.checkpoints, *([self.path] if self._is_made_here else [])):
+                with contextlib.suppress(OSError):  # somebody else has left something in it
+                    folder.rmdir()
         self.let_go()
-        for name in ("config.json", "epoch"):
-            self.remove(name)
-        for folder in (self.checkpoints, self.path):
-            with contextlib.suppress(OSError):  # somebody else has left something in it
-                folder.rmdir()
 
     @staticmethod
     def open(path: Path | None) -> "RunFolder":
@@ -117,60 +154,88 @@ class RunFolder:
         return settings
 
     def load_config(self) -> RunConfig:
-        return validate_config(self.load_settings(), {})
+        return validate_config(self.load_settings(), {"": str(self._config)})
 
     @property
     def run_id(self) -> bytes:
         return bytes.fromhex(self._read_config()["run_id"])
 
-    def next_epoch(self) -> int:
-        """Count this start, durably: no two starts of a run ever share an epoch."""
+    def next_epoch(self, saved: int = 0) -> int:
+        """Count this start, durably: no two starts of a run ever share an epoch.
+
+        `saved` is the highest of its checkpoints, which a file that was put back may be behind.
+        """
+        written = find_bytes(self._epoch, most=64)
         try:
-            last = int(self._epoch.read_text())
-        except FileNotFoundError:
-            last = 0
+            last = 0 if written is None else int(written)
         except ValueError:
-            raise CheckpointError(f"{self._epoch}: not a number; restore it by hand") from None
-        self._write(self._epoch, str(last + 1))
-        return last + 1
+            last = -1
+        if not 0 <= last < MOST_EPOCHS:
+            raise CheckpointError(f"{self._epoch}: not a number; restore it by hand")
+        if last < saved:
+            logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)
+        epoch = max(last, saved) + 1
+        try:
+            self._write(self._epoch, str(epoch))
+        except OSError as error:
+            raise self._unwritable(error) from None
+        return epoch
 
     def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
         """Say where actors find the learner of this start, which is this process."""
         where = {"data_url": data_url, "weights_url": weights_url, "http_url": None}
-        self.write_json("service.json", {**where, "pid": os.getpid(), "epoch": epoch})
+        try:
+            self.write_json("service.json", {**where, "pid": os.getpid(), "epoch": epoch})
+        except OSError as error:
+            raise self._unwritable(error) from None
 
-    def write_json(self, name: str, content: dict[str, Any]) -> Path:
+    def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
         """A small file that readers see whole or not at all."""
         path = self.path / name
-        self._write(path, json.dumps(content, indent=2) + "\n")
+        self._write(path, json.dumps(content, indent=2) + "\n", mode)
         return path
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        try:
-            content: dict[str, Any] = json.loads((self.path / name).read_text())
-        except FileNotFoundError:
-            return None
-        return content
+        """What is in a small file, None if there is none; raises CheckpointError."""
+        return find_object(self.path / name)
 
     def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s cannot be removed: %s", self.path / name, error.strerror)
 
     def _read_config(self) -> dict[str, Any]:
-        try:
-            content: dict[str, Any] = json.loads(self._config.read_text())
-            return {"run_id": str(content["run_id"]), "config": dict(content["config"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{self._config}: cannot be read: {error}") from None
+        content = find_object(self._config) or {}
+        run_id, config = content.get("run_id"), content.get("config")
+        if not isinstance(config, dict) or not _is_run_id(run_id):
+            raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
+        return {"run_id": run_id, "config": config}
 
-    def _write(self, path: Path, text: str) -> None:
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(path)
+    def _write(self, path: Path, text: str, mode: int = PUBLIC) -> None:
+        beside = path.with_name(_beside(path.name))
+        try:
+            beside.unlink(missing_ok=True)
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with open(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(fd)
+            beside.rename(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
         folder = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _beside(name: str) -> str:
+    return f".{name}.{os.getpid()}"
+
+
+def _is_run_id(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None

@@ -11,14 +11,26 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import on_thread
+from impala_async.learner.ledger import Ledger
 from impala_async.learner.reporter import EpisodeStats
 from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.thread_ports import Captured, Progress
-from impala_async.training.checkpoint import newest_checkpoint, prune, read_digests, save_checkpoint
+from impala_async.training.checkpoint import (
+    STATE,
+    Checkpoint,
+    highest_epoch,
+    last_good,
+    prune,
+    read_digests,
+    save_checkpoint,
+    whole_checkpoints,
+)
 from impala_async.training.state import TrainingState
 from impala_async.weights import Lineage, Version
 
@@ -26,6 +38,30 @@ logger = logging.getLogger(__name__)
 
 NEWS_EVERY_S = 5.0
 Best = tuple[float, Version]
+
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Episodes(BaseModel):
+    model_config = ConfigDict(strict=True)
+    count: Count
+    returns: list[float]
+
+
+class _Saved(BaseModel):
+    """What the loop itself reads in a `state.json`; numbers are finite, as its reader has seen."""
+
+    model_config = ConfigDict(strict=True)
+    env_steps_trained: Count
+    run_s: float = Field(ge=0)
+    ledger: dict[str, dict[str, Count]]
+    watermarks: dict[
+        Annotated[str, Field(pattern="^[0-9a-f]{32}$")], Annotated[list[Count], Field(min_length=2)]
+    ]
+    forks: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Count]
+    episodes: _Episodes
+    best: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,25 +79,50 @@ class Restored:
 
 
 def load_newest(folder: RunFolder) -> Restored | None:
-    """The newest whole checkpoint of a run, or None if it died before its first."""
-    checkpoint = newest_checkpoint(folder.checkpoints)
-    if checkpoint is None:
-        logger.warning("%s holds no whole checkpoint: training starts anew", folder.path)
-        return None
+    """The newest checkpoint of a run that is sound, or None if it died before its first.
+
+    Raises:
+        CheckpointError: there are some, and not one of them is sound.
+    """
+    fault = ""
+    for checkpoint in whole_checkpoints(folder.checkpoints):
+        try:
+            restored = _restored(checkpoint)
+        except CheckpointError as error:
+            fault = f": {error}"
+            logger.warning("skipping a damaged checkpoint: %s", error)
+        else:
+            logger.info("resuming from %s", checkpoint.path.name)
+            return restored
+    if highest_epoch(folder.checkpoints):
+        raise CheckpointError(
+            f"{folder.checkpoints}: no checkpoint there is whole{fault}: restore one, or start "
+            "anew in another folder"
+        )
+    logger.warning("%s holds no whole checkpoint: training starts anew", folder.path)
+    return None
+
+
+def _restored(checkpoint: Checkpoint) -> Restored:
     tensors, state = checkpoint.load()
+    path = checkpoint.path / STATE
     try:
-        progress = Progress(*checkpoint.version, int(state["env_steps_trained"]))
-        for key in ("ledger", "watermarks", "forks", "episodes", "run_s"):
-            state[key]
+        saved = _Saved.model_validate(state)
+        Ledger().restore(saved.ledger)
+        EpisodeStats().restore(**state["episodes"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint.path}: state.json lacks {error}") from None
-    logger.info("resuming from %s", checkpoint.path.name)
-    return Restored(progress, TrainingState.of(tensors, state), state)
+        raise CheckpointError(f"{path}: {error}") from None
+    progress = Progress(*checkpoint.version, saved.env_steps_trained)
+    return Restored(progress, TrainingState.of(tensors, state, str(checkpoint.path)), state)
 
 
 def begin_epoch(folder: RunFolder, restored: Restored | None) -> tuple[Progress, Lineage]:
     """A new epoch of a run, from nothing or from a checkpoint."""
-    epoch = folder.next_epoch()
+    epoch = folder.next_epoch(highest_epoch(folder.checkpoints))
     if restored is None:
         # A start before this one, if there was any, had the same first weights and no more.
         return Progress(epoch), Lineage(epoch - 1).resumed(epoch, 0)
@@ -95,6 +156,9 @@ class Saver:
         self._waiting: Captured | None = None
         self._writing: asyncio.Task[None] | None = None
         self._best: Best | None = None
+        self._is_closed = False
+        self.is_saved = True
+        """Whether the newest that was begun and is done with is on the disk."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue with the episodes and the best of a checkpoint."""
@@ -108,12 +172,18 @@ class Saver:
 
         Where the disk is slower than they come, the newest waits and the others are left out.
         """
+        if self._is_closed:
+            return
         self._waiting = captured
         # One that is done may not have been noted yet, and takes nothing more.
         if self._writing is None or self._writing.done():
             loop = asyncio.get_running_loop()
             self._writing = loop.create_task(self._write_newest(), name="save")
             self._writing.add_done_callback(self._note_end)
+
+    def close(self) -> None:
+        """The service is gone, and may have failed: a thread's last words are not for a save."""
+        self._is_closed = True
 
     async def finish(self) -> None:
         """Wait for what was begun. The last checkpoint is the run's result: no limit here."""
@@ -125,7 +195,7 @@ class Saver:
     async def _write_newest(self) -> None:
         while self._waiting is not None:
             captured, self._waiting = self._waiting, None
-            await self.save(captured)
+            self.is_saved = await self.save(captured)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         if task is self._writing:
@@ -147,10 +217,13 @@ class Saver:
         if score is not None and (best is None or score > best[0]):
             best = (score, captured.progress.version)
         state["best"] = [best[0], *best[1]] if best else None
+        self._folder.checkpoint_bytes = _num_bytes(captured)
         try:
             await on_thread("save", functools.partial(self._write, captured, state, best))
         except CheckpointError as error:
-            logger.error("%s; the last good one stays", error)
+            good = last_good(self._folder.checkpoints)
+            stays = f"the last good one stays, {good.name}" if good else "there is no other one"
+            logger.error("%s; %s", error, stays)
             return False
         # Only now: until it is on the disk, the former best must stay there.
         self._best = best
@@ -168,4 +241,12 @@ class Saver:
     def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
         directory = self._folder.checkpoints
         save_checkpoint(directory, captured.progress.version, captured.training.tensors(), state)
-        prune(directory, self._keep, best[1] if best else None)
+        try:
+            prune(directory, self._keep, best[1] if best else None)
+        except CheckpointError as error:
+            logger.error("%s", error)
+
+
+def _num_bytes(captured: Captured) -> int:
+    groups = captured.training.tensors().values()
+    return sum(tensor.nbytes for group in groups for tensor in group.values())

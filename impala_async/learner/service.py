@@ -54,7 +54,13 @@ GOODBYE_S = 1.0
 THREAD_END_S = 8.0
 SAVE_WITHIN_S = 600.0
 ACTOR_LOST = "actor_lost"
-EXITS = {"interrupted": EXIT_INTERRUPTED, ACTOR_LOST: EXIT_TRY_AGAIN, NOT_FINITE: EXIT_BUG}
+UNSAVED = "checkpoint_not_written"
+EXITS = {
+    "interrupted": EXIT_INTERRUPTED,
+    ACTOR_LOST: EXIT_TRY_AGAIN,
+    UNSAVED: EXIT_TRY_AGAIN,
+    NOT_FINITE: EXIT_BUG,
+}
 GOALS = ("env_steps", "updates", "mean_return", "wall_s")
 
 
@@ -106,8 +112,7 @@ class LearnerService:
                 self._open_known(self._schema)
             self._announce()
             await self._serve()
-            reason = self._ended.result()
-            await self._wind_down(reason)
+            reason = await self._wind_down(self._ended.result())
         finally:
             self._close()
         return EXITS.get(reason, EXIT_DONE)
@@ -154,11 +159,7 @@ class LearnerService:
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,
             sinks=sinks,
-            parts=[
-                self._report_learner,
-                self._front.report,
-                self._episodes.report,
-            ],
+            parts=[self._report_learner, self._front.report, self._episodes.report],
             env_steps=lambda: self._progress.env_steps_trained,
             frames_per_step=self._config.env.frames_per_step,
             ask=self._ports.is_report_due,
@@ -268,7 +269,7 @@ class LearnerService:
             await asyncio.sleep(self._config.checkpoint.every_s)
             self._ports.is_capture_due.raise_()
 
-    async def _wind_down(self, reason: str) -> None:
+    async def _wind_down(self, reason: str) -> str:
         """Close the doors, let the threads end, settle every column, save, say goodbye."""
         logger.info("ending: %s", reason)
         self._front.close_admission()
@@ -294,7 +295,9 @@ class LearnerService:
             digests = self._saver.digests(self._progress.version)
             await self._recorder.finish(reason, self._progress.update, digests)
         await self._front.say_bye("restarting", GOODBYE_S)
+        reason = reason if self._saver.is_saved else UNSAVED
         self._summarise(reason, {**report, "num_actors": num_actors})
+        return reason
 
     async def _end_threads(self, learner: Learner) -> None:
         """Wake them, wait for their last words, settle what never reached the ring."""
@@ -305,7 +308,7 @@ class LearnerService:
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading, first = self._reading, self._reading.first_update
-        mean_return = self._goal_return if reason == "mean_return" else self._episodes.mean_return
+        goal_return = self._goal_return
         summary = summarise(
             self._config,
             report,
@@ -314,7 +317,7 @@ class LearnerService:
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
             env_steps_since=self._progress.env_steps_trained - (first.env_steps if first else 0),
             lag_histogram=reading.lag_histogram,
-            mean_return=mean_return,
+            mean_return=self._episodes.mean_return if goal_return is None else goal_return,
             verdict=self._reporter.verdict(report),
         )
         try:
@@ -339,6 +342,7 @@ class LearnerService:
 
     def _close(self) -> None:
         self._watchdog.close()
+        self._saver.close()
         if self._learner is not None:
             self._learner.loader.close()
         self._front.close()

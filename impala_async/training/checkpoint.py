@@ -21,7 +21,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
+from impala_async.json_file import find_object
 from impala_async.training.state import Tensors
 from impala_async.weights import Version
 
@@ -41,7 +43,8 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS_SUFFIX = ".safetensors"
 
-_NAME = re.compile(r"ckpt-(0|[1-9]\d*)-(0|[1-9]\d*)")
+# No longer numbers than a message to an actor can hold.
+_NAME = re.compile(r"ckpt-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,17})")
 _HIDDEN = ".partial-"
 # Of the Linux call that os.rename does not offer.
 _AT_FDCWD = -100
@@ -58,16 +61,16 @@ class Checkpoint:
 
     def load(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """Its tensors, on the CPU, and its state; raises CheckpointError."""
-        try:
-            state = json.loads((self.path / STATE).read_bytes())
-            tensors = {
-                group: load((self.path / f"{group}{TENSORS_SUFFIX}").read_bytes())
-                for group in self.groups
-            }
-        except (OSError, ValueError, SafetensorError) as error:
-            raise CheckpointError(f"cannot read checkpoint {self.path}: {error}") from error
-        if not isinstance(state, dict):
-            raise CheckpointError(f"cannot read checkpoint {self.path}: {STATE} holds no object")
+        state = find_object(self.path / STATE, is_strict=True)
+        if state is None:
+            raise CheckpointError(f"cannot read checkpoint {self.path}: {STATE} is missing")
+        tensors = {}
+        for group in self.groups:
+            path = self.path / f"{group}{TENSORS_SUFFIX}"
+            try:
+                tensors[group] = load(path.read_bytes())
+            except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+                raise CheckpointError(f"cannot read checkpoint {path}: {error}") from error
         return tensors, state
 
 
@@ -102,12 +105,28 @@ def save_checkpoint(
 
 def newest_checkpoint(directory: Path) -> Checkpoint | None:
     """The checkpoint with the highest version of those that are whole; None without any."""
+    return next(whole_checkpoints(directory), None)
+
+
+def whole_checkpoints(directory: Path) -> Iterator[Checkpoint]:
+    """Those whose files match their manifest, newest first."""
     for version, path in _found(directory):
         try:
-            return _verified(path, version)
+            checkpoint = _verified(path, version)
         except CheckpointError as error:
             logger.warning("skipping a damaged checkpoint: %s", error)
-    return None
+        else:
+            yield checkpoint
+
+
+def last_good(directory: Path) -> Path | None:
+    """The newest that is whole, as far as the sizes of its files tell."""
+    return next((path for version, path in _found(directory) if _looks_whole(version, path)), None)
+
+
+def highest_epoch(directory: Path) -> int:
+    """Of all that are there, damaged ones included: they have been given out as well."""
+    return max((version.epoch for version, _ in _found(directory)), default=0)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -237,7 +256,9 @@ def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _sized_files(path: Path, version: Version) -> dict[str, str]:
     """The files that a manifest lists, each of its stated size, with their sha256."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = find_object(path / MANIFEST, is_strict=True)
+        if manifest is None:
+            raise CheckpointError(f"{path} has no {MANIFEST}")
         if manifest["schema"] != SCHEMA:
             raise CheckpointError(f"{path} has schema {manifest['schema']!r}, not {SCHEMA}")
         if (manifest["epoch"], manifest["update"]) != version:
@@ -245,7 +266,7 @@ def _sized_files(path: Path, version: Version) -> dict[str, str]:
         files = {
             name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} has no readable manifest: {error!r}") from None
     if STATE not in files:
         raise CheckpointError(f"{path} lists no {STATE}")
@@ -258,11 +279,13 @@ def _sized_files(path: Path, version: Version) -> dict[str, str]:
 
 def _check_size(path: Path, size: int) -> None:
     try:
-        found = path.stat().st_size
+        found = path.stat()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is missing: {error}") from None
-    if found != size:
-        raise CheckpointError(f"{path} has {found} bytes, its manifest says {size}")
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path} is no regular file")
+    if found.st_size != size:
+        raise CheckpointError(f"{path} has {found.st_size} bytes, its manifest says {size}")
 
 
 def _looks_whole(version: Version, path: Path) -> bool:

@@ -177,6 +177,8 @@ def _check_fits(name: str, tensor: Tensor, parameters: list[Tensor], index: int)
     """torch itself notices a wrong shape only at the next step."""
     if index >= len(parameters):
         raise ValueError(f"{name} is the state of a parameter that does not exist")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} is {tensor.dtype}, and not a float")
     want = parameters[index].shape
     if tensor.dim() > 0 and tensor.shape != want:
         raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(want)}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
+from impala_async.foreign import one_line
 from impala_async.team import split_off
 from impala_async.training.optimizer import flatten_optimizer, restore_optimizer
 from impala_async.training.step import UpdateStep
@@ -32,6 +33,8 @@ class TrainingState:
     """Of the target network; empty where the algorithm has none."""
     algorithm: Mapping[str, Any]
     """What the update step remembers besides."""
+    origin: str = "the checkpoint"
+    """What an error calls it."""
 
     def tensors(self) -> Tensors:
         tensors = {"model": self.model, "optimizer": self.optimizer}
@@ -42,7 +45,9 @@ class TrainingState:
         return {"optimizer": dict(self.optimizer_options), "algorithm": dict(self.algorithm)}
 
     @staticmethod
-    def of(tensors: Tensors, state: Mapping[str, Any]) -> "TrainingState":
+    def of(
+        tensors: Tensors, state: Mapping[str, Any], origin: str = "the checkpoint"
+    ) -> "TrainingState":
         """Undo `tensors` and `state`, which may hold more than this."""
         try:
             return TrainingState(
@@ -51,9 +56,10 @@ class TrainingState:
                 optimizer_options=state["optimizer"],
                 target=tensors.get("target", {}),
                 algorithm=state["algorithm"],
+                origin=origin,
             )
         except KeyError as error:
-            raise CheckpointError(f"the checkpoint has no {error}") from None
+            raise CheckpointError(f"{origin} has no {error}") from None
 
 
 def capture(step: UpdateStep | TeamStep) -> TrainingState:
@@ -85,9 +91,9 @@ def restore(step: UpdateStep | TeamStep, state: TrainingState) -> None:
         for name, one in step.steps.items():
             _restore_one(one, _share_of(state, name))
     except KeyError as error:
-        raise CheckpointError(f"the checkpoint does not fit this run: it has no {error}") from error
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
+        raise CheckpointError(f"{state.origin} does not fit this run: it has no {error}") from error
+    except (RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(f"{state.origin} does not fit this run: {one_line(error)}") from error
 
 
 def _capture_one(step: UpdateStep) -> TrainingState:
@@ -102,9 +108,18 @@ def _capture_one(step: UpdateStep) -> TrainingState:
 
 
 def _restore_one(step: UpdateStep, state: TrainingState) -> None:
+    _check_dtypes(state.model, step.policy.named_tensors())
+    _check_dtypes(state.target, {} if step.target is None else step.target.tensors())
     step.policy.load_tensors(state.model)
     restore_optimizer(step.optimizer, state.optimizer, state.optimizer_options)
     step.restore(state.target, state.algorithm)
+
+
+def _check_dtypes(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """torch itself would round to what is wanted, and say nothing."""
+    for name in tensors.keys() & wanted.keys():
+        if tensors[name].dtype != wanted[name].dtype:
+            raise ValueError(f"{name} is {tensors[name].dtype}, not {wanted[name].dtype}")
 
 
 def _share_of(state: TrainingState, member: str) -> TrainingState:

@@ -242,6 +242,18 @@ sys.exit(78 * (count("actor") % 2))
     assert caplog.messages == []
 
 
+def test_a_learner_that_does_not_know_signals_yet_ends_as_it_was_asked_to() -> None:
+    thread = signal_when(lambda n: len(events("learner")) == 1, signal.SIGTERM)
+    assert run("note()\ntime.sleep(30)", ACTOR_UNTIL_KILLED) == 0
+    thread.join()
+
+
+def test_a_log_that_cannot_be_written_is_a_wrong_flag() -> None:
+    Path("run/actors/actor-0.log").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"--run-dir: cannot write to run/actors/actor-0\.log"):
+        run(LEARNER_UNTIL_TOLD, ACTOR_UNTIL_KILLED)
+
+
 @pytest.mark.parametrize("code", [77, 78])
 def test_a_hopeless_actor_ends_the_run_with_its_reason(
     caplog: pytest.LogCaptureFixture, code: int

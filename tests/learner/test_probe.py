@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from impala_async.config import ActorSection, EnvSection, RunConfig
@@ -113,6 +115,37 @@ def test_one_that_takes_for_ever_is_killed(
     assert child.poll() == -signal.SIGKILL
     assert child.stdout is not None
     child.stdout.close()
+
+
+def test_it_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
+    """While the environment is made, and though that learner was nobody's child."""
+    (tmp_path / "hanging.py").write_text(
+        "import os, time\n\nos.write(2, b'%d\\n' % os.getpid())\ntime.sleep(100)\n"
+    )
+    code = (
+        "import time\n"
+        "from impala_async.config import ActorSection, EnvSection\n"
+        "from impala_async.config_model import ModelSection\n"
+        "from impala_async.learner.probe import SpaceProbe\n"
+        "probe = SpaceProbe(EnvSection(id='hanging:Env'), ActorSection(), ModelSection())\n"
+        "time.sleep(100)\n"
+    )
+    paths = [str(tmp_path), str(Path(probe.__file__).parents[2])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("IMPALA_ASYNC_LIFELINE", None)
+    learner = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE
+    )
+    assert learner.stderr is not None
+    child = psutil.Process(int(learner.stderr.readline()))
+    learner.kill()
+    learner.wait()
+    learner.stderr.close()
+    # An orphan now; whoever collects those may leave it as a zombie.
+    give_up_at = time.monotonic() + 20
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
 
 
 def test_the_schema_has_the_names_of_the_policies() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,7 @@ def test_an_epoch_that_could_not_be_written_was_not_used(
     folder.next_epoch()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", _disk_full)
-        with pytest.raises(OSError, match="disk"):
+        with pytest.raises(ConfigError, match=r"--run-dir: cannot write to .*: no space left"):
             folder.next_epoch()
     assert folder.next_epoch() == 2
 
@@ -74,11 +76,29 @@ def test_an_epoch_is_on_the_disk_before_it_is_used(
     assert told == ["fsync file", "rename", "fsync folder"]
 
 
-@pytest.mark.parametrize("torn", ["", "two", "1.5"])
+@pytest.mark.parametrize("torn", ["", "two", "1.5", "nan", "-1", "9" * 20, "9" * 70])
 def test_a_torn_epoch_is_refused_and_not_guessed(folder: RunFolder, torn: str) -> None:
     (folder.path / "epoch").write_text(torn)
-    with pytest.raises(CheckpointError, match="epoch: not a number"):
+    with pytest.raises(CheckpointError, match=r"epoch: (not a number|cannot be read)"):
         folder.next_epoch()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["a pipe", "a folder"])
+def test_an_epoch_that_is_no_file_is_refused_at_once(
+    folder: RunFolder, make: Callable[[Path], None]
+) -> None:
+    make(folder.path / "epoch")
+    with pytest.raises(CheckpointError, match="epoch: cannot be read"):
+        folder.next_epoch()
+
+
+def test_an_epoch_is_never_behind_the_checkpoints(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder.path / "epoch").write_text("2")
+    assert folder.next_epoch(saved=7) == 8
+    assert "2, but there are checkpoints of 7" in caplog.text
+    assert folder.next_epoch(saved=7) == 9
 
 
 def test_small_files_are_whole_or_not_there(
@@ -109,13 +129,49 @@ def test_to_resume_there_must_be_a_run(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
+RUN = '{"run_id": "' + 32 * "a" + '", "config": '
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"run_id": "ab"}', '{"run_id": 1, "config": 2}']
+    "text",
+    [
+        *("", "{", "[]", "{}", '{"run_id": "ab"}', '{"run_id": 1, "config": 2}'),
+        *('{"run_id": "ab", "config": {}}', '{"run_id": [], "config": {}}'),
+        *(RUN + '[["a", 1]]}', RUN + 9999 * '{"a":' + "1" + 9999 * "}" + "}"),
+    ],
 )
 def test_damaged_settings_are_told(folder: RunFolder, text: str) -> None:
     (folder.path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
         folder.load_config()
+
+
+def test_settings_that_are_wrong_name_their_file(folder: RunFolder) -> None:
+    (folder.path / "config.json").write_text(RUN + '{"env": {"id": 3}}}')
+    with pytest.raises(ConfigError, match=r"config\.json: env\.id: "):
+        folder.load_config()
+
+
+def test_the_arguments_of_an_environment_are_private_from_the_first_byte(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mode(path: Path) -> int:
+        return stat.S_IMODE(path.stat().st_mode)
+
+    seen: list[int] = []
+    fsync = os.fsync
+    config = folder.path / "config.json"
+    assert mode(config) == 0o600
+    # One of an earlier release, in a run that is resumed.
+    config.chmod(0o644)
+    folder.let_go()
+    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(os.fstat(fd).st_mode), fsync(fd)))
+    resumed = RunFolder.open(folder.path)
+    resumed.begin(CONFIG)
+    resumed.confirm()
+    assert mode(config) == stat.S_IMODE(seen[0]) == 0o600
+    resumed.announce("tcp://a:1", "tcp://a:2", 1)
+    assert mode(folder.path / "service.json") & 0o400
 
 
 def test_settings_are_plain_json(folder: RunFolder) -> None:
@@ -142,8 +198,50 @@ def test_a_start_that_failed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     folder.begin(CONFIG)
     (tmp_path / "run" / "note").write_text("mine")
+    (tmp_path / "run" / f".epoch.{os.getpid()}").write_text("cut off")
+    folder.metrics.write_text("{}")
     folder.withdraw()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
+
+
+def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin(CONFIG)
+    folder.withdraw()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("result", ["summary.json", "checkpoints/ckpt-1-0"])
+def test_a_run_with_a_result_is_not_withdrawn(folder: RunFolder, result: str) -> None:
+    (folder.path / result).touch()
+    folder.withdraw()
+    assert folder.load_config() == CONFIG
+
+
+def test_a_run_of_an_earlier_start_is_not_withdrawn(folder: RunFolder) -> None:
+    folder.let_go()
+    resumed = RunFolder.open(folder.path)
+    resumed.begin(CONFIG)
+    resumed.withdraw()
+    assert folder.load_config() == CONFIG
+
+
+def test_a_new_run_begins_in_a_new_or_an_empty_folder(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "none").check_new()
+    RunFolder(tmp_path).check_new()
+    # Put there for a learner, by those who start it, or by a start that was killed.
+    for name in ("actors", "lost+found", "checkpoints"):
+        (tmp_path / name).mkdir()
+    RunFolder(tmp_path).check_new()
+    (tmp_path / "checkpoints" / "ckpt-1-1").mkdir()
+    with pytest.raises(ConfigError, match=r"holds other files \(checkpoints\) and no run: name a"):
+        RunFolder(tmp_path).check_new()
+
+
+def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"--run-dir: .* holds other files \(thesis\.tex\)"):
+        RunFolder(tmp_path).check_new()
 
 
 def test_a_folder_belongs_to_one_learner(tmp_path: Path) -> None:
@@ -179,3 +277,29 @@ def test_settings_that_cannot_be_confirmed_are_told(
         with pytest.raises(ConfigError, match="--run-dir: cannot write to"):
             resumed.confirm()
     assert resumed.load_config() == CONFIG
+
+
+def test_a_disk_that_does_not_let_a_learner_be_found_is_told(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", _disk_full)
+    with pytest.raises(ConfigError, match=r"--run-dir: cannot write to .*: no space left"):
+        folder.announce("tcp://a:1", "tcp://a:2", 1)
+    # Nothing half-written stays beside.
+    assert [path.name for path in folder.path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_cannot_be_removed_is_told(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder.path / "service.json").mkdir()
+    folder.remove("service.json")
+    assert "service.json cannot be removed: Is a directory" in caplog.text
+
+
+def test_a_damaged_note_of_the_other_learner_does_not_hide_that_there_is_one(
+    folder: RunFolder,
+) -> None:
+    os.mkfifo(folder.path / "service.json")
+    with pytest.raises(ConfigError, match=r"in use by another learner \(process unknown\)"):
+        RunFolder(folder.path).begin(CONFIG)

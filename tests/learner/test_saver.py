@@ -1,7 +1,9 @@
 """Checkpoints of a run: what is in them, which stay, and what happens when the disk is full."""
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from impala_async.learner import saver
 from impala_async.learner.ledger import Ledger, Settlement
 from impala_async.learner.reporter import EpisodeStats
 from impala_async.learner.run_folder import RunFolder
-from impala_async.learner.saver import Saver, load_newest
+from impala_async.learner.saver import Saver, begin_epoch, load_newest
 from impala_async.learner.thread_ports import Captured, Progress
 from impala_async.policy import Policy
 from impala_async.training.state import capture
@@ -156,18 +158,83 @@ def unblock(folder: RunFolder) -> None:
     (folder.path / "aside").rename(folder.checkpoints)
 
 
+def no_space(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 async def test_a_full_disk_costs_a_log_line_and_is_tried_again(
-    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
+    make_ship: Callable[..., Ship],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     ship = make_ship()
     assert await ship.save(1)
-    block(ship.folder)
-    assert not await ship.save(2)
-    assert "the last good one stays" in caplog.text
-    unblock(ship.folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        assert not await ship.save(2)
+    assert "ckpt-1-2: [Errno 28] No space left on device" in caplog.text
+    assert caplog.text.rstrip().endswith("the last good one stays, ckpt-1-1")
     assert ship.names() == {"ckpt-1-1"}
     assert await ship.save(3)
     assert ship.names() == {"ckpt-1-1", "ckpt-1-3"}
+
+
+async def test_none_is_said_to_stay_where_there_is_none(
+    make_ship: Callable[..., Ship],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ship = make_ship()
+    monkeypatch.setattr(os, "fsync", no_space)
+    assert not await ship.save(1)
+    assert caplog.text.rstrip().endswith("No space left on device; there is no other one")
+
+
+async def test_whether_the_last_one_is_on_the_disk_is_known(
+    make_ship: Callable[..., Ship], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship = make_ship()
+    assert ship.saver.is_saved
+    for update, is_full in ((1, True), (2, False), (3, True)):
+        with monkeypatch.context() as patch:
+            if is_full:
+                patch.setattr(os, "fsync", no_space)
+            ship.saver.begin(Captured(Progress(1, update, 10), capture(ship.step)))
+            await ship.saver.finish()
+        assert ship.saver.is_saved == (not is_full)
+
+
+async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
+    make_ship: Callable[..., Ship],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise CheckpointError("cannot remove old checkpoints")
+
+    monkeypatch.setattr(saver, "prune", fail)
+    assert await make_ship().save(1)
+    assert "cannot remove old checkpoints" in caplog.text
+
+
+async def test_how_much_a_checkpoint_takes_is_known_before_one_is_written(
+    make_ship: Callable[..., Ship], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship = make_ship()
+    assert ship.folder.checkpoint_bytes == 0
+    monkeypatch.setattr(os, "fsync", no_space)
+    await ship.save(1)
+    assert ship.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in ship.step.parameters)
+
+
+async def test_a_new_start_sorts_above_all_checkpoints(make_ship: Callable[..., Ship]) -> None:
+    """Whatever has become of the file that counts starts."""
+    ship = make_ship(keep=1)
+    await ship.save(5)
+    (ship.folder.checkpoints / "ckpt-1-5").rename(ship.folder.checkpoints / "ckpt-6-5")
+    (ship.folder.path / "epoch").write_text("2")
+    progress, _ = begin_epoch(ship.folder, None)
+    assert progress.epoch == 7
 
 
 async def test_a_best_that_was_never_written_does_not_replace_the_one_that_was(
@@ -272,6 +339,59 @@ async def test_a_checkpoint_of_something_else_is_refused(
     with pytest.raises(CheckpointError, match=key):
         load_newest(ship.folder)
     shutil.rmtree(path)
+
+
+CRAFTED: dict[str, tuple[str, Any]] = {
+    "a text": ("env_steps_trained", "10"),
+    "a negative number": ("env_steps_trained", -1),
+    "a truth": ("env_steps_trained", True),
+    "no number": ("run_s", float("nan")),
+    "more than there is": ("episodes", {"count": 1, "returns": [1e300]}),
+    "a return that is none": ("episodes", {"count": 1, "returns": ["1"]}),
+    "a list": ("episodes", [1]),
+    "more than is known": ("episodes", {"count": 1, "returns": [1.0], "deaths": 2}),
+    "a name that is none": ("watermarks", {"actor": [0, 1]}),
+    "a short mark": ("watermarks", {ACTOR.hex(): [0]}),
+    "a fork that is none": ("forks", {"one": 0}),
+    "a best of two": ("best", [1.0, 1]),
+    "accounts that are none": ("ledger", {"counts": 3}),
+    "accounts that are empty": ("ledger", {}),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), CRAFTED.values(), ids=CRAFTED.keys())
+async def test_a_crafted_state_is_skipped_for_the_one_before(
+    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture, key: str, value: Any
+) -> None:
+    ship = make_ship()
+    for update in (1, 2):
+        await ship.save(update, mean_return=1.0)
+    path = ship.folder.checkpoints / "ckpt-1-2"
+    rewrite(path, json.loads((path / "state.json").read_text()) | {key: value})
+    restored = load_newest(ship.folder)
+    assert restored is not None
+    assert restored.progress.update == 1
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert warning.startswith(f"skipping a damaged checkpoint: {path}/state.json: ")
+    assert "\n" not in warning
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [("counts", "received"), ("counts", "trained"), ("dropped", "stale")]
+)
+async def test_accounts_that_do_not_add_up_are_refused(
+    make_ship: Callable[..., Ship], group: str, name: str
+) -> None:
+    ship = make_ship()
+    ship.ledger.receive(2)
+    ship.ledger.admit(2)
+    await ship.save(1)
+    path = ship.folder.checkpoints / "ckpt-1-1"
+    state = json.loads((path / "state.json").read_text())
+    state["ledger"][group][name] += 1
+    rewrite(path, state)
+    with pytest.raises(CheckpointError, match=r"no checkpoint there is whole: .* do not add up"):
+        load_newest(ship.folder)
 
 
 def rewrite(path: Path, state: dict[str, Any]) -> None:

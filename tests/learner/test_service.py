@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, ConfigError
+from impala_async.errors import (
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_TRY_AGAIN,
+    ConfigError,
+)
 from impala_async.learner import memory
 from impala_async.learner.saver import Saver
 from impala_async.learner.service import LearnerService
@@ -293,7 +299,7 @@ async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
         run.folder.checkpoints.rmdir()
         run.folder.checkpoints.write_text("in the way")
         await run.sail(1)
-        await until(lambda: caplog.text.count("the last good one stays") >= 2, "two tries")
+        await until(lambda: caplog.text.count("there is no other one") >= 2, "two tries")
         before = run.number("updates")
         await run.trained(before + 20)
         run.folder.checkpoints.unlink()
@@ -301,6 +307,37 @@ async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
         assert await run.end() == EXIT_DONE
     # The disk has room again: the last one is there.
     check_end(run, "terminated")
+
+
+@pytest.mark.parametrize("stop", [{"env_steps": 100}, {}], ids=["at its goal", "terminated"])
+async def test_an_end_whose_checkpoint_is_not_written_is_no_success(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stop: dict[str, int]
+) -> None:
+    async with voyage(tmp_path, stop=stop) as run:
+        run.folder.checkpoints.rmdir()
+        run.folder.checkpoints.write_text("in the way")
+        await run.sail(1)
+        if not stop:
+            await run.trained(1)
+            run.service.stop("terminated")
+        assert await run.end() == EXIT_TRY_AGAIN
+    assert run.summary["exit_reason"] == "checkpoint_not_written"
+    assert f"cannot write checkpoint {run.folder.checkpoints}" in caplog.text
+
+
+async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path: Path) -> None:
+    (tmp_path / "service.json").mkdir()
+    async with voyage(tmp_path) as run:
+        with pytest.raises(ConfigError, match="--run-dir: cannot write to"):
+            await run.end()
+        # The last words of its thread come when all is closed.
+        for thread in threading.enumerate():
+            if thread.name == "learner":
+                thread.join()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert run.service._saver._writing is None
+    assert list(run.folder.checkpoints.iterdir()) == []
 
 
 async def test_a_session_ends_with_its_lease_however_short(tmp_path: Path) -> None:

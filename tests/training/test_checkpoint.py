@@ -14,6 +14,8 @@ from impala_async.errors import CheckpointError
 from impala_async.training import checkpoint
 from impala_async.training.checkpoint import (
     Checkpoint,
+    highest_epoch,
+    last_good,
     newest_checkpoint,
     prune,
     read_digests,
@@ -190,6 +192,16 @@ def list_file(checkpoint, name):
     edit_manifest(checkpoint, files={**files, name: files["model.safetensors"]})
 
 
+def put(path, make, size=None):
+    """Something else in the place of a file, of the size that the manifest says."""
+    path.unlink()
+    make(path)
+    if size is not None:
+        files = json.loads((path.parent / "manifest.json").read_text())["files"]
+        files[path.name]["size"] = size
+        edit_manifest(path.parent, files=files)
+
+
 DAMAGE = {
     "a flipped bit of a tensor": lambda path: flip(path / "model.safetensors"),
     "a changed digit of the state": lambda path: (path / "state.json").write_text(
@@ -202,6 +214,15 @@ DAMAGE = {
     "a manifest of rubbish": lambda path: (path / "manifest.json").write_bytes(b"\xff\x00[["),
     "a manifest of another shape": lambda path: (path / "manifest.json").write_text("[1]"),
     "a manifest too deep": lambda path: (path / "manifest.json").write_text("[" * 100_000),
+    "a manifest that is a pipe": lambda path: put(path / "manifest.json", os.mkfifo),
+    "a manifest that is a folder": lambda path: put(path / "manifest.json", os.mkdir),
+    "a manifest that is a loop": lambda path: put(
+        path / "manifest.json", lambda name: os.symlink(name, name)
+    ),
+    "a manifest that is huge": lambda path: os.truncate(path / "manifest.json", 1 << 40),
+    "text for a number": lambda path: edit_manifest(path, update="2"),
+    "no number": lambda path: edit_manifest(path, update=float("nan")),
+    "tensors that are a pipe": lambda path: put(path / "model.safetensors", os.mkfifo, size=0),
     "files of another shape": lambda path: edit_manifest(path, files=[1, 2]),
     "a file entry of another shape": lambda path: edit_manifest(path, files={"state.json": 1}),
     "no state listed": lambda path: edit_manifest(path, files={}),
@@ -237,6 +258,16 @@ def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, 
     assert found is not None
     assert found.path == good
     assert "v is not finite" in caplog.text
+
+
+def test_the_highest_epoch_counts_damaged_ones_too(folder):
+    assert highest_epoch(folder) == 0
+    save(folder, 2, 9)
+    (save(folder, 3, 1) / "manifest.json").unlink()
+    # No epoch of ours: an actor could not be told of it.
+    (folder / "ckpt-99999999999-1").mkdir()
+    assert highest_epoch(folder) == 3
+    assert last_good(folder).name == "ckpt-2-9"
 
 
 def test_only_damaged_ones_are_none(folder, caplog):
@@ -382,6 +413,18 @@ def test_a_checkpoint_of_another_model_does_not_fit(folder, make_step):
     for other in ((16, 8), (16,), (16, 16, 16)):
         with pytest.raises(CheckpointError, match="does not fit"):
             restore(make_step(hidden=other), captured)
+
+
+@pytest.mark.parametrize("group", ["model", "optimizer", "target"])
+def test_a_checkpoint_of_other_numbers_does_not_fit(make_step, make_batch, group):
+    step = make_step(name="appo")
+    train(step, make_batch, range(2))
+    captured = capture(step)
+    tensors = {**captured.tensors()}
+    tensors[group] = {name: tensor.to(torch.int64) for name, tensor in tensors[group].items()}
+    state = TrainingState.of(tensors, captured.state(), "ckpt-1-2")
+    with pytest.raises(CheckpointError, match=r"^ckpt-1-2 does not fit this run: .*torch.int64"):
+        restore(make_step(name="appo"), state)
 
 
 @pytest.mark.parametrize("missing", ["model", "optimizer"])

@@ -4,6 +4,7 @@ Owns the file descriptor. Used by the reporter only. Whoever reads the file mean
 last line without its end, and reads it again. If the disk fills up in the middle of a line, its
 half is cut off again, at once or, after a crash, when the next run opens the file.
 
+Reports leave room: where less is free than they are to leave, they stop, until there is more again.
 A failing disk costs the reports of that time and nothing else. Every report tries again from
 the open on, so the file also comes back when its folder does. What is refused loudly is a
 report that is no strict JSON: that is our own bug.
@@ -14,6 +15,7 @@ import errno
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from stat import S_ISREG
 from typing import Final
@@ -21,15 +23,20 @@ from typing import Final
 from impala_async.metrics.names import Value
 
 _LOG = logging.getLogger(__name__)
-_FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+# A pipe that nobody empties is not waited for.
+_FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 _TAIL_BYTES: Final = 65536
 
 
 class JsonlSink:
-    """Appends reports to `path`, which the first of them creates."""
+    """Appends reports to `path`, which the first of them creates.
 
-    def __init__(self, path: str | Path) -> None:
+    `reserve` says how many bytes they leave free for what matters more.
+    """
+
+    def __init__(self, path: str | Path, *, reserve: Callable[[], int] = lambda: 0) -> None:
         self._path = Path(path)
+        self._reserve = reserve
         self._fd: int | None = None
         self._num_lost = 0
 
@@ -39,6 +46,7 @@ class JsonlSink:
         try:
             if self._fd is None:
                 self._fd = _open(self._path)
+            _check_room(self._fd, self._reserve())
             _append(self._fd, line)
         except OSError as error:
             self._lose(error)
@@ -72,6 +80,13 @@ def _open(path: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _check_room(fd: int, reserve: int) -> None:
+    if reserve > 0:
+        disk = os.fstatvfs(fd)
+        if disk.f_bavail * disk.f_frsize < reserve:
+            raise OSError(errno.ENOSPC, "what is free is left to checkpoints")
 
 
 def _append(fd: int, line: bytes) -> None:

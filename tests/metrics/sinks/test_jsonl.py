@@ -155,3 +155,36 @@ def test_close_twice_and_without_reports(path: Path) -> None:
     sink.write({"updates": 1})
     sink.close()
     sink.close()
+
+
+def test_reports_leave_room_and_come_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = [50]
+    fields = list(os.statvfs("/"))
+
+    def fstatvfs(fd: int) -> os.statvfs_result:
+        fields[1], fields[4] = 1, free[0]  # the size of a block, and how many are available
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr(os, "fstatvfs", fstatvfs)
+    reserve = [0]
+    sink = JsonlSink(path, reserve=lambda: reserve[0])
+    for number, (room, kept) in enumerate([(0, 0), (60, 50), (40, 50), (49, 50), (50, 50)]):
+        free[0], reserve[0] = room, kept
+        sink.write({"updates": number})
+    sink.close()
+    assert [report["updates"] for report in read(path)] == [0, 1, 4]
+    assert caplog.text.count("what is free is left to checkpoints") == 1
+    assert "2 reports lost" in caplog.text
+
+
+def test_a_pipe_that_nobody_empties_is_not_waited_for(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(path)
+    sink = JsonlSink(path)
+    for number in range(200):
+        sink.write({"text": "x" * 1000, "updates": number})
+    sink.close()
+    assert "cannot be written" in caplog.text

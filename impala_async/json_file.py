@@ -1,0 +1,76 @@
+"""Small JSON files of a run folder, read as if a stranger had written them.
+
+A pipe is not waited for, what is too long is not parsed, and whatever is wrong with a file is one
+error that names it.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from impala_async.errors import CheckpointError
+
+MOST_BYTES = 32 << 20
+# What is beyond these overflows, or does not fit into a message, as soon as it is computed with.
+MOST_INT, MOST_FLOAT = 2**62, 1e100
+
+
+def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
+    """The content of a small file, None if there is none; raises CheckpointError."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _unreadable(path, "it is no regular file")
+            data = file.read(most + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    if len(data) > most:
+        raise _unreadable(path, f"it is longer than {most:,} bytes")
+    return data
+
+
+def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None:
+    """The JSON object in a small file, None if there is no such file; raises CheckpointError.
+
+    Strict: every number in it is finite and can be computed with, as a checkpoint's are.
+    """
+    data = find_bytes(path)
+    if data is None:
+        return None
+    hooks: dict[str, Any] = {}
+    if is_strict:
+        hooks = {"parse_int": _small_int, "parse_float": _small_float, "parse_constant": _refuse}
+    try:
+        content = json.loads(data, **hooks)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, str(error)) from None
+    if not isinstance(content, dict):
+        raise _unreadable(path, "it holds no JSON object")
+    return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # A pipe that nobody writes to would be waited for.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _small_int(text: str) -> int:
+    number = int(text)
+    return number if abs(number) <= MOST_INT else _refuse(text)
+
+
+def _small_float(text: str) -> float:
+    number = float(text)
+    return number if abs(number) <= MOST_FLOAT else _refuse(text)
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text[:20]} is no number to compute with")
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be read: {why}")

@@ -1,0 +1,71 @@
+"""Small files as a stranger may have left them: each is one error that names it, and none hangs."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from impala_async.errors import CheckpointError
+from impala_async.json_file import MOST_BYTES, find_bytes, find_object
+
+
+def grow(path: Path) -> None:
+    path.touch()
+    os.truncate(path, MOST_BYTES + 1)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "too long": grow,
+    "empty": Path.touch,
+    "cut off": lambda path: path.write_text('{"a": '),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\xfd"),
+    "a list": lambda path: path.write_text("[1]"),
+    "a number of many digits": lambda path: path.write_text('{"a": ' + "9" * 5000 + "}"),
+    "deep": lambda path: path.write_text("[" * 200_000 + "]" * 200_000),
+}
+NO_NUMBERS = ["NaN", "-Infinity", "1e999", "-1e101", str(2**63), '{"b": [NaN]}']
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.json"
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_what_is_whole_is_read(path: Path, is_strict: bool) -> None:
+    assert find_object(path, is_strict=is_strict) is None
+    content = {"a": [1, -2.5, None, True, "x"], "b": {"c": 2**62, "d": 1e100}}
+    path.write_text(json.dumps(content))
+    assert find_object(path, is_strict=is_strict) == content
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damage_is_one_line_that_names_the_file(
+    path: Path, damage: Callable[[Path], object]
+) -> None:
+    damage(path)
+    with pytest.raises(CheckpointError) as caught:
+        find_object(path)
+    assert str(caught.value).startswith(f"{path}: cannot be read: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_numbers_that_nothing_can_be_computed_with(path: Path, text: str) -> None:
+    path.write_text(f'{{"a": {text}}}')
+    assert find_object(path) is not None
+    with pytest.raises(CheckpointError, match="no number to compute with"):
+        find_object(path, is_strict=True)
+
+
+def test_no_more_is_read_than_may_be_there(path: Path) -> None:
+    path.write_bytes(b"12345")
+    assert find_bytes(path, most=5) == b"12345"
+    with pytest.raises(CheckpointError, match="longer than 4 bytes"):
+        find_bytes(path, most=4)
