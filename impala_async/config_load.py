@@ -293,8 +293,10 @@ def _range(field: FieldInfo) -> str:
         if hasattr(bound, name)
     }
     words = {"ge": "from", "gt": "over", "le": "to", "lt": "below"}
-    text = "".join(f" {words[name]} {bound}" for name, bound in bounds.items())
-    return f"{text} up" if bounds.keys() == {"ge"} else text
+    # Beyond such a bound is no number that anybody means.
+    told = {name: bound for name, bound in bounds.items() if abs(bound) < 1e30}
+    text = "".join(f" {words[name]} {bound}" for name, bound in told.items())
+    return f"{text} up" if told.keys() == {"ge"} else text
 
 
 def _shown(value: Any) -> str:

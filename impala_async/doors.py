@@ -24,7 +24,7 @@ from impala_async.errors import (
     EXIT_INTERRUPTED,
     CheckpointError,
     ConfigError,
-    EnvError,
+    EnvHangsError,
     ImpalaAsyncError,
     RunOver,
 )
@@ -224,7 +224,9 @@ def check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
         ("mean_return", "mean_return_100"),
     ):
         limit, made = getattr(config.stop, key), summary.get(done) if summary else None
-        if made is not None and not isinstance(made, int | float):
+        # A mean has to be made first; it is the only one that may be null.
+        may_lack = summary is None or done not in summary or key == "mean_return"
+        if not isinstance(made, int | float) and not (made is None and may_lack):
             raise CheckpointError(f"summary.json: {done}: wants a number, got {made!r}: remove it")
         if limit is None or made is None or made < limit:
             continue
@@ -300,7 +302,7 @@ def _run(body: Callable[[], int]) -> int:
             return body()
     except ImpalaAsyncError as error:
         # An environment that hangs is no bug of ours, and its stack was told.
-        if error.exit_code == EXIT_BUG and not isinstance(error, EnvError):
+        if error.exit_code == EXIT_BUG and not isinstance(error, EnvHangsError):
             _tell(traceback.format_exc())
         prefix = "" if error.exit_code == EXIT_DONE else "error: "
         _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))

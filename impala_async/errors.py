@@ -3,7 +3,7 @@
 ImpalaAsyncError              70  a bug of ours, unless a branch below says otherwise
 ├── ConfigError                2  names the field, what it got and what it wants
 ├── EnvError                   2  the environment cannot be made, or broke its own contract
-│   └── EnvHangsError         70  a call of it took longer than env.step_timeout_s
+├── EnvHangsError             70  a call of it took longer than env.step_timeout_s
 ├── CheckpointError            2  nothing to resume from, or it belongs to another run
 ├── RecordingError             2  a recording is missing, damaged, or not what was asked for
 ├── RunOver                    0  a run that is to be resumed has reached its end already
@@ -41,7 +41,7 @@ class EnvError(ImpalaAsyncError):
     exit_code = EXIT_CONFIG
 
 
-class EnvHangsError(EnvError):
+class EnvHangsError(ImpalaAsyncError):
     """A call of an environment has taken longer than it may."""
 
     exit_code = EXIT_BUG

@@ -24,6 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "env.id": ...,
     "env.kwargs": {},
     "env.wrappers": (),
+    "env.step_timeout_s": 600.0,
     "env.preprocess": "auto",
     "env.frame_stack": "auto",
     "env.action_mask_key": "auto",

@@ -9,6 +9,7 @@ EXIT_CODES = {
     "ImpalaAsyncError": 70,
     "ConfigError": 2,
     "EnvError": 2,
+    "EnvHangsError": 70,
     "CheckpointError": 2,
     "RecordingError": 2,
     "RunOver": 0,

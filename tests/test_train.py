@@ -51,6 +51,7 @@ class FakeRun:
         data_url: str,
         run_dir: Path,
         environment: Mapping[str, str],
+        name_actor: Callable[[int, int], Mapping[str, str]],
     ) -> None:
         self.flags = list(learner_flags)
         self.data_url = data_url

@@ -25,6 +25,7 @@ from impala_async.errors import (
     EXIT_INTERRUPTED,
     ConfigError,
     EnvError,
+    EnvHangsError,
     MismatchError,
 )
 from impala_async.foreign import one_line
@@ -106,7 +107,7 @@ class ActorService:
             try:
                 self._is_sampling = True
                 self._sample(sampler, settings.trajectory.rows)
-            except EnvError as error:
+            except (EnvError, EnvHangsError) as error:
                 # It may be the user's own: where it failed is what they need.
                 if error.__cause__ is not None:
                     logger.error("the environment failed", exc_info=error.__cause__)

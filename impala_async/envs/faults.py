@@ -4,11 +4,12 @@ a call of theirs that lasts can be told of by another thread."""
 from collections.abc import Iterable
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from impala_async.errors import EnvError
+from impala_async.errors import EnvError, EnvHangsError
 from impala_async.foreign import Foreign, one_line
 
+AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
 PACKAGE = __name__.rpartition(".")[0]
 # What a user's environment may be made of, though it is ours.
 FOREIGN_MODULES = {f"{PACKAGE}.probes", f"{PACKAGE}.pool"}
@@ -85,7 +86,7 @@ def _is_raised_here(error: Exception) -> bool:
     return module.rpartition(".")[0] == PACKAGE and module not in FOREIGN_MODULES
 
 
-def with_id(error: EnvError, env_id: str) -> EnvError:
+def with_id(error: AboutEnv, env_id: str) -> AboutEnv:
     """The same error; from now on it says which environment it is about."""
     if env_id not in str(error):
         error.args = (f"{env_id}: {error}",)

@@ -6,19 +6,19 @@ over each connection, and one that sends more than its peer has a reason to is s
 for tcp; who comes over ipc is this user.
 """
 
-import contextlib
 import logging
-import os
 import resource
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import zmq
 
 from impala_async.wire.monitor import Monitor
 
+Answer = TypeVar("Answer")
 logger = logging.getLogger(__name__)
 
 # All that somebody may send before it is known: a hello, a schema, and as much again.
@@ -131,18 +131,26 @@ class Connections:
         """Shut it down: ZeroMQ, which owns the descriptor, notices and closes it."""
         connection = self._open.pop(fd)
         self._routes.pop(connection.route, None)
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
-            own.shutdown(socket.SHUT_RDWR)
-            self.num_cut += 1
+        _ask(fd, lambda own: own.shutdown(socket.SHUT_RDWR))
+        self.num_cut += 1
 
 
 def _bytes_received(fd: int) -> int | None:
     """How much has come over a tcp connection; None if it is none, or not any more."""
-    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+    size = _BYTES_RECEIVED.size
+    info = _ask(fd, lambda own: own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size))
+    return int(_BYTES_RECEIVED.unpack(info)[0]) if info and len(info) == size else None
+
+
+def _ask(fd: int, ask: Callable[[socket.socket], Answer]) -> Answer | None:
+    """Ask a connection of ZeroMQ's; None if it is closed by now, and the descriptor a file's."""
     try:
-        info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-        return int(_BYTES_RECEIVED.unpack(info)[0])
-    except (OSError, struct.error):
+        own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+    except OSError:
+        return None
+    try:
+        return ask(own)
+    except OSError:
         return None
     finally:
-        borrowed.detach()
+        own.detach()

@@ -73,7 +73,7 @@ class SessionTable:
         self._known: dict[bytes, _KnownActor] = {}
         self._next_rank = 0
         # Those of actors that never joined, for the next ones.
-        self._unused_ranks: set[int] = set()
+        self._unused_ranks: list[int] = []
         self._credit = Credit()
         self._last_expiry: float | None = None
 
@@ -211,7 +211,7 @@ class SessionTable:
             # It never sent anything: a stream of strangers must not fill the memory.
             del self._known[peer.actor]
             if not known.is_numbered:
-                self._unused_ranks.add(known.rank)
+                self._unused_ranks.append(known.rank)
 
     def watermarks(self) -> dict[str, list[int]]:
         """For a checkpoint: per actor its rank, its mark, and the seqs settled above it."""
@@ -245,7 +245,8 @@ class SessionTable:
         rank = number
         if number < 0 or number in others:
             rank = min(self._unused_ranks, default=self._next_rank)
-        self._unused_ranks.discard(rank)
+        if rank in self._unused_ranks:
+            self._unused_ranks.remove(rank)
         self._next_rank = max(self._next_rank, rank + 1)
         return rank
 

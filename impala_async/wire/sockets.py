@@ -225,7 +225,9 @@ class Router:
 
     def forget_sent(self) -> None:
         """Now and then: those whose last one has left."""
-        self._under_way = {r: sent for r, sent in self._under_way.items() if not sent[-1].done}
+        self._under_way = {
+            r: sent for r, sent in self._under_way.items() if sent and not sent[-1].done
+        }
 
     def close(self) -> None:
         if self.connections is not None:

@@ -156,7 +156,7 @@ def test_a_report_is_merged_and_reaches_every_sink() -> None:
     desk = Desk()
     report = desk.after(2.0, 10)
     assert report["updates"] == 7
-    assert str(report["bottleneck"]).startswith("unknown")
+    assert str(report["bottleneck"]).startswith("actors: the learner has nobody")
     assert isinstance(report["host/rss_bytes"], int)
     assert [sink.lines for sink in desk.sinks] == [[report], [report]]
     desk.reporter.close()
@@ -218,9 +218,9 @@ def test_the_verdict_is_on_the_whole_start() -> None:
 
     def part() -> dict[str, Value]:
         updates, update_ms, wait_ms = next(readings)
-        return {"updates": updates, UPDATE_MS: update_ms, BATCH_WAIT_MS: wait_ms, "num_actors": 0}
+        return {"updates": updates, UPDATE_MS: update_ms, BATCH_WAIT_MS: wait_ms, "num_actors": 1}
 
     desk = Desk(parts=[part], earlier_updates=100)
     last = [desk.after(2.0, 10) for _ in range(3)][-1]
-    assert str(last["bottleneck"]).startswith("actors: ")
+    assert str(last["bottleneck"]).startswith("waiting: ")
     assert desk.reporter.verdict(last).stage == "learner"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.errors import ProtocolError
-from impala_async.wire.messages import pack, unpack
+from impala_async.wire.messages import MAX_WHY, NO_NUMBER, pack, unpack
 from tests.wire.test_messages import GOLDEN
 
 FRAMES = [bytes.fromhex(frame) for _, frame in GOLDEN]
@@ -67,7 +67,7 @@ TIMERS = Field(
 )
 
 FIELDS: dict[str, list[Field]] = {
-    "Hello": [uint(255), ID, text(64), ID, EPOCH, COUNT],
+    "Hello": [uint(255), ID, text(64), ID, EPOCH, COUNT, uint(4096, NO_NUMBER)],
     "Welcome": [
         *(ID, EPOCH, ID, uint(2**31), uint(65535, 1), PATH, PATH, PATH, ID),
         *(NUMBER, NUMBER, COLUMNS),
@@ -80,7 +80,7 @@ FIELDS: dict[str, list[Field]] = {
     "WeightsReply": [EPOCH, COUNT, ID, ID],
     "NotModified": [EPOCH, COUNT],
     "Heartbeat": [ID, TIMERS],
-    "Bye": [ID, uint(2)],
+    "Bye": [ID, uint(2), text(MAX_WHY)],
     "ByeOk": [ID],
 }
 EXAMPLES = {type(message).__name__: message for message, _ in GOLDEN}
