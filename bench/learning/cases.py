@@ -54,7 +54,7 @@ STAYS = replace(
 MEMORY = Case("CartPole without velocities, LSTM", "cartpole_memory.toml", 400, 600_000)
 REPEAT = Case("RepeatPrevious, LSTM, 4 rows", "repeat_previous.toml", 0.9, 500_000)
 LEGAL = Case("2 of 8 actions legal, mask", "few_legal.toml", 0.9, 200_000)
-SPLIT = Case("CartPole in two keys", "cartpole_dict.toml", 475, 500_000)
+SPLIT = Case("CartPole in two keys", "cartpole_dict.toml", 475, 400_000)
 CHEETAH = Case(
     "HalfCheetah-v5, APPO", "halfcheetah_appo.toml", 3000, 1_000_000,
     is_quick=False, needs="mujoco",

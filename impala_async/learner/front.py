@@ -202,7 +202,8 @@ class Front:
             for peer, each in zip(joined, largest, strict=True)
         }
         self._data.look(data, max(largest, default=0))
-        self._weights.look({peer.weights_route: SPARE_BYTES for peer in joined}, 0)
+        weights = {peer.weights_route: SPARE_BYTES for peer in joined if peer.weights_route}
+        self._weights.look(weights, 0)
 
     def close_admission(self) -> None:
         """Nothing more comes in."""

@@ -53,7 +53,9 @@ def test_one_that_takes_long_is_told_of() -> None:
     seen = []
 
     def look_up() -> None:
-        if RUNNING.call is not None and RUNNING.call[0].where == "in step":
+        is_in_step = RUNNING.call is not None and RUNNING.call[0].where == "in step"
+        # And the worker has said which of its environments it steps.
+        if RUNNING.call is not None and is_in_step and RUNNING.place[0]:
             call, _ = RUNNING.call
             seen.append(describe(call, RUNNING.place[0], 12.0, "actor 2"))
             raise Stopped
