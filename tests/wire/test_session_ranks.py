@@ -101,6 +101,17 @@ def test_who_has_said_hello_only_gives_way(monkeypatch: pytest.MonkeyPatch) -> N
     assert table.peer_of(stranger.session) is None
 
 
+def test_nobody_gives_way_where_all_places_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_SESSIONS", 3)
+    table = new_table(num_ranks=2)
+    actors = [greet(table, actor) for actor in range(2)]
+    greet(table, 100)
+    assert all(table.join(actor, 1, 1) for actor in actors)
+    refusal = table.hello(hello_of(101), b"route", 0.0)
+    assert isinstance(refusal, Reject)
+    assert refusal.code == FULL
+
+
 @pytest.mark.parametrize("arrivals", [(0, 1, 2), (2, 1, 0), (5, 0, 6)])
 def test_a_resumed_learner_has_places_for_old_and_new(arrivals: tuple[int, ...]) -> None:
     former = new_table(num_ranks=3)
