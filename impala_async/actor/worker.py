@@ -34,6 +34,8 @@ from impala_async.lifeline import Lifeline
 logger = logging.getLogger(__name__)
 
 POLL_MS = 50
+# More than that between two looks is not the worker's time.
+LOOK_S = 1.0
 # What a worker gets to finish its step and to close its environments.
 CLOSE_S = 1.0
 DEATH_S = 1.0
@@ -164,7 +166,8 @@ class Worker:
         where = "in step" if self.is_stepping else "in reset" if self._is_made else "to be made"
         call = Blame(self._env_id, where, self._num_envs, is_here=False)
         call.first = self.first_env
-        since = time.monotonic()
+        since = looked_at = time.monotonic()
+        waited_s = 0.0
         former, RUNNING.place = RUNNING.place, self.place
         RUNNING.call = (call, since)
         try:
@@ -175,7 +178,10 @@ class Worker:
                 if self.process.poll() is not None and not self._waiter.poll(0):
                     # What its environment forked may hold the pipe open.
                     raise self._death()
-                self._check_time(call, time.monotonic() - since)
+                # A process that was stopped for a while has not hung meanwhile.
+                now = time.monotonic()
+                waited_s, looked_at = waited_s + min(now - looked_at, LOOK_S), now
+                self._check_time(call, waited_s)
         finally:
             RUNNING.call, RUNNING.place = None, former
 
