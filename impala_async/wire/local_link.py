@@ -36,7 +36,9 @@ class LocalLink:
                 self._folder.rmdir()
                 self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
             self._hold = _open_folder(self._folder)
-            fcntl.flock(self._hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Some network file systems lock no folders: there nobody clears any either.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.nonce_path = str(self._folder / "nonce")
             self.nonce = secrets.token_bytes(16)
             Path(self.nonce_path).write_bytes(self.nonce)

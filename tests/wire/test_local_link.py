@@ -106,6 +106,22 @@ def test_the_next_start_clears_what_a_killed_process_left(runtime_dir: Path) -> 
     link.close()
 
 
+def test_where_folders_cannot_be_locked_it_serves_and_clears_nothing(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(local_link.fcntl, "flock", fail)
+    first = LocalLink()
+    age(Path(first.nonce_path).parent)
+    second = LocalLink()
+    assert read_nonce(first.nonce_path) == first.nonce
+    first.close()
+    second.close()
+    assert list(runtime_dir.iterdir()) == []
+
+
 def test_whatever_may_belong_to_somebody_stays(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
