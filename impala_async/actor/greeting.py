@@ -103,7 +103,8 @@ def find_learner(
 
 def say_goodbye(socket: Dealer, session: bytes, why: str = "") -> None:
     """End a session, and wait a moment until the learner has understood."""
-    if not socket.send([pack(Bye(session, BYE_REASONS.index("leaving"), why[:MAX_WHY]))]):
+    bye = Bye(session, BYE_REASONS.index("leaving"), plain(why)[:MAX_WHY])
+    if not socket.send([pack(bye)]):
         return
     give_up_at = time.monotonic() + BYE_OK_S
     while (left_s := give_up_at - time.monotonic()) > 0:

@@ -252,6 +252,14 @@ def test_goodbye_is_answered(
         said.result(WITHIN_S / 2)
 
 
+def test_what_an_actor_died_of_may_hold_any_text(scene: Scene, socket: Dealer) -> None:
+    while not socket.send([pack(HELLO)]):
+        pass
+    scene.learner.data.hear(Hello)
+    say_goodbye(socket, b"s" * 16, "FileNotFoundError: a\udcff.bin")
+    assert scene.learner.data.hear(Bye).message.text == "FileNotFoundError: a\\udcff.bin"
+
+
 def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, socket: Dealer) -> None:
     while not socket.send([pack(HELLO)]):
         pass
