@@ -120,6 +120,8 @@ class Connections:
 
     def cut(self, route: bytes) -> None:
         """End the connection of a peer, which may connect again."""
+        # It may be gone by itself, and its descriptor another's.
+        self.read()
         if route in self._routes:
             self._cut(self._routes[route])
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
+import zmq
 
 from impala_async.wire import connections as module
 from impala_async.wire.connections import STRANGER_BYTES, Connections
@@ -148,6 +149,20 @@ def test_the_descriptors_of_a_process_are_not_all_for_strangers(
         dial(router.url)
     until(lambda: watched.read() or watched.num_cut == 2)
     router.close()
+
+
+def test_who_went_is_not_cut_in_the_shape_of_its_successor(
+    ends: Ends, router: Router, watched: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[int] = []
+    monkeypatch.setattr(watched, "_cut", cut.append)
+    actor = ends.dealer(router.url)
+    route = greeted(router, actor)
+    actor.close()
+    # Not looked at since: its descriptor may be that of the next one to come.
+    until(lambda: int(watched._monitor.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+    watched.cut(route)
+    assert cut == []
 
 
 def test_who_went_is_forgotten(ends: Ends, router: Router, watched: Connections) -> None:
