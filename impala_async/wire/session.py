@@ -230,8 +230,8 @@ class SessionTable:
 
     def _make_room(self) -> bool:
         """Whether one more can come. Who has said no Spec is a stranger, and gives way."""
-        num_joined = sum(peer.columns > 0 for peer in self._peers.values())
-        if self._num_ranks is not None and num_joined >= self._num_ranks:
+        joined = (peer for peer in self._peers.values() if peer.columns)
+        if self._num_ranks is not None and len(list(joined)) >= self._num_ranks:
             return False
         if len(self._peers) >= MAX_SESSIONS:
             oldest = next((peer for peer in self._peers.values() if not peer.columns), None)

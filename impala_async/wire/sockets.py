@@ -5,7 +5,6 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 `recv_into` truncates silently but returns the true size: every caller compares it.
 """
 
-import contextlib
 import errno
 import socket
 from collections.abc import Callable, Sequence
@@ -167,7 +166,7 @@ class Router:
         kept = min(size, len(self._header))
         self._header[:kept] = frame.buffer[:kept]
         # A connection that is closed already is none any more.
-        with contextlib.suppress(zmq.ZMQError):
+        with suppress(zmq.ZMQError):
             connections.note_first(route, int(frame.get(zmq.SRCFD)))
         return size
 
