@@ -222,26 +222,23 @@ def mutated(rng: random.Random, session: bytes) -> list[bytes]:
 def test_ten_thousand_bad_messages_leave_the_learner_training(site: Site) -> None:
     learner = site.learner(*ENDLESS, config=CARTPOLE)
     actor = site.actor()
-    before = site.wait_report("training", lambda r: r["updates"] > 10)
+    site.wait_report("training", lambda r: r["updates"] > 10)
     stranger = Stranger(site)
     welcome = stranger.hello()
     assert isinstance(welcome, Welcome)
     rng = random.Random(0)
     num_sent = 0
     give_up_at = time.monotonic() + 60
-    while num_sent < 10_000:
+    # Not all of it comes: a stranger that says so much is cut off now and then.
+    while num_sent < 10_000 or site.reports()[-1]["wire/bad"] < 2_000:
         assert time.monotonic() < give_up_at
         socket = stranger.data if rng.random() < 0.7 else stranger.weights
         num_sent += socket.send(mutated(rng, welcome.session))
         while stranger.data.receive(0) or stranger.weights.receive(0):
             pass
-    # Not all of it: a stranger that says so much is cut off now and then.
-    after = site.wait_report(
-        "much of it came", lambda r: r["wire/messages"] >= before["wire/messages"] + 3_000
-    )
+    after = site.reports()[-1]
     site.wait_report("training goes on", lambda r: r["updates"] > after["updates"] + 50)
     last = site.reports()[-1]
-    assert last["wire/bad"] > 1_500
     reasons = {name: count for name, count in last.items() if name.startswith("bad/")}
     assert last["wire/bad"] == sum(reasons.values())
     for reason in ("unknown_type", "malformed_header", "oversized_header", "wrong_frame_count"):

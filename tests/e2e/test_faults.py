@@ -109,7 +109,7 @@ def test_actors_of_this_host_wait_for_no_lease_when_a_killed_learner_resumes(sit
     bound_at = time.monotonic()
     first = site.wait_report("both are back", lambda r: r["num_actors"] == 2)
     site.wait_report("training", lambda r: r["updates"] > first["updates"])
-    assert time.monotonic() - bound_at < 10.0
+    assert time.monotonic() - bound_at < 30.0
 
 
 @both_processes

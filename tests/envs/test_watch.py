@@ -15,7 +15,9 @@ from impala_async.envs import watch as watch_module
 from impala_async.envs.faults import Blame
 from impala_async.envs.watch import Watch
 
-watch_module.LOOK_EVERY_S, watch_module.LOCK_GRACE_S = 0.05, 0.3
+watch_module.LOOK_EVERY_S = 0.05
+# The timer that ends who holds the lock must not be faster on a busy machine where nobody does.
+watch_module.LOCK_GRACE_S = 30.0 if sys.argv[1] == "free" else 0.3
 watch = Watch(print, whose=lambda: "actor 2 (Some-v1)")
 watch.limit(0.2)
 watch.start()
