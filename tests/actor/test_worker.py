@@ -97,10 +97,10 @@ def test_an_actor_that_was_stopped_for_a_while_has_not_waited_meanwhile(
 
     with working(section("Hanging", kwargs={"after": 0}), look_up) as worker:
         worker.begin_step()
-        clock = SimpleNamespace(monotonic=read_clock)
-        with monkeypatch.context() as patch, pytest.raises(Stopped):
-            patch.setattr(worker_module, "time", clock)
+        monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=read_clock))
+        with pytest.raises(Stopped):
             worker.hear()
+        monkeypatch.undo()
 
 
 def test_one_that_was_ended_with_its_actor_is_no_fault_of_its_own() -> None:
