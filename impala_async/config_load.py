@@ -197,7 +197,9 @@ def _refuse_mistaken(key: str, text: str) -> None:
     """
     if text[:1] in ("[", "{"):
         wanted = "a list or table as TOML has it, with true and false, and without None"
-    elif text.lower() in ("true", "false", "none"):
+    elif text == "None":
+        wanted = "none"
+    elif text.lower() in ("true", "false"):
         wanted = f"{text.lower()}, as TOML has it"
     else:
         try:
