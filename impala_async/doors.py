@@ -6,6 +6,7 @@ What takes long to import, a door imports behind `run_door`, where Ctrl-C is tak
 import argparse
 import contextlib
 import difflib
+import errno
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
     EXIT_INTERRUPTED,
+    EXIT_TRY_AGAIN,
     CheckpointError,
     ConfigError,
     EnvHangsError,
@@ -315,6 +317,9 @@ def _run(body: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             return EXIT_DONE
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _tell(f"error: {error}\n")
+            return EXIT_TRY_AGAIN
         _tell(traceback.format_exc())
         _tell("error: this is a bug of impala-async; please report it with the lines above\n")
         return EXIT_BUG

@@ -1,4 +1,5 @@
 import argparse
+import errno
 import importlib
 import json
 import os
@@ -228,6 +229,14 @@ def test_other_ends_of_a_door(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err
     assert "KeyError: 'x'" in said
     assert said.endswith("please report it with the lines above\n")
+
+
+def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a-file")
+
+    assert run_door(full) == 75
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device: 'a-file'\n"
 
 
 # -------------------- new and resumed runs
