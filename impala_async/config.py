@@ -194,6 +194,12 @@ class RunConfig(Section):
                 "nothing: every batch has all its passes"
             )
 
+    @property
+    def idle_from(self) -> int | None:
+        """The env step from which on the run goes on without learning; none if it ends by then."""
+        zero_at, end = self.algorithm.lr_is_0_at, self.stop.env_steps
+        return None if zero_at is None or (end is not None and end <= zero_at) else zero_at
+
     def warnings(self, env_steps: int = 0) -> list[str]:
         """What is allowed but will probably disappoint when so many env steps are trained."""
         lag_warnings = self._lockstep_warnings if self.pace.is_lockstep else self._async_warnings

@@ -110,9 +110,9 @@ def _idle_keys(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Itera
 
 def _steps_without_learning(config: RunConfig, sources: Mapping[str, str]) -> Iterator[str]:
     """A rate of 0 before the end, if both were set in one place; else a warning says so."""
-    end, zero_at = config.stop.env_steps, config.algorithm.lr_is_0_at
+    end, zero_at = config.stop.env_steps, config.idle_from
     source, other = (sources.get(key) for key in ("stop.env_steps", "algorithm.schedule_env_steps"))
-    if end is not None and zero_at is not None and zero_at < end and source == other is not None:
+    if end is not None and zero_at is not None and source == other is not None:
         yield (
             f"{source}: algorithm.schedule_env_steps ({zero_at}) ends at a rate of 0 "
             f"(algorithm.lr_end), before stop.env_steps ({end}): nothing would be learned in "
@@ -197,7 +197,9 @@ def _refuse_mistaken(key: str, text: str) -> None:
     """
     if text[:1] in ("[", "{"):
         wanted = "a list or table as TOML has it, with true and false, and without None"
-    elif text.lower() in ("true", "false", "none"):
+    elif text == "None":
+        wanted = "none"
+    elif text.lower() in ("true", "false"):
         wanted = f"{text.lower()}, as TOML has it"
     else:
         try:

@@ -6,6 +6,7 @@ What takes long to import, a door imports behind `run_door`, where Ctrl-C is tak
 import argparse
 import contextlib
 import difflib
+import errno
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
     EXIT_INTERRUPTED,
+    EXIT_TRY_AGAIN,
     CheckpointError,
     ConfigError,
     EnvHangsError,
@@ -173,7 +175,7 @@ def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfi
 
 def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     from impala_async.config_load import merge_overrides, validate_config
-    from impala_async.learner.run_folder import RunFolder
+    from impala_async.learner.run_folder import UNSAVED, RunFolder
 
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
@@ -188,7 +190,9 @@ def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     ]
     if changed:
         raise ConfigError("\n".join(changed))
-    check_not_over(config, folder.read_json("summary.json"))
+    summary = folder.read_json("summary.json")
+    if summary is None or summary.get("exit_reason") != UNSAVED:
+        check_not_over(config, summary)
     return config, folder
 
 
@@ -313,17 +317,23 @@ def _run(body: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             return EXIT_DONE
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _tell(f"error: {error}\n")
+            return EXIT_TRY_AGAIN
         _tell(traceback.format_exc())
         _tell("error: this is a bug of impala-async; please report it with the lines above\n")
         return EXIT_BUG
 
 
 def _tell(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        sys.stderr.write(text)
+    if sys.stderr is not None:  # as it is where it was closed before
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
 
 
-def _has_reader(stream: IO[str]) -> bool:
+def _has_reader(stream: IO[str] | None) -> bool:
+    if stream is None:
+        return True
     poll = select.poll()
     # For nothing: that there is nobody at the other end is told in any case.
     poll.register(stream.fileno(), 0)
@@ -331,10 +341,10 @@ def _has_reader(stream: IO[str]) -> bool:
 
 
 def flush_output() -> None:
-    """Say what is left to say. A reader that has gone, as `head` goes, is no error."""
-    for stream in (sys.stdout, sys.stderr):
+    """Say what is left. A reader that has gone, as `head` goes, is no error, nor a full disk."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             # The interpreter flushes once more when it ends, and would complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import logging
 import sys
 import time
@@ -71,8 +72,12 @@ def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
         run.remove_logs()
     summary = folder.read_json("summary.json")
     if summary is not None and summary != before:
-        _show(summary, folder, config.stop.mean_return, launched_s=time.monotonic() - started)
-        print(f"learning curve: {draw_at_end(summary, folder, config.stop.mean_return, code)}")
+        # Nobody may read it, or the disk be full: the run has ended as it has.
+        with contextlib.suppress(OSError):
+            _show(summary, folder, config.stop.mean_return, launched_s=time.monotonic() - started)
+        curve = draw_at_end(summary, folder, config.stop.mean_return, code)
+        with contextlib.suppress(OSError):
+            print(f"learning curve: {curve}")
     # A learner that was told to end while it started has nothing to sum up.
     elif code not in (EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED):
         logger.error("the learner ended without a summary, with exit code %d", code)

@@ -135,7 +135,7 @@ def test_values_are_read_as_toml_or_are_text(text: str, value: Any) -> None:
         ("env.kwargs.x=True", "true, as TOML has it"),
         ("env.kwargs.x=False", "false, as TOML has it"),
         ("env.kwargs.x=FALSE", "false, as TOML has it"),
-        ("env.kwargs.x=None", "none, as TOML has it"),
+        ("env.kwargs.x=None", "none, got"),
         ("env.kwargs.x.y= False ", "false, as TOML has it"),
         ("env.kwargs.x=-.5", "-0.5, as TOML has it"),
         ("env.kwargs.x=[1, True]", "a list or table as TOML has it"),

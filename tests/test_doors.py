@@ -1,4 +1,5 @@
 import argparse
+import errno
 import importlib
 import json
 import os
@@ -230,6 +231,14 @@ def test_other_ends_of_a_door(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.endswith("please report it with the lines above\n")
 
 
+def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a-file")
+
+    assert run_door(full) == 75
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device: 'a-file'\n"
+
+
 # -------------------- new and resumed runs
 
 
@@ -395,6 +404,13 @@ def test_a_run_that_is_over_is_resumed_only_for_more(
     assert capsys.readouterr().err.startswith("the run is over: ")
 
 
+def test_a_run_whose_last_checkpoint_is_missing_is_not_over(run_dir: str) -> None:
+    done = {"env_steps_trained": 512, "updates": 60, "mean_return_100": 475.25}
+    summary = {**done, "exit_reason": "checkpoint_not_written"}
+    RunFolder(Path(run_dir)).write_json("summary.json", summary)
+    check_run(parse("--resume", "--run-dir", run_dir, "--set", "stop.env_steps=500"), None)
+
+
 def test_a_run_that_was_resumed_before_its_first_hundred_episodes_is_not_over(run_dir: str) -> None:
     RunFolder(Path(run_dir)).write_json("summary.json", {"mean_return_100": None})
     check_run(parse("--resume", "--run-dir", run_dir), None)
@@ -447,6 +463,21 @@ def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(
         assert run_door(broken) == 70
         os.close(reader)
         assert run_door(broken) == 0
+
+
+def test_output_that_is_closed_or_full_does_not_change_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def say() -> int:
+        print("a word")
+        return 75
+
+    for name in ("sys.stdout", "sys.stderr"):
+        monkeypatch.setattr(name, None)
+    assert run_door(say) == 75
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert run_door(say) == 75
 
 
 @pytest.mark.parametrize(

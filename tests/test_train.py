@@ -237,6 +237,19 @@ def test_steps_without_learning_are_shown(monkeypatch: pytest.MonkeyPatch, said:
     assert "0 since env step 400,000" in said()
 
 
+def test_a_summary_that_nobody_reads_does_not_change_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def show(*args: object, **more: object) -> None:
+        raise BrokenPipeError
+
+    write_summary(monkeypatch)
+    monkeypatch.setattr(FakeRun, "code", 75)
+    monkeypatch.setattr(train, "_show", show)
+    started("--run-dir", "here", code=75)
+    assert Path("here/learning_curve.png").exists()
+
+
 def test_frames_are_shown_where_a_step_takes_several(
     monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:

@@ -17,6 +17,7 @@ from impala_async import lifeline
 from impala_async.doors import (
     add_run_flags,
     check_run,
+    flush_output,
     new_parser,
     run_door,
     start_logging,
@@ -154,8 +155,7 @@ def _leave(code: int) -> NoReturn:
     Where an interpreter ends beneath it, torch aborts the process, whatever its exit code was.
     """
     if any(thread.daemon for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         os._exit(code)
     sys.exit(code)
 

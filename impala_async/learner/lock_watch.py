@@ -92,8 +92,9 @@ def _exit_when_read(fd: int) -> object:
     # struct aiocb of glibc on 64 bits, with its struct sigevent.
     struct.pack_into("=i12xQQ", request, 0, fd, ctypes.addressof(byte), 1)
     struct.pack_into("=QiiQQ", request, 32, EXIT_STUCK, 0, _SIGEV_THREAD, leave, 0)
-    # Without it the kernel ends what hangs, with its own exit code.
-    if hasattr(libc, "gnu_get_libc_version") and struct.calcsize("P") == 8:
+    # Without it the kernel ends what hangs, with its own exit code. An older glibc lacks it.
+    is_known = hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "aio_read")
+    if is_known and struct.calcsize("P") == 8:
         libc.aio_read(request)
     return byte, request
 

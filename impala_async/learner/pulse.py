@@ -103,12 +103,13 @@ class PulseWatch:
         for silence in self._silences:
             silence.last(-1.0 if elapsed_s > SUSPENDED_S else elapsed_s)
             what = f"{silence.pulse.what} has not moved for {silence.seconds:.0f} s"
+            if silence.is_beyond(self._dump_s) and not silence.is_shown:
+                silence.is_shown = True
+                self._say(f"{what}: the stacks of all threads (learner.stuck_dump_s)", is_dump=True)
+            # Not before it was shown, where both come due in one tick.
             if silence.is_beyond(self._end_s):
                 self._say(f"{what}: this process ends (learner.stuck_end_s)")
                 self._leave(EXIT_BUG)
-            elif silence.is_beyond(self._dump_s) and not silence.is_shown:
-                silence.is_shown = True
-                self._say(f"{what}: the stacks of all threads (learner.stuck_dump_s)", is_dump=True)
 
     def _watch(self) -> None:
         before = time.monotonic()

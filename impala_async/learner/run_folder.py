@@ -30,6 +30,8 @@ PREPARED = ("actors", "replay.json", "lost+found")
 # Others may read what a run did, but not the arguments of its environment.
 PRIVATE, PUBLIC = 0o600, 0o666
 MOST_EPOCHS = 10**9
+UNSAVED = "checkpoint_not_written"
+"""The reason of an end whose summary is ahead of the checkpoints."""
 
 
 def default_run_path(config: RunConfig) -> Path:
@@ -55,9 +57,13 @@ class RunFolder:
 
     def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
         """Raise ConfigError where no new run may begin."""
-        if self.exists():
+        try:
+            is_run, names = self.exists(), sorted(self.path.iterdir()) if self.path.is_dir() else []
+        except OSError as error:
+            raise ConfigError(f"--run-dir: cannot read {self.path}: {error.strerror}") from None
+        if is_run:
             raise ConfigError(f"--run-dir: {self.path} already holds a run: {advice}")
-        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
+        for path in names:
             is_left_over = path == self.checkpoints and path.is_dir() and not any(path.iterdir())
             if path.name not in PREPARED and not is_left_over:
                 raise ConfigError(

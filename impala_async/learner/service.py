@@ -36,7 +36,7 @@ from impala_async.learner.ingest_process import IngestProcess
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.remote_front import open_front
 from impala_async.learner.reporter import EpisodeStats, Reporter
-from impala_async.learner.run_folder import RunFolder
+from impala_async.learner.run_folder import UNSAVED, RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch
 from impala_async.learner.slots import Episodes
 from impala_async.learner.summary import summarise
@@ -54,7 +54,6 @@ GOODBYE_S = 1.0
 THREAD_END_S = 8.0
 SAVE_WITHIN_S = 600.0
 ACTOR_LOST = "actor_lost"
-UNSAVED = "checkpoint_not_written"
 EXITS = {
     "interrupted": EXIT_INTERRUPTED,
     ACTOR_LOST: EXIT_TRY_AGAIN,
@@ -166,7 +165,7 @@ class LearnerService:
             refresh=self._front.refresh,
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
             earlier_updates=self._start.update,
-            lr_is_0_at=self._config.algorithm.lr_is_0_at,
+            lr_is_0_at=self._config.idle_from,
         )
 
     def _make_saver(self, restored: Restored | None, lineage: Lineage) -> None:
@@ -295,7 +294,8 @@ class LearnerService:
             digests = self._saver.digests(self._progress.version)
             await self._recorder.finish(reason, self._progress.update, digests)
         await self._front.say_bye("restarting", GOODBYE_S)
-        reason = reason if self._saver.is_saved else UNSAVED
+        # Weights that are not finite are no fault of the disk, and no second try mends them.
+        reason = reason if self._saver.is_saved or reason == NOT_FINITE else UNSAVED
         self._summarise(reason, {**report, "num_actors": num_actors})
         return reason
 

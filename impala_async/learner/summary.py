@@ -34,7 +34,7 @@ def summarise(
     `env_steps_since` are those trained in that time: what the first update learned from was
     gathered before the clock ran.
     """
-    zero_at, env_steps = config.algorithm.lr_is_0_at, report["env_steps_trained"]
+    zero_at, env_steps = config.idle_from, report["env_steps_trained"]
     assert isinstance(env_steps, int)
     steps_per_s = env_steps_since / wall_s if wall_s > 0 else 0.0
     return {

@@ -1,5 +1,7 @@
 """Mean returns for people: three significant digits, and no goal that only rounding reaches."""
 
+import math
+
 RETURN_EPISODES = 100
 # Whole numbers are written out up to here, and decimals down to there.
 _MAX_EXPONENT, _MIN_EXPONENT = 9, -5
@@ -25,6 +27,8 @@ def format_mean_return(value: float | None, num_episodes: object, goal: float | 
 
 def _format(value: float, num_digits: int) -> str:
     value = value or 0.0  # without the sign of -0.0
+    if not math.isfinite(value):
+        return str(value)
     scientific = f"{value:.{num_digits - 1}e}"
     exponent = int(scientific.partition("e")[2])
     if not _MIN_EXPONENT <= exponent <= _MAX_EXPONENT:

@@ -249,7 +249,11 @@ def _verified(path: Path, version: Version) -> Checkpoint:
 
 def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        try:
+            is_finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
+        except NotImplementedError as error:  # of small floats, which are none of ours
+            raise CheckpointError(f"{path}: {name}: {error}") from None
+        if not is_finite:
             raise CheckpointError(f"{path}: {name} is not finite")
 
 

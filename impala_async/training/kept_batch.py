@@ -4,6 +4,7 @@ The names are those of `Batch`; metadata says what was not finite.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -28,5 +29,7 @@ def keep_batch(path: Path, batch: Batch, is_failed_B: Tensor, about: Mapping[str
     try:
         path.write_bytes(save(whole, dict(about)))
     except OSError as error:
+        with suppress(OSError):  # a half of it would take the room of a checkpoint
+            path.unlink()
         return f"the last batch cannot be kept in {path}: {error.strerror}"
     return f"the last batch is kept in {path}"

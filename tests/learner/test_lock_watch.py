@@ -14,7 +14,7 @@ from impala_async.learner.lock_watch import EXIT_STUCK, LockWatch, Silence
 HANG = """
 import ctypes
 from impala_async.learner.lock_watch import LockWatch
-watch = LockWatch(0.4, 0.8)
+watch = LockWatch(0.4, 2.0)
 libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 while True:
     libc.pthread_mutex_lock(mutex)  # twice, for ever, with the interpreter's lock

@@ -63,6 +63,15 @@ def test_silence_is_shown_once_and_then_ended(
     ]
 
 
+def test_it_is_shown_before_it_is_ended_though_both_come_due_at_once(kennel: Kennel) -> None:
+    kennel.one.beat()
+    kennel.wait(29)
+    kennel.watch._end_s = 29
+    kennel.watch._dump_s = 29
+    kennel.wait(1)
+    assert (kennel.num_dumps, kennel.codes) == (1, [EXIT_BUG])
+
+
 def test_the_one_that_moves_does_not_hide_the_other(kennel: Kennel) -> None:
     kennel.one.beat()
     for _ in range(70):

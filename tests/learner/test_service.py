@@ -26,6 +26,7 @@ from impala_async.learner.service import LearnerService
 from impala_async.metrics.names import undeclared
 from impala_async.training.checkpoint import newest_checkpoint
 from impala_async.training.result import StepResult
+from impala_async.training.snapshot import WeightsCopy
 from impala_async.training.step import UpdateStep
 from impala_async.wire.messages import BYE_REASONS
 from tests.learner.crew import SCHEMA, Voyage, voyage
@@ -383,3 +384,14 @@ async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path: Pat
     assert found.version == (1, 0)
     kept = load_file(tmp_path / "not-finite-1-0.safetensors")
     assert kept["is_failed_B"].all()
+
+
+async def test_weights_that_are_not_finite_end_a_run_as_that_and_not_as_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WeightsCopy, "is_finite", lambda copy: False)
+    async with voyage(tmp_path) as run:
+        run.folder.checkpoints.rmdir()
+        run.folder.checkpoints.write_text("in the way")
+        assert await run.end() == EXIT_BUG
+    assert run.summary["exit_reason"] == "not_finite"

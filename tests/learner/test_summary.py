@@ -59,10 +59,16 @@ def test_a_summary_has_what_others_read() -> None:
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
-@pytest.mark.parametrize(("schedule", "since"), [(None, None), (900, None), (800, 800)])
-def test_steps_at_a_rate_of_0_are_told(schedule: int | None, since: int | None) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "end", "since"),
+    [(None, None, None), (900, None, None), (800, None, 800), (800, 850, 800), (800, 800, None)],
+)
+def test_steps_at_a_rate_of_0_are_told(
+    schedule: int | None, end: int | None, since: int | None
+) -> None:
+    """Not those that the last batch of a run is beyond its end."""
     rates = {"lr_end": 0.0, "schedule_env_steps": schedule} if schedule else {}
-    config = config_of(small_schema(), algorithm=rates)
+    config = config_of(small_schema(), algorithm=rates, stop={"env_steps": end})
     summary = summary_of(config=config)
     assert summary["lr_is_0_since"] == since
     assert ("nothing was learned after env step 800" in describe(summary)) == (since == 800)

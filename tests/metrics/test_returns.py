@@ -22,6 +22,8 @@ from impala_async.metrics.returns import format_mean_return, format_return
         (-0.0004, "-0.000400"),
         (1.5e-7, "1.50e-07"),
         (1e15, "1.00e+15"),
+        (float("-inf"), "-inf"),
+        (float("nan"), "nan"),
     ],
 )
 def test_three_digits(value: float | None, text: str) -> None:

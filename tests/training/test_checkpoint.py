@@ -260,6 +260,18 @@ def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, 
     assert "v is not finite" in caplog.text
 
 
+def test_a_number_type_that_torch_cannot_look_at_is_damage(folder, caplog, monkeypatch):
+    good = save(folder, 1, 4)
+    odd = {"model": {"w": torch.zeros(3).to(torch.float8_e4m3fn)}}
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
+        save_checkpoint(folder, Version(1, 5), odd, STATE)
+    found = newest_checkpoint(folder)
+    assert found is not None
+    assert found.path == good
+    assert "Float8_e4m3fn" in caplog.text
+
+
 def test_the_highest_epoch_counts_damaged_ones_too(folder):
     assert highest_epoch(folder) == 0
     save(folder, 2, 9)

@@ -1,5 +1,8 @@
 """A batch is kept whole, or the disk is to blame."""
 
+import errno
+from pathlib import Path
+
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -21,6 +24,18 @@ def test_all_of_a_batch_is_in_the_file(tmp_path, make_batch):
     assert kept["rewards_BT"][0, 0].isnan()
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"not_finite": "loss/value"}
+
+
+def test_half_of_a_batch_does_not_stay_on_a_full_disk(tmp_path, make_batch, monkeypatch):
+    def write_half(path, data):
+        with path.open("wb") as file:
+            file.write(data[:9])
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    said = keep_batch(tmp_path / "kept", make_batch(), torch.ones(5, dtype=torch.bool), {})
+    assert said.endswith("cannot be kept in {}: full".format(tmp_path / "kept"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_does_not_take_it_is_told(tmp_path, make_batch):

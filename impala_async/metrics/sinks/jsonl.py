@@ -85,7 +85,8 @@ def _open(path: Path) -> int:
 def _check_room(fd: int, reserve: int) -> None:
     if reserve > 0:
         disk = os.fstatvfs(fd)
-        if disk.f_bavail * disk.f_frsize < reserve:
+        # Some file systems do not know: all they say is 0.
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < reserve:
             raise OSError(errno.ENOSPC, "what is free is left to checkpoints")
 
 

@@ -160,11 +160,12 @@ def test_close_twice_and_without_reports(path: Path) -> None:
 def test_reports_leave_room_and_come_back(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    free = [50]
+    free, size = [50], [100]
     fields = list(os.statvfs("/"))
 
     def fstatvfs(fd: int) -> os.statvfs_result:
-        fields[1], fields[4] = 1, free[0]  # the size of a block, and how many are available
+        # The size of a block, and how many there are and are available.
+        fields[1], fields[2], fields[4] = 1, size[0], free[0]
         return os.statvfs_result(fields)
 
     monkeypatch.setattr(os, "fstatvfs", fstatvfs)
@@ -173,8 +174,11 @@ def test_reports_leave_room_and_come_back(
     for number, (room, kept) in enumerate([(0, 0), (60, 50), (40, 50), (49, 50), (50, 50)]):
         free[0], reserve[0] = room, kept
         sink.write({"updates": number})
+    # A file system that does not know.
+    size[0] = free[0] = 0
+    sink.write({"updates": 5})
     sink.close()
-    assert [report["updates"] for report in read(path)] == [0, 1, 4]
+    assert [report["updates"] for report in read(path)] == [0, 1, 4, 5]
     assert caplog.text.count("what is free is left to checkpoints") == 1
     assert "2 reports lost" in caplog.text
 
