@@ -62,6 +62,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "env.squash_actions": ([True, False], ["x", 2, None]),
     "env.last_action": ([True, False], ["x", 2, None]),
     "env.last_reward": ([True, False], ["x", 2, None]),
+    "env.step_timeout_s": ([0.5, 3600, None], OPTIONAL_POSITIVE),
     "env.probe": (["learner", "actor"], ["nobody", None, 1]),
     "algorithm.name": (["impala", "appo", "ppo", "a2c"], ["dqn", "", None]),
     "algorithm.gamma": ([0, 0.5, 1], [-0.01, 1.01, NAN, "x", None]),
