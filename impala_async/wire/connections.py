@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 # All that somebody may send before it is known: a hello, a schema, and as much again.
 STRANGER_BYTES = 2 << 16
 MAX_STRANGERS = 1000
+MANY_DESCRIPTORS = 65536
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # tcpi_bytes_received, since Linux 4.1.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
@@ -52,8 +53,7 @@ class Connections:
         self._open: dict[int, _Connection] = {}
         self._routes: dict[bytes, int] = {}
         self._heard: set[bytes] = set()
-        may_open = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._max_strangers = min(MAX_STRANGERS, may_open // 4)
+        self._max_strangers = min(MAX_STRANGERS, most_descriptors() // 4)
 
     @property
     def fd(self) -> int:
@@ -135,6 +135,19 @@ class Connections:
         self._routes.pop(connection.route, None)
         _ask(fd, lambda own: own.shutdown(socket.SHUT_RDWR))
         self.num_cut += 1
+
+
+def most_descriptors() -> int:
+    """How many this process may open, after it has asked for as many as it is allowed.
+
+    The soft limit is for programs that use `select`. A thousand actors need two thousand.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MANY_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MANY_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def _bytes_received(fd: int) -> int | None:

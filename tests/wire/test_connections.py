@@ -1,5 +1,6 @@
 """Real connections: who sends too much is cut off, who has a reason to send much is not."""
 
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -8,7 +9,7 @@ import pytest
 import zmq
 
 from impala_async.wire import connections as module
-from impala_async.wire.connections import STRANGER_BYTES, Connections
+from impala_async.wire.connections import STRANGER_BYTES, Connections, most_descriptors
 from impala_async.wire.sockets import Router
 from tests.wire import raw_peer
 from tests.wire.ends import ANY_PORT, Ends, greeted, take, until
@@ -175,3 +176,24 @@ def test_who_went_is_forgotten(ends: Ends, router: Router, watched: Connections)
     assert watched._routes == {}
     watched.cut(b"nobody")
     assert watched.num_cut == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [
+        ((1024, 4096), 4096),
+        ((1024, 1 << 20), 65536),
+        ((1024, resource.RLIM_INFINITY), 65536),
+        ((100_000, 1 << 20), 100_000),
+        ((256, 256), 256),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 65536),
+    ],
+)
+def test_as_many_descriptors_are_asked_for_as_are_allowed(
+    limits: tuple[int, int], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: asked.append(pair))
+    assert most_descriptors() == wanted
+    assert asked == ([(wanted, limits[1])] if 0 <= limits[0] < wanted else [])
