@@ -90,7 +90,7 @@ def find_learner(
         if isinstance(message, Reject):
             raise_if_final(message, is_joined=False)
             logger.warning("the learner refuses us for now: %s", message.text)
-            say_at = max(say_at, now + message.retry_after_s)
+            say_at = max(say_at, time.monotonic() + message.retry_after_s)
             wait = Wait(logger.warning)
         elif frames and isinstance(message, Welcome) and _is_current(message, hello):
             return message, _read_settings(frames)

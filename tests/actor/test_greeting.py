@@ -186,8 +186,8 @@ def test_other_refusals_are_logged_and_not_final(
 def test_a_full_learner_is_asked_again_when_it_says(scene: Scene, find: Find) -> None:
     find()
     hello = scene.learner.data.hear(Hello)
-    hello.answer(reject("full", "full", 0.5))
     refused_at = time.monotonic()
+    hello.answer(reject("full", "full", 0.5))
     scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=2)
     assert time.monotonic() - refused_at >= 0.5
 
