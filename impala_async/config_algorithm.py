@@ -154,7 +154,10 @@ class AlgorithmSection(Section):
         return self.schedule_env_steps if self.lr_end == 0 else None
 
     def schedule_warnings(self, stop: int | None, trained: int, *, has_goal: bool) -> Iterator[str]:
-        """Of a run to `stop` env steps, of which some are trained, or perhaps to another goal."""
+        """What a run to `stop` env steps should know of its schedule when `trained` are done.
+
+        `has_goal`: something else may end it earlier.
+        """
         horizon = self.schedule_env_steps
         if horizon is None:
             return

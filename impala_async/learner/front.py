@@ -192,8 +192,8 @@ class Front:
             self.look_at_connections()
 
     def look_at_connections(self) -> None:
-        """Whoever has a session may have sent what its credit allows, and a message more; who
-        has none may begin with a message of a session that goes on."""
+        """A peer with a session may have sent what its credit allows, and a message more; one
+        without may begin with a message of a session that goes on."""
         joined = [peer for peer in self.table if peer.columns]
         schema = self._desk.schema
         largest = [_largest_message(peer.columns, schema) for peer in joined if schema is not None]

@@ -28,8 +28,9 @@ class PeerLog:
         self._say(logging.WARNING, text, args)
 
     def _say(self, level: int, text: str, args: tuple[object, ...]) -> None:
-        if int(self._clock()) != self._second:
-            self._second, self._num_lines = int(self._clock()), 0
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._num_lines = second, 0
         if self._num_lines >= MAX_LINES_PER_S - 1:
             self._num_left_out += 1
             return
