@@ -45,7 +45,8 @@ class Offer:
         return [MessageBuffer(self.schema, self.columns) for _ in range(num_buffers)]
 
     def spec_frames(self, session: bytes) -> list[Frame]:
-        spec = Spec(session, self.schema.digest, self.layout.digest, self.columns, self.streams)
+        digests = self.schema.digest, self.layout.digest
+        spec = Spec(session, *digests, self.columns, self.streams, gives_way=1)
         return [pack(spec), self.schema.to_json()]
 
     def data_frames(

@@ -236,7 +236,8 @@ class Desk:
             self._table.end(peer)
             return
         is_new = not peer.columns
-        if not self._table.join(peer, spec.columns, spec.streams):
+        gives_way = bool(spec.gives_way)
+        if not self._table.join(peer, spec.columns, spec.streams, gives_way=gives_way):
             self._table.end(peer)
             port.send(peer.data_route, [pack(reject("hello_again", "its place is taken", 0.0))])
             return

@@ -182,14 +182,13 @@ class Front:
             # In lockstep the others wait for it as long as its lease runs, whatever its connection.
             if not self._desk.remind(self._data, peer) and not self._is_lockstep:
                 self._desk.lose(peer, "its connection is closed")
-        if not self._is_lockstep:
-            self.table.take_back(time.monotonic())
         self._answer()
 
     async def _watch_connections(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look_at_connections()
+            self.take_back()
 
     def look_at_connections(self) -> None:
         """A peer with a session may have sent what its credit allows, and a message more; one
@@ -204,6 +203,11 @@ class Front:
         self._data.look(data, max(largest, default=0))
         weights = {peer.weights_route: SPARE_BYTES for peer in joined if peer.weights_route}
         self._weights.look(weights, 0)
+
+    def take_back(self) -> None:
+        """Credit that lies unused goes to those who wait for some; in lockstep nobody does."""
+        if self.table.take_back(time.monotonic()):
+            self._answer()
 
     def close_admission(self) -> None:
         """Nothing more comes in."""

@@ -98,6 +98,7 @@ class Ingest:
         self._received: dict[tuple[bytes, int], _Received] = {}
         self._to_answer: dict[bytes, Peer] = {}
         self._is_closed = False
+        self._num_turned_away = 0
         self._warn_at = -math.inf
 
     def open(self, schema: Schema, slots: list[Slot], submit: Callable[[int], None]) -> None:
@@ -125,12 +126,16 @@ class Ingest:
             raise ProtocolError("not_allowed_now", "Data before Spec")
         verdict = self._judge(peer, data, self._filler)
         if verdict is None:
-            if data.seq < peer.lapsed and not self._has_room(data, self._filler):
-                # It sends this again in a new session, where room is kept for it.
-                self._table.end(peer)
+            if data.seq < peer.lapsed:
+                # What has been received is still counted as under way.
+                self.decide()
+            if self._table.has_room(peer, data, self._filler.free_columns):
+                self._receive(port.router, peer, data, self._filler)
+            elif peer.gives_way:
+                self._num_turned_away += data.columns
+            else:
                 self._refuse(data, "unknown_session")
                 raise ProtocolError("unknown_session")
-            self._receive(port.router, peer, data, self._filler)
             return
         if verdict == "invalid":
             self._warn(peer, data, Fault("invalid", UNKNOWN_VERSION))
@@ -168,7 +173,7 @@ class Ingest:
         is_ready = self._publisher.version != NO_VERSION and not self._is_closed
         is_held_back = self._tap is not None and self._tap.is_behind
         if self._filler is not None and is_ready and not is_held_back:
-            for peer in self._filler.deal(self._table):
+            for peer in self._filler.deal(self._table, self._clock()):
                 self._to_answer[peer.session] = peer
         for peer in self._to_answer.values():
             port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
@@ -183,6 +188,7 @@ class Ingest:
         return {
             "credit/granted_columns": self._table.outstanding_columns,
             "credit/free_columns": self._filler.free_columns if self._filler else 0,
+            "credit/turned_away": self._num_turned_away,
             **(self._filler.report() if self._filler else {}),
         }
 
@@ -192,11 +198,6 @@ class Ingest:
             return "duplicate"
         verdict = self._table.reserve(peer, data, self._publisher.version)
         return verdict or filler.judge(peer.rank, Version(data.epoch, data.update))
-
-    def _has_room(self, data: Data, filler: Filler) -> bool:
-        """Whether something can be taken in for which no room is kept."""
-        self.decide()
-        return filler.free_columns - self._table.outstanding_columns >= data.columns
 
     def _receive(self, router: Router, peer: Peer, data: Data, filler: Filler) -> None:
         try:

@@ -84,7 +84,7 @@ class LockstepFiller:
         """Columns that can still come in before a slot must be released."""
         return self._width * sum(self._num_allowed(rank) for rank in self._expected)
 
-    def deal(self, table: SessionTable) -> list[Peer]:
+    def deal(self, table: SessionTable, now: float) -> list[Peer]:
         """Give everybody credit for the batches that are open or can be opened."""
         self._call_the_roll([peer for peer in table if peer.columns])
         dealt = []

@@ -122,7 +122,7 @@ class Filler(Protocol):
     @property
     def free_columns(self) -> int: ...
 
-    def deal(self, table: SessionTable) -> list[Peer]:
+    def deal(self, table: SessionTable, now: float) -> list[Peer]:
         """Give out credit for free columns; those who got some."""
         ...
 
@@ -206,9 +206,9 @@ class SlotFiller:
         """Columns that can still come in before a slot must be released."""
         return self._left_in_filling + len(self._idle) * self.batch_columns
 
-    def deal(self, table: SessionTable) -> list[Peer]:
+    def deal(self, table: SessionTable, now: float) -> list[Peer]:
         """Give out credit: at most one batch ahead, as more would only make the data older."""
-        return table.deal(self.free_columns, self.batch_columns)
+        return table.deal(self.free_columns, self.batch_columns, now=now)
 
     def judge(self, rank: int, version: Version) -> str | None:
         """The session table has judged: everything else can be taken."""

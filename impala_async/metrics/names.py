@@ -130,6 +130,7 @@ SECTIONS: tuple[Section, ...] = (
             Metric("queue/ready_capacity", "slots", "device slots, or host slots on a CPU"),
             Metric("credit/granted_columns", "columns", "granted or unsettled, over all actors"),
             Metric("credit/free_columns", "columns", "that free slots could still be granted"),
+            Metric("credit/turned_away", "columns", "for which there was no room yet: sent again"),
         ),
     ),
     Section(

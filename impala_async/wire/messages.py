@@ -26,6 +26,7 @@ MAX_COLUMNS = 4096
 MAX_TIMERS = 16
 MAX_WHY = 500
 NO_NUMBER = -1
+NO_SEQ = -1
 MAX_VERDICTS = 64
 # Of all frames: from a peer of whom nothing is known.
 MAX_MESSAGE_BYTES = 1 << 30
@@ -75,17 +76,20 @@ class Welcome(NamedTuple):
 
 class Spec(NamedTuple):
     """What the actor's environments look like (second frame: the schema), how many columns each of
-    its messages has, and how many messages it writes side by side."""
+    its messages has, how many messages it writes side by side, and whether it understands
+    `Grant.again`: then it gives way to others, and they to it."""
 
     session: bytes
     schema_digest: bytes
     layout_digest: bytes
     columns: int
     streams: int
+    gives_way: int = 0
 
 
 class Grant(NamedTuple):
-    """Seqs below `granted` may be sent; those below `settled` are done with. Cumulative."""
+    """Seqs below `granted` may be sent; those below `settled` are done with. Cumulative. Seq
+    `again` came when there was no room for it, and now there is."""
 
     session: bytes
     granted: int
@@ -93,6 +97,7 @@ class Grant(NamedTuple):
     epoch: int
     update: int
     verdicts: list[list[int]]
+    again: int = NO_SEQ
 
 
 class Reject(NamedTuple):
@@ -221,6 +226,7 @@ def _verdicts(value: Any) -> bool:
 
 
 _SEQ = _COUNT = _uint(2**62)
+_MAYBE_SEQ = _uint(2**62, NO_SEQ)
 _EPOCH = _uint(2**31)
 _ID = _blob(16)
 _PATH = _text(255)
@@ -235,8 +241,8 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
             *(_number, _number, _uint(MAX_COLUMNS, 1)),
         ),
     ),
-    (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1), _uint(MAX_COLUMNS, 1))),
-    (Grant, (_ID, _SEQ, _SEQ, _EPOCH, _COUNT, _verdicts)),
+    (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1), _uint(MAX_COLUMNS, 1), _uint(1))),
+    (Grant, (_ID, _SEQ, _SEQ, _EPOCH, _COUNT, _verdicts, _MAYBE_SEQ)),
     (Reject, (_uint(len(REJECT_CODES) - 1), _text(MAX_TEXT_BYTES), _number)),
     (
         Data,

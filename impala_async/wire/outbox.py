@@ -4,10 +4,11 @@ It numbers trajectories, holds each until the learner settled it, and says which
 again after a lost connection, never without credit. Times come in as arguments.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from impala_async.wire.messages import Grant
+from impala_async.wire.messages import NO_SEQ, Grant
 
 Item = TypeVar("Item")
 
@@ -64,6 +65,8 @@ class Outbox(Generic[Item]):
         says all that a restarted learner must know.
         """
         self._granted = max(self._granted, grant.granted)
+        if grant.again != NO_SEQ:
+            self._send_again(held for seq, held in self._held.items() if seq == grant.again)
         done = [seq for seq in self._held if seq < grant.settled]
         self.next_seq = max(self.next_seq, grant.settled)
         return [self._held.pop(seq).item for seq in done]
@@ -75,8 +78,7 @@ class Outbox(Generic[Item]):
 
     def on_new_connection(self) -> None:
         """What was under way may be lost: all goes again."""
-        for held in self._held.values():
-            held.sent_at = None
+        self._send_again(self._held.values())
 
     def give_up(self) -> list[Item]:
         """Nothing that is held will ever be sent; returns it."""
@@ -98,6 +100,9 @@ class Outbox(Generic[Item]):
             for held in self._held.values()
             if held.sent_at is not None and now - held.sent_at > after_s
         ]
-        for held in overdue:
-            held.sent_at = None
+        self._send_again(overdue)
         return len(overdue)
+
+    def _send_again(self, some: Iterable[_Held[Item]]) -> None:
+        for held in some:
+            held.sent_at = None

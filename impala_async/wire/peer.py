@@ -1,9 +1,10 @@
 """One session of one actor, as the learner knows it: where it is, and what it may send."""
 
+import math
 from dataclasses import dataclass, field
 
 from impala_async.weights import Version
-from impala_async.wire.messages import Grant
+from impala_async.wire.messages import NO_SEQ, Grant
 from impala_async.wire.watermark import Watermark
 
 # Messages under way of each that an actor writes: one travels while the next is unrolled.
@@ -24,13 +25,24 @@ class Peer:
     weights_route: bytes = b""
     columns: int = 0
     streams: int = 1
+    # Whether it sends again what came when there was no room, once it is told that there is.
+    gives_way: bool = False
     granted: int = 0
-    # Below this seq, room is no longer kept for what it has not sent.
+    # Below this seq, no room is kept for what it has not sent.
     lapsed: int = 0
-    # Whether it uses its credit: a newcomer has to show it first.
-    has_earned: bool = False
+    # How long it usually has credit before it uses it: a newcomer has to show it first.
+    usual_s: float = math.inf
+    # Whether that is short enough for room to be kept for it.
+    is_brisk: bool = False
     dealt_at: int = 0
     used_at: float = 0.0
+    # What came when there was no room for it.
+    turned_away: set[int] = field(default_factory=set)
+    # What was turned away and is to come again, whether room is still kept for it, and whether it
+    # has been told.
+    called_back: int = NO_SEQ
+    has_call_room: bool = False
+    is_called: bool = False
     verdicts: list[list[int]] = field(default_factory=list)
     # In lockstep: the update of its first weights, once it is decided.
     begins_at: int | None = None
@@ -42,12 +54,12 @@ class Peer:
     @property
     def num_lapsed(self) -> int:
         """Messages that it may still send, and that find room or do not."""
-        return self.watermark.num_unsettled_below(self.lapsed)
+        return self.watermark.num_unsettled_below(self.lapsed) - self.has_call_room
 
     @property
     def window(self) -> int:
         """Messages that may be under way at once."""
-        return WINDOW * self.streams if self.has_earned else 1
+        return WINDOW * self.streams if self.is_brisk else 1
 
     @property
     def kept_columns(self) -> int:
@@ -61,17 +73,56 @@ class Peer:
         reach = self.granted - self.watermark.below
         return self.outstanding_messages < self.window and reach < 2 * self.window
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it would take room, if there were any."""
+        return bool(self.turned_away) or self.may_have_more
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether nothing is known of it yet."""
+        return self.usual_s == math.inf
+
+    @property
+    def may_come_without_room(self) -> bool:
+        """Whether nobody is held up by its credit: it is known, it is not brisk, it gives way."""
+        return self.gives_way and not self.is_newcomer
+
     def extend(self) -> None:
         """Allow one more message; seqs that are settled already do not count."""
         self.granted += 1
         while self.watermark.is_settled(self.granted - 1):
             self.granted += 1
 
+    def lapse(self) -> None:
+        """Room is kept for nothing that it has not sent."""
+        self.lapsed = self.granted
+        self.has_call_room = False
+
+    def call_back(self) -> None:
+        """There is room now for the first of what was turned away."""
+        self.called_back = min(self.turned_away)
+        self.turned_away.remove(self.called_back)
+        self.has_call_room = self.is_called = True
+
+    def keeps_room_for(self, seq: int) -> bool:
+        return seq >= self.lapsed or (self.has_call_room and seq == self.called_back)
+
+    def note_settled(self, seq: int) -> None:
+        """It has been admitted, or refused for good."""
+        self.turned_away.discard(seq)
+        if seq == self.called_back:
+            self.has_call_room = False
+
     def grant(self, version: Version) -> Grant:
         """What this peer may do now, and what became of what it sent.
 
         Verdicts are said once and lost with a grant that does not arrive: they are for people.
-        What the actor acts on, `settled`, is said again in every grant.
+        What the actor acts on, `settled`, is said again in every grant. What it shall send again
+        it sends again anyway, once it is overdue.
         """
         verdicts, self.verdicts = self.verdicts, []
-        return Grant(self.session, self.granted, self.watermark.below, *version, verdicts)
+        again = self.called_back if self.is_called else NO_SEQ
+        self.is_called = False
+        settled = self.watermark.below
+        return Grant(self.session, self.granted, settled, *version, verdicts, again)

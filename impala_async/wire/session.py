@@ -116,13 +116,13 @@ class SessionTable:
             known.watermark.raise_to(hello.lowest_unsettled)
         return self._open(hello, known, route, now)
 
-    def join(self, peer: Peer, columns: int, streams: int) -> bool:
+    def join(self, peer: Peer, columns: int, streams: int, *, gives_way: bool = False) -> bool:
         """What it sends is agreed on: from now on it has its rank, and may have credit. False if
         its place is another's by now: it must say hello again."""
         others = (other for other in self._peers.values() if other is not peer and other.columns)
         if self._num_ranks is not None and any(other.rank == peer.rank for other in others):
             return False
-        peer.columns, peer.streams = columns, streams
+        peer.columns, peer.streams, peer.gives_way = columns, streams, gives_way
         return True
 
     def peer_of(self, session: bytes) -> Peer | None:
@@ -162,11 +162,27 @@ class SessionTable:
         peer.watermark.settle(seq)
         peer.granted = max(peer.granted, peer.watermark.below)
 
-    def deal(self, free_columns: int, most_ahead: int | None = None) -> list[Peer]:
-        """Give out credit for free columns; those who got some. Of who has earned it, no more than
-        `most_ahead` columns are under way."""
+    def deal(self, free_columns: int, most_ahead: int | None = None, *, now: float) -> list[Peer]:
+        """Give out credit for free columns; those who got some. Of who is expected soon, no more
+        than `most_ahead` columns are under way."""
         ahead = free_columns if most_ahead is None else most_ahead
-        return self._credit.deal(self._peers.values(), free_columns, ahead)
+        return self._credit.deal(self._peers.values(), free_columns, ahead, now)
+
+    def has_room(self, peer: Peer, data: Data, free_columns: int) -> bool:
+        """Whether a trajectory that is allowed can be taken in. If not, it waits for room, ahead
+        of all credit, and its actor is told when to send it again: then there will be some."""
+        if peer.keeps_room_for(data.seq):
+            return True
+        short = data.columns - (free_columns - self.outstanding_columns)
+        if short > 0 and data.seq == peer.called_back:
+            # On a slow line it came after its room had lapsed.
+            short -= self._credit.make_room(self._peers.values(), short)
+        if short > 0 and peer.gives_way:
+            self._credit.turn_away(peer, data.seq)
+        elif short > 0:
+            # It sends this again in a new session.
+            self.end(peer)
+        return short <= 0
 
     def take_back(self, now: float) -> list[Peer]:
         """Those who have left their credit unused, though others wait. Asked regularly."""

@@ -11,8 +11,10 @@ import time
 from impala_async.config import RunConfig
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.team import build_policy
+from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (
     PROTOCOL,
+    Data,
     Get,
     Grant,
     Heartbeat,
@@ -24,6 +26,7 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.sockets import Dealer, new_context
 from tests.e2e.harness import Site
+from tests.learner.columns import planes_of
 from tests.wire import raw_peer
 
 SCHEMA = Schema(
@@ -35,11 +38,14 @@ ROUND_S = 0.25
 
 
 class Hoarder:
-    """Joins as an actor of CartPole, takes its credit, says that it lives, and sends nothing."""
+    """Joins as an actor of CartPole, takes its credit, says that it lives, and sends nothing, or
+    no more than a few messages."""
 
-    def __init__(self, strangers: "Strangers") -> None:
+    def __init__(self, strangers: "Strangers", columns: int, num_messages: int = 0) -> None:
+        self._columns, self._num_left = columns, num_messages
+        self.num_settled = 0
         self.data, self.weights = strangers.dial(strangers.data), strangers.dial(strangers.weights)
-        self._config = strangers.config
+        self._layout = strangers.layout
         self._hello = pack(Hello(PROTOCOL, random.randbytes(16), "0", bytes(16), 0, 0))
         self.session = b""
         self.has_credit = False
@@ -56,26 +62,37 @@ class Hoarder:
                 self.data.send([self._spec(message), SCHEMA.to_json()])
             elif isinstance(message, Grant):
                 self.has_credit |= message.granted > 0
+                self.num_settled = message.settled
+                if message.granted > message.settled and self._num_left:
+                    self._num_left -= 1
+                    self._send(message)
+
+    def _send(self, grant: Grant) -> None:
+        columns, seq = self._columns, grant.settled
+        header = Data(self.session, seq, grant.epoch, grant.update, 50, columns, 0, 0, None)
+        planes = planes_of(SCHEMA, columns)
+        self.data.send(encode_data(header, planes.obs, planes.small, ()))
 
     def _spec(self, welcome: Welcome) -> bytes:
-        config = self._config
-        policy = build_policy(SCHEMA, config.model, config.policies, seed=0, device="cpu")
-        columns = config.learner.batch_columns
-        return pack(Spec(welcome.session, SCHEMA.digest, policy.layout.digest, columns, 1))
+        return pack(Spec(welcome.session, SCHEMA.digest, self._layout, self._columns, 1))
 
 
 class Strangers:
-    """Hoarders, volleys of small messages, messages without end, hellos by the hundred, and one
+    """Hoarders, deserters, volleys of small messages, messages without end, hellos by the hundred, and one
     that asks for weights and does not read them."""
 
     def __init__(self, site: Site) -> None:
         saved = json.loads((site.run_dir / "config.json").read_text())
-        self.config = RunConfig.model_validate(saved["config"])
+        config = RunConfig.model_validate(saved["config"])
+        policy = build_policy(SCHEMA, config.model, config.policies, seed=0, device="cpu")
+        self.layout = policy.layout.digest
         self.data, self.weights = site.service["data_url"], site.service["weights_url"]
         self._context = new_context()
         self._dealers: list[Dealer] = []
         self._is_over = threading.Event()
-        self.hoarders = [Hoarder(self) for _ in range(4)]
+        batch = config.learner.batch_columns
+        self.hoarders = [Hoarder(self, batch) for _ in range(4)]
+        self.deserters = [Hoarder(self, batch // 2, num_messages=1) for _ in range(40)]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -93,7 +110,7 @@ class Strangers:
     def _run(self) -> None:
         greeter, deaf = self.dial(self.data), raw_peer.connect(self.weights)
         for number in itertools.count():
-            for hoarder in self.hoarders:
+            for hoarder in (*self.hoarders, *self.deserters):
                 hoarder.go_on()
             for url in (self.data, self.weights):
                 with contextlib.suppress(OSError):

@@ -82,6 +82,7 @@ def join_late(site: Site) -> float:
 def test_strangers_end_nothing(site: Site) -> None:
     learner, strangers = beset(site)
     wait_until("all have credit", lambda: all(s.has_credit for s in strangers.hoarders), 40.0)
+    wait_until("some deserted", lambda: any(s.num_settled for s in strangers.deserters), 40.0)
     join_late(site)
     after = site.wait_report("who sends too much is cut off", lambda r: r["wire/cut"] > 0, 40.0)
     site.wait_report("training goes on", lambda r: r["updates"] > after["updates"] + 10, 40.0)
@@ -104,7 +105,10 @@ def test_strangers_for_a_minute_cost_little(site: Site) -> None:
     num_lines = learner.log.count("\n")
     joined_s = join_late(site)
     strangers.close()
-    print(f"{busy / quiet:.3f} of the rate, {grown / 1e6:.0f} MB, joined after {joined_s:.1f} s")
+    num_deserted = sum(deserter.num_settled > 0 for deserter in strangers.deserters)
+    print(
+        f"{num_deserted} deserted, {busy / quiet:.3f} of the rate, {grown / 1e6:.0f} MB, joined after {joined_s:.1f} s"
+    )
     assert busy >= 0.9 * quiet
     assert grown < 50e6
     assert num_lines < 25 * 90

@@ -142,11 +142,13 @@ async def test_who_is_slow_is_waited_for_however_long(
 ) -> None:
     """In lockstep a credit that lies unused is that of the one for whom the others wait."""
     monkeypatch.setattr(credit, "UNUSED_S", 0.0)
+    monkeypatch.setattr(credit, "PATIENCE", 0.0)
     harbour = lockstep(make_harbour)
     fast, slow = await harbour.join(2), await harbour.join(2)
     await fast.send()
     for _ in range(5):
         harbour.front.reap()
+        harbour.front.take_back()
         await fast.beat(Heartbeat(fast.session, {}))
         await slow.beat(Heartbeat(slow.session, {}))
     assert harbour.count("num_actors") == 2

@@ -124,7 +124,7 @@ class Bay:
         hello = Hello(PROTOCOL, bytes([number]) * 16, "", bytes(16), 0, 0)
         peer = self.table.hello(hello, b"", 0.0)
         assert isinstance(peer, Peer)
-        peer.columns, peer.streams, peer.has_earned = width, 2, True
+        peer.columns, peer.streams, peer.usual_s = width, 2, 0.0
         return peer
 
     def _message(self, peer: Peer, number: int, kind: str) -> Data:
@@ -313,20 +313,46 @@ def test_a_late_message_is_taken_if_there_is_room_for_it() -> None:
     assert bay.ledger.report()["trajectories/admitted"] == WIDTHS[2]
 
 
-def test_a_late_message_for_which_there_is_no_room_comes_again_in_a_new_session() -> None:
+@pytest.fixture
+def late_bay() -> Bay:
+    """The third is slow, no room is kept for it, and all that is free is the others'."""
     bay = Bay()
-    late = bay.peers[2]
-    late.lapsed = late.granted
+    bay.peers[2].usual_s = 5.0
+    bay.peers[2].lapse()
     for peer in bay.peers[:2]:
         peer.streams = 100
-    bay.table.deal(3 * B)
-    bay.send((2, "good"))
-    bay.end_burst()
-    assert bay.refused == ["unknown_session"]
-    assert bay.table.peer_of(late.session) is None
+    bay.table.deal(3 * B, now=0.0)
+    return bay
+
+
+def test_a_late_message_for_which_there_is_no_room_comes_again(late_bay: Bay) -> None:
+    late = late_bay.peers[2]
+    late.gives_way = True
+    late_bay.send((2, "good"))
+    late_bay.end_burst()
+    assert (late_bay.refused, late_bay.ledger.report()["trajectories/received"]) == ([], 0)
+    assert late_bay.ingest.report()["credit/turned_away"] == WIDTHS[2]
+    for number in (0, 1) * 7:
+        late_bay.send((number, "good"))
+        late_bay.end_burst()
+    assert late.called_back == 0
+    assert late.keeps_room_for(0)
+    late_bay.next_seqs[2] = 0
+    late_bay.send((2, "good"))
+    late_bay.end_burst()
+    assert late_bay.refused == []
+    assert late.watermark.is_settled(0)
+
+
+def test_an_actor_that_cannot_be_called_back_comes_again_in_a_new_session(late_bay: Bay) -> None:
+    late = late_bay.peers[2]
+    late_bay.send((2, "good"))
+    late_bay.end_burst()
+    assert late_bay.refused == ["unknown_session"]
+    assert late_bay.table.peer_of(late.session) is None
     assert not late.watermark.is_settled(0)
     # The others have room for all that they were granted.
     for number in (0, 1) * 6:
-        bay.send((number, "good"))
-        bay.end_burst()
-    assert bay.refused == ["unknown_session"]
+        late_bay.send((number, "good"))
+        late_bay.end_burst()
+    assert late_bay.refused == ["unknown_session"]

@@ -116,6 +116,7 @@ class FakeLearner:
 
     def reap(self) -> None:
         self.table.expire(self.wire.now)
+        self.table.take_back(self.wire.now)
         self._answer([])
 
     def say_bye(self) -> None:
@@ -160,6 +161,9 @@ class FakeLearner:
         except ProtocolError:
             self.received -= data.columns
             raise
+        if verdict is None and not self.table.has_room(peer, data, self.handed):
+            self.received -= data.columns
+            return
         version = Version(data.epoch, data.update)
         assert (verdict == "dead_branch") <= (not self.is_ancestor(version))
         verdict = verdict or FAULTS[data.num_episodes]
@@ -183,7 +187,7 @@ class FakeLearner:
 
     def _answer(self, peers: list[Peer]) -> None:
         self.handed = min(self.free, BATCH_COLUMNS)
-        dealt = self.table.deal(self.handed)
+        dealt = self.table.deal(self.handed, now=self.wire.now)
         for peer in {id(peer): peer for peer in (*dealt, *peers)}.values():
             self._send(peer.data_route, peer.grant(self.version))
 

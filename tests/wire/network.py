@@ -3,6 +3,7 @@ repeats, delays and reorders what is on it. The clock is a number."""
 
 from impala_async.weights import Version
 from impala_async.wire.messages import unpack
+from impala_async.wire.peer import WINDOW
 from tests.wire.fakes import ALL_COLUMNS, LEARNER, Checkpoint, FakeActor, FakeLearner, Wire
 
 
@@ -81,8 +82,8 @@ class Network(Wire):
         assert table.outstanding_columns <= learner.handed <= learner.free
         assert learner.received == learner.num_admitted + learner.rejected.total()
         for peer in table:
-            assert peer.outstanding_messages <= peer.window
+            assert peer.outstanding_messages <= WINDOW * peer.streams
             assert peer.granted >= peer.watermark.below
-            assert len(peer.watermark.above) <= 2 * peer.window
+            assert len(peer.watermark.above) <= 2 * WINDOW * peer.streams
         for actor in self.actors.values():
             assert actor.outbox.next_seq - actor.outbox.lowest_unsettled == len(actor.outbox)

@@ -47,9 +47,9 @@ def greet(table: SessionTable, actor: int, now: float = 0.0, **changes: Any) -> 
 def join(
     table: SessionTable, actor: int, columns: int = 1, streams: int = 1, now: float = 0.0
 ) -> Peer:
-    """A session that may have credit, and has earned it."""
+    """A session that may have credit, and uses it at once."""
     peer = newcomer(table, actor, columns, streams, now)
-    peer.has_earned = True
+    peer.usual_s, peer.is_brisk = 0.0, True
     return peer
 
 
@@ -58,7 +58,7 @@ def newcomer(
 ) -> Peer:
     """A session that may have credit."""
     peer = greet(table, actor, now)
-    assert table.join(peer, columns, streams)
+    assert table.join(peer, columns, streams, gives_way=True)
     return peer
 
 

@@ -79,6 +79,8 @@ def test_appended_fields_say_nothing_to_those_who_do_not_know_them() -> None:
     assert pack(numbered)[1:-1] == pack(hello)[1:]
     assert unpack(pack(numbered)) == numbered
     assert unpack(pack(Bye(C, 2, "it broke"))) == Bye(C, 2, "it broke")
+    assert unpack(pack(Spec(C, A, B, 8, 1, 1))) == Spec(C, A, B, 8, 1, gives_way=1)
+    assert unpack(pack(Grant(C, 7, 5, 3, 9, [], 0))) == Grant(C, 7, 5, 3, 9, [], again=0)
     for field in (-2, 4097, True, "1"):
         with pytest.raises(errors.ProtocolError, match=r"Hello\.number"):
             unpack(pack(hello._replace(number=field)))
@@ -152,8 +154,10 @@ any_message: st.SearchStrategy[Message] = st.one_of(
         *(ids, epochs, ids, st.integers(0, 2**31), st.integers(1, 65535), paths, paths, paths),
         *(ids, numbers, numbers, columns),
     ),
-    st.builds(Spec, ids, ids, ids, columns, columns),
-    st.builds(Grant, ids, counts, counts, epochs, counts, verdicts),
+    st.builds(Spec, ids, ids, ids, columns, columns, st.integers(0, 1)),
+    st.builds(
+        Grant, *(ids, counts, counts, epochs, counts, verdicts), st.integers(wire.NO_SEQ, 2**62)
+    ),
     st.builds(Reject, codes, reject_texts, numbers),
     st.builds(
         Data,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.errors import ProtocolError
-from impala_async.wire.messages import MAX_WHY, NO_NUMBER, pack, unpack
+from impala_async.wire.messages import MAX_WHY, NO_NUMBER, NO_SEQ, pack, unpack
 from tests.wire.test_messages import GOLDEN
 
 FRAMES = [bytes.fromhex(frame) for _, frame in GOLDEN]
@@ -72,8 +72,8 @@ FIELDS: dict[str, list[Field]] = {
         *(ID, EPOCH, ID, uint(2**31), uint(65535, 1), PATH, PATH, PATH, ID),
         *(NUMBER, NUMBER, COLUMNS),
     ],
-    "Spec": [ID, ID, ID, COLUMNS, COLUMNS],
-    "Grant": [ID, COUNT, COUNT, EPOCH, COUNT, VERDICTS],
+    "Spec": [ID, ID, ID, COLUMNS, COLUMNS, uint(1)],
+    "Grant": [ID, COUNT, COUNT, EPOCH, COUNT, VERDICTS, uint(2**62, NO_SEQ)],
     "Reject": [uint(5), text(2000), NUMBER],
     "Data": [ID, COUNT, EPOCH, COUNT, uint(65535, 1), COLUMNS, uint(1), uint(2**28), BODY],
     "Get": [ID, EPOCH, COUNT],

@@ -9,7 +9,7 @@ from tests.wire.tables import NOW
 
 @pytest.fixture
 def peer() -> Peer:
-    return Peer(b"s" * 16, b"a" * 16, 0, Watermark(), 0.0, b"route", columns=4, has_earned=True)
+    return Peer(b"s" * 16, b"a" * 16, 0, Watermark(), 0.0, b"route", columns=4, is_brisk=True)
 
 
 def test_room_is_kept_for_what_was_granted_and_has_not_lapsed(peer: Peer) -> None:
@@ -28,7 +28,7 @@ def test_a_window_is_one_message_until_it_is_earned(peer: Peer) -> None:
     assert peer.window == WINDOW
     peer.streams = 3
     assert peer.window == 3 * WINDOW
-    peer.has_earned = False
+    peer.is_brisk = False
     assert peer.window == 1
     peer.extend()
     assert not peer.may_have_more

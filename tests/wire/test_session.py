@@ -86,7 +86,7 @@ def test_the_same_hello_twice_is_one_session(table: SessionTable) -> None:
 
 def test_a_new_hello_ends_a_session_that_was_at_work(table: SessionTable) -> None:
     former = join(table, 1, columns=4)
-    table.deal(8)
+    table.deal(8, now=0.0)
     send(table, former, 0)
     assert table.outstanding_columns == 4
     peer = greet(table, 1)
@@ -136,7 +136,7 @@ def test_any_text_can_be_a_refusal(text: str) -> None:
 
 def test_a_silent_actor_loses_its_session_and_its_credit(table: SessionTable) -> None:
     silent, loud = join(table, 1, columns=4), join(table, 2, columns=4)
-    table.deal(8)
+    table.deal(8, now=0.0)
     for now in range(1, 11):
         assert table.expire(now) == []
         table.find(loud.session, now)
@@ -201,19 +201,19 @@ def judge(table: SessionTable, peer: Peer, version: Version, now: Version = NOW)
 )
 def test_verdict_by_version(table: SessionTable, version: Version, verdict: str | None) -> None:
     peer = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     assert judge(table, peer, version) == verdict
 
 
 def test_an_ancestor_of_an_earlier_epoch_is_welcome(table: SessionTable) -> None:
     peer = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     assert judge(table, peer, Version(1, 895), now=Version(3, 905)) is None
 
 
 def test_reserving_changes_nothing(table: SessionTable) -> None:
     peer = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     before = peer.grant(NOW)
     for _ in range(3):
         assert judge(table, peer, NOW) is None
@@ -223,7 +223,7 @@ def test_reserving_changes_nothing(table: SessionTable) -> None:
 
 def test_a_second_copy_is_a_duplicate_whatever_it_says(table: SessionTable) -> None:
     peer = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     assert send(table, peer, 1) is None
     assert send(table, peer, 1) == "duplicate"
     assert send(table, peer, 1, Version(9, 9)) == "duplicate"
@@ -234,7 +234,7 @@ def test_a_second_copy_is_a_duplicate_whatever_it_says(table: SessionTable) -> N
 @pytest.mark.parametrize("seq", [2, 3, 2**62])
 def test_what_was_not_granted_is_not_allowed_and_not_settled(table: SessionTable, seq: int) -> None:
     peer = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     with pytest.raises(ProtocolError) as caught:
         table.reserve(peer, data_of(peer, seq), NOW)
     assert caught.value.reason == "not_allowed_now"
@@ -243,7 +243,7 @@ def test_what_was_not_granted_is_not_allowed_and_not_settled(table: SessionTable
 
 def test_more_columns_than_were_agreed_are_not_allowed(table: SessionTable) -> None:
     peer = join(table, 1, columns=4)
-    table.deal(8)
+    table.deal(8, now=0.0)
     assert table.reserve(peer, data_of(peer, 0, columns=3), NOW) is None
     with pytest.raises(ProtocolError) as caught:
         table.reserve(peer, data_of(peer, 0, columns=5), NOW)
@@ -252,7 +252,7 @@ def test_more_columns_than_were_agreed_are_not_allowed(table: SessionTable) -> N
 
 def test_a_refusal_settles_and_is_told_once(table: SessionTable) -> None:
     peer = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     assert send(table, peer, 0, Version(3, 1)) == "stale"
     grant = peer.grant(NOW)
     assert (grant.settled, grant.verdicts) == (1, [[0, VERDICTS.index("stale")]])

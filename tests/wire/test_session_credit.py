@@ -23,40 +23,40 @@ def table() -> SessionTable:
 @pytest.mark.parametrize("streams", [1, 3])
 def test_with_plenty_everybody_gets_a_window(table: SessionTable, streams: int) -> None:
     peers = [join(table, actor, columns=8, streams=streams) for actor in range(3)]
-    assert table.deal(PLENTY) == peers
+    assert table.deal(PLENTY, now=0.0) == peers
     assert [peer.granted for peer in peers] == [WINDOW * streams] * 3
     assert table.outstanding_columns == 3 * 8 * WINDOW * streams
-    assert table.deal(PLENTY) == []
+    assert table.deal(PLENTY, now=0.0) == []
 
 
 def test_nobody_gets_credit_before_its_schema_is_agreed(table: SessionTable) -> None:
     peer = greet(table, 1)
-    assert table.deal(PLENTY) == []
+    assert table.deal(PLENTY, now=0.0) == []
     assert peer.granted == 0
     peer.columns = 2
-    assert table.deal(PLENTY) == [peer]
+    assert table.deal(PLENTY, now=0.0) == [peer]
 
 
 @pytest.mark.parametrize("free", [0, 7, -5])
 def test_too_few_columns_for_anybody(table: SessionTable, free: int) -> None:
     join(table, 1, columns=8)
-    assert table.deal(free) == []
+    assert table.deal(free, now=0.0) == []
     assert table.outstanding_columns == 0
 
 
 def test_few_columns_reach_as_many_actors_as_they_can(table: SessionTable) -> None:
     peers = [join(table, actor, columns=4) for actor in range(3)]
-    assert table.deal(8) == peers[:2]
+    assert table.deal(8, now=0.0) == peers[:2]
     # Nobody has a second one before everybody has a first.
-    assert table.deal(16) == [peers[2], peers[0]]
+    assert table.deal(16, now=0.0) == [peers[2], peers[0]]
     assert [peer.granted for peer in peers] == [2, 1, 1]
 
 
 def test_what_is_under_way_counts_against_what_is_free(table: SessionTable) -> None:
     peer = join(table, 1, columns=4)
-    assert table.deal(4) == [peer]
-    assert table.deal(7) == []
-    assert table.deal(8) == [peer]
+    assert table.deal(4, now=0.0) == [peer]
+    assert table.deal(7, now=0.0) == []
+    assert table.deal(8, now=0.0) == [peer]
     assert peer.granted == 2
 
 
@@ -65,16 +65,16 @@ def test_what_is_under_way_counts_against_what_is_free(table: SessionTable) -> N
 )
 def test_every_verdict_gives_credit_back(table: SessionTable, version: Version) -> None:
     peer = join(table, 1, columns=4)
-    table.deal(4)
+    table.deal(4, now=0.0)
     send(table, peer, 0, version)
     assert table.outstanding_columns == 0
-    assert table.deal(4) == [peer]
+    assert table.deal(4, now=0.0) == [peer]
     assert peer.granted == 2
 
 
 def test_a_duplicate_gives_no_credit(table: SessionTable) -> None:
     peer = join(table, 1)
-    table.deal(2)
+    table.deal(2, now=0.0)
     send(table, peer, 0)
     assert send(table, peer, 0) == "duplicate"
     assert table.outstanding_columns == 1
@@ -82,26 +82,26 @@ def test_a_duplicate_gives_no_credit(table: SessionTable) -> None:
 
 def test_new_credit_is_for_seqs_that_are_still_to_come(table: SessionTable) -> None:
     former = join(table, 1)
-    table.deal(PLENTY)
+    table.deal(PLENTY, now=0.0)
     assert send(table, former, 1) is None
     peer = join(table, 1)
-    assert table.deal(1) == [peer]
+    assert table.deal(1, now=0.0) == [peer]
     assert peer.granted == 1
     # Seq 1 is settled already: the second credit is for seq 2.
-    table.deal(2)
+    table.deal(2, now=0.0)
     assert (peer.granted, peer.outstanding_messages) == (3, 2)
 
 
 def test_a_seq_that_never_comes_does_not_let_memory_grow(table: SessionTable) -> None:
     peer = join(table, 1, streams=2)
     for _ in range(100):
-        table.deal(PLENTY)
+        table.deal(PLENTY, now=0.0)
         for seq in range(1, peer.granted):
             send(table, peer, seq)
     assert len(peer.watermark.above) < 2 * peer.window
     assert send(table, peer, 0) is None
     assert peer.watermark.above == ()
-    assert table.deal(PLENTY) == [peer]
+    assert table.deal(PLENTY, now=0.0) == [peer]
 
 
 # -------------------- turns
@@ -124,7 +124,7 @@ def test_turns_do_not_depend_on_how_often_credit_is_dealt(
     turns: Counter[int] = Counter()
     for _ in range(20 * num_actors):
         for _ in range(num_deals):
-            table.deal(1)
+            table.deal(1, now=0.0)
         use_all(table, peers, turns)
     assert [turns[number] for number in range(num_actors)] == [20] * num_actors
 
@@ -134,7 +134,7 @@ def test_a_wide_actor_has_its_turn_among_narrow_ones(table: SessionTable) -> Non
     narrow = [join(table, actor, columns=1) for actor in range(1, 4)]
     turns: Counter[int] = Counter()
     for i in range(400):
-        table.deal(16)
+        table.deal(16, now=0.0)
         # The narrow ones never send all at once, so there is always something under way.
         for number, peer in ((0, wide), (1 + i % 3, narrow[i % 3])):
             if peer.outstanding_messages:
@@ -147,11 +147,11 @@ def test_one_that_came_late_is_not_last_for_ever(table: SessionTable) -> None:
     peers = [join(table, actor) for actor in range(3)]
     turns: Counter[int] = Counter()
     for _ in range(30):
-        table.deal(1)
+        table.deal(1, now=0.0)
         use_all(table, peers, turns)
     peers.append(join(table, 9))
     for _ in range(8):
-        table.deal(1)
+        table.deal(1, now=0.0)
         use_all(table, peers, turns)
     assert turns[3] >= 2
 
@@ -169,7 +169,7 @@ def test_no_mix_of_widths_gets_more_than_is_free(
     for free in frees:
         before = [peer.granted for peer in peers]
         under_way = table.outstanding_columns
-        dealt = table.deal(free)
+        dealt = table.deal(free, now=0.0)
         assert table.outstanding_columns <= max(free, under_way)
         assert all(peer.outstanding_messages <= peer.window for peer in peers)
         grew = [peer for peer, was in zip(peers, before, strict=True) if peer.granted > was]
@@ -184,7 +184,7 @@ def test_no_mix_of_widths_gets_more_than_is_free(
 def test_once_everything_is_free_everybody_has_something(shapes: list[tuple[int, int]]) -> None:
     table = new_table()
     peers = [join(table, i, columns, streams) for i, (columns, streams) in enumerate(shapes)]
-    table.deal(sum(columns for columns, _ in shapes))
+    table.deal(sum(columns for columns, _ in shapes), now=0.0)
     assert [peer.granted for peer in peers] == [1] * len(peers)
 
 
@@ -201,7 +201,7 @@ def deal_plainly(table: SessionTable, free: int) -> list[bytes]:
         able.sort(key=lambda p: (p.outstanding_messages, p.dealt_at))
         if not able or able[0].columns > left:
             return list(dealt)
-        table._credit._extend(able[0])
+        table._credit._extend(able[0], 0.0)
         left -= able[0].columns
         dealt[able[0].session] = None
 
@@ -214,7 +214,7 @@ def test_credit_is_dealt_by_the_rule(
     tables = new_table(), new_table()
     both = [[join(t, i, *shape) for t in tables] for i, shape in enumerate(shapes)]
     for free in frees:
-        assert [p.session for p in tables[0].deal(free)] == deal_plainly(tables[1], free)
+        assert [p.session for p in tables[0].deal(free, now=0.0)] == deal_plainly(tables[1], free)
         assert [p.granted for p in tables[0]] == [p.granted for p in tables[1]]
         for pair in rng.sample(both, rng.randint(0, len(both))):
             if pair[0].outstanding_messages:

@@ -16,11 +16,11 @@ def table() -> SessionTable:
 
 def test_settled_seqs_outlive_the_session(table: SessionTable) -> None:
     former = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     assert send(table, former, 1) is None
     peer = join(table, 1)
     assert peer.grant(NOW).settled == 0
-    table.deal(4)
+    table.deal(4, now=0.0)
     assert send(table, peer, 1) == "duplicate"
     assert send(table, peer, 0) is None
     assert peer.grant(NOW).settled == 2
@@ -28,18 +28,18 @@ def test_settled_seqs_outlive_the_session(table: SessionTable) -> None:
 
 def test_a_gap_outlives_a_session_that_never_came_to_work(table: SessionTable) -> None:
     former = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     assert send(table, former, 1) is None
     table.end(former)
     table.end(greet(table, 1))
     peer = join(table, 1)
-    table.deal(4)
+    table.deal(4, now=0.0)
     assert send(table, peer, 1) == "duplicate"
 
 
 def test_watermarks_are_saved_and_restored(table: SessionTable) -> None:
     first, second = join(table, 1), join(table, 2)
-    table.deal(8)
+    table.deal(8, now=0.0)
     for peer, seq in ((first, 0), (first, 1), (second, 1)):
         assert send(table, peer, seq) is None
     saved = json.loads(json.dumps(table.watermarks()))
@@ -50,7 +50,7 @@ def test_watermarks_are_saved_and_restored(table: SessionTable) -> None:
     assert resumed.watermarks() == saved
     again = join(resumed, 2)
     assert (again.rank, again.granted) == (1, 0)
-    resumed.deal(8)
+    resumed.deal(8, now=0.0)
     assert send(resumed, again, 1, Version(4, 0)) == "duplicate"
     assert greet(resumed, 3).rank == 2
     assert greet(resumed, 1, lowest_unsettled=9).granted == 9
@@ -64,7 +64,7 @@ def test_an_actor_that_was_saved_is_known_even_if_it_never_joins(table: SessionT
 
 def test_actors_long_gone_are_forgotten(table: SessionTable) -> None:
     gone, here = join(table, 1), join(table, 2)
-    table.deal(4)
+    table.deal(4, now=0.0)
     send(table, gone, 0)
     table.end(gone)
     for now in range(0, int(WATERMARK_LIFE_S), 4):
