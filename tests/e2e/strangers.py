@@ -78,8 +78,8 @@ class Hoarder:
 
 
 class Strangers:
-    """Hoarders, deserters, volleys of small messages, messages without end, hellos by the hundred, and one
-    that asks for weights and does not read them."""
+    """Hoarders, deserters, volleys of small messages, messages without end, hellos by the hundred,
+    and one that asks for weights and does not read them."""
 
     def __init__(self, site: Site) -> None:
         saved = json.loads((site.run_dir / "config.json").read_text())

@@ -107,7 +107,8 @@ def test_strangers_for_a_minute_cost_little(site: Site) -> None:
     strangers.close()
     num_deserted = sum(deserter.num_settled > 0 for deserter in strangers.deserters)
     print(
-        f"{num_deserted} deserted, {busy / quiet:.3f} of the rate, {grown / 1e6:.0f} MB, joined after {joined_s:.1f} s"
+        f"{num_deserted} deserted, {busy / quiet:.3f} of the rate, {grown / 1e6:.0f} MB, "
+        f"joined after {joined_s:.1f} s"
     )
     assert busy >= 0.9 * quiet
     assert grown < 50e6
