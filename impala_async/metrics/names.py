@@ -185,6 +185,7 @@ SECTIONS: tuple[Section, ...] = (
             Metric("sessions/expired", "sessions", "their lease ran out"),
             Metric("sessions/refused", "sessions", "their HELLO or SPEC did not fit"),
             Metric("sessions/closed", "sessions", "said BYE"),
+            Metric("sessions/given_way", "sessions", "ended for another actor that came"),
         ),
     ),
     Section(

@@ -124,7 +124,8 @@ class Bay:
         hello = Hello(PROTOCOL, bytes([number]) * 16, "", bytes(16), 0, 0)
         peer = self.table.hello(hello, b"", 0.0)
         assert isinstance(peer, Peer)
-        peer.columns, peer.streams, peer.has_earned = width, 2, True
+        assert self.table.join(peer, width, 2)
+        peer.has_earned = True
         return peer
 
     def _message(self, peer: Peer, number: int, kind: str) -> Data:
