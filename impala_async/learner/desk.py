@@ -102,13 +102,13 @@ class Desk:
         if isinstance(message, Spec):
             self._agree(port, peer, message)
         elif isinstance(message, Bye):
+            why = f"said goodbye ({BYE_REASONS[message.reason]})" if peer.columns else ""
             if message.text:
-                self._close(peer, self._troubles.hear_death(peer.rank, plain(message.text)))
-            else:
-                self._close(peer, f"said goodbye ({BYE_REASONS[message.reason]})")
+                why = self._troubles.hear_death(peer.rank, plain(message.text))
+            self._close(peer, why)
             port.send(route, [pack(ByeOk(message.session))])
         elif isinstance(message, ByeOk):
-            self._close(peer, "left")
+            self._close(peer, "left" if peer.columns else "")
         else:
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the data port")
 
@@ -307,9 +307,10 @@ class Desk:
         port.send(route, [pack(refusal)])
 
     def _close(self, peer: Peer, why: str) -> None:
+        """Nobody misses who never joined: without a reason nothing is said."""
         self._table.end(peer)
         self._sessions.add("closed")
-        if peer.columns:
+        if why:
             self._log.info("actor %d is gone: %s", peer.rank, why)
 
     def _note_loss(self, peer: Peer, why: str) -> None:

@@ -9,7 +9,14 @@ import pytest
 import zmq
 
 from impala_async.wire import connections as module
-from impala_async.wire.connections import SENT_BEFORE, STRANGER_BYTES, Connections, most_descriptors
+from impala_async.wire.connections import (
+    NEVER_JOINED,
+    SENT_BEFORE,
+    SENT_TOO_MUCH,
+    STRANGER_BYTES,
+    Connections,
+    most_descriptors,
+)
 from impala_async.wire.sockets import Router
 from tests.wire import raw_peer
 from tests.wire.ends import ANY_PORT, Ends, greeted, take, until
@@ -93,6 +100,7 @@ def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(
         watched.look({route: 200_000}, 0)
     assert watched.cut_off.total() == 0
     until(lambda: watched.look({route: 199_000}, 0) or is_over(raw))
+    assert watched.cut_off == {SENT_TOO_MUCH: 1}
 
 
 def test_who_connects_again_may_begin_with_a_message_of_its_session(
@@ -136,6 +144,7 @@ def test_too_many_strangers_make_the_oldest_go(
     until(lambda: watched.read() or watched.cut_off.total() == 2)
     until(lambda: is_over(strangers[0]) and is_over(strangers[1]))
     assert not any(is_over(raw) for raw in strangers[2:])
+    assert watched.cut_off == {NEVER_JOINED: 2}
     assert router.send(route, [b"here"])
 
 
