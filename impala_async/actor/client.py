@@ -138,6 +138,11 @@ class Client:
         if not self._open_session():
             self._come_back()
 
+    def wait_until_joined(self) -> None:
+        """Until then its rank may become another's: its session may have ended while it built."""
+        while not self._is_joined:
+            self.pump(POLL_S)
+
     def take(self, num_columns: int) -> MessageBuffer:
         """A buffer to write to, once everything finished is under way.
 

@@ -144,8 +144,9 @@ class ActorService:
 
         In lockstep, ranks are given out again: there the first weights tell one's beginning.
         """
-        welcome = self._client.welcome
         if not settings.pace.is_lockstep:
+            self._client.wait_until_joined()
+            welcome = self._client.welcome
             seed = seed_of(settings.seed, welcome.rank, welcome.epoch, life=self._life)
             return self._client.newest, seed
         first = self._client.newest()

@@ -102,13 +102,13 @@ class Desk:
         if isinstance(message, Spec):
             self._agree(port, peer, message)
         elif isinstance(message, Bye):
+            why = f"said goodbye ({BYE_REASONS[message.reason]})" if peer.columns else ""
             if message.text:
-                self._close(peer, self._troubles.hear_death(peer.rank, plain(message.text)))
-            else:
-                self._close(peer, f"said goodbye ({BYE_REASONS[message.reason]})")
+                why = self._troubles.hear_death(peer.rank, plain(message.text))
+            self._close(peer, why)
             port.send(route, [pack(ByeOk(message.session))])
         elif isinstance(message, ByeOk):
-            self._close(peer, "left")
+            self._close(peer, "left" if peer.columns else "")
         else:
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the data port")
 
@@ -141,7 +141,7 @@ class Desk:
 
     def announce(self, weights_port: Port) -> None:
         """Name the newest version to everybody who has asked for weights before."""
-        for peer in self._table:
+        for peer in self._table.joined:
             if peer.weights_route:
                 grant = peer.grant(self._publisher.version)
                 weights_port.send(peer.weights_route, [pack(grant)])
@@ -159,16 +159,17 @@ class Desk:
     @property
     def num_actors(self) -> int:
         """Actors that have joined and not left."""
-        return sum(peer.columns > 0 for peer in self._table)
+        return len(self._table.joined)
 
     def report(self) -> dict[str, object]:
         """Sessions, and the means of what actors say of their time."""
         report: dict[str, object] = {
             "num_actors": self.num_actors,
             **self._sessions.snapshot(),
+            "sessions/given_way": self._table.num_given_way,
         }
         # A session may end without a word to this desk: by a second hello of the same actor.
-        live = {peer.session for peer in self._table}
+        live = {peer.session for peer in self._table.joined}
         self._timers = {key: timers for key, timers in self._timers.items() if key in live}
         for name in TIMER_NAMES:
             values = [timers[name] for timers in self._timers.values() if name in timers]
@@ -307,10 +308,13 @@ class Desk:
         port.send(route, [pack(refusal)])
 
     def _close(self, peer: Peer, why: str) -> None:
+        """Nobody misses who never joined: without a reason nothing is said."""
         self._table.end(peer)
         self._sessions.add("closed")
-        self._log.info("actor %d is gone: %s", peer.rank, why)
+        if why:
+            self._log.info("actor %d is gone: %s", peer.rank, why)
 
     def _note_loss(self, peer: Peer, why: str) -> None:
         self._sessions.add("expired")
-        self._log.warning("actor %d is gone: %s", peer.rank, why)
+        if peer.columns:
+            self._log.warning("actor %d is gone: %s", peer.rank, why)

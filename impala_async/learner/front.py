@@ -7,8 +7,10 @@ Runs on: event loop
 """
 
 import asyncio
+import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ from impala_async.learner.recorder import Recorder
 from impala_async.learner.reporter import LoopLag
 from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller, Submit
+from impala_async.learner.strangers import Strangers
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
@@ -33,6 +36,8 @@ from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Message
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import AddressError, Router, new_context
+
+logger = logging.getLogger(__name__)
 
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
@@ -105,6 +110,7 @@ class Front:
             make_filler=self._make_filler,
             tap=tap,
         )
+        self._strangers = Strangers(logger.warning, time.monotonic)
         self._link = LocalLink()
         data, weights = self._bind(schema)
         self.data_url, self.weights_url = data.connectable_url(), weights.connectable_url()
@@ -182,6 +188,7 @@ class Front:
             # In lockstep the others wait for it as long as its lease runs, whatever its connection.
             if not self._desk.remind(self._data, peer) and not self._is_lockstep:
                 self._desk.lose(peer, "its connection is closed")
+        self._strangers.look(self._data.hellos, self.table.num_given_way, self._cut_off())
         self._answer()
 
     async def _watch_connections(self) -> None:
@@ -193,7 +200,7 @@ class Front:
     def look_at_connections(self) -> None:
         """A peer with a session may have sent what its credit allows, and a message more; one
         without may begin with a message of a session that goes on."""
-        joined = [peer for peer in self.table if peer.columns]
+        joined = self.table.joined
         schema = self._desk.schema
         largest = [_largest_message(peer.columns, schema) for peer in joined if schema is not None]
         data = {
@@ -234,7 +241,7 @@ class Front:
             **self.ledger.report(),
             **self._publisher.report(),
             **self._wire.report(),
-            "wire/cut": self._data.num_cut + self._weights.num_cut,
+            "wire/cut": self._cut_off().total(),
             **self._ingest.report(),
             **self._desk.report(),
             **(self._recorder.report() if self._recorder else {}),
@@ -247,6 +254,9 @@ class Front:
         self._weights.close()
         self._context.term()
         self._link.close()
+
+    def _cut_off(self) -> Counter[str]:
+        return self._data.cut_off + self._weights.cut_off
 
     def _answer(self) -> None:
         self._ingest.answer(self._data)

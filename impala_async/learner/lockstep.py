@@ -86,7 +86,7 @@ class LockstepFiller:
 
     def deal(self, table: SessionTable, now: float) -> list[Peer]:
         """Give everybody credit for the batches that are open or can be opened."""
-        self._call_the_roll([peer for peer in table if peer.columns])
+        self._call_the_roll(list(table.joined))
         dealt = []
         for rank, member in self._members.items():
             peer = table.peer_of(member.session)

@@ -8,14 +8,17 @@ Runs on: event loop
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from impala_async.errors import ProtocolError
 from impala_async.metrics.counter import Counters
 from impala_async.wire.codec import Frame
+from impala_async.wire.connections import SAID_HELLO, SENT_TOO_MANY_FRAMES
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     Data,
+    Hello,
     Message,
     Reject,
     Spec,
@@ -26,6 +29,9 @@ from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
 
 BURST = 32
+# Over one connection, until they are forgotten: an actor says it once or twice a second, and a
+# learner that stood still hears them all at once.
+MAX_HELLOS = 200
 BAD_REASONS = (
     "unknown_type",
     "oversized_header",
@@ -70,6 +76,8 @@ class Port:
         self._counters = counters
         self._handle = handle
         self._after = after
+        # Hellos by their route, until somebody who has seen them forgets them.
+        self.hellos: Counter[bytes] = Counter()
         self._is_scheduled = False
         self._is_open = True
         loop.add_reader(router.fd, self._drain)
@@ -96,9 +104,9 @@ class Port:
         self.router.close()
 
     @property
-    def num_cut(self) -> int:
-        """Connections that were ended for what came over them."""
-        return self._connections.num_cut if self._connections is not None else 0
+    def cut_off(self) -> Counter[str]:
+        """Connections that were ended for what came over them, by the reason."""
+        return self._connections.cut_off if self._connections is not None else Counter()
 
     def look(self, allowances: Mapping[bytes, int], first_bytes: int) -> None:
         """End the connections over which too much comes, of a peer or of a stranger."""
@@ -134,13 +142,22 @@ class Port:
     def _take(self, route: bytes, header: memoryview, size: int) -> None:
         try:
             message = self._read_header(header, size)
-            self._handle(route, message)
+            if not isinstance(message, Hello) or self._may_greet(route):
+                self._handle(route, message)
         except ProtocolError as error:
             self._counters.bad.add(error.reason)
             self.send(route, [pack(_refusal(error))])
         finally:
             if not self._discard() and self._connections is not None:
-                self._connections.cut(route)
+                self._connections.cut(route, SENT_TOO_MANY_FRAMES)
+
+    def _may_greet(self, route: bytes) -> bool:
+        """Whether a hello is answered: who says it for ever is cut off."""
+        self.hellos[route] += 1
+        if self._connections is None or self.hellos[route] <= MAX_HELLOS:
+            return True
+        self._connections.cut(route, SAID_HELLO)
+        return False
 
     def _discard(self) -> bool:
         """Drop what nobody took of a message; False if some of it must wait for the next turn."""

@@ -174,7 +174,11 @@ SECTIONS: tuple[Section, ...] = (
             Metric("wire/messages", "messages", "received on both sockets"),
             Metric("wire/bad", "messages", "refused as malformed: the sum of bad/"),
             Metric("wire/unroutable", "messages", "not sent: that peer is gone or does not read"),
-            Metric("wire/cut", "connections", "ended: too much came over them, or too many came"),
+            Metric(
+                "wire/cut",
+                "connections",
+                "ended: too much or too many hellos came over them, or too many never joined",
+            ),
             Metric("bad/unknown_type", "messages", "no such message in this protocol"),
             Metric("bad/oversized_header", "messages", "header above 4 KiB"),
             Metric("bad/malformed_header", "messages", "no msgpack array, or a field out of range"),
@@ -186,6 +190,7 @@ SECTIONS: tuple[Section, ...] = (
             Metric("sessions/expired", "sessions", "their lease ran out"),
             Metric("sessions/refused", "sessions", "their HELLO or SPEC did not fit"),
             Metric("sessions/closed", "sessions", "said BYE"),
+            Metric("sessions/given_way", "sessions", "ended for another actor that came"),
         ),
     ),
     Section(

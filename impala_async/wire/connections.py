@@ -6,10 +6,10 @@ over each connection, and one that sends more than its peer has a reason to is s
 for tcp; who comes over ipc is this user.
 """
 
-import logging
 import resource
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,12 +19,17 @@ import zmq
 from impala_async.wire.monitor import Monitor
 
 Answer = TypeVar("Answer")
-logger = logging.getLogger(__name__)
 
 # All that somebody may send before it is known: a hello, a schema, and as much again.
 STRANGER_BYTES = 2 << 16
 MAX_STRANGERS = 1000
 MANY_DESCRIPTORS = 65536
+# Why one is cut off: it is a connection that ...
+SENT_TOO_MANY_FRAMES = "sent a message of too many frames"
+SENT_TOO_MUCH = "sent more than credit allows"
+SENT_BEFORE = "sent much and had not joined"
+NEVER_JOINED = "never joined, as too many did not"
+SAID_HELLO = "said hello again and again"
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # tcpi_bytes_received, since Linux 4.1.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
@@ -47,10 +52,12 @@ class Connections:
 
     def __init__(self, of: zmq.Socket[bytes]) -> None:
         """Before the socket binds."""
-        self.num_cut = self._num_told = 0
+        # By the reason, since the start.
+        self.cut_off: Counter[str] = Counter()
         self._monitor = Monitor(of, _EVENTS)
         # By descriptor, in the order of their coming.
         self._open: dict[int, _Connection] = {}
+        self._strangers: dict[int, None] = {}
         self._routes: dict[bytes, int] = {}
         self._heard: set[bytes] = set()
         self._max_strangers = min(MAX_STRANGERS, most_descriptors() // 4)
@@ -78,14 +85,12 @@ class Connections:
     def read(self) -> None:
         """Take in who came and who went. Too many strangers make the oldest go."""
         for event, fd, _ in self._monitor.read():
-            former = self._open.pop(fd, None)
-            if former is not None:
-                self._routes.pop(former.route, None)
+            self._forget(fd)
             if event == zmq.EVENT_ACCEPTED:
                 self._open[fd] = _Connection()
-        strangers = [fd for fd, connection in self._open.items() if not connection.is_known]
-        for fd in strangers[: max(0, len(strangers) - self._max_strangers)]:
-            self._cut(fd)
+                self._strangers[fd] = None
+        while len(self._strangers) > self._max_strangers:
+            self._cut(next(iter(self._strangers)), NEVER_JOINED)
 
     def look(self, allowances: Mapping[bytes, int], first_bytes: int) -> None:
         """End those that send too much.
@@ -99,6 +104,10 @@ class Connections:
         for fd, connection in list(self._open.items()):
             allowed = allowances.get(connection.route)
             connection.is_known = allowed is not None
+            if connection.is_known:
+                self._strangers.pop(fd, None)
+            else:
+                self._strangers.setdefault(fd)
             received = _bytes_received(fd)
             if received is None:
                 continue
@@ -109,32 +118,30 @@ class Connections:
             was_doubtful = connection.is_doubtful
             connection.is_doubtful = received - connection.accepted_bytes > limit
             if was_doubtful and connection.is_doubtful:
-                self._cut(fd)
-        if self.num_cut > self._num_told:
-            logger.warning(
-                "%d connections are cut off: too many frames, more than credit allows, or too "
-                "many that never joined",
-                self.num_cut - self._num_told,
-            )
-            self._num_told = self.num_cut
+                self._cut(fd, SENT_BEFORE if allowed is None else SENT_TOO_MUCH)
 
-    def cut(self, route: bytes) -> None:
+    def cut(self, route: bytes, why: str) -> None:
         """End the connection of a peer, which may connect again."""
         # It may be gone by itself, and its descriptor another's.
         self.read()
         if route in self._routes:
-            self._cut(self._routes[route])
+            self._cut(self._routes[route], why)
 
     def close(self) -> None:
         """Before the socket is closed."""
         self._monitor.close()
 
-    def _cut(self, fd: int) -> None:
+    def _forget(self, fd: int) -> None:
+        connection = self._open.pop(fd, None)
+        if connection is not None:
+            self._strangers.pop(fd, None)
+            self._routes.pop(connection.route, None)
+
+    def _cut(self, fd: int, why: str) -> None:
         """Shut it down: ZeroMQ, which owns the descriptor, notices and closes it."""
-        connection = self._open.pop(fd)
-        self._routes.pop(connection.route, None)
+        self._forget(fd)
         _ask(fd, lambda own: own.shutdown(socket.SHUT_RDWR))
-        self.num_cut += 1
+        self.cut_off[why] += 1
 
 
 def most_descriptors() -> int:

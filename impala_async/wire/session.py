@@ -6,7 +6,7 @@ test can play any network to it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from impala_async.errors import ProtocolError
@@ -27,6 +27,9 @@ from impala_async.wire.peer import Peer
 from impala_async.wire.watermark import Watermark
 
 MAX_SESSIONS = 10_000
+# Of those who have said no Spec.
+MAX_STRANGERS = 1000
+MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
 # Watermarks of actors that have not been heard of for so long are forgotten.
 WATERMARK_LIFE_S = 3600.0
@@ -68,20 +71,32 @@ class SessionTable:
         self._lease_s = lease_s
         self._new_id = new_id
         self._num_ranks = num_ranks
+        # Those who joined. Strangers are apart, oldest first: what is done often passes them by.
         self._peers: dict[bytes, Peer] = {}
+        self._strangers: dict[bytes, Peer] = {}
+        # The sessions that were asked for over each connection.
+        self._asked: dict[bytes, list[bytes]] = {}
+        self.num_given_way = 0
         self._by_actor: dict[bytes, Peer] = {}
         self._known: dict[bytes, _KnownActor] = {}
         self._next_rank = 0
         # Those of actors that never joined, for the next ones.
-        self._unused_ranks: list[int] = []
+        self._unused_ranks: set[int] = set()
+        # Of live sessions, those that no starter gave out.
+        self._own_ranks: set[int] = set()
         self._credit = Credit()
         self._last_expiry: float | None = None
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._peers) + len(self._strangers)
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(tuple(self._peers.values()))
+        return iter((*self._peers.values(), *self._strangers.values()))
+
+    @property
+    def joined(self) -> Collection[Peer]:
+        """Those who may have credit."""
+        return self._peers.values()
 
     @property
     def outstanding_columns(self) -> int:
@@ -96,15 +111,17 @@ class SessionTable:
                 f"protocol: this learner speaks version {PROTOCOL}, the actor {hello.protocol}: "
                 "install the same release of impala-async on both sides",
             )
-        if hello.actor not in self._by_actor and not self._make_room():
-            limit = self._num_ranks or MAX_SESSIONS
+        former = self._by_actor.get(hello.actor)
+        limit = self._num_ranks or MAX_SESSIONS
+        if former is None and len(self._peers) >= limit:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
-        if (former := self._by_actor.get(hello.actor)) is not None:
-            if former.columns == 0:
-                # The same hello again, because our answer was slow: one session is enough.
-                former.data_route, former.last_heard = route, now
-                return former
+        if former is not None and former.session in self._strangers:
+            # The same hello again, because our answer was slow: one session is enough.
+            former.data_route, former.last_heard = route, now
+            return former
+        if former is not None:
             self.end(former)
+        self._make_way(route)
         known = self._known.get(hello.actor)
         if known is None:
             rank = self._new_rank(hello.number)
@@ -119,18 +136,20 @@ class SessionTable:
     def join(self, peer: Peer, columns: int, streams: int, *, gives_way: bool = False) -> bool:
         """What it sends is agreed on: from now on it has its rank, and may have credit. False if
         its place is another's by now: it must say hello again."""
-        others = (other for other in self._peers.values() if other is not peer and other.columns)
+        others = (other for other in self._peers.values() if other is not peer)
         if self._num_ranks is not None and any(other.rank == peer.rank for other in others):
             return False
         peer.columns, peer.streams, peer.gives_way = columns, streams, gives_way
+        if self._strangers.pop(peer.session, None) is not None:
+            self._peers[peer.session] = peer
         return True
 
     def peer_of(self, session: bytes) -> Peer | None:
-        return self._peers.get(session)
+        return self._peers.get(session) or self._strangers.get(session)
 
     def find(self, session: bytes, now: float) -> Peer | None:
         """The peer of a live session; being heard renews its lease."""
-        peer = self._peers.get(session)
+        peer = self.peer_of(session)
         if peer is not None:
             peer.last_heard = now
         return peer
@@ -189,7 +208,7 @@ class SessionTable:
         return self._credit.take_back(self._peers.values(), now)
 
     def silent(self, now: float, longer_than_s: float) -> list[Peer]:
-        """Peers that have not been heard of for a while, though their lease still runs."""
+        """Who joined and has not been heard of for a while, though its lease still runs."""
         return [p for p in self._peers.values() if now - p.last_heard > longer_than_s]
 
     def expire(self, now: float) -> list[Peer]:
@@ -201,33 +220,39 @@ class SessionTable:
         stood_still = self._last_expiry is not None and now - self._last_expiry > self._lease_s / 2
         self._last_expiry = now
         if stood_still:
-            for peer in self._peers.values():
+            for peer in self:
                 peer.last_heard = peer.used_at = now
             return []
-        expired = self.silent(now, self._lease_s)
+        expired = [peer for peer in self if now - peer.last_heard > self._lease_s]
         for peer in expired:
             self.end(peer)
+        self._asked = {
+            route: asked for route, asked in self._asked.items() if any(map(self.peer_of, asked))
+        }
         live = self._by_actor
         self._known = {
             actor: known
             for actor, known in self._known.items()
-            if actor in live or now - known.last_heard < WATERMARK_LIFE_S
+            if actor in live or now - known.last_heard < self._life_s(known)
         }
         return expired
 
     def end(self, peer: Peer) -> None:
         """End a session: its credit is free again; its watermark stays. Idempotent."""
-        if self._peers.pop(peer.session, None) is None:
+        if self.peer_of(peer.session) is None:
             return
+        (self._peers if peer.session in self._peers else self._strangers).pop(peer.session)
         del self._by_actor[peer.actor]
         known = self._known[peer.actor]
+        if not known.is_numbered:
+            self._own_ranks.discard(peer.rank)
         known.last_heard = peer.last_heard
         known.has_joined |= peer.columns > 0
         if not known.has_joined:
             # It never sent anything: a stream of strangers must not fill the memory.
             del self._known[peer.actor]
             if not known.is_numbered:
-                self._unused_ranks.append(known.rank)
+                self._unused_ranks.add(known.rank)
 
     def watermarks(self) -> dict[str, list[int]]:
         """For a checkpoint: per actor its rank, its mark, and the seqs settled above it."""
@@ -244,34 +269,39 @@ class SessionTable:
             )
             self._next_rank = max(self._next_rank, rank + 1)
 
-    def _make_room(self) -> bool:
-        """Whether one more can come. Who has said no Spec is a stranger, and gives way."""
-        joined = (peer for peer in self._peers.values() if peer.columns)
-        if self._num_ranks is not None and len(list(joined)) >= self._num_ranks:
-            return False
-        if len(self._peers) >= MAX_SESSIONS:
-            oldest = next((peer for peer in self._peers.values() if not peer.columns), None)
-            if oldest is None:
-                return False
-            self.end(oldest)
-        return True
+    def _make_way(self, route: bytes) -> None:
+        """A connection is one actor's: of those that come over it, and of those who have said no
+        Spec, there are so many at most. The oldest goes: an actor that it was comes again."""
+        asked = [session for session in self._asked.get(route, ()) if self.peer_of(session)]
+        self._asked[route] = asked
+        former = None
+        if len(asked) >= MAX_OVER_ONE_CONNECTION:
+            former = self.peer_of(asked.pop(0))
+        elif len(self._strangers) >= MAX_STRANGERS:
+            former = next(iter(self._strangers.values()))
+        if former is not None:
+            self.end(former)
+            self.num_given_way += 1
+
+    def _life_s(self, known: _KnownActor) -> float:
+        """Of somebody who never sent anything there is nothing to remember but a rank."""
+        has_sent = known.watermark.below > 0 or known.watermark.above
+        return WATERMARK_LIFE_S if has_sent else self._lease_s
 
     def _new_rank(self, number: int) -> int:
         """The number that its starter gave it, as in its former life, if nobody else has it."""
-        others = {peer.rank for peer in self if not self._known[peer.actor].is_numbered}
         rank = number
-        if number < 0 or number in others:
+        if number < 0 or number in self._own_ranks:
             rank = min(self._unused_ranks, default=self._next_rank)
-        if rank in self._unused_ranks:
-            self._unused_ranks.remove(rank)
+        self._unused_ranks.discard(rank)
         self._next_rank = max(self._next_rank, rank + 1)
         return rank
 
     def _free_rank(self, former: int, num_ranks: int) -> int:
         """A place that nobody has who joined: the former one, if nobody else hopes for it, or the
         one that the fewest hope for."""
-        taken = {peer.rank for peer in self._peers.values() if peer.columns}
-        hopes = Counter(peer.rank for peer in self._peers.values())
+        taken = {peer.rank for peer in self._peers.values()}
+        hopes = Counter(peer.rank for peer in self)
         free = [rank for rank in range(num_ranks) if rank not in taken]
         return min(free, key=lambda rank: (hopes[rank], rank != former, rank))
 
@@ -287,6 +317,8 @@ class SessionTable:
             granted=known.watermark.below,
             used_at=now,
         )
-        self._peers[peer.session] = peer
-        self._by_actor[hello.actor] = peer
+        self._strangers[peer.session] = self._by_actor[hello.actor] = peer
+        self._asked[route].append(peer.session)
+        if not known.is_numbered:
+            self._own_ranks.add(peer.rank)
         return peer

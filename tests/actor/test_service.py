@@ -252,6 +252,33 @@ def test_a_new_run_is_built_anew(scene: Scene, closed: list[Probe]) -> None:
     assert len(closed) == 4
 
 
+def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_built(
+    scene: Scene, closed: list[Probe], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = settings_for("Counting")
+
+    def serve(scene: Scene) -> int:
+        welcomed(scene, settings, rank=0).reject("hello_again")
+        hello = scene.learner.data.find(Hello)
+        # Its rank is another's by now.
+        answered = scene.learner.welcome(hello, settings, rank=3)
+        again = Session(scene.learner.data.hear(Spec), answered)
+        again.grant(MANY)
+        give_weights(scene, again, settings)
+        seq: int = scene.learner.data.hear(Data).message.seq
+        finish(scene, again)
+        return seq
+
+    assert run(scene, serve) == (0, 0)
+    assert len(closed) == 2
+    # It says so of the rank that it has, from which its seed comes too.
+    assert "actor 3: 2 environments" in caplog.text
+    assert "actor 0" not in caplog.text
+    warnings = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert all("failed in close" in each.message for each in warnings)
+
+
 def test_environments_are_closed_when_the_learner_refuses_them(
     scene: Scene, closed: list[Probe]
 ) -> None:

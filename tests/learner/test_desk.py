@@ -153,6 +153,19 @@ async def test_bye_is_answered_and_ends_the_session(make_harbour: Make) -> None:
     assert harbour.count("credit/granted_columns") == 0
 
 
+async def test_a_goodbye_of_who_never_joined_is_no_line_but_what_it_died_of(
+    make_harbour: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    harbour = make_harbour()
+    for text in ("", "EnvError: it was not made"):
+        actor = harbour.actor()
+        await actor.hello()
+        await actor.say(Bye(actor.session, 2, text))
+        await actor.hear(lambda actor=actor: bool(actor.others))
+    assert caplog.messages == ["actor 0 is gone: it died of EnvError: it was not made"]
+
+
 @pytest.mark.parametrize("message", [Spec, Get, Heartbeat])
 async def test_an_unknown_session_is_counted_and_told_to_say_hello(
     make_harbour: Make, message: type[Message]
@@ -213,9 +226,11 @@ async def test_a_learner_that_ends_welcomes_nobody(make_harbour: Make) -> None:
     assert late.welcome is None
 
 
-async def test_an_expired_session_ends_whether_it_ever_joined_or_not(make_harbour: Make) -> None:
+async def test_an_expired_session_ends_whether_it_ever_joined_or_not(
+    make_harbour: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     harbour = make_harbour(learner={"lease_s": 1, "heartbeat_s": 0.001})
-    stranger, actor = harbour.actor(), await harbour.join()
+    actor, stranger = await harbour.join(), harbour.actor()
     await stranger.hello()
 
     def is_over() -> bool:
@@ -224,5 +239,7 @@ async def test_an_expired_session_ends_whether_it_ever_joined_or_not(make_harbou
 
     await until(is_over, "both leases over")
     assert harbour.count("sessions/expired") == 2
+    # Of who never was one, nobody says that it is gone.
+    assert [m for m in caplog.messages if "gone" in m] == ["actor 0 is gone: its lease is over"]
     await actor.beat(Heartbeat(actor.session, {}))
     await actor.refused("hello_again")

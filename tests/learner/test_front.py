@@ -10,10 +10,13 @@ import pytest
 
 from impala_async.errors import ConfigError
 from impala_async.learner.front import Events, Front
+from impala_async.learner.port import MAX_HELLOS
 from impala_async.metrics.report import merge
 from impala_async.weights import Lineage
 from impala_async.wire.codec import decode_settings
-from impala_async.wire.messages import BYE_REASONS, ByeOk, Heartbeat, pack
+from impala_async.wire.connections import SAID_HELLO
+from impala_async.wire.messages import BYE_REASONS, PROTOCOL, ByeOk, Heartbeat, Hello, pack
+from impala_async.wire.session import MAX_OVER_ONE_CONNECTION
 from impala_async.wire.sockets import Dealer, new_context
 from tests.learner.columns import planes_of, same, small_schema
 from tests.learner.hand_actor import Actor, until
@@ -309,6 +312,21 @@ async def test_a_message_larger_than_any_batch_ends_only_its_own_connection(
     await good.send()
     await good.send()
     assert harbour.count("trajectories/admitted") == 2
+
+
+async def test_who_says_hello_again_and_again_is_cut_off(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    good, flood = await harbour.join(), harbour.actor()
+    for number in range(MAX_HELLOS + 1):
+        actor = number.to_bytes(16, "little")
+        await flood.say(Hello(PROTOCOL, actor, "", bytes(16), 0, 0))
+    await until(lambda: harbour.count("wire/cut") == 1)
+    assert harbour.front._data.cut_off == {SAID_HELLO: 1}
+    assert harbour.count("sessions/given_way") == MAX_HELLOS - MAX_OVER_ONE_CONNECTION
+    # The last of them, and nobody else.
+    assert len(harbour.front.table) == 1 + MAX_OVER_ONE_CONNECTION
+    await good.send()
+    assert good.rejects == []
 
 
 async def test_a_learner_that_builds_for_longer_than_a_lease_blames_nobody(

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import pytest
 
+from impala_async.learner import port
 from impala_async.trajectory import columns_over, find_fault
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (
@@ -168,7 +170,11 @@ async def train(harbour: Harbour, is_over: asyncio.Event) -> list[Any]:
     return taken
 
 
-async def test_ten_thousand_bad_messages(make_harbour: Callable[..., Harbour]) -> None:
+async def test_ten_thousand_bad_messages(
+    make_harbour: Callable[..., Harbour], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Or it would be cut off.
+    monkeypatch.setattr(port, "MAX_HELLOS", NUM_MESSAGES)
     harbour = make_harbour(big_schema(rows=2))
     good, bad = await harbour.join(2), await harbour.join(1)
     is_over = asyncio.Event()

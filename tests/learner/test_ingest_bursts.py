@@ -124,7 +124,8 @@ class Bay:
         hello = Hello(PROTOCOL, bytes([number]) * 16, "", bytes(16), 0, 0)
         peer = self.table.hello(hello, b"", 0.0)
         assert isinstance(peer, Peer)
-        peer.columns, peer.streams, peer.usual_s = width, 2, 0.0
+        assert self.table.join(peer, width, 2)
+        peer.usual_s = 0.0
         return peer
 
     def _message(self, peer: Peer, number: int, kind: str) -> Data:

@@ -244,7 +244,7 @@ def test_the_counters_are_declared() -> None:
 
 
 async def test_a_message_of_very_many_frames_is_dropped_in_turns(quay: Quay) -> None:
-    await quay.say(pack(NotModified(1, 1)), *[b""] * (3 * MAX_DISCARDED))
+    await quay.say(pack(NotModified(1, 1)), *[b""] * (5 * MAX_DISCARDED))
     await quay.say(pack(DATA))
     await until(lambda: [message for _, message in quay.heard] == [DATA], "the next message")
     # Between them the loop had its turns.

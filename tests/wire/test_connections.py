@@ -9,7 +9,14 @@ import pytest
 import zmq
 
 from impala_async.wire import connections as module
-from impala_async.wire.connections import STRANGER_BYTES, Connections, most_descriptors
+from impala_async.wire.connections import (
+    NEVER_JOINED,
+    SENT_BEFORE,
+    SENT_TOO_MUCH,
+    STRANGER_BYTES,
+    Connections,
+    most_descriptors,
+)
 from impala_async.wire.sockets import Router
 from tests.wire import raw_peer
 from tests.wire.ends import ANY_PORT, Ends, greeted, take, until
@@ -64,7 +71,7 @@ def test_one_message_of_frames_without_end_is_cut_off(
     good.sendall(raw_peer.message(b"hello"))
     route = take(router)[0]
     until(lambda: watched.look({}, 0) or is_over(bomb))
-    assert watched.num_cut == 1
+    assert watched.cut_off == {SENT_BEFORE: 1}
     assert not is_over(good)
     assert router.send(route, [b"welcome"])
 
@@ -78,7 +85,7 @@ def test_who_is_known_may_send_on_as_long_as_its_messages_come_through(
         until(lambda: actor.send([b"x" * (1 << 20)]))
         assert take(router)[0] == route
         watched.look({route: 1 << 20}, 0)
-    assert watched.num_cut == 0
+    assert watched.cut_off.total() == 0
 
 
 def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(
@@ -91,8 +98,9 @@ def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(
     send_all(raw, raw_peer.EMPTY_AND_MORE * 100_000)
     for _ in range(5):
         watched.look({route: 200_000}, 0)
-    assert watched.num_cut == 0
+    assert watched.cut_off.total() == 0
     until(lambda: watched.look({route: 199_000}, 0) or is_over(raw))
+    assert watched.cut_off == {SENT_TOO_MUCH: 1}
 
 
 def test_who_connects_again_may_begin_with_a_message_of_its_session(
@@ -108,7 +116,7 @@ def test_who_connects_again_may_begin_with_a_message_of_its_session(
     route = take(router)[0]
     for _ in range(5):
         watched.look({route: 1000}, 0)
-    assert watched.num_cut == 0
+    assert watched.cut_off.total() == 0
 
 
 def test_one_look_at_much_is_no_reason(ends: Ends, router: Router, watched: Connections) -> None:
@@ -122,7 +130,7 @@ def test_one_look_at_much_is_no_reason(ends: Ends, router: Router, watched: Conn
     take(router)
     for _ in range(3):
         watched.look({route: 1000}, 0)
-    assert watched.num_cut == 0
+    assert watched.cut_off.total() == 0
 
 
 def test_too_many_strangers_make_the_oldest_go(
@@ -133,9 +141,10 @@ def test_too_many_strangers_make_the_oldest_go(
     route = greeted(router, actor)
     watched.look({route: 1000}, 0)
     strangers = [dial(router.url) for _ in range(5)]
-    until(lambda: watched.read() or watched.num_cut == 2)
+    until(lambda: watched.read() or watched.cut_off.total() == 2)
     until(lambda: is_over(strangers[0]) and is_over(strangers[1]))
     assert not any(is_over(raw) for raw in strangers[2:])
+    assert watched.cut_off == {NEVER_JOINED: 2}
     assert router.send(route, [b"here"])
 
 
@@ -148,7 +157,7 @@ def test_the_descriptors_of_a_process_are_not_all_for_strangers(
     assert watched is not None
     for _ in range(12):
         dial(router.url)
-    until(lambda: watched.read() or watched.num_cut == 2)
+    until(lambda: watched.read() or watched.cut_off.total() == 2)
     router.close()
 
 
@@ -156,13 +165,13 @@ def test_who_went_is_not_cut_in_the_shape_of_its_successor(
     ends: Ends, router: Router, watched: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut: list[int] = []
-    monkeypatch.setattr(watched, "_cut", cut.append)
+    monkeypatch.setattr(watched, "_cut", lambda fd, _: cut.append(fd))
     actor = ends.dealer(router.url)
     route = greeted(router, actor)
     actor.close()
     # Not looked at since: its descriptor may be that of the next one to come.
     until(lambda: int(watched._monitor.socket.get(zmq.EVENTS)) & zmq.POLLIN)
-    watched.cut(route)
+    watched.cut(route, "")
     assert cut == []
 
 
@@ -174,8 +183,8 @@ def test_who_went_is_forgotten(ends: Ends, router: Router, watched: Connections)
         actor.close()
     until(lambda: watched.look({}, 0) or not watched._open)
     assert watched._routes == {}
-    watched.cut(b"nobody")
-    assert watched.num_cut == 0
+    watched.cut(b"nobody", "")
+    assert watched.cut_off.total() == 0
 
 
 @pytest.mark.parametrize(

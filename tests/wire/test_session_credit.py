@@ -33,7 +33,7 @@ def test_nobody_gets_credit_before_its_schema_is_agreed(table: SessionTable) -> 
     peer = greet(table, 1)
     assert table.deal(PLENTY, now=0.0) == []
     assert peer.granted == 0
-    peer.columns = 2
+    assert table.join(peer, 2, 1)
     assert table.deal(PLENTY, now=0.0) == [peer]
 
 

@@ -92,15 +92,6 @@ def test_strangers_use_up_no_numbers_of_actors() -> None:
     assert [join(table, actor).rank for actor in range(3)] == [0, 1, 2]
 
 
-def test_who_has_said_hello_only_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_SESSIONS", 3)
-    table = new_table()
-    here, stranger, other = join(table, 0), greet(table, 1), greet(table, 2)
-    newest = join(table, 3)
-    assert list(table) == [here, other, newest]
-    assert table.peer_of(stranger.session) is None
-
-
 def test_nobody_gives_way_where_all_places_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_SESSIONS", 3)
     table = new_table(num_ranks=2)

@@ -1,0 +1,62 @@
+"""What is told of strangers: one line now and then, with what they did, in good grammar."""
+
+from collections import Counter
+
+from impala_async.learner.strangers import EVERY_S, Strangers
+
+
+class Desk:
+    """Strangers with a clock and a log."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+        self.lines: list[str] = []
+        self.hellos: Counter[bytes] = Counter()
+        self.strangers = Strangers(self.lines.append, lambda: self.now)
+
+    def look(self, num_given_way: int, **cut: int) -> list[str]:
+        """A second later: what is told by then."""
+        self.now += 1.0
+        reasons = Counter({why.replace("_", " "): number for why, number in cut.items()})
+        self.strangers.look(self.hellos, num_given_way, reasons)
+        told, self.lines[:] = [*self.lines], []
+        return told
+
+
+def test_a_flood_is_one_line_each_ten_seconds() -> None:
+    desk = Desk()
+    told = []
+    for second in range(1, 26):
+        desk.hellos.update({b"one": 600, b"two": 400})
+        told += desk.look(999 * second, said_hello_again_and_again=second)
+    assert (
+        told
+        == [
+            "strangers in 10 s: 10,000 hellos over 2 connections; 10 connections cut off that said "
+            "hello again and again, 9,990 sessions gave way"
+        ]
+        * 2
+    )
+    assert desk.hellos.total() == 5000
+
+
+def test_reasons_are_told_apart_and_one_is_one() -> None:
+    desk = Desk()
+    desk.hellos[b"one"] = 1
+    desk.now += EVERY_S
+    assert desk.look(1, never_joined=1, sent_too_much=2) == [
+        "strangers in 10 s: 1 hello over 1 connection; 1 connection cut off that never joined, "
+        "2 connections cut off that sent too much, 1 session gave way"
+    ]
+    desk.now += EVERY_S
+    assert desk.look(1, never_joined=2, sent_too_much=2) == [
+        "strangers in 10 s: 0 hellos over 0 connections; 1 connection cut off that never joined"
+    ]
+
+
+def test_hellos_alone_are_nothing_to_tell() -> None:
+    desk = Desk()
+    for _ in range(100):
+        desk.hellos[b"an actor that builds"] += 1
+        assert desk.look(0) == []
+    assert desk.hellos.total() < EVERY_S + 1
