@@ -99,7 +99,10 @@ def load_newest(folder: RunFolder) -> Restored | None:
             f"{folder.checkpoints}: no checkpoint there is whole{fault}: restore one, or start "
             "anew in another folder"
         )
-    logger.warning("%s holds no whole checkpoint: training starts anew", folder.path)
+    logger.warning(
+        "%s holds no checkpoint, as the run ended before its first: training starts at step 0",
+        folder.path,
+    )
     return None
 
 
@@ -240,7 +243,8 @@ class Saver:
 
     def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
         directory = self._folder.checkpoints
-        save_checkpoint(directory, captured.progress.version, captured.training.tensors(), state)
+        version, tensors = captured.progress.version, captured.training.tensors()
+        self._folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
         try:
             prune(directory, self._keep, best[1] if best else None)
         except CheckpointError as error:

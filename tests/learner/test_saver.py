@@ -321,7 +321,18 @@ def test_without_a_checkpoint_training_starts_anew(
     make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert load_newest(make_ship().folder) is None
-    assert "holds no whole checkpoint" in caplog.text
+    assert "holds no checkpoint, as the run ended before its first: training starts" in caplog.text
+
+
+async def test_a_run_that_has_lost_its_checkpoints_is_known(make_ship: Callable[..., Ship]) -> None:
+    ship = make_ship()
+    ship.folder.check_resumable()
+    await ship.save(1)
+    await ship.save(2)
+    ship.folder.check_resumable()
+    shutil.rmtree(ship.folder.checkpoints)
+    with pytest.raises(CheckpointError, match=r"are gone \(ckpt-1-2 was the last\)"):
+        ship.folder.check_resumable()
 
 
 @pytest.mark.parametrize(
