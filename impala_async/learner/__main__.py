@@ -128,11 +128,13 @@ def _serve(
             restored=restored,
             recorder=recorder,
             ingest=ingest,
+            lock_watch=lock_watch,
         )
         return await service.run()
 
     earlier = folder.read_json("summary.json")
-    with closing(LockWatch(config.learner.stuck_dump_s, config.learner.stuck_end_s)):
+    lock_watch = LockWatch(config.learner.stuck_dump_s, config.learner.stuck_end_s)
+    with closing(lock_watch):
         code = uvloop.run(serve())
     summary = folder.read_json("summary.json")
     if summary is not None and summary != earlier:

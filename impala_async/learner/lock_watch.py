@@ -1,6 +1,7 @@
 """A hang that holds the interpreter's lock: no thread of the process can see it, so a child does.
 
-The child reads a byte from the learner now and then. When none comes any more, it lets the learner
+The child reads a byte from the learner now and then, which says how many times as long as usual the
+next may take, as during a build. When none comes any more, it lets the learner
 show its stacks by a signal whose handler is C, and then ends it: the learner has an asynchronous
 read open whose completion calls `_exit`, on a thread of the C library that knows no such lock. The
 child counts its own waits rather than seconds, and none while the learner is stopped, so neither a
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 EXIT_STUCK = 70
@@ -29,6 +31,8 @@ DUMP_SIGNAL = signal.SIGUSR2
 TICK_S = 1.0
 # Between the word that ends it and the kernel, which would not take the exit code along.
 GRACE_S = 2.0
+# What has once taken long and came back may take that long again, as in `pulse.py`.
+GROWTH = 3
 _SIGEV_THREAD = 2
 
 
@@ -48,8 +52,10 @@ class LockWatch:
             pass_fds=(self._end_fd,),
             process_group=0,
         )
+        self.patience: Callable[[], int] = lambda: 1
+        """How many times as long as usual the lock may be held now; 255 at most."""
         self._is_closed = threading.Event()
-        self._beats = threading.Thread(target=self._beat, name="lock watch", daemon=True)
+        self._beats = threading.Thread(target=self._beat_regularly, name="lock watch", daemon=True)
         self._beats.start()
 
     def close(self) -> None:
@@ -58,12 +64,16 @@ class LockWatch:
         self._beats.join()
         self._child.communicate()
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Tell the child of the patience now, before the lock is held."""
         assert self._child.stdin is not None
         # The child may have been ended by somebody: then nobody watches.
         with contextlib.suppress(OSError):
-            while not self._is_closed.wait(self._tick_s):
-                os.write(self._child.stdin.fileno(), b".")
+            os.write(self._child.stdin.fileno(), bytes([self.patience()]))
+
+    def _beat_regularly(self) -> None:
+        while not self._is_closed.wait(self._tick_s):
+            self.beat()
 
 
 class Silence:
@@ -71,17 +81,23 @@ class Silence:
 
     def __init__(self, dump_ticks: int, end_ticks: int) -> None:
         self._dump_ticks, self._end_ticks = dump_ticks, end_ticks
-        self._ticks = 0
+        self._patience = 1
+        self.ticks = self._longest = 0
 
-    def note(self, *, is_heard: bool, is_stopped: bool) -> str | None:
-        """After a byte, or a tick without one: "dump", "end" or nothing."""
-        if is_heard or is_stopped:
-            self._ticks = 0
-            return None
-        self._ticks += 1
-        if self._ticks >= self._end_ticks:
+    def end(self, patience: int) -> None:
+        """A byte came, and the next may take so many times as long as it should."""
+        self._longest = max(self._longest, self.ticks)
+        self.ticks, self._patience = 0, patience
+
+    def last(self, *, is_stopped: bool) -> str | None:
+        """A tick passed without one: "dump", "end" or nothing."""
+        self.ticks = 0 if is_stopped else self.ticks + 1
+        if self.ticks >= self._limit(self._end_ticks):
             return "end"
-        return "dump" if self._ticks == self._dump_ticks else None
+        return "dump" if self.ticks == self._limit(self._dump_ticks) else None
+
+    def _limit(self, ticks: int) -> int:
+        return max(ticks * self._patience, GROWTH * self._longest)
 
 
 def _exit_when_read(fd: int) -> object:
@@ -110,13 +126,17 @@ def _is_stopped(pid: int) -> bool:
 
 def _watch(pid: int, tick_s: float, silence: Silence, end_fd: int) -> None:
     while True:
-        is_heard = bool(select.select([0], [], [], tick_s)[0])
-        if is_heard and not os.read(0, 64):
-            return  # it has ended
-        todo = silence.note(is_heard=is_heard, is_stopped=_is_stopped(pid))
+        if select.select([0], [], [], tick_s)[0]:
+            heard = os.read(0, 64)
+            if not heard:
+                return  # it has ended
+            silence.end(heard[-1])
+            continue
+        todo = silence.last(is_stopped=_is_stopped(pid))
         if todo is None:
             continue
-        os.write(2, f"{SAYS[todo]}\n".encode())
+        held = f"the interpreter's lock has been held for {silence.ticks * tick_s:.0f} s"
+        os.write(2, f"{held} {SAYS[todo]}\n".encode())
         if todo == "dump":
             os.kill(pid, DUMP_SIGNAL)
             continue
@@ -130,9 +150,8 @@ def _watch(pid: int, tick_s: float, silence: Silence, end_fd: int) -> None:
 
 
 SAYS = {
-    "dump": "the interpreter's lock has been held for learner.stuck_dump_s: all stacks of the "
-    "learner",
-    "end": "the interpreter's lock has been held for learner.stuck_end_s: the learner ends",
+    "dump": "(learner.stuck_dump_s): all stacks of the learner",
+    "end": "(learner.stuck_end_s): the learner ends",
 }
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.ingest_process import IngestProcess
+from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.remote_front import open_front
 from impala_async.learner.reporter import EpisodeStats, Reporter
@@ -76,6 +77,7 @@ class LearnerService:
         restored: Restored | None = None,
         recorder: Recorder | None = None,
         ingest: IngestProcess | None = None,
+        lock_watch: LockWatch | None = None,
     ) -> None:
         self._config = config
         self._recorder = recorder
@@ -84,7 +86,7 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._watchdog = Watchdog(self._loop, config.learner)
+        self._watchdog = Watchdog(self._loop, config.learner, lock_watch)
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None

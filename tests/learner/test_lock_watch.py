@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from impala_async.errors import EXIT_BUG
-from impala_async.learner import lock_watch
-from impala_async.learner.lock_watch import EXIT_STUCK, LockWatch, Silence
+from impala_async.learner import lock_watch, pulse
+from impala_async.learner.lock_watch import EXIT_STUCK, GROWTH, LockWatch, Silence
+from impala_async.learner.pulse import BUILD_PATIENCE
 
 HANG = """
 import ctypes
@@ -20,19 +21,43 @@ while True:
     libc.pthread_mutex_lock(mutex)  # twice, for ever, with the interpreter's lock
 """
 
+BUILD = """
+import ctypes
+from impala_async.learner.lock_watch import LockWatch
+watch = LockWatch(0.4, 0.6)
+watch.patience = lambda: 50
+watch.beat()
+ctypes.PyDLL(None).usleep(1_200_000)  # with the interpreter's lock
+watch.close()
+"""
+
+
+def ticks(silence: Silence, number: int, *, is_stopped: bool = False) -> list[str | None]:
+    return [silence.last(is_stopped=is_stopped) for _ in range(number)]
+
 
 def test_silence_is_shown_and_then_ended() -> None:
-    silence = Silence(3, 5)
-    noted = [silence.note(is_heard=False, is_stopped=False) for _ in range(5)]
-    assert noted == [None, None, "dump", None, "end"]
+    assert ticks(Silence(3, 5), 5) == [None, None, "dump", None, "end"]
 
 
-@pytest.mark.parametrize("how", ["is_heard", "is_stopped"])
+@pytest.mark.parametrize("how", ["a byte", "a stop"])
 def test_a_byte_and_a_stop_begin_it_anew(how: str) -> None:
-    silence = Silence(2, 3)
+    silence = Silence(4, 6)
     for _ in range(9):
-        assert silence.note(is_heard=False, is_stopped=False) is None
-        assert silence.note(**{"is_heard": False, "is_stopped": False, how: True}) is None
+        assert ticks(silence, 1) == [None]
+        if how == "a byte":
+            silence.end(1)
+        else:
+            assert ticks(silence, 1, is_stopped=True) == [None]
+
+
+def test_a_build_may_take_longer_and_what_follows_it_a_part_of_that() -> None:
+    silence = Silence(3, 5)
+    silence.end(BUILD_PATIENCE)
+    assert ticks(silence, 20) == [None] * 20
+    silence.end(1)
+    assert ticks(silence, 60) == [None] * 59 + ["end"]
+    assert GROWTH == pulse.GROWTH
 
 
 def test_it_ends_as_a_bug_ends() -> None:
@@ -42,7 +67,12 @@ def test_it_ends_as_a_bug_ends() -> None:
     )
     assert ended.returncode == EXIT_BUG, ended.stderr
     assert 'File "<string>", line 7 in <module>' in ended.stderr
-    assert "held for learner.stuck_end_s: the learner ends" in ended.stderr
+    assert "held for 2 s (learner.stuck_end_s): the learner ends" in ended.stderr
+
+
+def test_a_build_that_holds_the_lock_is_waited_for() -> None:
+    built = subprocess.run([sys.executable, "-c", BUILD], timeout=50, check=False)
+    assert built.returncode == 0
 
 
 def test_a_process_that_a_signal_stopped_is_known() -> None:
