@@ -133,8 +133,7 @@ def _serve(
         return await service.run()
 
     earlier = folder.read_json("summary.json")
-    lock_watch = LockWatch(config.learner.stuck_dump_s, config.learner.stuck_end_s)
-    with closing(lock_watch):
+    with closing(LockWatch(config.learner.stuck_dump_s, config.learner.stuck_end_s)) as lock_watch:
         code = uvloop.run(serve())
     summary = folder.read_json("summary.json")
     if summary is not None and summary != earlier:
