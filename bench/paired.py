@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import about_this_machine
+from impala_async.whole_file import write_whole
 
 Sample = Mapping[str, float]
 """Figures of one turn, by their names."""
@@ -107,7 +108,7 @@ def write_page(
     content = _content(title, figures, gpu)
     page = folder / f"{content['bench']}{'_cuda' if gpu else ''}"
     folder.mkdir(parents=True, exist_ok=True)
-    page.with_suffix(".json").write_text(json.dumps(content, indent=2) + "\n")
+    write_whole(page.with_suffix(".json"), f"{json.dumps(content, indent=2)}\n".encode())
     where = ", ".join(str(content[key]) for key in ("commit", "date", "machine", "torch"))
     parts = [
         f"# {title}",
@@ -116,7 +117,7 @@ def write_page(
         notes.strip(),
         f"Measured: {where}.",
     ]
-    page.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    write_whole(page.with_suffix(".md"), ("\n\n".join(parts) + "\n").encode())
     return content
 
 

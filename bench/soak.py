@@ -19,6 +19,7 @@ from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, OneRun, one_run
 from bench.paired import Figure, figure, publish
 from bench.processes import Held, held_by_each
+from impala_async.whole_file import write_whole
 
 LOOK_EVERY_S = 1.0
 TELL_EVERY_S = 60.0
@@ -99,7 +100,7 @@ class Record:
             "env_steps_trained": self.env_steps,
             "processes": {name: asdict(series) for name, series in self.processes.items()},
         }
-        path.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+        write_whole(path, f"{json.dumps(content, separators=(',', ':'))}\n".encode())
 
     def progress(self) -> str:
         """The present moment in a line."""

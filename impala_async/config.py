@@ -204,7 +204,8 @@ class RunConfig(Section):
         """What is allowed but will probably disappoint when so many env steps are trained."""
         lag_warnings = self._lockstep_warnings if self.pace.is_lockstep else self._async_warnings
         found = [*lag_warnings(), *self._reuse_warnings()]
-        steps, has_goal = self.stop.env_steps, self.stop.mean_return is not None
+        steps, others = self.stop.env_steps, (self.stop.mean_return, self.stop.updates)
+        has_goal = any(goal is not None for goal in others)
         found += self.algorithm.schedule_warnings(steps, env_steps, has_goal=has_goal)
         if is_loopback(self.bind.data) != is_loopback(self.bind.weights):
             found.append(

@@ -180,6 +180,7 @@ def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     folder = RunFolder.open(args.run_dir)
+    folder.check_resumable()
     before = _fixed(folder.load_config())
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
     changed = [

@@ -157,9 +157,8 @@ def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy
 def _load(policy: "Policy | Team", checkpoint: "Checkpoint") -> None:
     from impala_async.foreign import one_line
 
-    tensors, _ = checkpoint.load()
     try:
-        policy.load_tensors(tensors["model"])
+        policy.load_tensors(checkpoint.tensors["model"])
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"{checkpoint.path} does not fit this model and environment; did the environment "

@@ -1,5 +1,6 @@
 """Pictures of a run, drawn from its metrics file. Imports matplotlib only when it draws."""
 
+import io
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async.metrics.returns import format_mean_return
+from impala_async.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +35,7 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     try:
         is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
     except OSError as error:
-        return f"cannot be written: {error.strerror}"
+        return f"cannot be written: {error.strerror or error}"
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -80,8 +82,10 @@ def draw_learning_curve(
     bottom.set_ylabel("lag (updates)")
     bottom.set_xlabel("env steps trained")
     bottom.grid(alpha=0.3)
-    figure.savefig(picture, dpi=120)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120)
     plt.close(figure)
+    write_whole(picture, drawn.getvalue())
     return picture
 
 

@@ -32,7 +32,7 @@ CONNECT_S = 60.0
 # A learner that has reached its goal, and said so, is about to end by itself.
 GRACE_S = 600.0
 ANY_PORT = "tcp://127.0.0.1:*"
-ENDLESS = {"env_steps": None, "updates": None, "mean_return": None, "wall_s": None}
+ENDLESS = dict.fromkeys(("env_steps", "updates", "mean_return", "wall_s"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -178,7 +178,11 @@ def _settings(args: argparse.Namespace, playlist: "Playlist") -> "RunConfig":
     from impala_async.config_load import merge_overrides, validate_config
 
     start = (playlist.takes[0] if args.exact else playlist.takes[-1]).start
-    goal = {**ENDLESS, "updates": _num_updates(playlist) if args.exact else None}
+    goal: dict[str, Any] = dict(ENDLESS)
+    if args.exact:
+        # The steps come to what they were at that update, and the schedules ended with them.
+        steps = start.settings.get("stop", {}).get("env_steps")
+        goal |= {"updates": _num_updates(playlist), "env_steps": steps}
     recorded: dict[str, Any] = {
         **start.settings,
         "env": {**start.settings.get("env", {}), "probe": "actor"},

@@ -318,6 +318,50 @@ def test_a_folder_of_other_files_is_no_place_for_a_run(tmp_path: Path) -> None:
         check_run(parse("--run-dir", str(tmp_path)), default_config_path())
 
 
+def resume(run_dir: str) -> None:
+    check_run(parse("--resume", "--run-dir", run_dir), None)
+
+
+@pytest.mark.parametrize("lost", ["its folder", "all that is in it"])
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(run_dir: str, lost: str) -> None:
+    folder = RunFolder(Path(run_dir))
+    # It ended before its first.
+    resume(run_dir)
+    folder.note_saved("ckpt-1-40")
+    (folder.checkpoints / "ckpt-1-40").mkdir()
+    resume(run_dir)
+    (folder.checkpoints / "ckpt-1-40").rmdir()
+    if lost == "its folder":
+        folder.checkpoints.rmdir()
+    gone = r"run/checkpoints: the checkpoints of this run are gone \(ckpt-1-40 was the last\): put "
+    with pytest.raises(CheckpointError, match=gone):
+        resume(run_dir)
+    # The refused start has not put an empty folder there, which would mean something else.
+    assert folder.checkpoints.exists() == (lost != "its folder")
+
+
+def test_a_run_without_the_folder_of_checkpoints_is_not_begun_anew(run_dir: str) -> None:
+    (Path(run_dir) / "checkpoints").rmdir()
+    with pytest.raises(CheckpointError, match=r"checkpoints: the checkpoints .* are gone: put"):
+        resume(run_dir)
+
+
+def test_a_run_whose_reports_cannot_be_written_is_not_resumed(run_dir: str) -> None:
+    metrics = Path(run_dir) / "metrics.jsonl"
+    metrics.touch()
+    resume(run_dir)
+    metrics.unlink()
+    metrics.mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write to .*metrics\.jsonl: Is a dir.*: move it"):
+        resume(run_dir)
+
+
+def test_a_damaged_epoch_is_told_before_anything_starts(run_dir: str) -> None:
+    (Path(run_dir) / "epoch").write_text("9" * 20)
+    with pytest.raises(CheckpointError, match=r"epoch: wants a whole number from 0 to 999,999,998"):
+        resume(run_dir)
+
+
 @pytest.mark.parametrize("damaged", ['"9"', "[]", "{}", "null"])
 def test_a_damaged_summary_is_told(run_dir: str, damaged: str) -> None:
     text = '{"env_steps_trained": ' + damaged + "}"

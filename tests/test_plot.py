@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -64,6 +65,23 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert picture == tmp_path / "curve.png"
     width, height = size_of(picture)
     assert width > height > 500
+
+
+def test_on_a_full_disk_the_picture_of_before_stays_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    write(tmp_path, report(100), report(200))
+    picture = tmp_path / "learning_curve.png"
+    assert plot.draw_at_end(SUMMARY, RunFolder(tmp_path), None, 0) == str(picture)
+    before = picture.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    said = plot.draw_at_end(SUMMARY, RunFolder(tmp_path), None, 0)
+    assert said == "cannot be written: No space left"
+    assert picture.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {picture.name, "metrics.jsonl"}
 
 
 @pytest.mark.parametrize(

@@ -302,8 +302,7 @@ def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_p
     learner.model.update_statistics(to_torch(obs), torch.ones(64, dtype=torch.bool))
     actor.load(Snapshot(learner.layout).take(learner.tensors).as_version(Version(1, 3)))
     path = save_checkpoint(tmp_path, Version(1, 3), {"model": learner.model.state_dict()}, {})
-    tensors, _ = open_checkpoint(path).load()
-    restored.model.load_state_dict(tensors["model"])
+    restored.model.load_state_dict(open_checkpoint(path).tensors["model"])
     for policy in (actor, restored):
         (normalizer,) = policy.model.normalizers
         np.testing.assert_allclose(normalizer.mean, obs[""].mean(0), rtol=1e-5, atol=1e-5)

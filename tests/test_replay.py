@@ -197,6 +197,20 @@ def test_an_exact_replay_stops_where_the_recording_did(
     assert last == "the same weights and optimizer state as recorded, to the last bit (7 updates)"
 
 
+@pytest.mark.parametrize("stop", [{"env_steps": 1000}, {"mean_return": 9.0}])
+def test_an_exact_replay_is_not_warned_of_the_schedule_that_it_repeats(
+    finished: dict[str, str], stop: dict[str, Any]
+) -> None:
+    schedule = {"lr_end": 0, "schedule_env_steps": 1000}
+    records = start(algorithm=schedule, stop=stop), message(0), end(7)
+    assert replay.main([tape(*records), "--exact"]) == 0
+    config = settings_of(FakeLearner.made[0])
+    assert config.stop.updates == 7
+    assert config.warnings() == []
+    # Nor at its end, where the rate came to 0.
+    assert (config.idle_from is None) == ("env_steps" in stop)
+
+
 def test_other_weights_are_an_error(
     finished: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from bench.learning.cases import CASES, CONFIGS, Case
 from bench.learning.train import Outcome
 from bench.machine import about_this_machine
+from impala_async.whole_file import write_whole
 
 HEAD = (
     "| task | floor | seeds passed | mean return per seed | env steps, median | seconds, median |\n"
@@ -83,8 +84,8 @@ def write(folder: Path, case: Case, outcomes: list[Outcome], command: str) -> No
         **about_this_machine(),
     }
     in_order = [entries[case.name] for case in CASES if case.name in entries]
-    path.write_text(json.dumps(in_order, indent=2) + "\n")
-    (folder / "learning.md").write_text(_page(in_order))
+    write_whole(path, f"{json.dumps(in_order, indent=2)}\n".encode())
+    write_whole(folder / "learning.md", _page(in_order).encode())
 
 
 def _page(entries: list[dict[str, Any]]) -> str:

@@ -77,7 +77,7 @@ def _load(run: Path) -> tuple[EnvBatch, Policy | Team]:
     envs, policy = build_players(folder.load_config(), NUM_ENVS)
     checkpoint = newest_checkpoint(folder.checkpoints)
     assert checkpoint is not None, f"{run} has no checkpoint"
-    policy.load_tensors(checkpoint.load()[0]["model"])
+    policy.load_tensors(checkpoint.tensors["model"])
     return envs, policy
 
 

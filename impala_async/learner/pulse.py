@@ -30,20 +30,26 @@ SAY_WITHIN_S = 5.0
 
 
 class Pulse:
-    """Of one thread. Before its first beat, and while it rests, nobody minds its silence."""
+    """Of one thread. Before its first beat, and while it rests, nobody minds its silence.
 
-    def __init__(self, what: str) -> None:
+    `on_patience` is called before something that may take longer than what was before.
+    """
+
+    def __init__(self, what: str, on_patience: Callable[[], object] = lambda: None) -> None:
         self.what = what
+        self._on_patience = on_patience
         self.num_beats = 0
         self.patience = 1
 
     def beat(self, patience: int = 1) -> None:
         """It moves. What comes next may take so many times as long as it should."""
-        self.patience = patience
+        before, self.patience = self.patience, patience
         self.num_beats += 1
+        if patience > before:
+            self._on_patience()
 
     def rest(self) -> None:
-        self.num_beats = 0
+        self.num_beats, self.patience = 0, 1
 
 
 class _Silence:

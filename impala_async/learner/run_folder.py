@@ -20,6 +20,7 @@ from impala_async.config import RunConfig
 from impala_async.config_load import validate_config
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.json_file import find_bytes, find_object
+from impala_async.whole_file import PUBLIC, beside, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,9 @@ DEFAULT_ROOT = Path("runs")
 # and a file system of its own has it.
 PREPARED = ("actors", "replay.json", "lost+found")
 # Others may read what a run did, but not the arguments of its environment.
-PRIVATE, PUBLIC = 0o600, 0o666
-MOST_EPOCHS = 10**9
+PRIVATE = 0o600
+# The one after it has no more digits than the name of a checkpoint may have.
+MOST_EPOCHS = 10**9 - 1
 UNSAVED = "checkpoint_not_written"
 """The reason of an end whose summary is ahead of the checkpoints."""
 
@@ -51,6 +53,7 @@ class RunFolder:
         """How much a checkpoint takes; 0 while that is unknown."""
         self._config = path / "config.json"
         self._epoch = path / "epoch"
+        self._saved = path / "last_checkpoint"
         self._hold: int | None = None
         self._unwritten: RunConfig | None = None
         self._is_new = self._is_made_here = False
@@ -135,7 +138,7 @@ class RunFolder:
         if self._is_new and not has_result:
             for name in ("config.json", "epoch", "metrics.jsonl", "service.json"):
                 self.remove(name)
-                self.remove(_beside(name))
+                self.remove(beside(self.path / name).name)
             for folder in (self.checkpoints, *([self.path] if self._is_made_here else [])):
                 with contextlib.suppress(OSError):  # somebody else has left something in it
                     folder.rmdir()
@@ -171,21 +174,54 @@ class RunFolder:
 
         `saved` is the highest of its checkpoints, which a file that was put back may be behind.
         """
-        written = find_bytes(self._epoch, most=64)
-        try:
-            last = 0 if written is None else int(written)
-        except ValueError:
-            last = -1
-        if not 0 <= last < MOST_EPOCHS:
-            raise CheckpointError(f"{self._epoch}: not a number; restore it by hand")
+        last = self._last_epoch()
         if last < saved:
             logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)
         epoch = max(last, saved) + 1
         try:
-            self._write(self._epoch, str(epoch))
+            write_whole(self._epoch, str(epoch).encode())
         except OSError as error:
             raise self._unwritable(error) from None
         return epoch
+
+    def _last_epoch(self) -> int:
+        fix = "write the number of starts so far there, or a greater one"
+        try:
+            written = find_bytes(self._epoch, most=64)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: {fix}") from None
+        with contextlib.suppress(ValueError):
+            last = 0 if written is None else int(written)
+            if 0 <= last < MOST_EPOCHS:
+                return last
+        assert written is not None
+        raise CheckpointError(
+            f"{self._epoch}: wants a whole number from 0 to {MOST_EPOCHS - 1:,}, got "
+            f"{written.decode(errors='replace')!r}: {fix}"
+        )
+
+    def note_saved(self, name: str) -> None:
+        """There is a checkpoint: a start that finds none is to know."""
+        with contextlib.suppress(OSError):  # after the next one it is tried again
+            write_whole(self._saved, name.encode())
+
+    def check_resumable(self) -> None:
+        """Raise ConfigError or CheckpointError for what no learner could go on with."""
+        self._last_epoch()
+        saved = find_bytes(self._saved, most=64)
+        has_lost = saved is not None or not self.checkpoints.is_dir()
+        if has_lost and not any(self.checkpoints.glob("ckpt-*")):
+            last = f" ({saved.decode(errors='replace')} was the last)" if saved else ""
+            raise CheckpointError(
+                f"{self.checkpoints}: the checkpoints of this run are gone{last}: put them back, "
+                "or start a new run in another folder, without --resume"
+            )
+        try:
+            os.close(os.open(self.metrics, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ConfigError(f"{self._unwritable(error)}: move it away") from None
 
     def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
         """Say where actors find the learner of this start, which is this process."""
@@ -198,7 +234,7 @@ class RunFolder:
     def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
         """A small file that readers see whole or not at all."""
         path = self.path / name
-        self._write(path, json.dumps(content, indent=2) + "\n", mode)
+        write_whole(path, f"{json.dumps(content, indent=2)}\n".encode(), mode)
         return path
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -217,30 +253,6 @@ class RunFolder:
         if not isinstance(config, dict) or not _is_run_id(run_id):
             raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
         return {"run_id": run_id, "config": config}
-
-    def _write(self, path: Path, text: str, mode: int = PUBLIC) -> None:
-        beside = path.with_name(_beside(path.name))
-        try:
-            beside.unlink(missing_ok=True)
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            with open(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(fd)
-            beside.rename(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _beside(name: str) -> str:
-    return f".{name}.{os.getpid()}"
 
 
 def _is_run_id(value: object) -> bool:

@@ -50,7 +50,7 @@ class _Episodes(BaseModel):
 
 
 class _Saved(BaseModel):
-    """What the loop itself reads in a `state.json`; numbers are finite, as its reader has seen."""
+    """What is in a `state.json`; its numbers are finite, as its reader has seen."""
 
     model_config = ConfigDict(strict=True)
     env_steps_trained: Count
@@ -61,6 +61,8 @@ class _Saved(BaseModel):
     ]
     forks: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Count]
     episodes: _Episodes
+    optimizer: dict[str, Any]
+    algorithm: dict[str, Any]
     best: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
 
 
@@ -99,25 +101,38 @@ def load_newest(folder: RunFolder) -> Restored | None:
             f"{folder.checkpoints}: no checkpoint there is whole{fault}: restore one, or start "
             "anew in another folder"
         )
-    logger.warning("%s holds no whole checkpoint: training starts anew", folder.path)
+    logger.warning(
+        "%s holds no checkpoint, as the run ended before its first: training starts at step 0",
+        folder.path,
+    )
     return None
 
 
 def _restored(checkpoint: Checkpoint) -> Restored:
-    tensors, state = checkpoint.load()
-    path = checkpoint.path / STATE
+    state, path = dict(checkpoint.state), checkpoint.path / STATE
     try:
         saved = _Saved.model_validate(state)
         Ledger().restore(saved.ledger)
         EpisodeStats().restore(**state["episodes"])
+        _check_numbers("algorithm", saved.algorithm)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     progress = Progress(*checkpoint.version, saved.env_steps_trained)
-    return Restored(progress, TrainingState.of(tensors, state, str(checkpoint.path)), state)
+    training = TrainingState.of(checkpoint.tensors, state, str(checkpoint.path))
+    return Restored(progress, training, state)
+
+
+def _check_numbers(where: str, value: object) -> None:
+    """Whatever an update step remembers is one; in lists are settings, which are only compared."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_numbers(f"{where}.{key}", each)
+    elif isinstance(value, bool) or not isinstance(value, int | float | list):
+        raise ValueError(f"{where}: wants a number, got {value!r}")
 
 
 def begin_epoch(folder: RunFolder, restored: Restored | None) -> tuple[Progress, Lineage]:
@@ -240,7 +255,8 @@ class Saver:
 
     def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
         directory = self._folder.checkpoints
-        save_checkpoint(directory, captured.progress.version, captured.training.tensors(), state)
+        version, tensors = captured.progress.version, captured.training.tensors()
+        self._folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
         try:
             prune(directory, self._keep, best[1] if best else None)
         except CheckpointError as error:

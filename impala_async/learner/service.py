@@ -42,6 +42,7 @@ from impala_async.learner.slots import Episodes
 from impala_async.learner.summary import summarise
 from impala_async.learner.thread_ports import NOT_FINITE, Captured, LearnerReport, Ports, Progress
 from impala_async.learner.watchdog import Watchdog
+from impala_async.lock_watch import LockWatch
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.spec import Schema
@@ -76,6 +77,7 @@ class LearnerService:
         restored: Restored | None = None,
         recorder: Recorder | None = None,
         ingest: IngestProcess | None = None,
+        lock_watch: LockWatch | None = None,
     ) -> None:
         self._config = config
         self._recorder = recorder
@@ -84,7 +86,7 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._watchdog = Watchdog(self._loop, config.learner)
+        self._watchdog = Watchdog(self._loop, config.learner, lock_watch)
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None

@@ -14,11 +14,18 @@ from typing import TextIO
 from impala_async.config_learner import LearnerSection
 from impala_async.errors import EXIT_BUG
 from impala_async.learner.pulse import BUILD_PATIENCE, Pulse, PulseWatch
+from impala_async.lock_watch import LockWatch
 
 logger = logging.getLogger(__name__)
 
 END_WITHIN_S = 30.0
 BEAT_S = 0.5
+
+
+def lock_watch_of(section: LearnerSection) -> LockWatch:
+    """Over this process: what holds the interpreter's lock, no thread of its own can see."""
+    keys = "learner.stuck_dump_s", "learner.stuck_end_s"
+    return LockWatch(section.stuck_dump_s, section.stuck_end_s, "the learner", keys)
 
 
 class Watchdog:
@@ -28,6 +35,7 @@ class Watchdog:
         self,
         loop: asyncio.AbstractEventLoop,
         section: LearnerSection,
+        lock_watch: LockWatch | None = None,
         *,
         end_within_s: float = END_WITHIN_S,
         leave: Callable[[int], object] = os._exit,
@@ -39,9 +47,14 @@ class Watchdog:
         self._output = output
         self._deadline: asyncio.TimerHandle | None = None
         self._next_beat: asyncio.TimerHandle | None = None
-        self._loop_pulse, self.learner = Pulse("the event loop"), Pulse("the learner thread")
+        told = [lock_watch.beat] if lock_watch is not None else []
+        self._loop_pulse = Pulse("the event loop", *told)
+        self.learner = Pulse("the learner thread", *told)
+        pulses = (self._loop_pulse, self.learner)
+        if lock_watch is not None:
+            lock_watch.patience = lambda: max(pulse.patience for pulse in pulses)
         self._watch = PulseWatch(
-            (self._loop_pulse, self.learner),
+            pulses,
             dump_s=section.stuck_dump_s,
             end_s=section.stuck_end_s,
             leave=leave,

@@ -53,25 +53,13 @@ _RENAME_EXCHANGE = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk whose files match its manifest."""
+    """A checkpoint, read from files that match their manifest."""
 
     path: Path
     version: Version
-    groups: tuple[str, ...]
-
-    def load(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """Its tensors, on the CPU, and its state; raises CheckpointError."""
-        state = find_object(self.path / STATE, is_strict=True)
-        if state is None:
-            raise CheckpointError(f"cannot read checkpoint {self.path}: {STATE} is missing")
-        tensors = {}
-        for group in self.groups:
-            path = self.path / f"{group}{TENSORS_SUFFIX}"
-            try:
-                tensors[group] = load(path.read_bytes())
-            except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-                raise CheckpointError(f"cannot read checkpoint {path}: {error}") from error
-        return tensors, state
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """By group, on the CPU."""
+    state: Mapping[str, Any]
 
 
 def save_checkpoint(
@@ -231,20 +219,27 @@ def _found(directory: Path) -> list[tuple[Version, Path]]:
 
 def _verified(path: Path, version: Version) -> Checkpoint:
     """Compare every file with the manifest, content included."""
-    listed = _sized_files(path, version)
-    for name, sha256 in listed.items():
+    tensors = {}
+    for name, sha256 in _sized_files(path, version).items():
         try:
-            with (path / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            data = (path / name).read_bytes()
         except OSError as error:
             raise CheckpointError(f"{path / name} cannot be read: {error}") from None
-        if found != sha256:
+        if hashlib.sha256(data).hexdigest() != sha256:
             raise CheckpointError(f"{path / name} is not what its manifest says")
-    groups = (name.removesuffix(TENSORS_SUFFIX) for name in listed if name != STATE)
-    checkpoint = Checkpoint(path, version, tuple(groups))
-    for group, members in checkpoint.load()[0].items():
-        _check_finite(path / group, members)
-    return checkpoint
+        if name != STATE:
+            group = name.removesuffix(TENSORS_SUFFIX)
+            tensors[group] = _loaded(path / name, data)
+            _check_finite(path / group, tensors[group])
+    return Checkpoint(path, version, tensors, find_object(path / STATE, is_strict=True) or {})
+
+
+def _loaded(path: Path, data: bytes) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load(data)
+    except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return tensors
 
 
 def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -4,7 +4,6 @@ The names are those of `Batch`; metadata says what was not finite.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from impala_async.training.batch import Batch
+from impala_async.whole_file import write_whole
 
 
 def keep_batch(path: Path, batch: Batch, is_failed_B: Tensor, about: Mapping[str, str]) -> str:
@@ -27,9 +27,7 @@ def keep_batch(path: Path, batch: Batch, is_failed_B: Tensor, about: Mapping[str
         for name, leaf in found.items()
     }
     try:
-        path.write_bytes(save(whole, dict(about)))
+        write_whole(path, save(whole, dict(about)))
     except OSError as error:
-        with suppress(OSError):  # a half of it would take the room of a checkpoint
-            path.unlink()
         return f"the last batch cannot be kept in {path}: {error.strerror}"
     return f"the last batch is kept in {path}"

@@ -24,9 +24,10 @@ def train(opened: Site, *settings: str) -> Door:
 
 
 def workers_of(actor: Door) -> list[psutil.Process]:
-    """The children that an actor has now."""
+    """Those that an actor has now."""
     try:
-        return psutil.Process(actor.process.pid).children()
+        children = psutil.Process(actor.process.pid).children()
+        return [child for child in children if "lock_watch.py" not in " ".join(child.cmdline())]
     except psutil.NoSuchProcess:
         return []
 

@@ -79,7 +79,8 @@ def test_an_epoch_is_on_the_disk_before_it_is_used(
 @pytest.mark.parametrize("torn", ["", "two", "1.5", "nan", "-1", "9" * 20, "9" * 70])
 def test_a_torn_epoch_is_refused_and_not_guessed(folder: RunFolder, torn: str) -> None:
     (folder.path / "epoch").write_text(torn)
-    with pytest.raises(CheckpointError, match=r"epoch: (not a number|cannot be read)"):
+    told = r"epoch: (wants a whole number from 0 to|cannot be read).*: write the number of starts"
+    with pytest.raises(CheckpointError, match=told):
         folder.next_epoch()
 
 
@@ -224,6 +225,14 @@ def test_a_run_of_an_earlier_start_is_not_withdrawn(folder: RunFolder) -> None:
     resumed.begin(CONFIG)
     resumed.withdraw()
     assert folder.load_config() == CONFIG
+
+
+def test_that_there_is_a_checkpoint_need_not_be_noted(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", _disk_full)
+    folder.note_saved("ckpt-1-1")
+    folder.check_resumable()
 
 
 def test_a_new_run_begins_in_a_new_or_an_empty_folder(tmp_path: Path) -> None:

@@ -321,7 +321,18 @@ def test_without_a_checkpoint_training_starts_anew(
     make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert load_newest(make_ship().folder) is None
-    assert "holds no whole checkpoint" in caplog.text
+    assert "holds no checkpoint, as the run ended before its first: training starts" in caplog.text
+
+
+async def test_a_run_that_has_lost_its_checkpoints_is_known(make_ship: Callable[..., Ship]) -> None:
+    ship = make_ship()
+    ship.folder.check_resumable()
+    await ship.save(1)
+    await ship.save(2)
+    ship.folder.check_resumable()
+    shutil.rmtree(ship.folder.checkpoints)
+    with pytest.raises(CheckpointError, match=r"are gone \(ckpt-1-2 was the last\)"):
+        ship.folder.check_resumable()
 
 
 @pytest.mark.parametrize(
@@ -341,6 +352,10 @@ async def test_a_checkpoint_of_something_else_is_refused(
     shutil.rmtree(path)
 
 
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1)} if depth else {"a": "1"}
+
+
 CRAFTED: dict[str, tuple[str, Any]] = {
     "a text": ("env_steps_trained", "10"),
     "a negative number": ("env_steps_trained", -1),
@@ -356,6 +371,11 @@ CRAFTED: dict[str, tuple[str, Any]] = {
     "a best of two": ("best", [1.0, 1]),
     "accounts that are none": ("ledger", {"counts": 3}),
     "accounts that are empty": ("ledger", {}),
+    "an optimizer that is none": ("optimizer", "Adam"),
+    "a count in words": ("algorithm", {"num_updates": "3"}),
+    "a weight that is no number": ("algorithm", {"num_updates": 3, "target": {"kl_coeff": "nan"}}),
+    "a scale that is missing": ("algorithm", {"num_updates": 3, "return_scale": {"mean": None}}),
+    "a depth that nobody reads": ("algorithm", nested(600)),
 }
 
 

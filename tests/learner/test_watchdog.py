@@ -1,12 +1,15 @@
 """The watchdog: what hangs is shown, and what will not end is ended."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from impala_async.config_learner import LearnerSection
 from impala_async.errors import EXIT_BUG
 from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.watchdog import Watchdog
+from impala_async.lock_watch import LockWatch
 from tests.learner.hand_actor import until
 
 SECTION = LearnerSection()
@@ -86,3 +89,27 @@ async def test_the_loop_shows_that_it_runs_and_a_build_may_take_longer() -> None
     dog.close()
     assert dog._next_beat is not None
     assert dog._next_beat.cancelled()
+
+
+class FakeLockWatch:
+    def __init__(self) -> None:
+        self.patience: Callable[[], int] = lambda: 1
+        self.told: list[int] = []
+
+    def beat(self) -> None:
+        self.told.append(self.patience())
+
+
+async def test_who_watches_the_lock_is_told_of_a_build_before_it_begins() -> None:
+    lock_watch = FakeLockWatch()
+    dog = Watchdog(asyncio.get_running_loop(), SECTION, cast(LockWatch, lock_watch))
+    dog.build_begins()
+    assert lock_watch.told == [BUILD_PATIENCE]
+    dog.learner.beat(BUILD_PATIENCE)
+    dog.learner.beat(BUILD_PATIENCE)
+    # While one of them builds, the other may beat.
+    dog._loop_pulse.beat()
+    assert lock_watch.told == [BUILD_PATIENCE] * 2
+    assert lock_watch.patience() == BUILD_PATIENCE
+    dog.learner.rest()
+    assert lock_watch.patience() == 1

@@ -13,7 +13,6 @@ from safetensors import safe_open
 from impala_async.errors import CheckpointError
 from impala_async.training import checkpoint
 from impala_async.training.checkpoint import (
-    Checkpoint,
     highest_epoch,
     last_good,
     newest_checkpoint,
@@ -37,6 +36,11 @@ def save(folder, epoch, update, state=STATE):
     return save_checkpoint(folder, Version(epoch, update), TENSORS, state)
 
 
+def found_in(folder):
+    found = newest_checkpoint(folder)
+    return TrainingState.of(found.tensors, found.state)
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -50,9 +54,8 @@ def test_what_is_saved_is_what_is_loaded(folder):
     path = save(folder, 2, 15)
     assert path == folder / "ckpt-2-15"
     found = newest_checkpoint(folder)
-    assert found == Checkpoint(path, Version(2, 15), ("model",))
-    tensors, state = found.load()
-    assert state == STATE
+    assert (found.path, found.version, found.state) == (path, Version(2, 15), STATE)
+    tensors = found.tensors
     assert tensors["model"].keys() == TENSORS["model"].keys()
     for name, tensor in TENSORS["model"].items():
         assert torch.equal(tensors["model"][name], tensor)
@@ -97,7 +100,7 @@ def test_training_goes_on_bit_for_bit(folder, make_step, make_batch, num_before,
     train(step, make_batch, range(num_before, 9))
 
     resumed = make_step(seed=5, **settings)
-    restore(resumed, TrainingState.of(*newest_checkpoint(folder).load()))
+    restore(resumed, found_in(folder))
     train(resumed, make_batch, range(num_before, 9))
     mine, theirs = capture(resumed), capture(step)
     assert json.dumps(mine.state()) == json.dumps(theirs.state())
@@ -112,7 +115,8 @@ def test_the_target_network_has_its_own_file(folder, make_step, make_batch):
     captured = capture(step)
     path = save_checkpoint(folder, Version(1, 2), captured.tensors(), captured.state())
     assert (path / "target.safetensors").exists()
-    tensors, state = newest_checkpoint(folder).load()
+    found = newest_checkpoint(folder)
+    tensors, state = found.tensors, found.state
     assert tensors["target"].keys() == tensors["model"].keys()
     target = {"kl_coeff": 0.0, "kl_settings": [0.0, 0.01], "age": 2}
     assert state["algorithm"]["target"] == target
@@ -146,7 +150,7 @@ def test_weights_in_another_memory_order_are_saved_by_their_indices(folder, make
     assert not weight.is_contiguous()
     captured = capture(step)
     save_checkpoint(folder, Version(1, 0), captured.tensors(), captured.state())
-    tensors, _ = newest_checkpoint(folder).load()
+    tensors = newest_checkpoint(folder).tensors
     assert torch.equal(tensors["model"]["policy_head.weight"], weight.detach())
 
 
@@ -288,12 +292,30 @@ def test_only_damaged_ones_are_none(folder, caplog):
     assert "ckpt-1-1" in caplog.text
 
 
-def test_a_file_lost_after_it_was_found_is_a_checkpoint_error(folder):
-    save(folder, 1, 1)
+def test_tensors_are_loaded_once_and_only_of_those_that_are_looked_at(folder, monkeypatch):
+    loads = []
+    load = checkpoint.load
+    monkeypatch.setattr(checkpoint, "load", lambda data: (loads.append(data), load(data))[1])
+    for update in (1, 2, 3):
+        save(folder, 1, update)
     found = newest_checkpoint(folder)
-    (found.path / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="cannot read checkpoint"):
-        found.load()
+    assert found.tensors.keys() == TENSORS.keys()
+    assert len(loads) == 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
+def test_a_file_lost_after_it_was_listed_is_damage(folder, monkeypatch, caplog, name):
+    save(folder, 1, 1)
+    sized_files = checkpoint._sized_files
+
+    def lose(path, version):
+        listed = sized_files(path, version)
+        (path / name).unlink()
+        return listed
+
+    monkeypatch.setattr(checkpoint, "_sized_files", lose)
+    assert newest_checkpoint(folder) is None
+    assert f"{name} cannot be read" in caplog.text
 
 
 def test_a_full_disk_leaves_the_last_good_one_and_nothing_else(folder, monkeypatch):
@@ -379,7 +401,7 @@ def test_the_same_version_again_replaces_the_earlier_one(folder, monkeypatch, ca
         monkeypatch.setattr(checkpoint, "_RENAME_EXCHANGE", 1 << 20)  # no flag of Linux
     save(folder, 1, 2, {"env_steps_trained": 5})
     assert names(folder) == ["ckpt-1-2"]
-    assert newest_checkpoint(folder).load()[1] == {"env_steps_trained": 5}
+    assert newest_checkpoint(folder).state == {"env_steps_trained": 5}
 
 
 def test_a_damaged_one_of_the_same_version_is_replaced(folder):
@@ -388,7 +410,7 @@ def test_a_damaged_one_of_the_same_version_is_replaced(folder):
     save(folder, 1, 2, {"env_steps_trained": 5})
     prune(folder, keep=1)
     assert names(folder) == ["ckpt-1-2"]
-    assert newest_checkpoint(folder).load()[1] == {"env_steps_trained": 5}
+    assert newest_checkpoint(folder).state == {"env_steps_trained": 5}
 
 
 def test_pruning_keeps_the_newest_and_the_best(folder):

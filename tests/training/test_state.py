@@ -46,7 +46,8 @@ def test_a_team_goes_on_bit_for_bit(tmp_path, make_team_step, make_batch, num_be
     # The seed is not what is captured: it deals columns to the parts of a batch.
     for name, one in resumed.steps.items():
         one._seed = step.steps[name]._seed
-    restore(resumed, TrainingState.of(*newest_checkpoint(tmp_path).load()))
+    found = newest_checkpoint(tmp_path)
+    restore(resumed, TrainingState.of(found.tensors, found.state))
     train(resumed, make_batch, range(num_before, 11))
     mine, theirs = capture(resumed), capture(step)
     assert json.dumps(mine.state()) == json.dumps(theirs.state())
