@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 from impala_async.envs.faults import RETURNS, RUNNING, Blame
 from impala_async.errors import EXIT_BUG
-from impala_async.lock_watch import STDERR, LockWatch
 from impala_async.waiting import AFTER_S, Wait
 
 # What is not over by then hangs, as far as anybody is told. At a start it is told of earlier.
 HANGS_AFTER_S = 10.0
 LOOK_EVERY_S = 0.5
-# Where the call holds the interpreter's lock no thread of ours can end it, but a child can.
+# Where the call holds the interpreter's lock no thread of ours can end it, but a timer in C can.
 LOCK_GRACE_S = 5.0
+STDERR = 2
 WHERES = tuple(RETURNS)
 
 
@@ -39,7 +39,6 @@ class Watch:
         self._whose = whose
         self._at_limit = at_limit or end_with_stacks
         self._limit_s: float | None = None
-        self._lock_watch: LockWatch | None = None
         self._clock = clock
         self._call: tuple[Blame, float] | None = None
         self._wait = Wait(tell)
@@ -54,19 +53,14 @@ class Watch:
 
     def limit(self, limit_s: float | None) -> None:
         """From now on a step or a reset may take so long."""
-        if limit_s == self._limit_s:
-            return
         self._limit_s = limit_s
-        self._close_lock_watch()
-        if limit_s is not None:
-            limits = limit_s + LOCK_GRACE_S / 2, limit_s + LOCK_GRACE_S
-            self._lock_watch = LockWatch(*limits, "the actor", ("env.step_timeout_s",) * 2)
+        self._arm()
 
     def close(self) -> None:
         """Nothing is told of any more, or ended."""
         self._limit_s = None
         self._is_closed.set()
-        self._close_lock_watch()
+        faulthandler.cancel_dump_traceback_later()
 
     def look(self) -> None:
         """Tell of the present call, if it lasts; end this process if it lasts too long."""
@@ -89,12 +83,14 @@ class Watch:
 
     def _run(self) -> None:
         while not self._is_closed.wait(LOOK_EVERY_S):
+            self._arm()
             self.look()
+        faulthandler.cancel_dump_traceback_later()
 
-    def _close_lock_watch(self) -> None:
-        if self._lock_watch is not None:
-            self._lock_watch.close()
-            self._lock_watch = None
+    def _arm(self) -> None:
+        limit_s = self._limit_s
+        if limit_s is not None:
+            faulthandler.dump_traceback_later(limit_s + LOCK_GRACE_S, exit=True, file=STDERR)
 
 
 def hang_now() -> dict[str, float]:

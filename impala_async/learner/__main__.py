@@ -101,9 +101,9 @@ def _serve(
     # The probe works while torch loads.
     import uvloop
 
+    from impala_async.learner.lock_watch import LockWatch
     from impala_async.learner.saver import load_newest
     from impala_async.learner.service import LearnerService
-    from impala_async.learner.watchdog import lock_watch_of
     from impala_async.metrics.sinks import Sink
     from impala_async.metrics.sinks.console import ConsoleSink, Targets
     from impala_async.metrics.sinks.jsonl import JsonlSink
@@ -133,7 +133,7 @@ def _serve(
         return await service.run()
 
     earlier = folder.read_json("summary.json")
-    with closing(lock_watch_of(config.learner)) as lock_watch:
+    with closing(LockWatch(config.learner.stuck_dump_s, config.learner.stuck_end_s)) as lock_watch:
         code = uvloop.run(serve())
     summary = folder.read_json("summary.json")
     if summary is not None and summary != earlier:

@@ -33,6 +33,7 @@ from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.ingest_process import IngestProcess
+from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.remote_front import open_front
 from impala_async.learner.reporter import EpisodeStats, Reporter
@@ -42,7 +43,6 @@ from impala_async.learner.slots import Episodes
 from impala_async.learner.summary import summarise
 from impala_async.learner.thread_ports import NOT_FINITE, Captured, LearnerReport, Ports, Progress
 from impala_async.learner.watchdog import Watchdog
-from impala_async.lock_watch import LockWatch
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.spec import Schema

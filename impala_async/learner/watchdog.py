@@ -13,19 +13,13 @@ from typing import TextIO
 
 from impala_async.config_learner import LearnerSection
 from impala_async.errors import EXIT_BUG
+from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.pulse import BUILD_PATIENCE, Pulse, PulseWatch
-from impala_async.lock_watch import LockWatch
 
 logger = logging.getLogger(__name__)
 
 END_WITHIN_S = 30.0
 BEAT_S = 0.5
-
-
-def lock_watch_of(section: LearnerSection) -> LockWatch:
-    """Over this process: what holds the interpreter's lock, no thread of its own can see."""
-    keys = "learner.stuck_dump_s", "learner.stuck_end_s"
-    return LockWatch(section.stuck_dump_s, section.stuck_end_s, "the learner", keys)
 
 
 class Watchdog:

@@ -24,10 +24,9 @@ def train(opened: Site, *settings: str) -> Door:
 
 
 def workers_of(actor: Door) -> list[psutil.Process]:
-    """Those that an actor has now."""
+    """The children that an actor has now."""
     try:
-        children = psutil.Process(actor.process.pid).children()
-        return [child for child in children if "lock_watch.py" not in " ".join(child.cmdline())]
+        return psutil.Process(actor.process.pid).children()
     except psutil.NoSuchProcess:
         return []
 

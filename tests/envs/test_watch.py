@@ -2,14 +2,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from impala_async.envs import watch as watch_module
 from impala_async.envs.faults import RUNNING, Blame
 from impala_async.envs.watch import Watch, hang_now
-from impala_async.errors import EXIT_BUG
 
 HANGING = """
 import ctypes, sys, time
@@ -18,33 +16,24 @@ from impala_async.envs.faults import Blame
 from impala_async.envs.watch import Watch
 
 watch_module.LOOK_EVERY_S = 0.05
-# What ends who holds the lock must not be faster on a busy machine where nobody does.
+# The timer that ends who holds the lock must not be faster on a busy machine where nobody does.
 watch_module.LOCK_GRACE_S = 30.0 if sys.argv[1] == "free" else 0.3
 watch = Watch(print, whose=lambda: "actor 2 (Some-v1)")
 watch.limit(0.2)
 watch.start()
 
 def hanging_simulator():
-    with_the_lock, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
-    while True:
-        time.sleep(60) if sys.argv[1] == "free" else with_the_lock.pthread_mutex_lock(mutex)
+    with_the_lock = ctypes.PyDLL(None)
+    time.sleep(60) if sys.argv[1] == "free" else with_the_lock.sleep(60)
 
 with Blame("Some-v1", "in step", 4):
     hanging_simulator()
 """
 
 
-class FakeLockWatch:
-    def __init__(self, *limits: object) -> None:
-        self.limits, self.is_closed = limits, False
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(watch_module, "LockWatch", FakeLockWatch)
+    monkeypatch.setattr(watch_module.faulthandler, "dump_traceback_later", lambda *_, **__: None)
     yield
     RUNNING.call = None
     RUNNING.place[0] = 0
@@ -138,22 +127,6 @@ def test_a_process_that_was_stopped_has_not_hung_meanwhile() -> None:
     assert watched.ended == []
 
 
-def test_whoever_holds_the_lock_is_watched_from_outside_where_a_stop_is_no_hang() -> None:
-    """A timer in the process itself is over as soon as a stopped one wakes up."""
-    watch = Watched(limit_s=30.0).watch
-    first: Any = watch._lock_watch
-    assert first.limits[:2] == (32.5, 35.0)
-    watch.limit(30.0)
-    assert watch._lock_watch is first
-    watch.limit(None)
-    assert first.is_closed
-    assert watch._lock_watch is None
-    watch.limit(9.0)
-    last: Any = watch._lock_watch
-    watch.close()
-    assert last.is_closed
-
-
 def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hang_now() == {}
     RUNNING.call = (Blame("Some-v1", "in reset"), time.monotonic())
@@ -167,14 +140,12 @@ def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch: pytest.Mon
     assert hang_now() == {}
 
 
-@pytest.mark.parametrize("lock", ["free", "held"])
-def test_a_process_whose_environment_hangs_ends_with_its_stack(lock: str) -> None:
+@pytest.mark.parametrize(("lock", "code"), [("free", 70), ("held", 1)])
+def test_a_process_whose_environment_hangs_ends_with_its_stack(lock: str, code: int) -> None:
     command = [sys.executable, "-c", HANGING, lock]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == EXIT_BUG
+    assert ended.returncode == code
     assert "in hanging_simulator" in ended.stderr
     if lock == "free":
         said = "error: one of environments 0 to 3 of actor 2 (Some-v1) has been in step for 0 s"
         assert ended.stderr.splitlines()[-1].startswith(said)
-    else:
-        assert "(env.step_timeout_s): the actor ends" in ended.stderr

@@ -7,9 +7,9 @@ from typing import cast
 
 from impala_async.config_learner import LearnerSection
 from impala_async.errors import EXIT_BUG
+from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.watchdog import Watchdog
-from impala_async.lock_watch import LockWatch
 from tests.learner.hand_actor import until
 
 SECTION = LearnerSection()

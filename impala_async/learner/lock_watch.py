@@ -1,11 +1,11 @@
 """A hang that holds the interpreter's lock: no thread of the process can see it, so a child does.
 
-The child reads a byte from its parent now and then, which says how many times as long as usual the
-next may take, as during a build. When none comes any more, it lets the parent show its stacks by a
-signal whose handler is C, and then ends it: the parent has an asynchronous read open whose
-completion calls `_exit`, on a thread of the C library that knows no such lock. The child counts its
-own waits rather than seconds, and none while the parent is stopped, so neither a suspended process
-nor a machine that slept is ended. A timer in the parent would end it as soon as it wakes up.
+The child reads a byte from the learner now and then, which says how many times as long as usual the
+next may take, as during a build. When none comes any more, it lets the learner
+show its stacks by a signal whose handler is C, and then ends it: the learner has an asynchronous
+read open whose completion calls `_exit`, on a thread of the C library that knows no such lock. The
+child counts its own waits rather than seconds, and none while the learner is stopped, so neither a
+suspended process nor a machine that slept is ended.
 
 This file is also the child's program, and imports the standard library alone.
 
@@ -27,7 +27,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 EXIT_STUCK = 70
-STDERR = 2
 DUMP_SIGNAL = signal.SIGUSR2
 TICK_S = 1.0
 # Between the word that ends it and the kernel, which would not take the exit code along.
@@ -38,22 +37,17 @@ _SIGEV_THREAD = 2
 
 
 class LockWatch:
-    """From the start until `close` this process, which is `who`, is watched.
+    """From the start until `close` this process is watched."""
 
-    `keys` are the settings that the two limits come from.
-    """
-
-    def __init__(self, dump_s: float, end_s: float, who: str, keys: tuple[str, str]) -> None:
-        faulthandler.register(DUMP_SIGNAL, file=STDERR, all_threads=True)
+    def __init__(self, dump_s: float, end_s: float) -> None:
+        faulthandler.register(DUMP_SIGNAL, all_threads=True)
         self._tick_s = min(TICK_S, dump_s / 4)
         read_fd, self._end_fd = os.pipe()
         # Kept: the C library reads and writes them as long as this process lives.
         self._request = _exit_when_read(read_fd)
         limits = (str(round(limit_s / self._tick_s)) for limit_s in (dump_s, end_s))
-        says = f"({keys[0]}): all stacks of {who}", f"({keys[1]}): {who} ends"
-        arguments = (str(self._tick_s), *limits, str(self._end_fd), *says)
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *arguments],
+            [sys.executable, "-I", "-S", __file__, str(self._tick_s), *limits, str(self._end_fd)],
             stdin=subprocess.PIPE,
             pass_fds=(self._end_fd,),
             process_group=0,
@@ -130,9 +124,8 @@ def _is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
-def _watch(pid: int, tick_s: float, silence: Silence, end_fd: int, says: dict[str, str]) -> None:
-    # What the parent has forked may hold the pipe open when it has ended.
-    while os.getppid() == pid:
+def _watch(pid: int, tick_s: float, silence: Silence, end_fd: int) -> None:
+    while True:
         if select.select([0], [], [], tick_s)[0]:
             heard = os.read(0, 64)
             if not heard:
@@ -143,7 +136,7 @@ def _watch(pid: int, tick_s: float, silence: Silence, end_fd: int, says: dict[st
         if todo is None:
             continue
         held = f"the interpreter's lock has been held for {silence.ticks * tick_s:.0f} s"
-        os.write(STDERR, f"{held} {says[todo]}\n".encode())
+        os.write(2, f"{held} {SAYS[todo]}\n".encode())
         if todo == "dump":
             os.kill(pid, DUMP_SIGNAL)
             continue
@@ -156,14 +149,14 @@ def _watch(pid: int, tick_s: float, silence: Silence, end_fd: int, says: dict[st
         return
 
 
+SAYS = {
+    "dump": "(learner.stuck_dump_s): all stacks of the learner",
+    "end": "(learner.stuck_end_s): the learner ends",
+}
+
 if __name__ == "__main__":
-    _tick_s, _dump_ticks, _end_ticks, _end_fd, *_says = sys.argv[1:]
-    _silence = Silence(int(_dump_ticks), int(_end_ticks))
+    _tick_s, _dump_ticks, _end_ticks, _end_fd = sys.argv[1:]
     with contextlib.suppress(BrokenPipeError, ProcessLookupError):
         _watch(
-            os.getppid(),
-            float(_tick_s),
-            _silence,
-            int(_end_fd),
-            dict(zip(("dump", "end"), _says, strict=True)),
+            os.getppid(), float(_tick_s), Silence(int(_dump_ticks), int(_end_ticks)), int(_end_fd)
         )

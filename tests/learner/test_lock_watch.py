@@ -7,16 +7,15 @@ import sys
 
 import pytest
 
-from impala_async import lock_watch
 from impala_async.errors import EXIT_BUG
-from impala_async.learner import pulse
+from impala_async.learner import lock_watch, pulse
+from impala_async.learner.lock_watch import EXIT_STUCK, GROWTH, LockWatch, Silence
 from impala_async.learner.pulse import BUILD_PATIENCE
-from impala_async.lock_watch import EXIT_STUCK, GROWTH, LockWatch, Silence
 
 HANG = """
 import ctypes
-from impala_async.lock_watch import LockWatch
-watch = LockWatch(0.4, 2.0, "the cook", ("a.dump_s", "a.end_s"))
+from impala_async.learner.lock_watch import LockWatch
+watch = LockWatch(0.4, 2.0)
 libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 while True:
     libc.pthread_mutex_lock(mutex)  # twice, for ever, with the interpreter's lock
@@ -24,8 +23,8 @@ while True:
 
 BUILD = """
 import ctypes
-from impala_async.lock_watch import LockWatch
-watch = LockWatch(0.4, 0.6, "the cook", ("a.dump_s", "a.end_s"))
+from impala_async.learner.lock_watch import LockWatch
+watch = LockWatch(0.4, 0.6)
 watch.patience = lambda: 50
 watch.beat()
 ctypes.PyDLL(None).usleep(1_200_000)  # with the interpreter's lock
@@ -68,8 +67,7 @@ def test_it_ends_as_a_bug_ends() -> None:
     )
     assert ended.returncode == EXIT_BUG, ended.stderr
     assert 'File "<string>", line 7 in <module>' in ended.stderr
-    assert "held for 0 s (a.dump_s): all stacks of the cook" in ended.stderr
-    assert "held for 2 s (a.end_s): the cook ends" in ended.stderr
+    assert "held for 2 s (learner.stuck_end_s): the learner ends" in ended.stderr
 
 
 def test_a_build_that_holds_the_lock_is_waited_for() -> None:
@@ -88,7 +86,7 @@ def test_a_process_that_a_signal_stopped_is_known() -> None:
 
 
 def test_its_child_ends_with_it() -> None:
-    watch = LockWatch(60.0, 90.0, "the cook", ("a.dump_s", "a.end_s"))
+    watch = LockWatch(60.0, 90.0)
     assert watch._child.poll() is None
     watch.close()
     assert watch._child.poll() is not None
