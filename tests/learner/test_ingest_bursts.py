@@ -122,7 +122,7 @@ class Bay:
 
     def _join(self, number: int, width: int) -> Peer:
         hello = Hello(PROTOCOL, bytes([number]) * 16, "", bytes(16), 0, 0)
-        peer = self.table.hello(hello, b"", 0.0)
+        peer = self.table.hello(hello, b"route-%d" % number, 0.0)
         assert isinstance(peer, Peer)
         assert self.table.join(peer, width, 2)
         peer.usual_s = 0.0
