@@ -83,11 +83,15 @@ class DoorParser(argparse.ArgumentParser):
         sys.exit(status)
 
 
+def command_of(door: str) -> str:
+    """How to open a door in the way in which this one was opened."""
+    is_console = Path(sys.argv[0]).name == CONSOLE_COMMAND
+    return f"{CONSOLE_COMMAND} {door}" if is_console else f"python -m impala_async.{door}"
+
+
 def new_parser(door: str, description: str) -> argparse.ArgumentParser:
     """A parser that also knows the version, and the command that was typed."""
-    is_console = Path(sys.argv[0]).name == CONSOLE_COMMAND
-    prog = f"{CONSOLE_COMMAND} {door}" if is_console else f"python -m impala_async.{door}"
-    parser = DoorParser(prog=prog, description=description)
+    parser = DoorParser(prog=command_of(door), description=description)
     parser.add_argument("--version", action="version", version=f"impala-async {__version__}")
     return parser
 

@@ -14,6 +14,8 @@ ImpalaAsyncError              70  a bug of ours, unless a branch below says othe
 └── ServiceError              70  a task or thread died: everything stops, the cause is kept
 """
 
+import signal
+
 EXIT_DONE = 0
 EXIT_CONFIG = 2
 EXIT_BUG = 70
@@ -21,6 +23,16 @@ EXIT_TRY_AGAIN = 75
 EXIT_NOT_ALLOWED = 77
 EXIT_MISMATCH = 78
 EXIT_INTERRUPTED = 130
+
+
+def how_it_ended(code: int) -> str:
+    """What the exit code of a child tells; a signal has a negative one."""
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL), by hand or by the system when memory ran out"
+    if code < 0:
+        known = code in [-number for number in signal.Signals]
+        return f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"ended with exit code {code}"
 
 
 class ImpalaAsyncError(Exception):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from impala_async import __version__, errors
+from impala_async import __version__, errors, lifeline
 from impala_async.__main__ import DOORS
+from impala_async.actor import __main__ as actor_door
 from impala_async.config import BindSection, RunConfig
 from impala_async.config_load import load_config
 from impala_async.doors import (
@@ -533,3 +534,25 @@ def test_an_actor_is_told_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert actor_of_this_start() == (7, 2)
     monkeypatch.setenv("IMPALA_ASYNC_ACTOR", "seven")
     assert actor_of_this_start() == (-1, 0)
+
+
+def test_an_actor_looks_for_no_learner_before_its_own_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What takes long to import is there by then."""
+    done: list[str] = []
+
+    def wait() -> None:
+        done.append("gate" if "impala_async.actor.service" in sys.modules else "gate, too soon")
+
+    class FakeService:
+        def __init__(self, url: str, **more: object) -> None:
+            done.append(url)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(lifeline, "wait_at_gate", wait)
+    monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
+    assert actor_door.main(["--learner", "tcp://127.0.0.1:9"]) == 0
+    assert done == ["gate", "tcp://127.0.0.1:9"]

@@ -129,6 +129,8 @@ def _serve(
             recorder=recorder,
             ingest=ingest,
         )
+        # It listens, and nobody else can at its address.
+        lifeline.open_gate()
         return await service.run()
 
     earlier = folder.read_json("summary.json")
