@@ -129,8 +129,7 @@ def _serve(
             recorder=recorder,
             ingest=ingest,
         )
-        # It listens, and nobody else can at its address.
-        lifeline.open_gate()
+        lifeline.open_gate()  # it listens, and nobody else can at its address
         return await service.run()
 
     earlier = folder.read_json("summary.json")

@@ -27,6 +27,7 @@ from impala_async.errors import (
     EXIT_TRY_AGAIN,
     CheckpointError,
     ConfigError,
+    ProcessLostError,
     ServiceError,
 )
 from impala_async.learner.build import Learner, build_learner
@@ -255,7 +256,7 @@ class LearnerService:
             logger.error("%s died while the run was ending", what, exc_info=cause)
             self._late_death = self._late_death or death
         else:
-            is_told = isinstance(cause, ConfigError | CheckpointError)
+            is_told = isinstance(cause, ConfigError | CheckpointError | ProcessLostError)
             self._ended.set_exception(cause if is_told else death)
 
     async def _reap(self) -> None:
