@@ -22,6 +22,17 @@ def is_loopback(url: str) -> bool:
     return host in {"localhost", "[::1]", "::1"} or host.startswith("127.")
 
 
+def like_url(text: str) -> str | None:
+    """The tcp url that may be meant by a port, or by a host and a port."""
+    urls = (text, f"tcp://{text}", f"tcp://127.0.0.1:{text}")
+    return next(filter(_is_url, urls), None)
+
+
+def _is_url(text: str) -> bool:
+    found = TCP_URL.fullmatch(text)
+    return found is not None and (found[2] == "*" or 0 < int(found[2]) < 65536)
+
+
 class BindSection(Section):
     """Where the learner listens, over tcp. `*` as the port takes a free one.
 
@@ -31,16 +42,17 @@ class BindSection(Section):
     data: str = Field("tcp://127.0.0.1:5555", description="Trajectories come in here.")
     weights: str = Field("tcp://127.0.0.1:5556", description="Weights are pulled from here.")
 
-    @field_validator("data", "weights")
+    @field_validator("data", "weights", mode="before")
     @classmethod
-    def _is_tcp(cls, url: str) -> str:
-        found = TCP_URL.fullmatch(url)
-        if found and (found[2] == "*" or 0 < int(found[2]) < 65536):
+    def _is_tcp(cls, value: object) -> str:
+        url = str(value)
+        if value == url and _is_url(url):
             return url
         wanted = "tcp://HOST:PORT, or tcp://HOST:* for any free port"
         if url.removeprefix("tcp://").count(":") > 1:
             wanted += "; an IPv6 address stands in brackets, as in tcp://[::1]:5555"
-        raise ValueError(f"wants {wanted}, got {json.dumps(url)}")
+        hint = f"; did you mean {like}?" if (like := like_url(url)) else ""
+        raise ValueError(f"wants {wanted}, got {json.dumps(value, default=str)[:200]}{hint}")
 
     def broken_rules(self) -> Iterator[str]:
         (host, _, port), (other_host, _, other_port) = (

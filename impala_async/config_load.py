@@ -13,21 +13,25 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from impala_async.config import DECIDED_BY_LOCKSTEP, RunConfig
+from impala_async.config_ingest import like_url
 from impala_async.config_synonyms import our_key
 from impala_async.errors import ConfigError
+from impala_async.json_file import why_unreadable
 
 COMMAND_LINE = "--set"
 # Where values have no type of ours.
 FREE_FORM = (["env"], ["env", "kwargs"], ["env", "wrappers"])
 MAX_SHOWN = 200
+# Beyond these Python gives up, at one place or another.
+MAX_DEPTH, MAX_BITS = 50, 10_000
 # The key that says most in a section, which a value for the section itself is meant for.
-NAMED_BY = {"env": "id", "algorithm": "name", "model": "name", "pace": "mode"}
+NAMED_BY = {"env": "id", "algorithm": "name", "model": "name", "pace": "mode", "bind": "data"}
 
 
 class Merged(NamedTuple):
@@ -61,6 +65,7 @@ def merge_overrides(
 
     A mistake that is not of these is of the file at `path`.
     """
+    _check_shape(settings, str(path or "config"))
     merged = Merged(copy.deepcopy(dict(settings)), {"": str(path)} if path else {}, [])
     for override in overrides:
         try:
@@ -79,6 +84,7 @@ def validate_config(
 
     `mistakes` are those that were found before, to be told with the others.
     """
+    _check_shape(settings, (sources or {}).get("", "config"))
     lines = list(mistakes)
     try:
         config = RunConfig.model_validate(settings)
@@ -122,11 +128,13 @@ def _steps_without_learning(config: RunConfig, sources: Mapping[str, str]) -> It
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot read this config file: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a valid TOML file: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not a valid TOML file: {why_unreadable(error)}") from None
+    _check_shape(settings, str(path))
+    return settings
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -139,6 +147,30 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: is not the config.json of a run, nor a TOML file")
     return settings
+
+
+def _check_shape(settings: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError for what could not be written down again, or not without trouble."""
+
+    def refuse(key: str, why: str) -> NoReturn:
+        key = ".".join(key.split(".")[:3])
+        raise ConfigError(f"{source}: {_shown(key)[1:-1]}: {why}")
+
+    level: list[tuple[str, Any]] = [("", settings)]
+    for _ in range(MAX_DEPTH):
+        below = []
+        for key, value in level:
+            if isinstance(value, Mapping):
+                below += [(f"{key}.{name}".lstrip("."), each) for name, each in value.items()]
+            elif isinstance(value, list | tuple):
+                below += [(key, each) for each in value]
+            elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+                refuse(key, "a number in it is too long")
+            elif any("\ud800" <= letter <= "\udfff" for letter in f"{key}{value}"):
+                refuse(key, "wants text in UTF-8")
+        level = below
+    if level:
+        refuse(level[0][0], f"is nested more than {MAX_DEPTH} deep")
 
 
 def _dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -167,12 +199,15 @@ def _apply_override(settings: dict[str, Any], override: str) -> str:
             "for example learner.num_passes=2"
         )
     *parents, leaf = key.split(".")
+    text = text.strip()
+    value = _parse_value(text)
+    _check_shape({".".join(key.split(".")[:2]): [value]}, COMMAND_LINE)
+    if len(parents) >= MAX_DEPTH:
+        raise ConfigError(f"{COMMAND_LINE}: {_shown(key)}: has more than {MAX_DEPTH} parts")
     for parent in parents:
         settings = settings.setdefault(parent, {})
         if not isinstance(settings, dict):
             raise ConfigError(f"{COMMAND_LINE}: {key}: {parent} is a value, without keys")
-    text = text.strip()
-    value = _parse_value(text)
     if key.split(".")[:2] in FREE_FORM and (value == text or text == "None"):
         _refuse_mistaken(key, text)
     settings[leaf] = value
@@ -231,8 +266,11 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     item = "".join(f"[{part}]" for part in detail["loc"] if isinstance(part, int))
     wanted = _wanted_at(key, is_item=bool(item)) or detail["msg"]
     got = _shown(detail["input"])
-    if key in NAMED_BY and isinstance(detail["input"], str):
-        got += f"; did you mean {key}.{NAMED_BY[key]}={detail['input']}?"
+    if key == "bind" or (key in NAMED_BY and isinstance(detail["input"], str)):
+        value = str(detail["input"])
+        if key == "bind":
+            value = like_url(value) or "tcp://HOST:PORT"
+        got += f"; did you mean {key}.{NAMED_BY[key]}={value}?"
     return f"{source}: {key}{item}: {wanted}, got {got}"
 
 

@@ -5,6 +5,7 @@ of ours has too, like `gamma`, needs no entry.
 """
 
 SYNONYMS = {
+    "bind.data": "bind address port host listen",
     "env.id": "env env_id env_name environment",
     "env.kwargs": "env_kwargs env_config",
     "env.frame_stack": "env_framestack framestack",

@@ -28,6 +28,7 @@ from impala_async.errors import (
     ConfigError,
     EnvHangsError,
     ImpalaAsyncError,
+    ProcessLostError,
     RunOver,
 )
 from impala_async.interrupts import quit_at_once
@@ -58,14 +59,21 @@ class DoorParser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            meant = map(self._meant, unknown, [*unknown[1:], ""])
-            flags = " ".join(f"--set {each}" for each in meant if each)
+            meant: list[str | None] = []
+            for before, each, after in zip(
+                ["", *unknown], unknown, [*unknown[1:], ""], strict=False
+            ):
+                # What follows a flag without a value is its value.
+                if not before.startswith("-") or "=" in before or each.startswith("-"):
+                    meant.append(self._meant(each, after) or self._meant_place(each, parsed))
+            flags = " ".join(filter(None, meant))
             hint = f"; did you mean {flags}?" if flags else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed
 
     def _meant(self, flag: str, value: str) -> str | None:
         """The setting that may be meant by a flag that there is not, with its value."""
+        from impala_async.config_ingest import like_url
         from impala_async.config_load import key_like
 
         flag, equals, after = flag.partition("=")
@@ -74,7 +82,24 @@ class DoorParser(argparse.ArgumentParser):
         if key is None or "--set" not in self._option_string_actions:
             return None
         value = after if equals else value
-        return f"{key}={'VALUE' if not value or value.startswith('--') else value}"
+        value = "VALUE" if not value or value.startswith("--") else value
+        if key.startswith("bind."):
+            value = like_url(value) or "tcp://HOST:PORT"
+        return f"--set {key}={value}"
+
+    def _meant_place(self, word: str, parsed: argparse.Namespace) -> str | None:
+        """What may be meant by a word that stands where no word belongs."""
+        if word.startswith("-") or "--set" not in self._option_string_actions:
+            return None
+        for override in parsed.overrides:
+            if "=" not in override:
+                return f"--set {override}={word}"
+        if parsed.resume or Path(word, "config.json").exists():
+            return f"--resume --run-dir {word}"
+        if re.fullmatch(r"[\w./:-]+(-v\d+|:\w+)", word):
+            return f"--set env.id={word}"
+        near = difflib.get_close_matches(Path(word).stem, packaged_configs(), n=1)
+        return f"--config {word if Path(word).is_file() else near[0]}" if near else None
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         if message:
@@ -83,11 +108,15 @@ class DoorParser(argparse.ArgumentParser):
         sys.exit(status)
 
 
+def command_of(door: str) -> str:
+    """How to open a door in the way in which this one was opened."""
+    is_console = Path(sys.argv[0]).name == CONSOLE_COMMAND
+    return f"{CONSOLE_COMMAND} {door}" if is_console else f"python -m impala_async.{door}"
+
+
 def new_parser(door: str, description: str) -> argparse.ArgumentParser:
     """A parser that also knows the version, and the command that was typed."""
-    is_console = Path(sys.argv[0]).name == CONSOLE_COMMAND
-    prog = f"{CONSOLE_COMMAND} {door}" if is_console else f"python -m impala_async.{door}"
-    parser = DoorParser(prog=prog, description=description)
+    parser = DoorParser(prog=command_of(door), description=description)
     parser.add_argument("--version", action="version", version=f"impala-async {__version__}")
     return parser
 
@@ -120,7 +149,10 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 def check_learner_url(url: str) -> None:
     """Raise ConfigError for what no learner can be reached at."""
     if not _is_reachable(url):
-        hint = f"; did you mean tcp://{url}?" if _is_reachable(f"tcp://{url}") else ""
+        from impala_async.config_ingest import like_url
+
+        like = like_url(url)
+        hint = f"; did you mean {like}?" if like and _is_reachable(like) else ""
         raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {url!r}{hint}")
 
 
@@ -157,6 +189,11 @@ def _config_file(name: str) -> Path:
         return path if path.exists() else packaged[name]
     if near := difflib.get_close_matches(path.stem, packaged, n=1):
         raise argparse.ArgumentTypeError(f"there is no file {name}; did you mean {near[0]}?")
+    if name == path.stem:
+        known = ", ".join(packaged)
+        raise argparse.ArgumentTypeError(
+            f"there is no file {name}, and none of the package: {known}"
+        )
     return path
 
 
@@ -306,8 +343,8 @@ def _run(body: Callable[[], int]) -> int:
         with quit_at_once():
             return body()
     except ImpalaAsyncError as error:
-        # An environment that hangs is no bug of ours, and its stack was told.
-        if error.exit_code == EXIT_BUG and not isinstance(error, EnvHangsError):
+        # An environment that hangs is no bug of ours, and its stack was told; nor is a kill.
+        if error.exit_code == EXIT_BUG and not isinstance(error, EnvHangsError | ProcessLostError):
             _tell(traceback.format_exc())
         prefix = "" if error.exit_code == EXIT_DONE else "error: "
         _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))

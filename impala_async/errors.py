@@ -11,8 +11,11 @@ ImpalaAsyncError              70  a bug of ours, unless a branch below says othe
 ├── MismatchError             78  this actor does not fit this learner: do not retry
 ├── NotAllowedError           77  the learner does not admit this actor
 ├── UnreachableError          75  no learner answered in time: try again later
+├── ProcessLostError          70  a process that we need was ended by somebody else
 └── ServiceError              70  a task or thread died: everything stops, the cause is kept
 """
+
+import signal
 
 EXIT_DONE = 0
 EXIT_CONFIG = 2
@@ -21,6 +24,16 @@ EXIT_TRY_AGAIN = 75
 EXIT_NOT_ALLOWED = 77
 EXIT_MISMATCH = 78
 EXIT_INTERRUPTED = 130
+
+
+def how_it_ended(code: int) -> str:
+    """What the exit code of a child tells; a signal has a negative one."""
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL), by hand or by the system when memory ran out"
+    if code < 0:
+        known = code in [-number for number in signal.Signals]
+        return f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"ended with exit code {code}"
 
 
 class ImpalaAsyncError(Exception):
@@ -89,6 +102,10 @@ class UnreachableError(ImpalaAsyncError):
     """No learner answered in time."""
 
     exit_code = EXIT_TRY_AGAIN
+
+
+class ProcessLostError(ImpalaAsyncError):
+    """A process that we need was ended from outside: no bug, and told in one line."""
 
 
 class ServiceError(ImpalaAsyncError):

@@ -47,10 +47,18 @@ def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None
     try:
         content = json.loads(data, **hooks)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, str(error)) from None
+        raise _unreadable(path, why_unreadable(error)) from None
     if not isinstance(content, dict):
         raise _unreadable(path, "it holds no JSON object")
     return content
+
+
+def why_unreadable(error: Exception) -> str:
+    """What a parser says, but where that would be about Python."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    # Of a whole number that is converted from text.
+    return "a number in it is too long" if "set_int_max_str_digits" in str(error) else str(error)
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -6,6 +6,7 @@ it. (The kernel's parent-death signal would follow the thread that started the c
 """
 
 import os
+import select
 import signal
 import stat
 import threading
@@ -14,6 +15,7 @@ import time
 from impala_async.errors import EXIT_TRY_AGAIN
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
+GATE_VARIABLE = "IMPALA_ASYNC_GATE"
 # A child that has not ended in good order by then ends anyway.
 GRACE_S = 1.0
 
@@ -36,6 +38,53 @@ class Lifeline:
         """Let go: every child ends."""
         os.close(self._write_fd)
         os.close(self._read_fd)
+
+
+class Gate:
+    """Where some children of a process wait until another one opens it; then it stays open."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return (self._fd,)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {GATE_VARIABLE: str(self._fd)}
+
+    @property
+    def is_open(self) -> bool:
+        return _is_readable(self._fd, timeout_ms=0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def open_gate() -> None:
+    """In a child: let in those who wait. Without a gate this does nothing."""
+    for fd in _take_gate():
+        os.eventfd_write(fd, 1)
+
+
+def wait_at_gate() -> None:
+    """In a child: until another one has opened the gate. Without one this does nothing."""
+    for fd in _take_gate():
+        # What is in there is left for whoever comes later.
+        _is_readable(fd, timeout_ms=None)
+
+
+def _take_gate() -> tuple[int, ...]:
+    """Once: it is not for the children of this one."""
+    value = os.environ.pop(GATE_VARIABLE, "")
+    return (int(value),) if value.isdecimal() else ()
+
+
+def _is_readable(fd: int, timeout_ms: int | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
 
 
 def inherited_fds() -> tuple[int, ...]:

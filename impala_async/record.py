@@ -3,6 +3,7 @@
 For actors on other hosts there is `python -m impala_async.learner --record FILE`.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, metavar="FILE", help="the recording")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    return run_door(lambda: train(args, ["--record", str(args.file)]))
+    door = f"record {shlex.quote(str(args.file))}"
+    return run_door(lambda: train(args, ["--record", str(args.file)], door=door))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 import argparse
 import contextlib
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from impala_async.doors import (
     add_run_flags,
     bind_of_this_start,
     check_run,
+    command_of,
     default_config_path,
     names_an_env,
     new_parser,
@@ -22,17 +24,20 @@ from impala_async.doors import (
     run_door,
     start_logging,
 )
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, how_it_ended
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.metrics.returns import RETURN_EPISODES, format_return
 from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
+    from impala_async.config import RunConfig
     from impala_async.config_ingest import BindSection
     from impala_async.learner.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
+# What a shell adds to the number of the signal that ended a process.
+SHELL_SIGNAL = 128
 ANY_PORT = "tcp://127.0.0.1:*"
 LOOPBACK = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
@@ -49,9 +54,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_door(lambda: train(args))
 
 
-def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
+def train(args: argparse.Namespace, extra_flags: Sequence[str] = (), *, door: str = "train") -> int:
     """A run, as the flags say it. The extra ones are for the learner alone."""
     config, folder = check_run(args, default=default_config_path())
+    hold = folder.hold()
+    try:
+        return _train(args, config, folder, hold, extra_flags, door)
+    finally:
+        folder.let_go()
+
+
+def _train(
+    args: argparse.Namespace,
+    config: "RunConfig",
+    folder: "RunFolder",
+    hold: int,
+    extra_flags: Sequence[str],
+    door: str,
+) -> int:
+    """In a folder that is ours; the learner shares in the hold of it."""
+    from impala_async.learner.run_folder import HOLD_VARIABLE
+
     start_logging()
     unnamed = _unnamed_ports(config.bind)
     bind = _chosen(config.bind.model_copy(update=unnamed))
@@ -62,14 +85,16 @@ def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
         [*_learner_flags(args, folder, overrides), *extra_flags],
         _reached_at(bind.data),
         folder.path,
-        bind_of_this_start(bind),
+        {**bind_of_this_start(bind), HOLD_VARIABLE: str(hold)},
         number_of_this_start,
+        (hold,),
     )
     code = run.run(config.train.num_actors)
     if run.has_given_up:
         return code
     if not folder.exists():
         run.remove_logs()
+        folder.withdraw()
     summary = folder.read_json("summary.json")
     if summary is not None and summary != before:
         # Nobody may read it, or the disk be full: the run has ended as it has.
@@ -80,8 +105,18 @@ def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
             print(f"learning curve: {curve}")
     # A learner that was told to end while it started has nothing to sum up.
     elif code not in (EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED):
-        logger.error("the learner ended without a summary, with exit code %d", code)
+        _tell_death(code, folder, door)
     return code
+
+
+def _tell_death(code: int, folder: "RunFolder", door: str) -> None:
+    """Of a learner that left no summary; by a signal, if its exit code is a shell's for one."""
+    if code <= SHELL_SIGNAL:
+        logger.error("the learner ended without a summary, with exit code %d", code)
+        return
+    resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
+    go_on = f"; to go on: {resume}" if folder.exists() else ""
+    logger.error("the learner %s%s", how_it_ended(SHELL_SIGNAL - code), go_on)
 
 
 def _unnamed_ports(bind: "BindSection") -> dict[str, str]:

@@ -42,6 +42,23 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
     assert "IPv6" not in complaint(bind__data="tcp://host")
 
 
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        (5555, "tcp://127.0.0.1:5555"),
+        ("5555", "tcp://127.0.0.1:5555"),
+        ("localhost:5555", "tcp://localhost:5555"),
+        ("*:5555", "tcp://*:5555"),
+        ("70000", None),
+        ({"port": 1}, None),
+    ],
+)
+def test_what_is_nearly_an_address_is_told_as_one(value: object, meant: str | None) -> None:
+    text = complaint(bind__data=value)
+    assert "bind.data: wants tcp://HOST:PORT, or tcp://HOST:* for any free port, got " in text
+    assert text.endswith(f"; did you mean {meant}?") == (meant is not None)
+
+
 def test_open_doors_are_warned_of() -> None:
     warnings = config_of(
         bind__data="tcp://0.0.0.0:5555", bind__weights="tcp://10.0.0.1:*"

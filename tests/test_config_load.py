@@ -469,3 +469,54 @@ def test_another_json_file_is_no_config(tmp_path: Path, text: str) -> None:
         load_config(path)
     with pytest.raises(ConfigError, match="cannot read this config file"):
         load_config(tmp_path / "none.json")
+
+
+DEEP, VERY_DEEP, LONG = "[" * 300 + "]" * 300, "[" * 5000, "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"env.kwargs.x = {DEEP}", "env.kwargs.x: is nested more than 50 deep"),
+        (f"env.kwargs{'.a' * 300} = 1", "env.kwargs.a: is nested more than 50 deep"),
+        (f"seed = {VERY_DEEP}", "not a valid TOML file: it is nested too deeply"),
+        (f"seed = {LONG}", "not a valid TOML file: a number in it is too long"),
+        (f"seed = 0x{LONG}", "seed: a number in it is too long"),
+    ],
+    ids=["list", "tables", "very deep", "number", "hexadecimal"],
+)
+def test_what_python_gives_up_at_is_one_line_that_names_the_file(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(f'env.id = "X"\n{text}\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"{path}: {told}"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (f"env.kwargs.x={DEEP}", "env.kwargs: is nested more than 50 deep"),
+        (f"env.kwargs{'.a' * 300}=1", f"{json.dumps('env.kwargs' + '.a' * 300)[:200]}..."),
+        (f"env.kwargs.x={VERY_DEEP}", "env.kwargs.x: wants a list or table as"),
+        (f"env.kwargs.x=0x{LONG}", "env.kwargs: a number in it is too long"),
+        (f"seed={LONG}", 'seed: wants a whole number from 0 to 2147483647, got "999'),
+        ("env.id=\udcff", "env.id: wants text in UTF-8"),
+    ],
+    ids=["list", "tables", "very deep", "hexadecimal", "number", "bytes"],
+)
+def test_what_python_gives_up_at_is_one_line_that_names_the_key(override: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=["env.id=X", override])
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"--set: {told}")
+    assert len(line) < 500
+
+
+def test_what_python_gives_up_at_in_a_run_s_own_config_is_told_too(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(f'{{"config": {{"env": {{"id": "X", "kwargs": {{"x": {DEEP}}}}}}}}}')
+    with pytest.raises(ConfigError, match=r"config\.json: env\.kwargs\.x: is nested more than 50"):
+        load_config(path)

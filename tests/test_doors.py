@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from impala_async import __version__, errors
+from impala_async import __version__, errors, lifeline
 from impala_async.__main__ import DOORS
+from impala_async.actor import __main__ as actor_door
 from impala_async.config import BindSection, RunConfig
 from impala_async.config_load import load_config
 from impala_async.doors import (
@@ -53,6 +54,7 @@ EXIT_CODES = {
     "EnvHangsError": 70,
     "CheckpointError": 2,
     "RecordingError": 2,
+    "ProcessLostError": 70,
     "RunOver": 0,
     "ProtocolError": 70,
     "MismatchError": 78,
@@ -197,7 +199,7 @@ def test_a_door_ends_with_the_code_of_its_error(
     assert run_door(body) == EXIT_CODES[name]
     said = capsys.readouterr()
     assert said.out == ""
-    is_bug = EXIT_CODES[name] == 70 and name != "EnvHangsError"
+    is_bug = EXIT_CODES[name] == 70 and name not in ("EnvHangsError", "ProcessLostError")
     assert ("Traceback" in said.err) == is_bug
     told = [line for line in said.err.splitlines() if line.startswith("error: ")]
     if EXIT_CODES[name] == 0:
@@ -264,6 +266,13 @@ def test_all_configs_are_packaged_and_found_by_name(
         with pytest.raises(SystemExit):
             parse("--config", name)
         assert f"no file {name}; did you mean cartpole?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse("--config", "nosuch")
+    told = capsys.readouterr().err
+    assert "there is no file nosuch, and none of the package: " in told
+    assert all(name in told for name in packaged_configs())
+    # It may be meant to be there: whoever reads it says that it is not.
+    assert parse("--config", "nosuch.toml").config == Path("nosuch.toml")
 
 
 @pytest.mark.parametrize(
@@ -465,11 +474,16 @@ def test_where_a_learner_may_be(url: str) -> None:
     check_learner_url(url)
 
 
-@pytest.mark.parametrize("url", ["h:1", "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""])
+@pytest.mark.parametrize(
+    "url", ["h:1", "5555", "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""]
+)
 def test_where_no_learner_can_be(url: str) -> None:
     with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, got") as caught:
         check_learner_url(url)
-    assert ("; did you mean tcp://h:1?" in str(caught.value)) == (url == "h:1")
+    meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
+    assert str(caught.value).endswith(
+        f"; did you mean {meant[url]}?" if url in meant else repr(url)
+    )
 
 
 @pytest.mark.parametrize(
@@ -479,12 +493,30 @@ def test_where_no_learner_can_be(url: str) -> None:
         ("--lr 1e-3 --ent-coef=0.1", "--set algorithm.lr=1e-3 --set algorithm.entropy_cost=0.1"),
         ("env.id=CartPole-v1", "--set env.id=CartPole-v1"),
         ("--num-envs --resume", "--set actor.num_envs=VALUE"),
+        ("--bind 5555", "--set bind.data=tcp://127.0.0.1:5555"),
+        ("--host 0.0.0.0", "--set bind.data=tcp://HOST:PORT"),
+        ("CartPole-v1 --seed=1", "--set env.id=CartPole-v1 --set seed=1"),
+        ("--lr 1e-3 my.games:Chess", "--set algorithm.lr=1e-3 --set env.id=my.games:Chess"),
+        ("cartpole_pp", "--config cartpole_ppo"),
+        ("mine/cartpole.toml", "--config mine/cartpole.toml"),
+        ("mine", "--resume --run-dir mine"),
+        ("--resume runs/mine", "--resume --run-dir runs/mine"),
+        ("--set seed 7", "--set seed=7"),
         ("--xyzzy 7", None),
+        ("xyzzy", None),
     ],
 )
 def test_a_setting_as_a_flag_is_told_how_it_is_set(
-    flags: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+    flags: str,
+    meant: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    for name in ("cartpole.toml", "config.json"):
+        Path("mine", name).touch()
     parser = new_parser("train", "")
     add_run_flags(parser)
     with pytest.raises(SystemExit) as end:
@@ -492,7 +524,7 @@ def test_a_setting_as_a_flag_is_told_how_it_is_set(
     assert end.value.code == 2
     told = capsys.readouterr().err
     assert "unrecognized arguments: " in told
-    assert told.rstrip().endswith(f"; did you mean {meant}?" if meant else "--xyzzy 7")
+    assert told.rstrip().endswith(f"; did you mean {meant}?" if meant else flags)
 
 
 def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(
@@ -577,3 +609,25 @@ def test_an_actor_is_told_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert actor_of_this_start() == (7, 2)
     monkeypatch.setenv("IMPALA_ASYNC_ACTOR", "seven")
     assert actor_of_this_start() == (-1, 0)
+
+
+def test_an_actor_looks_for_no_learner_before_its_own_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What takes long to import is there by then."""
+    done: list[str] = []
+
+    def wait() -> None:
+        done.append("gate" if "impala_async.actor.service" in sys.modules else "gate, too soon")
+
+    class FakeService:
+        def __init__(self, url: str, **more: object) -> None:
+            done.append(url)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(lifeline, "wait_at_gate", wait)
+    monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
+    assert actor_door.main(["--learner", "tcp://127.0.0.1:9"]) == 0
+    assert done == ["gate", "tcp://127.0.0.1:9"]

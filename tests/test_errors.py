@@ -17,6 +17,7 @@ EXIT_CODES = {
     "MismatchError": 78,
     "NotAllowedError": 77,
     "UnreachableError": 75,
+    "ProcessLostError": 70,
     "ServiceError": 70,
 }
 TREE = {name: getattr(errors, name) for name in EXIT_CODES}
@@ -69,3 +70,16 @@ def test_a_protocol_error_has_a_reason_to_count_and_a_text_to_read() -> None:
     error = ProtocolError("wrong_size", "12 bytes, not 13")
     assert (error.reason, str(error)) == ("wrong_size", "12 bytes, not 13")
     assert str(ProtocolError("wrong_size")) == "wrong_size"
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (0, "ended with exit code 0"),
+        (-9, "was killed (SIGKILL), by hand or by the system when memory ran out"),
+        (-6, "died of SIGABRT"),
+        (-40, "died of signal 40"),
+    ],
+)
+def test_an_exit_code_is_told_in_words(code: int, told: str) -> None:
+    assert errors.how_it_ended(code) == told

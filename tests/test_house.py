@@ -52,7 +52,7 @@ FLOORS = {
 }
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "interrupts"}
-LAUNCH_MAY_IMPORT |= {"__init__", "launch", "json_file"}
+LAUNCH_MAY_IMPORT |= {"__init__", "launch", "json_file", "waiting"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,8 +53,10 @@ def test_damage_is_one_line_that_names_the_file(
     damage(path)
     with pytest.raises(CheckpointError) as caught:
         find_object(path)
-    assert str(caught.value).startswith(f"{path}: cannot be read: ")
-    assert "\n" not in str(caught.value)
+    told = str(caught.value)
+    assert told.startswith(f"{path}: cannot be read: ")
+    # Nothing in it is about Python.
+    assert not re.search("\n|recursion|set_int_max", told)
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)

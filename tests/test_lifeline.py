@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from impala_async import lifeline
 from impala_async.errors import EXIT_TRY_AGAIN
-from impala_async.lifeline import VARIABLE, Lifeline
+from impala_async.lifeline import GATE_VARIABLE, VARIABLE, Gate, Lifeline
 
 PATIENCE_S = 10.0
 ENVIRONMENT = {
@@ -267,3 +268,35 @@ def test_a_child_that_lets_no_thread_run_ends_too() -> None:
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    passed: list[int] = []
+
+    def come() -> threading.Thread:
+        monkeypatch.setenv(GATE_VARIABLE, gate.environment[GATE_VARIABLE])
+        thread = threading.Thread(target=lambda: passed.append(lifeline.wait_at_gate() is None))
+        thread.start()
+        until(lambda: GATE_VARIABLE not in os.environ)
+        return thread
+
+    threads = [come(), come()]
+    assert not gate.is_open
+    assert passed == []
+    monkeypatch.setenv(GATE_VARIABLE, gate.environment[GATE_VARIABLE])
+    lifeline.open_gate()
+    # It is for none of our children.
+    assert GATE_VARIABLE not in os.environ
+    threads.append(come())
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(passed) == 3
+    assert gate.is_open
+    gate.close()
+
+
+def test_without_a_gate_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(GATE_VARIABLE, raising=False)
+    lifeline.wait_at_gate()
+    lifeline.open_gate()

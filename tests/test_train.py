@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import pytest
 from impala_async import plot, train
 from impala_async.config_load import load_config
 from impala_async.doors import BIND_VARIABLE, default_config_path
-from impala_async.learner.run_folder import RunFolder
+from impala_async.learner.run_folder import HOLD_VARIABLE, RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 FREE = "tcp://127.0.0.1:"
@@ -52,7 +53,10 @@ class FakeRun:
         run_dir: Path,
         environment: Mapping[str, str],
         name_actor: Callable[[int, int], Mapping[str, str]],
+        fds: Sequence[int],
     ) -> None:
+        # The learner holds the folder by the descriptor that it is told of.
+        assert [environment[HOLD_VARIABLE]] == [str(fd) for fd in fds]
         self.flags = list(learner_flags)
         self.data_url = data_url
         self.run_dir = run_dir
@@ -169,6 +173,12 @@ def begin(*overrides: str) -> None:
     folder = RunFolder(Path("here"))
     folder.begin(load_config(default_config_path(), overrides))
     folder.let_go()
+
+
+def write_down(folder: RunFolder) -> None:
+    """As `begin`, in a folder that `train` holds."""
+    config = load_config(default_config_path()).model_dump(mode="json", by_alias=True)
+    folder.write_json("config.json", {"run_id": "0" * 32, "config": config})
 
 
 def test_a_resumed_run_is_resumed_by_the_learner() -> None:
@@ -299,9 +309,25 @@ def test_a_run_that_never_began_keeps_no_logs(
 ) -> None:
     monkeypatch.setattr(FakeRun, "code", 2)
     if has_begun:
-        monkeypatch.setattr(FakeRun, "during", staticmethod(lambda folder: begin()))
+        monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
     run = started("--run-dir", "here", code=2)
     assert run.has_removed_logs == (not has_begun)
+    assert Path("here").exists() == has_begun
+
+
+def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not even a log is opened there."""
+    folder = RunFolder(Path("here"))
+    folder.begin(load_config(default_config_path()))
+    before = sorted(Path("here").iterdir())
+    assert train.main(["--resume", "--run-dir", "here"]) == 2
+    assert "here is in use by another learner" in capsys.readouterr().err
+    assert FakeRun.made == []
+    assert sorted(Path("here").iterdir()) == before
+    folder.let_go()
+    started("--resume", "--run-dir", "here")
 
 
 def test_a_run_without_updates_has_a_summary_too(
@@ -330,13 +356,14 @@ def test_the_summary_of_an_earlier_start_is_not_shown(
     folder = RunFolder(Path("here"))
     folder.begin(load_config(default_config_path()))
     folder.write_json("summary.json", SUMMARY)
+    folder.let_go()
     monkeypatch.setattr(FakeRun, "code", 2)
     started("--resume", "--run-dir", "here", "--set", "stop.mean_return=none", code=2)
     assert said() == ""
 
 
 @pytest.mark.parametrize(
-    ("code", "is_told"), [(70, True), (137, True), (2, False), (0, False), (130, False)]
+    ("code", "is_told"), [(70, True), (75, True), (2, False), (0, False), (130, False)]
 )
 def test_an_end_without_a_summary_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, is_told: bool
@@ -345,6 +372,33 @@ def test_an_end_without_a_summary_is_told(
     monkeypatch.setattr(FakeRun, "code", code)
     started("--run-dir", "here", code=code)
     assert (f"without a summary, with exit code {code}" in caplog.text) == is_told
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (137, "the learner was killed (SIGKILL), by hand or by the system when memory ran out"),
+        (139, "the learner died of SIGSEGV"),
+    ],
+)
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_learner_that_was_killed_is_told_with_the_command_that_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+    told: str,
+    has_begun: bool,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/impala-async", "train"])
+    monkeypatch.setattr(FakeRun, "code", code)
+    if has_begun:
+        monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
+    started("--run-dir", "my run", code=code)
+    resume = "; to go on: impala-async train --resume --run-dir 'my run'" if has_begun else ""
+    assert caplog.messages == [told + resume]
+    if has_begun:
+        FakeRun.made.clear()
+        started(*shlex.split(resume)[-3:], code=code)
 
 
 def test_a_picture_that_cannot_be_written_is_no_matter(

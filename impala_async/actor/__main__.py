@@ -57,6 +57,8 @@ def _serve(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from impala_async.actor.service import ActorService
 
+    # Until the learner of this run listens, somebody else's may do so at its address.
+    lifeline.wait_at_gate()
     service = ActorService(
         args.learner,
         num_envs=args.num_envs,

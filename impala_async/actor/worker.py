@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from impala_async.actor.env_worker import FAULT, STEP, TELL_STACKS, Order, read_
 from impala_async.envs.describe import Described, read_answer
 from impala_async.envs.faults import RUNNING, Blame
 from impala_async.envs.watch import too_long
-from impala_async.errors import EnvError, EnvHangsError
+from impala_async.errors import EnvError, EnvHangsError, how_it_ended
 from impala_async.interrupts import deaf_children
 from impala_async.lifeline import Lifeline
 
@@ -210,7 +209,8 @@ class Worker:
             code = self.process.wait(DEATH_S)
         except subprocess.TimeoutExpired:
             return EnvError(f"{self} has closed its pipes")
-        return self._last_words() or EnvError(f"{self} {_how_it_died(code)}")
+        printed = "" if code < 0 else "; what it printed is above"
+        return self._last_words() or EnvError(f"{self} {how_it_ended(code)}{printed}")
 
     def _last_words(self) -> EnvError | None:
         """Of a process that has ended: steps that nobody waits for, then maybe a fault."""
@@ -233,11 +233,3 @@ def end_workers(workers: Sequence[Worker], *, is_quiet: bool = False) -> None:
         for fault in faults:
             if fault is not None:
                 raise fault
-
-
-def _how_it_died(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "was killed (SIGKILL): by hand, or by the system when memory ran out"
-    if code < 0:
-        return f"died of {signal.Signals(-code).name}"
-    return f"ended with exit code {code}; what it printed is above"

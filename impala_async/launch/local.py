@@ -6,6 +6,7 @@ again and again, ends the run.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -24,10 +25,12 @@ from impala_async.errors import (
     EXIT_NOT_ALLOWED,
     CheckpointError,
     ConfigError,
+    how_it_ended,
 )
 from impala_async.interrupts import deaf_children
 from impala_async.json_file import find_object
-from impala_async.lifeline import Lifeline
+from impala_async.lifeline import Gate, Lifeline
+from impala_async.waiting import Wait
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +81,11 @@ class _Actor:
     def lived_s(self) -> float:
         return 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
 
+    def how_it_ended(self, code: int) -> str:
+        # Whoever is killed has no last word.
+        said = "" if code == -signal.SIGKILL else f" ({self.last_error()})"
+        return how_it_ended(code) + said
+
     def last_error(self) -> str:
         """What it said at its end; the log may hold the ends of others before it."""
         said = self.log_path.read_bytes()[self.log_begin :]
@@ -93,8 +101,10 @@ class _Actor:
 class LocalRun:
     """Owns the processes of one run on this machine.
 
-    `environment` is what only the learner finds in its environment; `name_actor` gives what an
-    actor finds there, by its number and how often it was started before.
+    `environment` is what only the learner finds in its environment, and `fds` are the descriptors
+    that it alone is given; `name_actor` gives what an actor finds there, by its number and how
+    often it was started before. The actors load what they need while the learner does, and look
+    for it once it listens: until then another one may do so at its address.
     """
 
     def __init__(
@@ -104,9 +114,9 @@ class LocalRun:
         run_dir: Path,
         environment: Mapping[str, str],
         name_actor: Callable[[int, int], Mapping[str, str]] = lambda number, life: {},
+        fds: Sequence[int] = (),
     ) -> None:
         log_dir = run_dir / "actors"
-        self._is_made_here = not run_dir.exists()
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -114,6 +124,7 @@ class LocalRun:
         self._data_url = data_url
         self._name_actor = name_actor
         self._lifeline = Lifeline()
+        self._gate = Gate()
         self._run_dir = run_dir
         self._log_dir = log_dir
         self._actors: list[_Actor] = []
@@ -121,7 +132,14 @@ class LocalRun:
         self._reason = ""
         self._is_told_to_end = False
         self._is_interrupted = False
-        self._learner = spawn("learner", learner_flags, self._lifeline, environment=environment)
+        self._learner = spawn(
+            "learner",
+            learner_flags,
+            self._lifeline,
+            environment={**environment, **self._gate.environment},
+            fds=(*self._gate.fds, *fds),
+        )
+        self._beginning = Wait(logger.info)
 
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
@@ -135,6 +153,8 @@ class LocalRun:
                 for actor in self._actors:
                     if self._verdict is None and not self._is_told_to_end:
                         self._look_after(actor)
+                if not self._gate.is_open:
+                    self._beginning.look(_say_start)
                 time.sleep(POLL_S)
         finally:
             self._end()
@@ -159,9 +179,8 @@ class LocalRun:
         """The run never began: leave nothing of it."""
         for actor in self._actors:
             actor.log_path.unlink(missing_ok=True)
-        for folder in (self._log_dir, *([self._run_dir] if self._is_made_here else [])):
-            with contextlib.suppress(OSError):  # somebody else has left something in it
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # somebody else has left something in it
+            self._log_dir.rmdir()
 
     def _look_after(self, actor: _Actor) -> None:
         if actor.process is None:
@@ -195,10 +214,9 @@ class LocalRun:
             self._give_up(actor, code)
             return
         logger.warning(
-            "actor %d ended with code %d (%s): starting it again; its log: %s",
+            "actor %d %s: starting it again; its log: %s",
             actor.number,
-            code,
-            actor.last_error(),
+            actor.how_it_ended(code),
             actor.log_path,
         )
         actor.start_at = time.monotonic() + RESTART_AFTER_S
@@ -224,16 +242,18 @@ class LocalRun:
                 ["--learner", self._data_url, "--connect-s", "inf"],
                 self._lifeline,
                 output=log,
-                environment=self._name_actor(actor.number, actor.num_starts),
+                environment={
+                    **self._name_actor(actor.number, actor.num_starts),
+                    **self._gate.environment,
+                },
+                fds=self._gate.fds,
             )
         actor.num_starts += 1
         actor.spoke_at = None
 
     def _give_up(self, actor: _Actor, code: int) -> None:
-        self._reason = (
-            f"actor {actor.number} cannot run: {actor.last_error()} ({code}); "
-            f"its log: {actor.log_path}"
-        )
+        why = f"{actor.last_error()} ({code})" if code >= 0 else f"it {actor.how_it_ended(code)}"
+        self._reason = f"actor {actor.number} cannot run: {why}; its log: {actor.log_path}"
         self._verdict = exit_code(code)
 
     def _pass_on(self, number: int, frame: object) -> None:
@@ -256,6 +276,14 @@ class LocalRun:
         grace_s = ACTOR_END_S if is_finished else 0.0
         end_in_time(running, grace_s)
         self._lifeline.close()
+        self._gate.close()
+
+
+def _say_start(waited_s: float) -> str:
+    return (
+        "starting: waiting for the learner, which loads torch and tries the environment "
+        f"({waited_s:.0f} s)"
+    )
 
 
 def spawn(
@@ -265,6 +293,7 @@ def spawn(
     *,
     output: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
+    fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """A process behind a door, which ends with this one at the latest."""
     with deaf_children():
@@ -274,7 +303,7 @@ def spawn(
             stdout=output,
             stderr=output,
             env={**ONE_THREAD, **os.environ, **lifeline.environment, **(environment or {})},
-            pass_fds=lifeline.fds,
+            pass_fds=(*lifeline.fds, *fds),
             # Ctrl-C reaches this process alone, which passes it on once.
             process_group=0,
         )
@@ -285,15 +314,24 @@ def exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _say_end(num_left: int, waited_s: float) -> str:
+    processes = "one process" if num_left == 1 else f"{num_left} processes"
+    return f"ending: waiting for {processes} to end ({waited_s:.0f} s)"
+
+
 def end_in_time(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
     """Let processes end by themselves, then ask, then insist."""
     steps = (("wait", grace_s), ("terminate", ASKED_END_S), ("kill", ASKED_END_S))
+    wait = Wait(logger.info)
     for step, patience_s in steps:
         for process in processes:
             if process.poll() is None and step != "wait":
                 getattr(process, step)()
         until = time.monotonic() + patience_s
-        while any(process.poll() is None for process in processes) and time.monotonic() < until:
+        while left := sum(process.poll() is None for process in processes):
+            if time.monotonic() >= until:
+                break
+            wait.look(functools.partial(_say_end, left))
             time.sleep(POLL_S)
     for process in processes:
         process.wait()

@@ -130,6 +130,7 @@ def _serve(
             ingest=ingest,
             lock_watch=lock_watch,
         )
+        lifeline.open_gate()  # it listens, and nobody else can at its address
         return await service.run()
 
     earlier = folder.read_json("summary.json")

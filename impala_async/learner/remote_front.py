@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.config import RunConfig
-from impala_async.errors import ConfigError, ServiceError
+from impala_async.errors import ConfigError, ProcessLostError, ServiceError, how_it_ended
 from impala_async.learner.channel import Channel, ChannelClosedError, Words
 from impala_async.learner.front import Accounts, Events, Front
 from impala_async.learner.ingest_process import IngestProcess
@@ -168,8 +168,8 @@ class RemoteFront:
             name, *words = self._channel.wait_for("bound", "refused")
         except ChannelClosedError:
             self.close()
-            code = self._process.end()
-            raise ServiceError(f"the ingest process did not start (exit code {code})") from None
+            how = how_it_ended(self._process.end())
+            raise ProcessLostError(f"the ingest process did not start: it {how}") from None
         if name == "refused":
             self.close()
             raise ConfigError(words[0])
@@ -237,7 +237,10 @@ class RemoteFront:
         """Say once what has happened, and expect nothing more from there."""
         if not self._is_closing:
             self.close()
-            self._on_death(RuntimeError(told))
+            code = self._process.end()
+            is_killed = told == DIED and code < 0
+            how = f"{DIED}: it {how_it_ended(code)}; go on with --resume"
+            self._on_death(ProcessLostError(how) if is_killed else RuntimeError(told))
 
     def _forget_asked(self) -> None:
         for answer in self._answers.values():

@@ -28,6 +28,8 @@ DEFAULT_ROOT = Path("runs")
 # What may lie in the folder of a new run: `train` and `replay` put it there for their learner,
 # and a file system of its own has it.
 PREPARED = ("actors", "replay.json", "lost+found")
+# Where `train` tells its learner by which descriptor it holds the folder for both.
+HOLD_VARIABLE = "IMPALA_ASYNC_HOLD"
 # Others may read what a run did, but not the arguments of its environment.
 PRIVATE = 0o600
 # The one after it has no more digits than the name of a checkpoint may have.
@@ -68,25 +70,36 @@ class RunFolder:
             raise ConfigError(f"--run-dir: {self.path} already holds a run: {advice}")
         for path in names:
             is_left_over = path == self.checkpoints and path.is_dir() and not any(path.iterdir())
-            if path.name not in PREPARED and not is_left_over:
+            if path.name not in PREPARED and not is_left_over and not _is_torn(path):
                 raise ConfigError(
                     f"--run-dir: {self.path} holds other files ({path.name}) and no run: name a "
                     "new or an empty folder"
                 )
+
+    def hold(self) -> int:
+        """Take the folder, made if there is none, for this process and who gets the descriptor."""
+        is_made_here = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            hold = self._take_hold()
+            for path in filter(_is_torn, self.path.iterdir()):
+                path.unlink()
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._is_new, self._is_made_here = not self.exists(), is_made_here
+        return hold
 
     def begin(self, config: RunConfig) -> None:
         """Take the folder for this process, and write down the settings and the id of a new run.
 
         A resumed run keeps its former settings until `confirm`: it may not fit the new ones.
         """
-        is_made_here = not self.path.exists()
+        self.hold()
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._take_hold()
+            self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from None
         self._unwritten = config
-        self._is_new, self._is_made_here = not self.exists(), is_made_here
         if self._is_new:
             self._write_settings(config, uuid.uuid4().hex)
 
@@ -107,9 +120,11 @@ class RunFolder:
         where = error.filename or self.path
         return ConfigError(f"--run-dir: cannot write to {where}: {error.strerror or error}")
 
-    def _take_hold(self) -> None:
-        """One learner per folder, as long as this process lives; however it ends, it lets go."""
-        hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+    def _take_hold(self) -> int:
+        """One learner per folder, as long as its process lives; however it ends, it lets go."""
+        hold = self._handed_down()
+        if hold is None:
+            hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -122,6 +137,15 @@ class RunFolder:
                 f"{service.get('pid', 'unknown')}): end it first, or name another folder"
             ) from None
         self._hold = hold
+        return hold
+
+    def _handed_down(self) -> int | None:
+        """The descriptor by which whoever started this process holds the folder, if one does."""
+        value = os.environ.pop(HOLD_VARIABLE, "")
+        with contextlib.suppress(OSError):
+            if value.isdecimal() and os.path.samestat(os.fstat(int(value)), self.path.stat()):
+                return int(value)
+        return None
 
     def let_go(self) -> None:
         """The folder is free for another learner."""
@@ -253,6 +277,12 @@ class RunFolder:
         if not isinstance(config, dict) or not _is_run_id(run_id):
             raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
         return {"run_id": run_id, "config": config}
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether it is what a process that was killed had begun to write here."""
+    begun = r"\.(config|service|summary|replay)\.json\.\d+|\.epoch\.\d+"
+    return re.fullmatch(begun, path.name) is not None and path.is_file()
 
 
 def _is_run_id(value: object) -> bool:

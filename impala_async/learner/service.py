@@ -27,6 +27,7 @@ from impala_async.errors import (
     EXIT_TRY_AGAIN,
     CheckpointError,
     ConfigError,
+    ProcessLostError,
     ServiceError,
 )
 from impala_async.learner.build import Learner, build_learner
@@ -46,12 +47,14 @@ from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.spec import Schema
+from impala_async.waiting import Wait
 from impala_async.weights import Lineage
 
 logger = logging.getLogger(__name__)
 
 REAP_EVERY_S = 1.0
 GOODBYE_S = 1.0
+TELL_EVERY_S = 0.5
 THREAD_END_S = 8.0
 SAVE_WITHIN_S = 600.0
 ACTOR_LOST = "actor_lost"
@@ -93,6 +96,7 @@ class LearnerService:
         self._last_words: Captured | None = None
         self._late_death: ServiceError | None = None
         self._goal_return: float | None = None
+        self._awaited = "the last updates"
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport.before_any(self._start)
         told = Events(self._open, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
@@ -254,7 +258,7 @@ class LearnerService:
             logger.error("%s died while the run was ending", what, exc_info=cause)
             self._late_death = self._late_death or death
         else:
-            is_told = isinstance(cause, ConfigError | CheckpointError)
+            is_told = isinstance(cause, ConfigError | CheckpointError | ProcessLostError)
             self._ended.set_exception(cause if is_told else death)
 
     async def _reap(self) -> None:
@@ -273,6 +277,20 @@ class LearnerService:
     async def _wind_down(self, reason: str) -> str:
         """Close the doors, let the threads end, settle every column, save, say goodbye."""
         logger.info("ending: %s", reason)
+        telling = self._loop.create_task(self._tell_end())
+        try:
+            return await self._end_in_order(reason)
+        finally:
+            telling.cancel()
+
+    async def _tell_end(self) -> None:
+        """An end may take long, of a large model for example."""
+        wait = Wait(logger.info)
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            wait.look(lambda s: f"ending: waiting for {self._awaited} ({s:.0f} s)")
+
+    async def _end_in_order(self, reason: str) -> str:
         self._front.close_admission()
         # From here on no slot gets full any more, wherever they are filled.
         await self._front.refresh()
@@ -288,6 +306,7 @@ class LearnerService:
             await self._front.say_bye("finished", GOODBYE_S)
         if self._last_words is not None:
             self._saver.begin(self._last_words)
+        self._awaited = "the last checkpoint to be written"
         self._watchdog.save_begins(SAVE_WITHIN_S)
         await self._saver.finish()
         if self._late_death is not None:
@@ -295,6 +314,7 @@ class LearnerService:
         if self._recorder is not None:
             digests = self._saver.digests(self._progress.version)
             await self._recorder.finish(reason, self._progress.update, digests)
+        self._awaited = "the actors' goodbye"
         await self._front.say_bye("restarting", GOODBYE_S)
         # Weights that are not finite are no fault of the disk, and no second try mends them.
         reason = reason if self._saver.is_saved or reason == NOT_FINITE else UNSAVED

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from impala_async.errors import ProtocolError, RecordingError
+from impala_async.json_file import why_unreadable
 from impala_async.spec import Schema
 from impala_async.wire.codec import Frame, body_sizes
 from impala_async.wire.messages import Data, pack, unpack
@@ -140,7 +141,7 @@ class Reader:
         try:
             return _decode(self._buffer[begin:middle], self._buffer[middle:end]), end
         except (ValueError, TypeError, RecursionError, ProtocolError) as error:
-            raise self._damaged(offset, str(error)) from None
+            raise self._damaged(offset, why_unreadable(error)) from None
 
     def _damaged(self, offset: int, what: str) -> RecordingError:
         return RecordingError(

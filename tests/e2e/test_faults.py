@@ -153,7 +153,8 @@ def test_a_killed_ingest_process_ends_the_run_with_its_cause(
     child = ingest_of(learner)
     child.kill()
     assert learner.wait_exit(within_s) == 70
-    assert "the ingest process is gone" in learner.log
+    assert "error: the ingest process is gone: it was killed (SIGKILL)" in learner.log
+    assert "Traceback" not in learner.log
     assert site.read("service.json") is None
     actor.signal(signal.SIGTERM)
     assert actor.wait_exit(10) == 0

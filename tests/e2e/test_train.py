@@ -147,7 +147,7 @@ def test_an_environment_that_raises_once_does_not_end_the_run(site: Site) -> Non
     (site.folder / "flaky.py").write_text(FLAKY.format(flag=str(site.folder / "flaked")))
     door = site.open("train", "--run-dir", str(site.run_dir), *flags, **environment)
     assert door.wait_exit(60) == 0, door.log
-    assert "ended with code 2 (" in door.log
+    assert "ended with exit code 2 (" in door.log
     assert "the simulator crashed" in "".join(
         log.read_text() for log in (site.run_dir / "actors").iterdir()
     )

@@ -227,7 +227,10 @@ async def test_who_is_asked_when_it_dies_is_answered(make_remote: Make) -> None:
     await asyncio.sleep(0)
     process.kill()
     await waiting
-    assert [str(death) for death in harbour.deaths] == ["the ingest process is gone"]
+    assert [str(death) for death in harbour.deaths] == [
+        "the ingest process is gone: it was killed (SIGKILL), by hand or by the system when memory "
+        "ran out; go on with --resume"
+    ]
 
 
 async def test_one_that_hears_but_does_not_answer_is_dead(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import CheckpointError, ConfigError
-from impala_async.learner.run_folder import RunFolder, default_run_path
+from impala_async.learner.run_folder import HOLD_VARIABLE, RunFolder, default_run_path
 from tests.learner.columns import small_schema
 from tests.learner.world import config_of
 
@@ -262,6 +262,46 @@ def test_a_folder_belongs_to_one_learner(tmp_path: Path) -> None:
     first.let_go()
     second.begin(config_of(small_schema()))
     second.let_go()
+
+
+def test_a_learner_takes_the_folder_over_from_who_has_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter, learner = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    held = starter.hold()
+    monkeypatch.setenv(HOLD_VARIABLE, str(os.dup(held)))
+    learner.begin(CONFIG)
+    assert HOLD_VARIABLE not in os.environ
+    # Whoever is left has it.
+    starter.let_go()
+    with pytest.raises(ConfigError, match="in use by another learner"):
+        RunFolder(tmp_path / "run").hold()
+    learner.let_go()
+    RunFolder(tmp_path / "run").hold()
+
+
+@pytest.mark.parametrize("value", ["another", "12345", "none"])
+def test_a_hold_of_something_else_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    folder, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "other")
+    folder.hold()
+    held = other.hold()
+    monkeypatch.setenv(HOLD_VARIABLE, str(held) if value == "another" else value)
+    with pytest.raises(ConfigError, match="in use by another learner"):
+        RunFolder(tmp_path / "run").begin(CONFIG)
+
+
+def test_what_a_killed_start_had_begun_to_write_is_cleared(tmp_path: Path) -> None:
+    for name in (".config.json.4711", ".epoch.4712", ".config.json.mine"):
+        (tmp_path / name).touch()
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ConfigError, match=r"other files \(\.config\.json\.mine\)"):
+        folder.check_new()
+    (tmp_path / ".config.json.mine").unlink()
+    folder.check_new()
+    folder.begin(CONFIG)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoints", "config.json"]
 
 
 def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder: RunFolder) -> None:

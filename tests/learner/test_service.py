@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from impala_async.errors import (
     EXIT_TRY_AGAIN,
     ConfigError,
 )
-from impala_async.learner import memory
+from impala_async.learner import memory, service
 from impala_async.learner.saver import Saver
 from impala_async.learner.service import LearnerService
 from impala_async.metrics.names import undeclared
@@ -28,6 +29,7 @@ from impala_async.training.checkpoint import newest_checkpoint
 from impala_async.training.result import StepResult
 from impala_async.training.snapshot import WeightsCopy
 from impala_async.training.step import UpdateStep
+from impala_async.waiting import Wait
 from impala_async.wire.messages import BYE_REASONS
 from tests.learner.crew import SCHEMA, Voyage, voyage
 from tests.learner.hand_actor import until
@@ -132,8 +134,11 @@ async def test_a_run_whose_updates_are_pipelined(
 
 
 async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(service, "TELL_EVERY_S", 0.01)
+    monkeypatch.setattr(service, "Wait", lambda tell: Wait(tell, after_s=0.05))
     has_gone, write = threading.Event(), Saver._write
 
     def write_late(*arguments: Any) -> None:
@@ -145,6 +150,7 @@ async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
         await run.sail(2)
         await until(lambda: all(sailor.byes for sailor in run.sailors))
         assert not run.task.done()
+        await until(lambda: "ending: waiting for " in caplog.text)
         has_gone.set()
         assert await run.end() == EXIT_DONE
     check_end(run, "env_steps")
