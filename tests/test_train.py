@@ -398,6 +398,7 @@ def test_a_learner_that_was_killed_is_told_with_the_command_that_resumes(
     assert caplog.messages == [told + resume]
     if has_begun:
         FakeRun.made.clear()
+        Path("my run/checkpoints").mkdir()
         started(*shlex.split(resume)[-3:], code=code)
 
 

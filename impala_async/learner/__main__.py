@@ -113,13 +113,12 @@ def _serve(
     if probe is not None:
         schema = probe.schema(config.trajectory.rows)
         check_columns(config, probe.num_columns)
-    targets = Targets(**config.stop.model_dump())
+    sinks: list[Sink] = [
+        JsonlSink(folder.metrics, reserve=lambda: 2 * folder.checkpoint_bytes),
+        ConsoleSink(targets=Targets(**config.stop.model_dump()), console=console),
+    ]
 
     async def serve() -> int:
-        sinks: list[Sink] = [
-            JsonlSink(folder.metrics, reserve=lambda: 2 * folder.checkpoint_bytes),
-            ConsoleSink(targets=targets, console=console),
-        ]
         service = LearnerService(
             config,
             folder,

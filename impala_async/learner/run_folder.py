@@ -281,7 +281,7 @@ class RunFolder:
 
 def _is_torn(path: Path) -> bool:
     """Whether it is what a process that was killed had begun to write here."""
-    begun = r"\.(config|service|summary|replay)\.json\.\d+|\.epoch\.\d+"
+    begun = r"\.((config|service|summary|replay)\.json|epoch|last_checkpoint)\.\d+"
     return re.fullmatch(begun, path.name) is not None and path.is_file()
 
 
