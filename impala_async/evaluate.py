@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from impala_async.doors import new_parser, run_door
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
+from impala_async.interrupts import interrupt
 from impala_async.metrics.returns import format_return
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _play(
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     # From here on there is something to close.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     envs, policy, num_agents = _build_enough(config, args.episodes)
     per_agent = -(-args.episodes // num_agents)
@@ -177,6 +178,7 @@ def _play_greedily(
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
 
+    from impala_async.envs.rehearse import check_finite, check_obs_finite
     from impala_async.spec import POLICY
     from impala_async.team import Team
 
@@ -186,6 +188,7 @@ def _play_greedily(
     totals = np.zeros(envs.num_envs)
     is_reset_row = np.zeros(envs.num_envs, np.bool_)
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
+    check_obs_finite(envs, obs, "reset")
     num_steps = 0
     while min(map(len, played)) < per_env:
         num_steps += 1
@@ -197,6 +200,7 @@ def _play_greedily(
             )
         actions, state = policy.act_greedy(obs, state)
         step = envs.step(actions)
+        check_finite(envs, step)
         obs = step.obs
         totals += np.where(is_reset_row, 0.0, step.rewards)
         is_over = (step.terminated | step.truncated) & ~is_reset_row

@@ -6,6 +6,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from impala_async.interrupts import is_ctrl_c
+
 
 def one_line(error: BaseException) -> str:
     """An exception's type and text, without line breaks."""
@@ -24,6 +26,8 @@ def is_of_python(found: Any) -> bool:
 class Foreign(ABC):
     """A context in which every exception is that of foreign code; one instance serves many times.
 
+    So is SystemExit, which would else end a process of ours as if all were well.
+
     A class, because a generator's context costs as much as a step of a small environment.
     """
 
@@ -38,11 +42,11 @@ class Foreign(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, Exception):
+        if error is not None and not isinstance(error, GeneratorExit) and not is_ctrl_c(error):
             ours = self.blame(error)
             if ours is not None:
                 raise ours from error
 
     @abstractmethod
-    def blame(self, error: Exception) -> Exception | None:
+    def blame(self, error: BaseException) -> Exception | None:
         """The error of ours that says whose fault it was; None if it says so itself."""

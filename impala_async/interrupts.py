@@ -19,6 +19,21 @@ REQUESTS = (signal.SIGINT, signal.SIGTERM)
 _undoings: list[Callable[[], object]] = []
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, as our own handlers raise it: foreign code may raise a KeyboardInterrupt too."""
+
+
+def interrupt(number: int, frame: object) -> None:
+    """A handler of Ctrl-C; Python's own raises what foreign code could have raised."""
+    raise Interrupted
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether a user has raised it. Where Python's own handler is left, anybody may have."""
+    is_left = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt if is_left else Interrupted)
+
+
 @contextmanager
 def quit_at_once() -> Iterator[None]:
     """In here a signal ends this process on the spot, unless somebody else takes it over."""

@@ -1,4 +1,5 @@
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,59 @@ def test_an_environment_without_an_end_is_given_up(
     for max_steps, code in (("5", 0), ("4", 2)):
         assert main([str(run.path), "--episodes", "24", "--max-steps", max_steps]) == code
     assert "16 of 24 episodes ended within 4 steps" in capsys.readouterr().err
+
+
+class Broken(gym.Env[Any, np.int64]):
+    """Gives this in one place of its second step."""
+
+    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
+
+    def __init__(self, at: int = 1, value: Any = None) -> None:
+        self._at, self._value = at, value
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._age = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._age += 1
+        result: list[Any] = [np.zeros(1, np.float32), 1.0, self._age == 3, False, {}]
+        if self._age == 2:
+            if self._value == "exit":
+                sys.exit(0)
+            if self._value == "interrupt":
+                raise KeyboardInterrupt
+            result[self._at] = self._value
+        return tuple(result)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"value": None}, "reward in step: wants a number, got None (NoneType)"),
+        ({"value": float("nan")}, "step gave a reward that is not finite: nan"),
+        ({"at": 0, "value": [float("inf")]}, "step gave an observation that is not finite"),
+        ({"at": 2, "value": "False"}, "terminated in step: wants True or False, got 'False' (str)"),
+        ({"at": 0, "value": [1.0, 2.0]}, "observation in step: the space promises shape (1,)"),
+        ({"value": "exit"}, "failed in step: SystemExit: 0"),
+        ({"value": "interrupt"}, "failed in step: KeyboardInterrupt"),
+    ],
+)
+def test_an_environment_that_breaks_in_a_later_step_is_no_mean(
+    kwargs: dict[str, Any], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    config = RunConfig(env=EnvSection(id=f"{__name__}:Broken"))
+    envs = build_envs("serial", config.env, 1)
+    schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows)
+    folder.begin(config.model_copy(update={"env": EnvSection(id=config.env.id, kwargs=kwargs)}))
+    tensors = {"model": Policy(schema, config.model, seed=0).model.state_dict()}
+    save_checkpoint(folder.checkpoints, Version(1, 1), tensors, {})
+    assert main([str(folder.path)]) == 2
+    captured = capsys.readouterr()
+    assert "mean" not in captured.out
+    assert says_one_error(captured.err, f"{__name__}:Broken")
+    assert says in captured.err
 
 
 def says_one_error(said: str, text: str) -> bool:

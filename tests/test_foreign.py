@@ -3,12 +3,13 @@
 import pytest
 
 from impala_async.foreign import Foreign, one_line
+from impala_async.interrupts import Interrupted
 
 
 class Blame(Foreign):
     """Knows whose fault everything but a KeyError is."""
 
-    def blame(self, error: Exception) -> Exception | None:
+    def blame(self, error: BaseException) -> Exception | None:
         return None if isinstance(error, KeyError) else ValueError(one_line(error))
 
 
@@ -24,7 +25,13 @@ def test_what_is_blamed_has_its_cause_and_one_line() -> None:
 
 
 def test_what_is_not_blamed_and_what_is_no_error_passes() -> None:
-    for error in (KeyError("mine"), KeyboardInterrupt(), SystemExit(3)):
+    for error in (KeyError("mine"), KeyboardInterrupt(), Interrupted(), GeneratorExit()):
         with pytest.raises(type(error)) as caught, Blame():
             raise error
         assert caught.value is error
+
+
+def test_what_would_end_the_process_is_blamed() -> None:
+    with pytest.raises(ValueError, match="SystemExit: 0") as caught, Blame():
+        raise SystemExit(0)
+    assert isinstance(caught.value.__cause__, SystemExit)

@@ -19,10 +19,12 @@ from collections.abc import Callable, Mapping
 from impala_async.actor import greeting
 from impala_async.actor.link import Link
 from impala_async.actor.offer import Offer
+from impala_async.actor.patience import Pauses, SeldomLog
 from impala_async.actor.refusals import tell_refusals
 from impala_async.actor.squeezer import Squeezer
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config import ActorSettings
+from impala_async.waiting import AFTER_S
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -43,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 SPEC_POLL_S = 0.005
+# Messages between two looks at everything else.
+MAX_AT_ONCE = 100
+NO_CONNECTION = "there is no connection"
 
 
 class RunFinished(Exception):
@@ -83,8 +88,10 @@ class Client:
         self._weights_wait_s = 0.0
         self._has_left = False
         self._has_session = False
-        self._is_joined = False
-        self._offered_at = 0.0
+        self._is_joined = self._is_coming_back = False
+        self._offered_at = self._offer_again_at = 0.0
+        self._log = SeldomLog(logger)
+        self._pauses = Pauses()
 
     @property
     def welcome(self) -> Welcome:
@@ -122,6 +129,7 @@ class Client:
             url=self._url,
             within_s=self._connect_s,
             check_stop=self._check_stop,
+            log=self._log,
         )
         return self._accept(*found)
 
@@ -136,7 +144,7 @@ class Client:
         self._offer = offer
         self._free = deque(offer.make_buffers())
         if not self._open_session():
-            self._come_back()
+            self._come_back(NO_CONNECTION)
 
     def wait_until_joined(self) -> None:
         """Until then its rank may become another's: its session may have ended while it built."""
@@ -181,6 +189,7 @@ class Client:
             weights = self.link.take_newest()
         self._weights_wait_s += time.perf_counter() - before
         if weights is not None:
+            self._pauses.reset()
             if self._version == NO_VERSION:
                 self._num_kept_left = self.settings.pace.lag
             self._version = weights.version
@@ -200,11 +209,11 @@ class Client:
     def pump(self, timeout_s: float) -> None:
         """Take what came in, send what may go, and find out whether the learner is still there."""
         self._check_stop()
-        frames = self._data.receive(timeout_s)
-        while frames is not None:
-            self._last_heard = time.monotonic()
-            self._take_message(greeting.read(frames[0]))
-            frames = self._data.receive(0)
+        for number in range(MAX_AT_ONCE):
+            frames = self._data.receive(0 if number else timeout_s)
+            if frames is None:
+                break
+            self._take_message(greeting.read(frames[0], self._log))
         for grant in self.link.take_grants():
             self._take_grant(grant)
         if not self._data.is_greeted:
@@ -214,9 +223,15 @@ class Client:
         # Weights on a thin line hold up everything else.
         patience_s = self.welcome.lease_s + (self.offer.weights_s if self.link.is_asking else 0)
         # Without an answer to Spec it was lost, though heartbeats may go well.
-        is_unanswered = not self._is_joined and now - self._offered_at > patience_s
-        if self.link.is_session_over or silent_s > patience_s or is_unanswered:
-            self._come_back()
+        unanswered_s = 0.0 if self._is_joined else now - self._offered_at
+        if unanswered_s > AFTER_S:
+            self._log.warning(
+                "the learner at %s grants nothing yet (%.0f s)", self._url, unanswered_s
+            )
+        if self.link.is_session_over:
+            self._come_back("it has ended the session")
+        elif max(silent_s, unanswered_s) > patience_s:
+            self._come_back(f"it has not answered for {patience_s:.3g} s")
         self._send_all()
 
     def leave(self, why: str = "") -> None:
@@ -260,6 +275,7 @@ class Client:
             heartbeat_s=welcome.heartbeat_s,
             reply_timeout_s=welcome.lease_s + offer.weights_s,
             num_kept=1 + self.settings.pace.lag,
+            log=self._log,
         )
         self._link.timers = self._timers
         self._named = NO_VERSION
@@ -281,35 +297,45 @@ class Client:
         return True
 
     def _take_message(self, message: Message | None) -> None:
+        if message is not None:
+            self._last_heard = time.monotonic()
         if isinstance(message, Grant):
             # The learner says this here only to those whose Spec it has.
             self._is_joined |= message.session == self.welcome.session
+            if self._is_joined and self._is_coming_back:
+                self._is_coming_back = False
+                self._log.info("back at work")
             self._take_grant(message)
         elif isinstance(message, Reject):
             # With any other refusal the learner has ended the session.
             self._has_session &= message.code == REJECT_CODES.index("bad_message")
             greeting.raise_if_final(message, is_joined=self._is_joined)
             if message.code == REJECT_CODES.index("hello_again"):
-                self._come_back()
+                self._come_back(f"it says {message.text!r}")
             else:
-                logger.warning("the learner refused a message: %s", message.text)
+                self._log.warning("the learner refused a message: %s", message.text)
         elif isinstance(message, Bye):
             self._has_session = False
             self._data.send_last([pack(ByeOk(message.session))])
-            logger.info("the learner says goodbye: %s", BYE_REASONS[message.reason])
+            self._log.info("the learner says goodbye: %s", BYE_REASONS[message.reason])
             if message.reason == BYE_REASONS.index("finished"):
                 raise RunFinished
-            self._come_back()
+            self._come_back("it said goodbye")
 
     def _take_grant(self, grant: Grant) -> None:
         if grant.session != self.welcome.session:
             return
         tell_refusals(grant, self.settings.env.id)
-        self._free.extend(finished.buffer for finished in self._outbox.on_grant(grant))
+        done = self._outbox.on_grant(grant)
+        self._free.extend(finished.buffer for finished in done)
+        if done:
+            self._pauses.reset()
         self._named = max(self._named, Version(grant.epoch, grant.update))
         self.link.want(self._named)
 
     def _send_all(self) -> None:
+        if not self._data.is_greeted:
+            return
         session, now = self.welcome.session, time.monotonic()
         self._outbox.resend_overdue(now, self.welcome.lease_s)
         while (next_one := self._outbox.sendable()) is not None:
@@ -328,26 +354,35 @@ class Client:
         """What was sent over a connection that broke goes again over the next one, at once."""
         if self._data.is_local:
             # No wire broke: the learner's process is gone, and its successor's path is another.
-            self._come_back()
-        elif self._say_spec():
+            self._come_back(NO_CONNECTION)
+        elif time.monotonic() >= self._offer_again_at and self._say_spec():
+            self._offer_again_at = self._offered_at + self._pauses.take()
             self._outbox.on_new_connection()
 
-    def _come_back(self) -> None:
+    def _come_back(self, why: str) -> None:
         """A new session with whoever is at the address now; what is not settled goes again."""
         self._has_session = False
-        logger.info("looking for the learner at %s again", self._url)
+        self._is_coming_back = True
+        self._log.info("looking for the learner at %s again: %s", self._url, why)
         is_open = False
         if self.settings.pace.is_lockstep:
             # The others go on without us: what was acted for their batches comes too late.
             given_up = [finished.buffer for finished in self._outbox.give_up()]
-            logger.info("lockstep: %d trajectories are given up", len(given_up))
+            self._log.info("lockstep: %d trajectories are given up", len(given_up))
             self._free.extend(given_up)
             self._version = NO_VERSION
         while not is_open:
             self.link.close()
+            self._pause()
             self._data.close()
             self._data = Dealer(self._context, self._url, is_watched=True)
             self.connect()
             self._outbox.on_new_session()
             is_open = self._open_session()
-        logger.info("back at work")
+
+    def _pause(self) -> None:
+        """Longer each time, until something comes of a session."""
+        over_at = time.monotonic() + self._pauses.take()
+        while (left_s := over_at - time.monotonic()) > 0:
+            self._check_stop()
+            time.sleep(min(left_s, POLL_S))

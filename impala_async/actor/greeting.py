@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from impala_async import __version__
 from impala_async.actor.inquiry import Inquiry
+from impala_async.actor.patience import Log, Pauses
 from impala_async.config import ActorSettings
 from impala_async.errors import (
     ImpalaAsyncError,
@@ -68,33 +69,41 @@ def find_learner(
     url: str,
     within_s: float,
     check_stop: Callable[[], None],
+    log: Log = logger,
 ) -> tuple[Welcome, ActorSettings]:
     """Say hello now and then, until a learner of this run or of another one welcomes us.
 
     Raises:
-        UnreachableError: none did within the time.
+        UnreachableError: none did within the time; the text has the last refusal, if there was one.
         MismatchError, NotAllowedError: this learner refuses this actor for good.
     """
-    say_at = now = time.monotonic()
+    say_at = greet_at = now = time.monotonic()
     give_up_at = now + within_s
     inquiry, wait = Inquiry(url), Wait(logger.warning)
+    pauses, refused = Pauses(), ""
     while now < give_up_at:
         check_stop()
         wait.look(lambda s: f"no learner answers at {url} yet ({s:.0f} s): {inquiry.why()}")
-        if (now >= say_at or not socket.is_greeted) and socket.greet([pack(hello)]):
+        is_due = now >= say_at or (now >= greet_at and not socket.is_greeted)
+        if is_due and socket.greet([pack(hello)]):
+            # Over each new connection, but what only hangs up is not hammered at.
+            greet_at = now + pauses.take()
             # Not all at once, when many actors lost the same learner.
             say_at = now + HELLO_EVERY_S * random.uniform(0.5, 1.0)
         poll_s = min(ANSWER_POLL_S, max(say_at - now, CONNECT_POLL_S), give_up_at - now)
         frames = socket.receive(poll_s)
-        message = read(frames[0]) if frames else None
+        message = read(frames[0], log) if frames else None
         if isinstance(message, Reject):
             raise_if_final(message, is_joined=False)
-            logger.warning("the learner refuses us for now: %s", message.text)
+            log.warning("the learner refuses us for now: %s", message.text)
+            refused = message.text
             say_at = max(say_at, time.monotonic() + message.retry_after_s)
             wait = Wait(logger.warning)
-        elif frames and isinstance(message, Welcome) and _is_current(message, hello):
+        elif frames and isinstance(message, Welcome) and _is_current(message, hello, log):
             return message, _read_settings(frames)
         now = time.monotonic()
+    if refused:
+        raise UnreachableError(f"the learner at {url} refused us for {within_s:g} s: {refused}")
     raise UnreachableError(
         f"no learner answered at {url} within {within_s:g} s: {inquiry.why()}; is it running, and "
         "is this the address that it printed?"
@@ -113,12 +122,12 @@ def say_goodbye(socket: Dealer, session: bytes, why: str = "") -> None:
             return
 
 
-def read(frame: Frame) -> Message | None:
+def read(frame: Frame, log: Log = logger) -> Message | None:
     """What the learner says; None, and a line in the log, if that is no message of ours."""
     try:
         message = unpack(frame)
     except ProtocolError as error:
-        logger.warning("a message of the learner is not understood: %s", error)
+        log.warning("a message of the learner is not understood: %s", error)
         return None
     return message._replace(text=plain(message.text)) if isinstance(message, Reject) else message
 
@@ -145,11 +154,11 @@ def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
     return dialled_url, f"{host}:{welcome.weights_port}"
 
 
-def _is_current(welcome: Welcome, hello: Hello) -> bool:
+def _is_current(welcome: Welcome, hello: Hello, log: Log) -> bool:
     """Within a run a lower epoch is a learner that should be dead."""
     if welcome.run_id != hello.run_id or welcome.epoch >= hello.epoch:
         return True
-    logger.warning(
+    log.warning(
         "a learner of epoch %d answered, but this run is in epoch %d: is an old learner process "
         "still alive?",
         welcome.epoch,

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Container, Mapping, Sequence
 
 from impala_async.actor.greeting import read
+from impala_async.actor.patience import Log
 from impala_async.envs.watch import hang_now
 from impala_async.errors import MismatchError, ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 # Until the learner has published anything, ask again this often.
 FIRST_WEIGHTS_EVERY_S = 0.05
 CONNECT_POLL_S = 0.02
+# Messages between two looks at whether it is time for a heartbeat, or to end.
+MAX_AT_ONCE = 100
 
 
 class Link:
@@ -52,6 +55,7 @@ class Link:
         heartbeat_s: float,
         reply_timeout_s: float,
         num_kept: int = 1,
+        log: Log = logger,
     ) -> None:
         self.last_heard = time.monotonic()
         self.is_session_over = False
@@ -60,7 +64,9 @@ class Link:
         self._url = url
         self._session = session
         self._layout_digests = layout_digests
-        self._heartbeat_s = heartbeat_s
+        # Whatever a learner asks for, the line and this thread have other things to do.
+        self._heartbeat_s = max(heartbeat_s, CONNECT_POLL_S)
+        self._log = log
         self._reply_timeout_s = reply_timeout_s
         # Newest versions that the sampler thread and the link thread have heard of: one each, so
         # that neither overwrites what the other has just written.
@@ -150,7 +156,9 @@ class Link:
             wait_s = self._ask(socket, now) if socket.is_greeted else CONNECT_POLL_S
             if socket.wait(min(wait_s, next_beat - now), self._wake_fd):
                 os.eventfd_read(self._wake_fd)
-            while (frames := socket.receive(0)) is not None:
+            for _ in range(MAX_AT_ONCE):
+                if (frames := socket.receive(0)) is None:
+                    break
                 self._take(frames)
 
     def _ask(self, socket: Dealer, now: float) -> float:
@@ -165,8 +173,10 @@ class Link:
         return self._reply_timeout_s
 
     def _take(self, frames: Sequence[Frame]) -> None:
+        message = read(frames[0], self._log)
+        if message is None:
+            return
         self.last_heard = time.monotonic()
-        message = read(frames[0])
         if isinstance(message, Grant):
             self._grants.append(message)
             self._named = max(self._named, Version(message.epoch, message.update))
@@ -193,10 +203,13 @@ class Link:
         try:
             weights = decode_weights(reply, frames)
         except ProtocolError as error:
-            logger.warning("%s: asking again", error)
+            self._log.warning("%s: asking again", error)
+            self._not_before = self.last_heard + FIRST_WEIGHTS_EVERY_S
             return
         # Within a run an older epoch is a learner that should be dead.
-        if weights.version > self._have:
+        if weights.version <= self._have:
+            self._not_before = self.last_heard + FIRST_WEIGHTS_EVERY_S
+        else:
             self._have = weights.version
             self._newest.append(weights)
             self._arrived.set()

@@ -29,6 +29,7 @@ from impala_async.errors import (
     MismatchError,
 )
 from impala_async.foreign import one_line
+from impala_async.interrupts import Interrupted
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
@@ -236,7 +237,7 @@ class ActorService:
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self._signal is not None:
-            raise KeyboardInterrupt
+            raise Interrupted
         self._signal = number
 
 

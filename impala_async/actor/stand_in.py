@@ -19,6 +19,7 @@ from impala_async.actor.greeting import (
     read,
     say_goodbye,
 )
+from impala_async.actor.patience import SeldomLog
 from impala_async.config import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.spec import Schema
@@ -70,6 +71,7 @@ class StandIn:
         self.longest_gap_s = 0.0
         self.is_finished = False
         self.refused: Counter[str] = Counter()
+        self._log = SeldomLog(logger)
         self._context = context
         self._url = url
         self._should_stop = should_stop
@@ -91,7 +93,12 @@ class StandIn:
         """Say hello until a learner answers; its settings."""
         hello = hello_of(os.urandom(16), NO_NUMBER, None, 0)
         self._welcome, settings = find_learner(
-            self._data, hello, url=self._url, within_s=self._connect_s, check_stop=self._check_stop
+            self._data,
+            hello,
+            url=self._url,
+            within_s=self._connect_s,
+            check_stop=self._check_stop,
+            log=self._log,
         )
         self._has_session = True
         return settings
@@ -122,10 +129,10 @@ class StandIn:
         self._check_stop()
         frames = self._data.receive(timeout_s)
         while frames is not None:
-            self._take(read(frames[0]))
+            self._take(read(frames[0], self._log))
             frames = self._data.receive(0)
         while (frames := self._weights.receive(0)) is not None:
-            self._take(read(frames[0]))
+            self._take(read(frames[0], self._log))
         now = time.monotonic()
         if now >= self._beat_at and self._weights.send([pack(Heartbeat(self._session, {}))]):
             self._beat_at = now + self.welcome.heartbeat_s
@@ -194,7 +201,7 @@ class StandIn:
         raise_if_final(refusal, is_joined=self.newest != NO_VERSION)
         if refusal.code == REJECT_CODES.index("hello_again"):
             raise UnreachableError("the learner has ended the session: play the recording again")
-        logger.warning("the learner refused a message: %s", refusal.text)
+        self._log.warning("the learner refused a message: %s", refusal.text)
 
     def _check_stop(self) -> None:
         if self._should_stop():

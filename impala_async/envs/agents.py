@@ -23,8 +23,9 @@ from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.actions import Actions
 from impala_async.envs.faults import RUNNING, Blame, close_all
 from impala_async.envs.mapping import PolicyMapping
-from impala_async.envs.observations import ChoicesCheck, check_obs, short
+from impala_async.envs.observations import ChoicesCheck, ObsRows, short
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
+from impala_async.envs.transitions import as_flag, as_reward
 from impala_async.envs.vector import Obs, Step, spread_seed
 from impala_async.errors import EnvError
 from impala_async.spec import ObsSpec
@@ -97,18 +98,14 @@ class AgentEnvs:
         self.num_envs = num_columns = len(envs) * len(agents)
         spaces = Spaces(observation_space, action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
-        self._leaves = spaces.leaves
         self._choices = ChoicesCheck(spaces.leaves)
         self._adapt = spaces.adapter().each
-        self._obs = {
-            leaf.spec.name: np.zeros((num_columns, *leaf.spec.shape), leaf.dtype)
-            for leaf in self._leaves
-        }
+        self._rows = ObsRows(spaces.leaves, num_columns)
+        self._obs = self._rows.arrays
         self._rewards = np.zeros(num_columns, np.float32)
         self._terminated = np.zeros(num_columns, np.bool_)
         self._truncated = np.zeros(num_columns, np.bool_)
         self._idle = np.zeros(num_columns, np.bool_)
-        self._is_checked = [False] * num_columns
         mapping = self._worlds[0].mapping
         if mapping is not None:
             self._add_policies(mapping)
@@ -187,16 +184,13 @@ class AgentEnvs:
         for agent in world.playing:
             column = columns[agent]
             self._idle[column] = False
-            self._rewards[column] = rewards[agent]
-            self._terminated[column] = terminated[agent]
-            self._truncated[column] = truncated[agent]
-            is_over = bool(terminated[agent] or truncated[agent])
+            self._rewards[column] = as_reward(rewards[agent])
+            self._terminated[column] = is_terminated = as_flag(terminated[agent], "terminated")
+            self._truncated[column] = is_truncated = as_flag(truncated[agent], "truncated")
+            is_over = is_terminated or is_truncated
             # An agent that is gone may show nothing more: then its last observation stays.
             if agent in obs or not is_over:
-                if not self._is_checked[column]:
-                    check_obs(self._leaves, obs[agent], where=" in step")
-                    self._is_checked[column] = True
-                self._store(column, obs[agent])
+                self._rows.write(column, obs[agent], " in step")
             if is_over:
                 continue
             if agent not in env.agents:
@@ -211,14 +205,9 @@ class AgentEnvs:
             if agent not in world.seen:
                 if agent not in world.columns:
                     raise EnvError(f"{self.name}: {agent} is not among its possible_agents")
-                check_obs(self._leaves, obs[agent])
-                self._store(world.columns[agent], obs[agent])
+                self._rows.write(world.columns[agent], obs[agent])
                 world.seen.add(agent)
                 world.playing.append(agent)
-
-    def _store(self, column: int, obs: Any) -> None:
-        for leaf in self._leaves:
-            self._obs[leaf.spec.name][column] = leaf.of(obs)
 
 
 def _shared_spaces(name: str, env: ParallelEnv, agents: list[Any]) -> tuple[Space[Any], Space[Any]]:

@@ -61,8 +61,10 @@ class Blame(Foreign):
         if error is not None:
             super().__exit__(kind, error, traceback)
 
-    def blame(self, error: Exception) -> EnvError | None:
+    def blame(self, error: BaseException) -> EnvError | None:
         if isinstance(error, EnvError):
+            if self.where in RETURNS:
+                with_id(error, self.name)
             return None
         wanted = RETURNS.get(self.where)
         if wanted is not None and _is_raised_here(error):
@@ -75,7 +77,7 @@ class Blame(Foreign):
 RUNNING = Running()
 
 
-def _is_raised_here(error: Exception) -> bool:
+def _is_raised_here(error: BaseException) -> bool:
     """Whether no code of the environment raised it, but ours that could not use what it gave."""
     if not isinstance(error, TypeError | ValueError):
         return False

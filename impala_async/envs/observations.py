@@ -23,6 +23,7 @@ SUPPORTED_OBS = (
 LEAVE_OUT = "leave it out by a wrapper (env.wrappers), as gymnasium.wrappers:FilterObservation"
 
 Path = tuple[Any, ...]
+_ARRAY = np.ndarray
 
 
 class ObsLeaf(NamedTuple):
@@ -72,16 +73,62 @@ def check_obs(
     Writing it into a batch would broadcast a wrong shape and truncate a wrong dtype in silence.
     """
     for leaf in leaves:
-        name = f"{leaf.spec.name or 'observation'}{where}"
         try:
             array = np.asarray(leaf.of(obs))
         except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise EnvError(f"{name}: the space promises it, but it is not there") from error
+            raise EnvError(_promised(leaf, where, "it, but it is not there")) from error
         wanted = leaf.spec.shape if num_envs is None else (num_envs, *leaf.spec.shape)
         if array.shape != wanted:
-            raise EnvError(f"{name}: the space promises shape {wanted}, it has {array.shape}")
-        if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
-            raise EnvError(f"{name}: the space promises {leaf.dtype}, it is {array.dtype}")
+            raise EnvError(_promised(leaf, where, f"shape {wanted}, it has {array.shape}"))
+        # Mostly it is the very one, and to ask costs as much as all else.
+        is_same = array.dtype is leaf.dtype
+        if not is_same and not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
+            raise EnvError(_promised(leaf, where, f"{leaf.dtype}, it is {array.dtype}"))
+
+
+def _promised(leaf: ObsLeaf, where: str, what: str) -> str:
+    return f"{leaf.spec.name or 'observation'}{where}: the space promises {what}"
+
+
+class ObsRows:
+    """A batch of observations that is written row by row, each as its space promises it.
+
+    A kind that was found sound is not looked at closely again: that takes longer than to copy it.
+    """
+
+    def __init__(self, leaves: Sequence[ObsLeaf], num_rows: int) -> None:
+        self.arrays: dict[str, NDArray[Any]] = {
+            leaf.spec.name: np.zeros((num_rows, *leaf.spec.shape), leaf.dtype) for leaf in leaves
+        }
+        self._targets = [
+            (leaf, self.arrays[leaf.spec.name], leaf.spec.shape, set[Any]()) for leaf in leaves
+        ]
+        first, *others = leaves
+        is_whole = not others and not first.path and first.start is None
+        # An observation that is an array needs no walk through its leaves.
+        self._whole = self._targets[0] if is_whole else None
+
+    def write(self, row: int, obs: Any, where: str = "") -> None:
+        """Store an observation; EnvError for one that its space does not describe."""
+        if self._whole is not None:
+            _, target, shape, known = self._whole
+            kind = obs.dtype if type(obs) is _ARRAY and obs.shape == shape else type(obs)
+            if kind in known:
+                target[row] = obs
+                return
+        for leaf, target, shape, known in self._targets:
+            try:
+                value = leaf.of(obs)
+            except (LookupError, TypeError, ValueError):
+                value = None  # which is told of below
+            is_array = type(value) is _ARRAY and value.shape == shape
+            kind = value.dtype if is_array else type(value)
+            if kind not in known:
+                check_obs((leaf,), obs, where=where)
+                # Of anything else the type says neither shape nor dtype.
+                if is_array or isinstance(value, np.generic | int | float):
+                    known.add(kind)
+            target[row] = value
 
 
 class ChoicesCheck:

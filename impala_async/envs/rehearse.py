@@ -26,7 +26,7 @@ def rehearse(envs: EnvBatch) -> None:
     """Reset and step; raises EnvError, of the environment itself or for what it gave."""
     rng = np.random.default_rng(0)
     obs = envs.reset(0)
-    _check_obs(envs, obs, "reset")
+    check_obs_finite(envs, obs, "reset")
     _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_), "reset")
     obs = {name: values.copy() for name, values in obs.items()}
     is_over_C = np.zeros(envs.num_envs, np.bool_)
@@ -68,11 +68,7 @@ def _choose(part: ActionPart, scores_CP: NDArray[np.float64]) -> NDArray[Any]:
 
 
 def _check_step(envs: EnvBatch, step: Step) -> None:
-    is_finite_C = np.isfinite(step.rewards)
-    if not is_finite_C.all():
-        first = step.rewards[~is_finite_C][0]
-        raise EnvError(f"{envs.name}: step gave a reward that is not finite: {first}")
-    _check_obs(envs, step.obs, "step")
+    check_finite(envs, step)
     # Nothing is chosen at an end, nor while others play on.
     is_chosen_C = ~(step.terminated | step.truncated)
     if step.idle is not None:
@@ -80,7 +76,17 @@ def _check_step(envs: EnvBatch, step: Step) -> None:
     _check_legal(envs, step.obs, is_chosen_C, "step")
 
 
-def _check_obs(envs: EnvBatch, obs: Obs, where: str) -> None:
+def check_finite(envs: EnvBatch, step: Step) -> None:
+    """EnvError for a reward or an observation that is not finite, which nothing follows from."""
+    is_finite_C = np.isfinite(step.rewards)
+    if not is_finite_C.all():
+        first = step.rewards[~is_finite_C][0]
+        raise EnvError(f"{envs.name}: step gave a reward that is not finite: {first}")
+    check_obs_finite(envs, step.obs, "step")
+
+
+def check_obs_finite(envs: EnvBatch, obs: Obs, where: str) -> None:
+    """The same for what a step or a reset showed."""
     for name, values in obs.items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             which = f"observation {name!r}" if name else "observation"

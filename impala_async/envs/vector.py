@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from impala_async.envs.actions import Actions
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
-from impala_async.envs.observations import ChoicesCheck, check_obs, flatten_obs
+from impala_async.envs.observations import ChoicesCheck, ObsRows, check_obs, flatten_obs
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
+from impala_async.envs.transitions import FLAGS, REWARDS, as_flag, as_flags, as_reward, as_rewards
 from impala_async.errors import EnvError
 from impala_async.spec import ActionSpec, ObsSpec
 
@@ -109,23 +110,14 @@ class SerialEnvs:
             observed, acted = first.observation_space, first.action_space
         spaces = Spaces(observed, acted, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
-        self._leaves = spaces.leaves
         self._choices = ChoicesCheck(spaces.leaves)
         self._adapt = spaces.adapter().each
-        self._obs = {
-            leaf.spec.name: np.zeros((num_envs, *leaf.spec.shape), leaf.dtype)
-            for leaf in self._leaves
-        }
-        self._targets = [(leaf, self._obs[leaf.spec.name]) for leaf in self._leaves]
-        # An observation that is a plain array needs no walk through its leaves.
-        first_leaf = self._leaves[0]
-        is_plain = not first_leaf.path and first_leaf.start is None
-        self._plain = self._obs[""] if is_plain else None
+        self._rows = ObsRows(spaces.leaves, num_envs)
+        self._obs = self._rows.arrays
         self._rewards = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
         self._is_over = [False] * num_envs
-        self._is_checked = False
         self._result = Step(self._obs, self._rewards, self._terminated, self._truncated)
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
@@ -144,8 +136,7 @@ class SerialEnvs:
 
     def step(self, actions: Actions) -> Step:
         """Step every column, or reset it when its last step was the end of an episode."""
-        rewards, is_over, plain = self._rewards, self._is_over, self._plain
-        is_checked = self._is_checked
+        rewards, is_over, write = self._rewards, self._is_over, self._rows.write
         place, first = RUNNING.place, self._stepping.first + 1
         with self._stepping:
             for column, action in enumerate(self._adapt(actions)):
@@ -157,19 +148,16 @@ class SerialEnvs:
                     self._terminated[column] = self._truncated[column] = False
                     continue
                 obs, reward, terminated, truncated, _ = self._envs[column].step(action)
-                rewards[column] = reward
-                if not is_checked:
-                    check_obs(self._leaves, obs, where=" in step")
-                if plain is not None:
-                    plain[column] = obs
-                else:
-                    self._store(column, obs)
+                rewards[column] = reward if type(reward) in REWARDS else as_reward(reward)
+                write(column, obs, " in step")
+                if type(terminated) not in FLAGS:
+                    terminated = as_flag(terminated, "terminated")
+                if type(truncated) not in FLAGS:
+                    truncated = as_flag(truncated, "truncated")
                 if terminated or truncated:
                     is_over[column] = True
                     self._terminated[column] = terminated
                     self._truncated[column] = truncated
-            # No column was at an end before: this was the first step of each.
-            self._is_checked = True
             self._choices.check(self._obs)
         return self._result
 
@@ -179,12 +167,7 @@ class SerialEnvs:
 
     def _reset_column(self, column: int, seed: int | None) -> None:
         obs, _ = self._envs[column].reset(seed=seed)
-        check_obs(self._leaves, obs)
-        self._store(column, obs)
-
-    def _store(self, column: int, obs: Any) -> None:
-        for leaf, target in self._targets:
-            target[column] = leaf.of(obs)
+        self._rows.write(column, obs)
 
 
 class VectorEnvs:
@@ -210,7 +193,6 @@ class VectorEnvs:
         self._rewards = np.zeros(self.num_envs, np.float32)
         self._is_over = np.zeros(self.num_envs, np.bool_)
         self._num_over = 0
-        self._is_checked = False
         self._final_obs = {
             leaf.spec.name: np.zeros((self.num_envs, *leaf.spec.shape), leaf.dtype)
             for leaf in self._leaves
@@ -232,11 +214,10 @@ class VectorEnvs:
         """Step every column."""
         with self._stepping:
             obs, rewards, terminated, truncated, infos = self._env.step(self._adapt(actions))
-            np.copyto(self._rewards, rewards, casting="same_kind")
-            terminated = np.asarray(terminated, np.bool_)
-            truncated = np.asarray(truncated, np.bool_)
-            if not self._is_checked:
-                self._check_step(obs, rewards, terminated, truncated)
+            self._rewards[:] = as_rewards(rewards, self.num_envs)
+            terminated = as_flags(terminated, "terminated", self.num_envs)
+            truncated = as_flags(truncated, "truncated", self.num_envs)
+            check_obs(self._leaves, obs, self.num_envs, " in step")
             flat_obs = flatten_obs(self._leaves, obs)
             self._choices.check(flat_obs)
             is_over = terminated | truncated
@@ -253,17 +234,6 @@ class VectorEnvs:
     def close(self) -> None:
         """Close the environment."""
         close_all([self._env], self.name)
-
-    def _check_step(self, obs: Any, *per_column: Any) -> None:
-        """Once is enough: an environment does not change its mind about shapes."""
-        check_obs(self._leaves, obs, self.num_envs, " in step")
-        for array in per_column:
-            if np.shape(array) != (self.num_envs,):
-                raise EnvError(
-                    f"{self.name}: rewards, terminated and truncated must have shape "
-                    f"({self.num_envs},), got {np.shape(array)}"
-                )
-        self._is_checked = True
 
     def _check_resets(self, is_over: NDArray[np.bool_]) -> None:
         if (is_over & self._is_over).any():

@@ -48,7 +48,7 @@ class _Blame(Foreign):
         self._name = name
         self._where = where
 
-    def blame(self, error: Exception) -> ValueError:
+    def blame(self, error: BaseException) -> ValueError:
         *_, (frame, line) = walk_tb(error.__traceback__)
         place = f"{frame.f_code.co_filename}:{line}"
         return ValueError(

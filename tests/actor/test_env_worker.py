@@ -113,6 +113,17 @@ def test_a_fault_is_its_last_word() -> None:
         assert worker.process.wait(20) == 2
 
 
+@pytest.mark.parametrize("how", ["SystemExit", "KeyboardInterrupt"])
+def test_an_environment_that_would_end_it_is_a_fault_too(how: str) -> None:
+    with spoken() as worker:
+        worker.order(section("Unmade", kwargs={"how": how}))
+        assert os.read(worker.replies, 1) == bytes([FAULT])
+        told = read_json(worker.replies)
+        assert f"Unmade failed to be made with kwargs {{'how': '{how}'}}: {how}" in told["error"]
+        assert "worlds.py" in told["traceback"]
+        assert worker.process.wait(20) == 2
+
+
 @pytest.mark.parametrize("value", [None, 7, {"a": [1, "b" * 100_000]}])
 def test_values_of_any_size_go_through_a_pipe(value: Any) -> None:
     read, write = os.pipe()

@@ -154,6 +154,7 @@ def test_damaged_weights_are_pulled_again(
 ) -> None:
     link = open_link(have=V5)
     link.want(V6)
+    began_at = time.monotonic()
     reply, frame = reply_of(weights_of(6, V6))
     scene.learner.weights.find(Get).answer(reply, bytes(16))
     scene.learner.weights.find(Get).answer(reply, frame[:-1])
@@ -163,6 +164,18 @@ def test_damaged_weights_are_pulled_again(
     scene.learner.weights.find(Get).answer(reply, frame)
     assert await_weights(link).buffer.tobytes() == frame
     assert caplog.text.count("asking again") == 4
+    assert time.monotonic() - began_at > 0.19, "it is not asked without pause"
+
+
+def test_old_weights_do_not_make_it_ask_at_once(scene: Scene, open_link: Open) -> None:
+    link = open_link(have=V5)
+    link.want(V7)
+    began_at = time.monotonic()
+    for _ in range(5):
+        scene.learner.weights.find(Get).answer(*reply_of(weights_of(5, V5)))
+    scene.learner.weights.find(Get).answer(*reply_of(weights_of(7, V7)))
+    assert await_weights(link).version == V7
+    assert time.monotonic() - began_at > 0.24
 
 
 def test_not_modified_does_not_make_it_ask_at_once(scene: Scene, open_link: Open) -> None:

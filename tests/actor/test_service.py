@@ -26,6 +26,7 @@ from tests.actor.scripted import (
     settings_for,
     settings_of,
 )
+from tests.actor.worlds import section
 
 MANY = 1000
 FIRST = Version(1, 1)
@@ -224,6 +225,25 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(
     assert caught.value.exit_code == 2
     assert len(str(caught.value).splitlines()) == 1
     assert len(closed) == 2
+
+
+@pytest.mark.parametrize("how", ["SystemExit", "KeyboardInterrupt"])
+def test_an_environment_that_would_end_the_actor_is_to_blame(
+    scene: Scene, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = section("Quitting", kwargs={"how": how})
+    settings = settings_for("Counting").model_copy(update={"env": env})
+
+    def serve(scene: Scene) -> None:
+        session = welcomed(scene, settings)
+        session.grant(MANY)
+        give_weights(scene, session, settings)
+        assert how in scene.learner.data.find(Bye).message.text
+
+    with pytest.raises(EnvError, match=f":Quitting failed in step: {how}") as caught:
+        run(scene, serve)
+    assert caught.value.exit_code == 2
+    assert "worlds.py" in caplog.text, "where it failed is told"
 
 
 def test_a_new_run_is_built_anew(scene: Scene, closed: list[Probe]) -> None:

@@ -1,5 +1,6 @@
 """Environments for env workers, which find them by name; and a sampler that plays any batch."""
 
+import builtins
 import os
 import signal
 import subprocess
@@ -112,8 +113,22 @@ class Dying(Counting):
 
 
 class Unmade(Probe):
-    def __init__(self) -> None:
-        raise ValueError("not today")
+    def __init__(self, how: str = "ValueError") -> None:
+        raise getattr(builtins, how)("not today")
+
+
+class Quitting(Counting):
+    """Ends its process on the step after `after` steps of its life, or means to."""
+
+    def __init__(self, how: str, after: int = 6) -> None:
+        super().__init__()
+        self._how, self._num_left = how, after
+
+    def step(self, action: Any) -> Any:
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise getattr(builtins, self._how)
+        return super().step(action)
 
 
 class Moody(Probe):

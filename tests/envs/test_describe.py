@@ -105,6 +105,12 @@ def test_what_an_environment_prints_does_not_spoil_the_answer(tmp_path: Path) ->
         ('{"id": "CartPole-v1", "idd": 1}', [], "env.idd"),
         ("not json", [], "Invalid JSON"),
         ('{"id": "CartPole-v1"}', ["fastest"], "got fastest"),
+        ('{"id": "tests.actor.worlds:Unmade", "kwargs": {"how": "SystemExit"}}', [], "SystemExit"),
+        (
+            '{"id": "tests.actor.worlds:Unmade", "kwargs": {"how": "KeyboardInterrupt"}}',
+            [],
+            "KeyboardInterrupt",
+        ),
     ],
 )
 def test_an_error_is_answered_on_one_line(given: str, args: list[str], text: str) -> None:

@@ -1,3 +1,4 @@
+import signal
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ from impala_async.envs.make import build_envs
 from impala_async.envs.probes import Counting
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
+from impala_async.interrupts import Interrupted
 
 
 class Closing:
@@ -37,10 +39,27 @@ def test_whatever_is_raised_becomes_an_env_error_with_its_cause() -> None:
 
 
 def test_our_own_errors_and_interrupts_pass_unchanged() -> None:
-    for error in (EnvError("mine"), KeyboardInterrupt(), SystemExit(3)):
+    for error in (EnvError("Some-v1: mine"), Interrupted()):
         with pytest.raises(type(error)) as caught, Blame("Some-v1", "in step"):
             raise error
         assert caught.value is error
+
+
+@pytest.mark.parametrize("cause", [SystemExit(0), KeyboardInterrupt()])
+def test_an_environment_that_would_end_us_is_to_blame_too(
+    cause: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in every process of ours, where a signal is no KeyboardInterrupt.
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
+    says = f"failed in step: {type(cause).__name__}"
+    with pytest.raises(EnvError, match=says) as caught, Blame("Some-v1", "in step"):
+        raise cause
+    assert caught.value.__cause__ is cause
+
+
+def test_an_error_in_a_call_names_the_environment() -> None:
+    with pytest.raises(EnvError, match=r"^Some-v1: mine$"), Blame("Some-v1", "in step"):
+        raise EnvError("mine")
 
 
 def test_nothing_happens_without_an_error() -> None:
@@ -96,8 +115,8 @@ OBS = np.zeros(3, np.float32)
     [
         ({"step": (OBS, 1.0, False, {})}, "step must return .*expected 5, got 4"),
         ({"step": None}, "step must return .*NoneType"),
-        ({"step": (OBS, "much", False, False, {})}, "step must return .*could not convert"),
-        ({"step": (np.zeros(7), 1.0, False, False, {})}, "step must return .*shape"),
+        ({"step": (OBS, "much", False, False, {})}, "reward in step: wants a number, got 'much'"),
+        ({"step": (np.zeros(7), 1.0, False, False, {})}, "observation in step: .* shape"),
         ({"reset": OBS}, "reset must return .*expected 2"),
     ],
 )
@@ -113,8 +132,8 @@ def test_what_an_environment_returns_wrongly_is_one_line(given: Any, says: str) 
         play()
     assert len(str(caught.value).splitlines()) == 1
     # And no traceback of what is not to blame.
-    assert caught.value.__cause__ is not None
-    assert caught.value.__cause__.__traceback__ is None
+    cause = caught.value.__cause__
+    assert cause is None or cause.__traceback__ is None
 
 
 def test_an_error_says_which_environment_it_is_about() -> None:

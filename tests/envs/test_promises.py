@@ -74,26 +74,28 @@ NUMBERS = Box(-1, 1, (4,), np.float32)
 PIXELS = Box(0, 255, (4,), np.uint8)
 ZEROS, BLACK = np.zeros(4, np.float32), np.zeros(4, np.uint8)
 BROKEN = [
-    (NUMBERS, ZEROS, np.ones(1, np.float32), r"^observation in step: .* \(4,\), it has \(1,\)$"),
+    (NUMBERS, ZEROS, np.ones(1, np.float32), r": observation in step: .* \(4,\), it has \(1,\)$"),
     (NUMBERS, ZEROS, np.float32(0.5), r"promises shape \(4,\), it has \(\)"),
-    (PIXELS, BLACK, np.full(4, 0.9), r"^observation in step: .* promises uint8, it is float64$"),
+    (PIXELS, BLACK, np.full(4, 0.9), r": observation in step: .* promises uint8, it is float64$"),
     (Discrete(5), 0, 1.5, r"promises int64, it is float64"),
-    (Dict(a=NUMBERS), {"a": ZEROS}, {"b": ZEROS}, r"^a in step: .* but it is not there$"),
-    (Tuple((NUMBERS,)), (ZEROS,), (np.ones((4, 1)),), r"^0 in step: .*it has \(4, 1\)$"),
+    (Dict(a=NUMBERS), {"a": ZEROS}, {"b": ZEROS}, r": a in step: .* but it is not there$"),
+    (Tuple((NUMBERS,)), (ZEROS,), (np.ones((4, 1)),), r": 0 in step: .*it has \(4, 1\)$"),
 ]
 
 
 @pytest.mark.parametrize(("space", "sound", "then", "says"), BROKEN)
+@pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize("kind", ["serial", "agents"])
-def test_shapes_and_dtypes_are_looked_at_in_the_first_step(
-    kind: str, space: Space[Any], sound: Any, then: Any, says: str
+def test_shapes_and_dtypes_are_looked_at_in_every_step(
+    kind: str, at: int, space: Space[Any], sound: Any, then: Any, says: str
 ) -> None:
-    envs = batch(kind, space, sound, then)
+    envs = batch(kind, space, sound, then, at=at)
     envs.reset(0)
+    step(envs, at - 1)
     with pytest.raises(EnvError, match=says):
         step(envs, 1)
     with pytest.raises(EnvError, match=says):
-        rehearse(batch(kind, space, sound, then))
+        rehearse(batch(kind, space, sound, then, at=at))
 
 
 def test_the_first_step_of_an_agent_that_comes_late_is_looked_at_too() -> None:
@@ -157,13 +159,13 @@ def test_a_category_that_is_none_is_named_whenever_it_comes(
     step(envs, 39)
     with pytest.raises(EnvError) as caught:
         step(envs, 1)
-    assert str(caught.value) == says
+    assert str(caught.value).endswith(f": {says}")
     with pytest.raises(EnvError) as caught:
         batch(kind, space, then, sound).reset(0)
-    assert str(caught.value) == says
+    assert str(caught.value).endswith(f": {says}")
     with pytest.raises(EnvError) as caught:
         rehearse(batch(kind, space, sound, then, at=5))
-    assert str(caught.value) == says
+    assert str(caught.value).endswith(f": {says}")
 
 
 @pytest.mark.parametrize("kind", BATCHES)

@@ -1,0 +1,167 @@
+"""What answers at the address is no learner, or a broken one: the actor waits, and says little."""
+
+import time
+
+import pytest
+
+from impala_async.actor import greeting, patience
+from impala_async.actor.unroll import Finished
+from impala_async.wire.messages import Data, Heartbeat, Hello, Spec
+from impala_async.wire.session import reject
+from tests.actor.scripted import OFFER, V1, Actor, Scene, Session, settings_of
+from tests.proxy import HOST, proxy
+
+pytestmark = pytest.mark.usefixtures("quick_hellos")
+
+MANY = 50
+
+
+@pytest.fixture(autouse=True)
+def all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+
+def unroll(actor: Actor) -> None:
+    actor.client.send(Finished(actor.client.take(2), V1, []))
+
+
+def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, OFFER)
+    with actor.pumping():
+        began_at = time.monotonic()
+        for _ in range(5):
+            session.reject("hello_again", "who are you?")
+            session = scene.welcome_back()
+        # 0, 0.1, 0.2, 0.4 and 0.8 s.
+        assert time.monotonic() - began_at > 1.4
+        assert "back at work" not in caplog.messages
+        (line,) = [each for each in caplog.messages if each.startswith("looking for the learner")]
+        assert line.endswith("again: it says 'who are you?'")
+        session.grant(1)
+        scene.learner.weights.find(Heartbeat)
+    actor.do(actor.pump_until, lambda: "back at work" in caplog.messages)
+
+
+def test_what_is_settled_ends_the_pauses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Longer than any test: there is none, or this one fails.
+    monkeypatch.setattr(patience, "FIRST_S", 100.0)
+    monkeypatch.setattr(patience, "LONGEST_S", 100.0)
+    actor = scene.actor()
+    session = scene.join(actor, OFFER)
+    for settled in (1, 2):
+        session.grant(settled)
+        actor.do(unroll, actor)
+        with actor.pumping():
+            scene.learner.data.find(Data)
+            session.grant(settled, settled=settled)
+            session.reject("hello_again")
+            session = scene.welcome_back()
+
+
+def test_one_that_never_grants_anything_is_told_of(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("impala_async.actor.client.AFTER_S", 0.1)
+    actor = scene.actor()
+    scene.join(actor, OFFER, lease_s=0.4)
+    with actor.pumping():
+        for _ in range(2):
+            scene.welcome_back(lease_s=0.4)
+    (line,) = [each for each in caplog.messages if "grants nothing yet" in each]
+    assert line.startswith(f"the learner at {scene.learner.url}")
+    assert "back at work" not in caplog.messages
+
+
+def test_words_without_pause_are_a_line_of_each_kind(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, OFFER)
+    session.grant(0)
+    with actor.pumping():
+        for _ in range(MANY):
+            session.say_raw(b"\xc1")
+            session.reject("bad_message", "what?")
+        session.grant(1)
+    actor.do(unroll, actor)
+    scene.data_of(actor)
+    assert caplog.text.count("is not understood") == 1
+    assert caplog.text.count("the learner refused a message: what?") == 1
+
+
+def test_so_it_is_before_a_welcome(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    actor = scene.actor()
+    connected = actor.begin(actor.client.connect)
+    hello = scene.learner.data.hear(Hello)
+    for _ in range(MANY):
+        hello.answer_raw(b"\xc1")
+        hello.answer(reject("full", "come later", 0.0))
+    scene.learner.welcome(hello, settings_of())
+    connected.result(10)
+    assert caplog.text.count("is not understood") == 1
+    assert caplog.text.count("the learner refuses us for now: come later") == 1
+
+
+def test_noise_is_no_sign_of_life(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, OFFER, lease_s=0.5)
+    session.grant(0)
+    spoken = [session._spec]
+    with actor.pumping():
+        give_up_at = time.monotonic() + 10
+        heard: list[object] = []
+        while not heard and time.monotonic() < give_up_at:
+            # Not `answer`: the connections may be closed by now.
+            for told in (*spoken, *scene.learner.weights.drain()):
+                told.router.send(told.route, [b"\xc1"])
+            heard = [each.message for each in scene.learner.data.drain()]
+            time.sleep(0.01)
+        assert isinstance(heard[0], Hello)
+        scene.welcome_back()
+
+
+def test_one_that_hangs_up_hears_hello_ever_less_often(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 100.0)
+    with proxy(scene.learner.url) as network:
+        actor = scene.actor(host=HOST)
+        connected = actor.begin(actor.client.connect)
+        began_at = time.monotonic()
+        for _ in range(4):
+            scene.learner.data.hear(Hello)
+            network.reset()
+        hello = scene.learner.data.hear(Hello)
+        # 0, 0.1, 0.2 and 0.4 s.
+        assert time.monotonic() - began_at > 0.6
+        scene.learner.welcome(hello, settings_of())
+        connected.result(10)
+
+
+def test_so_does_one_that_hangs_up_in_a_session(scene: Scene) -> None:
+    with proxy(scene.learner.url, scene.learner.weights.router.url) as network:
+        actor = scene.actor(host=HOST)
+        session = scene.join(actor, OFFER, lease_s=60.0)
+        session.grant(1)
+        began_at = time.monotonic()
+        with actor.pumping():
+            for _ in range(5):
+                network.reset()
+                spec = scene.learner.data.hear(Spec)
+            assert time.monotonic() - began_at > 0.6
+            Session(spec, session.welcome).grant(1)
+        actor.do(unroll, actor)
+        assert scene.data_of(actor).message.session == session.id
+
+
+@pytest.mark.parametrize("heartbeat_s", [0.0, -1.0, 1e-9])
+def test_a_heartbeat_without_pause_is_not_to_be_had(scene: Scene, heartbeat_s: float) -> None:
+    actor = scene.actor()
+    scene.join(actor, OFFER, heartbeat_s=heartbeat_s)
+    began_at = time.monotonic()
+    for _ in range(21):
+        scene.learner.weights.find(Heartbeat)
+    assert time.monotonic() - began_at > 0.3
