@@ -28,7 +28,7 @@ def test_each_stream_has_a_window_and_one_buffer_more() -> None:
 def test_spec_says_what_both_sides_compare() -> None:
     offer = offer_of(3, columns=4, streams=5)
     header, schema = offer.spec_frames(SESSION)
-    assert unpack(header) == Spec(SESSION, offer.schema.digest, LAYOUT.digest, 4, 5)
+    assert unpack(header) == Spec(SESSION, offer.schema.digest, LAYOUT.digest, 4, 5, 1)
     assert Schema.from_json(bytes(schema)) == offer.schema
 
 
