@@ -99,7 +99,8 @@ def _page(entries: list[dict[str, Any]]) -> str:
         "",
         "Returns are the best mean of 100 episodes of a seed, or a share that a trial measured",
         "after the training (`bench/learning/trials.py`); seconds are from launch to end, with the",
-        "start of the processes. A control lacks what its task needs, and must stay below.",
+        "start of the processes, and are longer where the machine had other work meanwhile. A",
+        "control lacks what its task needs, and must stay below.",
         "",
         f"{head} commit, date |",
         f"{rule}---|",
@@ -140,6 +141,9 @@ def _config_row(path: Path, entry: dict[str, Any] | None) -> str:
     of_what = case.name.partition(": ")[2]
     goal = f"{case.goal:g}" + (f", {of_what}" if of_what else "")
     seeds = entry["seeds"]
+    num_passed = sum(seed["has_passed"] for seed in seeds)
+    if num_passed < len(seeds):
+        goal += f" ({num_passed} of {len(seeds)} seeds)"
     steps = _spread([seed["env_steps"] for seed in seeds])
     return f"{start} {goal} | {steps} | {_spread([seed['wall_s'] for seed in seeds])} |"
 
