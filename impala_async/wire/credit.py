@@ -155,7 +155,8 @@ class Credit:
             return 0
         empty = (peer for under_way, *_, peer in others.turns if under_way == 0)
         columns = sum(peer.columns for peer in empty if not peer.may_come_without_room)
-        return min(most - others.kept, columns)
+        # Those who were brisk until now may hold another batch.
+        return max(0, min(most - others.kept, columns))
 
     def _hand_out(
         self, line: _Line, free_columns: int, most: int, now: float, dealt: dict[bytes, Peer]
@@ -177,9 +178,10 @@ class Credit:
                 line.kept += peer.columns
                 self._extend(peer, now)
                 dealt[peer.session] = peer
-                heapq.heapreplace(turns, (under_way + 1, peer.dealt_at, number, peer))
+                turn = peer.outstanding_messages, peer.dealt_at, number, peer
+                heapq.heapreplace(turns, turn)
                 continue
-            if under_way <= 0:
+            if under_way <= 0 and peer.is_waiting:
                 # Whoever comes after it must not take what it waits for.
                 break
             waiting.append(heapq.heappop(turns))

@@ -75,8 +75,9 @@ class Peer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it would take room, if there were any."""
-        return bool(self.turned_away) or self.may_have_more
+        """Whether it would take room, if there were any. It is called back for one at a time, as
+        a grant names one."""
+        return not self.has_call_room if self.turned_away else self.may_have_more
 
     @property
     def is_newcomer(self) -> bool:

@@ -267,3 +267,34 @@ def test_a_slow_one_is_called_back_for_each_of_several(table: SessionTable) -> N
         assert table.outstanding_columns == 4
         send(table, late, told[-1])
     assert told == [0, 1]
+
+
+def test_one_is_called_back_for_one_at_a_time_however_much_room_there_is(
+    table: SessionTable,
+) -> None:
+    late, other = join(table, 1, columns=4), join(table, 2, columns=4)
+    table.deal(16, now=0.0)
+    late.lapse()
+    assert not any(table.has_room(late, data_of(late, seq), free_columns=8) for seq in (0, 1))
+    send(table, other, 0)
+    # Whoever is behind it does not wait for the second one.
+    assert table.deal(64, now=0.01) == [late, other]
+    told = [late.grant(NOW).again]
+    assert table.deal(64, now=0.02) == []
+    send(table, late, 0)
+    assert table.deal(64, now=0.02) == [late]
+    told.append(late.grant(NOW).again)
+    assert told == [0, 1]
+
+
+def test_where_those_who_were_brisk_hold_a_batch_too_no_more_is_kept_than_is_free(
+    table: SessionTable,
+) -> None:
+    join(table, 1, columns=BATCH)
+    newcomer(table, 2, columns=BATCH)
+    table.deal(2 * BATCH, BATCH, now=0.0)
+    assert table.outstanding_columns == 2 * BATCH
+    brisk = join(table, 3, columns=8, now=1.0)
+    table.deal(2 * BATCH, BATCH, now=1.0)
+    assert brisk.kept_columns == BATCH
+    assert table.outstanding_columns <= 2 * BATCH
