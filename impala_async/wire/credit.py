@@ -94,7 +94,8 @@ class Credit:
 
     def turn_away(self, peer: Peer, seq: int) -> None:
         """There is no room for a message, just heard of: it waits for some, ahead of credit."""
-        if seq != peer.called_back:
+        # Overdue, it comes again while it waits: then it is we who are slow.
+        if seq != peer.called_back and seq not in peer.turned_away:
             self._measure(peer)
         peer.turned_away.add(seq)
 
@@ -202,7 +203,8 @@ class Credit:
         """Keep no room any longer for who has had a moment; whether that leaves some."""
         kept_before = others.kept
         for *_, peer in others.turns:
-            if now - peer.used_at > MOMENT_S and (columns := peer.kept_columns):
+            is_idle = now - peer.used_at > MOMENT_S and not peer.is_owed_room
+            if is_idle and (columns := peer.kept_columns):
                 peer.lapse()
                 others.kept -= columns
                 self._next_moment_at = now + PAUSE_S
