@@ -94,7 +94,8 @@ class Credit:
 
     def turn_away(self, peer: Peer, seq: int) -> None:
         """There is no room for a message, just heard of: it waits for some, ahead of credit."""
-        if seq != peer.called_back:
+        # Overdue, it comes again while it waits: then it is we who are slow.
+        if seq != peer.called_back and seq not in peer.turned_away:
             self._measure(peer)
         peer.turned_away.add(seq)
 
@@ -155,7 +156,8 @@ class Credit:
             return 0
         empty = (peer for under_way, *_, peer in others.turns if under_way == 0)
         columns = sum(peer.columns for peer in empty if not peer.may_come_without_room)
-        return min(most - others.kept, columns)
+        # Those who were brisk until now may hold another batch.
+        return max(0, min(most - others.kept, columns))
 
     def _hand_out(
         self, line: _Line, free_columns: int, most: int, now: float, dealt: dict[bytes, Peer]
@@ -177,9 +179,10 @@ class Credit:
                 line.kept += peer.columns
                 self._extend(peer, now)
                 dealt[peer.session] = peer
-                heapq.heapreplace(turns, (under_way + 1, peer.dealt_at, number, peer))
+                turn = peer.outstanding_messages, peer.dealt_at, number, peer
+                heapq.heapreplace(turns, turn)
                 continue
-            if under_way <= 0:
+            if under_way <= 0 and peer.is_waiting:
                 # Whoever comes after it must not take what it waits for.
                 break
             waiting.append(heapq.heappop(turns))
@@ -200,7 +203,8 @@ class Credit:
         """Keep no room any longer for who has had a moment; whether that leaves some."""
         kept_before = others.kept
         for *_, peer in others.turns:
-            if now - peer.used_at > MOMENT_S and (columns := peer.kept_columns):
+            is_idle = now - peer.used_at > MOMENT_S and not peer.is_owed_room
+            if is_idle and (columns := peer.kept_columns):
                 peer.lapse()
                 others.kept -= columns
                 self._next_moment_at = now + PAUSE_S

@@ -27,6 +27,8 @@ class Peer:
     streams: int = 1
     # Whether it sends again what came when there was no room, once it is told that there is.
     gives_way: bool = False
+    # Whether its former session ended because there was no room for what it sent.
+    is_owed_room: bool = False
     granted: int = 0
     # Below this seq, no room is kept for what it has not sent.
     lapsed: int = 0
@@ -75,8 +77,9 @@ class Peer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it would take room, if there were any."""
-        return bool(self.turned_away) or self.may_have_more
+        """Whether it would take room, if there were any. It is called back for one at a time, as
+        a grant names one."""
+        return not self.has_call_room if self.turned_away else self.may_have_more
 
     @property
     def is_newcomer(self) -> bool:
@@ -111,6 +114,7 @@ class Peer:
     def note_settled(self, seq: int) -> None:
         """It has been admitted, or refused for good."""
         self.turned_away.discard(seq)
+        self.is_owed_room = False
         if seq == self.called_back:
             self.has_call_room = False
 

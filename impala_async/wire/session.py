@@ -50,6 +50,7 @@ class _KnownActor:
     last_heard: float
     has_joined: bool = False
     is_numbered: bool = False
+    is_owed_room: bool = False
 
 
 class SessionTable:
@@ -199,7 +200,8 @@ class SessionTable:
         if short > 0 and peer.gives_way:
             self._credit.turn_away(peer, data.seq)
         elif short > 0:
-            # It sends this again in a new session.
+            # It sends this again in a new session, where its room waits for a slow line.
+            self._known[peer.actor].is_owed_room = True
             self.end(peer)
         return short <= 0
 
@@ -316,7 +318,9 @@ class SessionTable:
             data_route=route,
             granted=known.watermark.below,
             used_at=now,
+            is_owed_room=known.is_owed_room,
         )
+        known.is_owed_room = False
         self._strangers[peer.session] = self._by_actor[hello.actor] = peer
         self._asked[route].append(peer.session)
         if not known.is_numbered:

@@ -267,3 +267,68 @@ def test_a_slow_one_is_called_back_for_each_of_several(table: SessionTable) -> N
         assert table.outstanding_columns == 4
         send(table, late, told[-1])
     assert told == [0, 1]
+
+
+def test_one_is_called_back_for_one_at_a_time_however_much_room_there_is(
+    table: SessionTable,
+) -> None:
+    late, other = join(table, 1, columns=4), join(table, 2, columns=4)
+    table.deal(16, now=0.0)
+    late.lapse()
+    assert not any(table.has_room(late, data_of(late, seq), free_columns=8) for seq in (0, 1))
+    send(table, other, 0)
+    # Whoever is behind it does not wait for the second one.
+    assert table.deal(64, now=0.01) == [late, other]
+    told = [late.grant(NOW).again]
+    assert table.deal(64, now=0.02) == []
+    send(table, late, 0)
+    assert table.deal(64, now=0.02) == [late]
+    told.append(late.grant(NOW).again)
+    assert told == [0, 1]
+
+
+def test_where_those_who_were_brisk_hold_a_batch_too_no_more_is_kept_than_is_free(
+    table: SessionTable,
+) -> None:
+    join(table, 1, columns=BATCH)
+    newcomer(table, 2, columns=BATCH)
+    table.deal(2 * BATCH, BATCH, now=0.0)
+    assert table.outstanding_columns == 2 * BATCH
+    brisk = join(table, 3, columns=8, now=1.0)
+    table.deal(2 * BATCH, BATCH, now=1.0)
+    assert brisk.kept_columns == BATCH
+    assert table.outstanding_columns <= 2 * BATCH
+
+
+def test_what_comes_again_while_it_waits_for_room_says_nothing_of_its_actor(
+    table: SessionTable, late: Peer
+) -> None:
+    late.usual_s = 0.1
+    for now in (1.0, 11.0, 21.0):
+        table.find(late.session, now)
+        assert not table.has_room(late, data_of(late, 0), free_columns=8)
+    assert late.usual_s < 1.0
+
+
+def test_who_cannot_be_called_back_keeps_its_room_in_the_next_session_on_a_slow_line(
+    table: SessionTable,
+) -> None:
+    late, other = newcomer(table, 1, columns=8), join(table, 2, columns=8)
+    late.gives_way = False
+    for now in (0.0, 0.2):
+        table.find(other.session, now)
+        other.used_at = now
+        table.deal(16, now=now)
+    # The other one has all: what comes after a moment ends the session.
+    assert (late.num_lapsed, other.kept_columns) == (1, 16)
+    assert not table.has_room(late, data_of(late, 0), free_columns=16)
+    again = newcomer(table, 1, columns=8, now=2.0)
+    again.gives_way = False
+    for seq, now in enumerate((2.0, 2.4)):
+        table.find(other.session, now)
+        other.used_at = now
+        send(table, other, seq)
+        table.deal(16, now=now)
+    assert table.has_room(again, data_of(again, 0), free_columns=16)
+    assert send(table, again, 0) is None
+    assert not again.is_owed_room
