@@ -1,5 +1,7 @@
 """What foreign code raises becomes an error of ours, unless it is one already."""
 
+import signal
+
 import pytest
 
 from impala_async.foreign import Foreign, one_line
@@ -24,7 +26,9 @@ def test_what_is_blamed_has_its_cause_and_one_line() -> None:
     assert caught.value.__cause__ is cause
 
 
-def test_what_is_not_blamed_and_what_is_no_error_passes() -> None:
+def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a program that uses the package: there Ctrl-C is Python's own.
+    monkeypatch.setattr("signal.getsignal", lambda number: signal.default_int_handler)
     for error in (KeyError("mine"), KeyboardInterrupt(), Interrupted(), GeneratorExit()):
         with pytest.raises(type(error)) as caught, Blame():
             raise error
