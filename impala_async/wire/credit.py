@@ -26,14 +26,16 @@ LEAST_USUAL_S = 0.0625
 LEAST_OWN_S = 0.0125
 # What is usual is the fastest quarter of all: a few messages that take an hour do not make it slow.
 STEP_UP = 1.2
+# Messages after which somebody is believed to go on like that.
+PROVEN = 16
 # For whoever is not expected while one that gives way waits for its room; and how long it is,
 # after one has let its moment pass, until others have theirs.
 MOMENT_S = 0.1
 PAUSE_S = 1.0
 # Whoever was not asked for so long stood still.
 STOOD_STILL_S = 1.0
-# Messages under way, when it got the last one, a number, and whose turn it is.
-_Turn = tuple[int, int, int, Peer]
+# Messages under way, whether it is last of those, when it got one, a number, and whose turn it is.
+_Turn = tuple[int, bool, int, int, Peer]
 
 
 @dataclass(slots=True)
@@ -45,8 +47,8 @@ class _Line:
 
     @property
     def is_short(self) -> bool:
-        """Whether one waits that would give way itself."""
-        return any(peer.gives_way and peer.is_waiting for *_, peer in self.turns)
+        """Whether a brisk one waits that would give way itself."""
+        return any(p.gives_way and p.is_waiting and p.usual_s < math.inf for *_, p in self.turns)
 
 
 class Credit:
@@ -73,7 +75,7 @@ class Credit:
         aside = self._set_aside(others, most_ahead, now)
         self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
         is_short = expected.is_short
-        if is_short and self._lapse_idle(others, now):
+        if (is_short or others.is_short) and self._lapse_idle(others, now):
             self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
         self._hand_out(others, free_columns - expected.kept, most_ahead, now, dealt)
         if is_short:
@@ -135,6 +137,9 @@ class Credit:
         """Those whose message is expected soon, and the others."""
         expected, others = _Line(), _Line()
         patience_s = PATIENCE * self._usual_s
+        is_pause = now < self._next_moment_at
+        # For the sake of those that do not give way nobody is put to the test.
+        num_needed = PROVEN if any(peer.gives_way for peer in peers) else 1
         # The number keeps those in order that never had a turn.
         for number, peer in enumerate(peers):
             if not (columns := peer.columns):
@@ -142,12 +147,15 @@ class Credit:
             under_way, usual_s = peer.outstanding_messages, peer.usual_s
             is_brisk = usual_s <= patience_s
             if under_way and is_brisk:
-                is_brisk = now - peer.used_at <= PATIENCE * max(usual_s, LEAST_OWN_S)
+                overdue_s = min(PATIENCE * max(usual_s, LEAST_OWN_S), patience_s)
+                is_brisk = now - peer.used_at <= overdue_s
             peer.is_brisk = is_brisk
-            line = expected if is_brisk or peer.turned_away or peer.has_call_room else others
+            is_proven = is_brisk and peer.num_used >= num_needed
+            line = expected if is_proven or peer.turned_away or peer.has_call_room else others
             line.kept += (under_way - peer.num_lapsed if peer.lapsed else under_way) * columns
             first = -1 if peer.turned_away else under_way
-            line.turns.append((first, peer.dealt_at, number, peer))
+            is_last = is_pause and usual_s == math.inf
+            line.turns.append((first, is_last, peer.dealt_at, number, peer))
         return expected, others
 
     def _set_aside(self, others: _Line, most: int, now: float) -> int:
@@ -173,13 +181,13 @@ class Credit:
         if room > 0:
             heapq.heapify(turns)
         while turns and room > 0:
-            under_way, _, number, peer = turns[0]
+            under_way, is_last, _, number, peer = turns[0]
             if peer.columns <= room and peer.is_waiting:
                 room -= peer.columns
                 line.kept += peer.columns
                 self._extend(peer, now)
                 dealt[peer.session] = peer
-                turn = peer.outstanding_messages, peer.dealt_at, number, peer
+                turn = peer.outstanding_messages, is_last, peer.dealt_at, number, peer
                 heapq.heapreplace(turns, turn)
                 continue
             if under_way <= 0 and peer.is_waiting:
@@ -213,5 +221,6 @@ class Credit:
     def _measure(self, peer: Peer) -> None:
         used_s = peer.last_heard - peer.used_at
         peer.usual_s = used_s if peer.is_newcomer else (peer.usual_s + used_s) / 2
+        peer.num_used += 1
         step = STEP_UP if used_s > self._usual_s else STEP_UP**-3
         self._usual_s = max(LEAST_USUAL_S, self._usual_s * step)

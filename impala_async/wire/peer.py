@@ -34,7 +34,8 @@ class Peer:
     lapsed: int = 0
     # How long it usually has credit before it uses it: a newcomer has to show it first.
     usual_s: float = math.inf
-    # Whether that is short enough for room to be kept for it.
+    # Of how many messages that is told; and whether it is short, and it is not late.
+    num_used: int = 0
     is_brisk: bool = False
     dealt_at: int = 0
     used_at: float = 0.0
@@ -88,8 +89,9 @@ class Peer:
 
     @property
     def may_come_without_room(self) -> bool:
-        """Whether nobody is held up by its credit: it is known, it is not brisk, it gives way."""
-        return self.gives_way and not self.is_newcomer
+        """Whether it has credit without room, where there is little: it is known to be slow, and
+        gives way."""
+        return self.gives_way and not self.is_newcomer and not self.is_brisk
 
     def extend(self) -> None:
         """Allow one more message; seqs that are settled already do not count."""

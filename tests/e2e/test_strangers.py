@@ -1,5 +1,6 @@
 """Who reaches a port may say anything: the learner lives, and the actors at work feel little."""
 
+import re
 import subprocess
 import sys
 import time
@@ -69,13 +70,16 @@ def beset(site: Site) -> tuple[Door, Strangers]:
     return learner, Strangers(site)
 
 
-def join_late(site: Site) -> float:
-    """Another actor comes; how long it takes from its start until it is one of those that work."""
-    from_report = site.reports()[-1]
+def join_late(site: Site, learner: Door) -> float:
+    """Another actor comes; how long it takes from its start until it has joined."""
     started = time.monotonic()
-    site.actor(PYTHONPATH=f"{site.folder}:{Path.cwd()}")
-    wanted = from_report["num_actors"] + 1
-    site.wait_report("it has joined", lambda r: r["num_actors"] >= wanted, within_s=40.0)
+    actor = site.actor(PYTHONPATH=f"{site.folder}:{Path.cwd()}")
+
+    def has_joined() -> bool:
+        number = re.search(r"INFO actor (\d+): ", actor.log)
+        return number is not None and f"actor {number[1]} joined" in learner.log
+
+    wait_until("it has joined", has_joined, 40.0)
     return time.monotonic() - started
 
 
@@ -83,7 +87,7 @@ def test_strangers_end_nothing(site: Site) -> None:
     learner, strangers = beset(site)
     wait_until("all have credit", lambda: all(s.has_credit for s in strangers.hoarders), 40.0)
     wait_until("some deserted", lambda: any(s.num_settled for s in strangers.deserters), 40.0)
-    join_late(site)
+    join_late(site, learner)
     after = site.wait_report("who sends too much is cut off", lambda r: r["wire/cut"] > 0, 40.0)
     site.wait_report("training goes on", lambda r: r["updates"] > after["updates"] + 10, 40.0)
     strangers.close()
@@ -103,7 +107,7 @@ def test_strangers_for_a_minute_cost_little(site: Site) -> None:
     busy = rate_of(site, 60.0)
     grown = psutil.Process(learner.process.pid).memory_info().rss - memory
     num_lines = learner.log.count("\n")
-    joined_s = join_late(site)
+    joined_s = join_late(site, learner)
     strangers.close()
     num_deserted = sum(deserter.num_settled > 0 for deserter in strangers.deserters)
     print(

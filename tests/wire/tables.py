@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 from impala_async.weights import Lineage, Version
+from impala_async.wire.credit import PROVEN
 from impala_async.wire.messages import PROTOCOL, Data, Hello
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable
@@ -49,7 +50,7 @@ def join(
 ) -> Peer:
     """A session that may have credit, and uses it at once."""
     peer = newcomer(table, actor, columns, streams, now)
-    peer.usual_s, peer.is_brisk = 0.0, True
+    peer.usual_s, peer.is_brisk, peer.num_used = 0.0, True, PROVEN
     return peer
 
 

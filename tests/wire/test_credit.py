@@ -124,6 +124,7 @@ class Actor:
     takes_s: float
     columns: int = 8
     most: int = 10**9
+    looks_every_s: float = 0.0
     num_sent: int = 0
     ready_at: float = 0.0
     peer: Peer | None = None
@@ -148,7 +149,8 @@ class Minute:
                 if actor.peer is None and self.now >= number * join_every_s:
                     actor.peer = newcomer(self.table, number, actor.columns, now=self.now)
                     actor.ready_at = self.now + actor.takes_s
-                if actor.peer is not None:
+                looks_every = round(actor.looks_every_s / self.STEP_S) or 1
+                if actor.peer is not None and step % looks_every == 0:
                     self._act(actor, actor.peer)
             if self.full >= BATCH and self.now >= self.trained_at:
                 self.full, self.free = self.full - BATCH, self.free + BATCH
@@ -184,6 +186,9 @@ OTHERS = {
     "four that send nothing": [Actor(0.0, BATCH, most=0) for _ in range(4)],
     "sixty that send nothing": [Actor(0.0, BATCH, most=0) for _ in range(60)],
     "forty that send one message": [Actor(0.02, most=1) for _ in range(40)],
+    "forty that look seldom and send one": [
+        Actor(0.02, most=1, looks_every_s=0.25) for _ in range(40)
+    ],
     "forty that send five messages": [Actor(0.02, most=5) for _ in range(40)],
     "ten with a message each 4 s": [Actor(4.0) for _ in range(10)],
     "two with a message each second": [Actor(1.0) for _ in range(2)],
