@@ -192,7 +192,8 @@ def test_numbers_as_actions_are_trained_on(site: Site, is_squashed: str) -> None
     )
     last = site.reports()[-1]
     assert last["trajectories/rejected"] == 0
-    assert last["episodes/length_mean"] == 200
+    # The last window may be too short for an end of an episode.
+    assert {report["episodes/length_mean"] for report in site.reports()} - {None} == {200}
     assert last["updates"] >= 20
 
 
