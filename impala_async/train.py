@@ -110,7 +110,8 @@ def _train(
 
 
 def _tell_death(code: int, folder: "RunFolder", door: str) -> None:
-    """Of a learner that left no summary; by a signal, if its exit code is a shell's for one."""
+    """Say how a learner ended that left no summary. An exit code above 128 stands for a signal, as
+    in a shell."""
     if code <= SHELL_SIGNAL:
         logger.error("the learner ended without a summary, with exit code %d", code)
         return

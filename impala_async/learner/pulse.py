@@ -30,7 +30,8 @@ SAY_WITHIN_S = 5.0
 
 
 class Pulse:
-    """Of one thread. Before its first beat, and while it rests, nobody minds its silence.
+    """The signs of life of one thread. Nobody minds if it is silent before the first of them, or
+    while it rests.
 
     `on_patience` is called before something that may take longer than what was before.
     """

@@ -127,7 +127,7 @@ def _restored(checkpoint: Checkpoint) -> Restored:
 
 
 def _check_numbers(where: str, value: object) -> None:
-    """Whatever an update step remembers is one; in lists are settings, which are only compared."""
+    """Raise ValueError for what is no number. Lists hold settings, which are only compared."""
     if isinstance(value, dict):
         for key, each in value.items():
             _check_numbers(f"{where}.{key}", each)

@@ -32,7 +32,7 @@ PROVEN = 16
 # after one has let its moment pass, until others have theirs.
 MOMENT_S = 0.1
 PAUSE_S = 1.0
-# Whoever was not asked for so long stood still.
+# If nobody has called `take_back` for so long, the learner itself stood still.
 STOOD_STILL_S = 1.0
 # Messages under way, whether it is last of those, when it got one, a number, and whose turn it is.
 _Turn = tuple[int, bool, int, int, Peer]
@@ -47,8 +47,8 @@ class _Line:
 
     @property
     def is_short(self) -> bool:
-        """Whether a brisk one waits that would give way itself."""
-        return any(p.gives_way and p.is_waiting and p.usual_s < math.inf for *_, p in self.turns)
+        """Whether one waits that has sent something, and that would give way itself."""
+        return any(p.gives_way and p.is_waiting and not p.is_newcomer for *_, p in self.turns)
 
 
 class Credit:
@@ -56,7 +56,7 @@ class Credit:
 
     def __init__(self) -> None:
         self._num_dealt = 0
-        # Those who could have had more at the last deal.
+        # All who stood for room at the last deal.
         self._lines = _Line(), _Line()
         # From a credit to its use, over all that are admitted.
         self._usual_s = LEAST_USUAL_S
@@ -154,7 +154,7 @@ class Credit:
             line = expected if is_proven or peer.turned_away or peer.has_call_room else others
             line.kept += (under_way - peer.num_lapsed if peer.lapsed else under_way) * columns
             first = -1 if peer.turned_away else under_way
-            is_last = is_pause and usual_s == math.inf
+            is_last = is_pause and peer.is_newcomer
             line.turns.append((first, is_last, peer.dealt_at, number, peer))
         return expected, others
 

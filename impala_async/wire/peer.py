@@ -34,7 +34,7 @@ class Peer:
     lapsed: int = 0
     # How long it usually has credit before it uses it: a newcomer has to show it first.
     usual_s: float = math.inf
-    # Of how many messages that is told; and whether it is short, and it is not late.
+    # How many messages show that; and whether that time is short, and nothing is late now.
     num_used: int = 0
     is_brisk: bool = False
     dealt_at: int = 0

@@ -241,9 +241,8 @@ class SessionTable:
 
     def end(self, peer: Peer) -> None:
         """End a session: its credit is free again; its watermark stays. Idempotent."""
-        if self.peer_of(peer.session) is None:
+        if not (self._peers.pop(peer.session, None) or self._strangers.pop(peer.session, None)):
             return
-        (self._peers if peer.session in self._peers else self._strangers).pop(peer.session)
         del self._by_actor[peer.actor]
         known = self._known[peer.actor]
         if not known.is_numbered:
