@@ -4,7 +4,7 @@ Credits are counts, not places. The invariant: the columns for which room is kep
 sessions, never exceed the columns that free slots can hold.
 
 Room is kept for what is expected soon: for the brisk, who use their credit about as fast as
-others do, and for whoever came when there was no room. Where these leave none, the others cost
+others do, and for whoever came when there was no room, and comes when it is called. Where these leave none, the others cost
 them little: newcomers have a moment now and then to show what they do, and one that is known to
 be slow has credit without room, and looks for some when it comes. All this is among actors that
 give way themselves: for the sake of one that does not, nobody is hurried.
@@ -89,7 +89,9 @@ class Credit:
     def note_use(self, peer: Peer, seq: int, *, was_admitted: bool) -> None:
         """A message of a peer, just heard of, is settled."""
         # What came again has been measured when it came first.
-        if was_admitted and seq != peer.called_back:
+        if seq == peer.called_back:
+            peer.heeds_calls = True
+        elif was_admitted:
             self._measure(peer)
         peer.note_settled(seq)
         peer.used_at = peer.last_heard
@@ -151,7 +153,10 @@ class Credit:
                 is_brisk = now - peer.used_at <= overdue_s
             peer.is_brisk = is_brisk
             is_proven = is_brisk and peer.num_used >= num_needed
-            line = expected if is_proven or peer.turned_away or peer.has_call_room else others
+            if peer.has_call_room and now - peer.used_at > MOMENT_S:
+                peer.heeds_calls = False
+            is_called = peer.heeds_calls and (peer.has_call_room or peer.turned_away)
+            line = expected if is_proven or is_called else others
             line.kept += (under_way - peer.num_lapsed if peer.lapsed else under_way) * columns
             first = -1 if peer.turned_away else under_way
             is_last = is_pause and peer.is_newcomer
@@ -162,8 +167,8 @@ class Credit:
         """Columns for those who have nothing yet, who are waited for until these are free."""
         if now < self._next_moment_at:
             return 0
-        empty = (peer for under_way, *_, peer in others.turns if under_way == 0)
-        columns = sum(peer.columns for peer in empty if not peer.may_come_without_room)
+        empty = (peer for under_way, *_, peer in others.turns if under_way <= 0)
+        columns = sum(p.columns for p in empty if p.turned_away or not p.may_come_without_room)
         # Those who were brisk until now may hold another batch.
         return max(0, min(most - others.kept, columns))
 

@@ -46,6 +46,8 @@ class Peer:
     called_back: int = NO_SEQ
     has_call_room: bool = False
     is_called: bool = False
+    # Whether it came when it was called the last time.
+    heeds_calls: bool = False
     verdicts: list[list[int]] = field(default_factory=list)
     # In lockstep: the update of its first weights, once it is decided.
     begins_at: int | None = None
