@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from impala_async.layout import Bytes2D, Leaf
 from impala_async.spec import ActionPart, ArraySpec, Schema
-from impala_async.trajectory import LARGEST, LOG_PROB_SLACK, Fault, columns_over, find_fault
+from impala_async.trajectory import LOG_PROB_SLACK, Fault, columns_over, find_fault, largest_of
 
 Stretch = slice
 """Bytes of a plane."""
 Numbers = tuple[Stretch, str]
-"""Floats of some dtype, all of which must be finite."""
+"""Floats of some dtype, none of which may be NaN or too large."""
 Indices = tuple[Stretch, int]
 """Integers of 32 bits, all of which must be below a limit, and not below 0."""
 
@@ -77,18 +77,16 @@ class Screen:
                     return False
         with np.errstate(all="ignore"):
             return all(
-                _are_moderate(small[:, stretch].view(dtype))
-                for stretch, dtype in self._small_numbers
-            ) and all(
-                # One number that is not finite spoils the sum.
-                math.isfinite(np.add.reduce(obs[:, stretch].view(dtype), axis=None))
-                for stretch, dtype in self._obs_numbers
+                _are_moderate(plane[:, stretch].view(dtype))
+                for plane, numbers in ((small, self._small_numbers), (obs, self._obs_numbers))
+                for stretch, dtype in numbers
             )
 
 
 def _are_moderate(numbers: NDArray[Any]) -> bool:
+    limit = largest_of(numbers.dtype)
     # With a NaN neither is.
-    return bool(_largest(numbers) <= LARGEST and np.minimum.reduce(numbers, axis=None) >= -LARGEST)
+    return bool(_largest(numbers) <= limit and np.minimum.reduce(numbers, axis=None) >= -limit)
 
 
 def _largest(numbers: NDArray[Any]) -> Any:

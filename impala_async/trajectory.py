@@ -9,6 +9,7 @@ The last observation row is the bootstrap row, and row 0 of the next trajectory.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -84,21 +85,16 @@ def find_fault(schema: Schema, columns: Columns) -> Fault | None:
         if _is_beyond(window, (columns.obs[name].shape[1],)):
             return Fault("invalid", f"the window of observation {name!r} shows no frame of it")
     for what, values in _numbers(schema, columns):
-        if not np.isfinite(values).all():
-            return Fault("nonfinite", f"{what} is not finite")
-    for part in schema.action.parts:
-        if not part.choices and not _are_moderate(columns.actions[part.name]).all():
-            return Fault("nonfinite", f"{_part_name(part)} is beyond {LARGEST:g}")
+        if not are_moderate(values).all():
+            return Fault("nonfinite", f"{what} is {how_large(values)}")
     return _find_row_fault(schema, columns)
 
 
 def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
     """The same for what matters only in valid rows."""
     mask = columns.mask_CT
-    if not np.isfinite(columns.rewards_CT).all(where=mask):
-        return Fault("nonfinite", "a reward is not finite")
-    if not _are_moderate(columns.rewards_CT).all(where=mask):
-        return Fault("nonfinite", f"a reward is beyond {LARGEST:g}")
+    if not are_moderate(columns.rewards_CT).all(where=mask):
+        return Fault("nonfinite", f"a reward is {how_large(columns.rewards_CT[mask])}")
     if not np.isfinite(columns.log_probs_CT).all(where=mask):
         return Fault("nonfinite", "the log-probability of an action is not finite")
     # Of a density nothing can be said.
@@ -112,8 +108,20 @@ def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
     return None
 
 
-def _are_moderate(values: NDArray[np.float32]) -> NDArray[np.bool_]:
-    return np.asarray(np.abs(values) <= LARGEST)
+def are_moderate(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of some floats are neither NaN nor too large."""
+    return np.asarray(np.abs(values) <= largest_of(values.dtype))
+
+
+@cache
+def largest_of(dtype: np.dtype[Any]) -> float:
+    """The largest number of a dtype that is admitted. Of float16 none is too large but infinity."""
+    return min(LARGEST, float(np.finfo(dtype).max))
+
+
+def how_large(values: NDArray[Any]) -> str:
+    """What is wrong with floats that are not all moderate."""
+    return f"beyond {LARGEST:g}" if np.isfinite(values).all() else "not finite"
 
 
 def _flags(schema: Schema, columns: Columns) -> Iterator[tuple[str, NDArray[Any]]]:

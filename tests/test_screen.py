@@ -94,10 +94,11 @@ def test_what_is_sound_is_not_looked_at_closely(monkeypatch: pytest.MonkeyPatch)
     assert [name for name in found if found[name] is None] == ["plain", "rich"]
 
 
-def test_sums_that_overflow_are_no_fault() -> None:
+@pytest.mark.parametrize(("value", "is_fine"), [(1e15, True), (-3e38, False), (np.nan, False)])
+def test_an_observation_of_any_moderate_size_is_fine(value: float, is_fine: bool) -> None:
     obs, small = sound(PLAIN, 0)
-    columns_over(PLAIN, obs, small).obs[""][...] = 3e38
-    assert Screen(PLAIN).find_fault(obs, small) is None
+    columns_over(PLAIN, obs, small).obs[""][...] = np.float32(value)
+    assert (Screen(PLAIN).find_fault(obs, small) is None) == is_fine
 
 
 def test_valid_rows_are_counted() -> None:

@@ -237,9 +237,15 @@ def test_columns_without_a_valid_row_have_no_fault(columns: Columns) -> None:
 
 def test_large_but_finite_numbers_pass(columns: Columns) -> None:
     columns.rewards_CT[:] = -LARGEST
-    columns.obs["far"][:] = np.finfo(np.float64).max
+    columns.obs["far"][:] = LARGEST
     columns.obs["pixels"][:] = 255
     assert find_fault(SCHEMA, columns) is None
+
+
+def test_an_observation_that_float32_cannot_square_is_none(columns: Columns) -> None:
+    columns.obs["far"][HERE] = np.finfo(np.float64).max
+    fault = find_fault(SCHEMA, columns)
+    assert fault == ("nonfinite", "the observation 'far' is beyond 1e+15")
 
 
 def test_any_garbage_has_a_verdict() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from impala_async.envs.vector import EnvBatch, Obs, Step
 from impala_async.errors import EnvError
 from impala_async.spec import ActionPart, ActionSpec
+from impala_async.trajectory import are_moderate, how_large
 
 NUM_STEPS = 32
 # An environment may be slow; then this many seconds of it must do.
@@ -77,20 +78,22 @@ def _check_step(envs: EnvBatch, step: Step) -> None:
 
 
 def check_finite(envs: EnvBatch, step: Step) -> None:
-    """EnvError for a reward or an observation that is not finite, which nothing follows from."""
-    is_finite_C = np.isfinite(step.rewards)
-    if not is_finite_C.all():
-        first = step.rewards[~is_finite_C][0]
-        raise EnvError(f"{envs.name}: step gave a reward that is not finite: {first}")
+    """EnvError for a reward or an observation that a learner refuses."""
+    is_moderate_C = are_moderate(step.rewards)
+    if not is_moderate_C.all():
+        refused = step.rewards[~is_moderate_C][:1]
+        raise EnvError(
+            f"{envs.name}: step gave a reward that is {how_large(refused)}: {refused[0]:g}"
+        )
     check_obs_finite(envs, step.obs, "step")
 
 
 def check_obs_finite(envs: EnvBatch, obs: Obs, where: str) -> None:
     """The same for what a step or a reset showed."""
     for name, values in obs.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+        if values.dtype.kind == "f" and not are_moderate(values).all():
             which = f"observation {name!r}" if name else "observation"
-            raise EnvError(f"{envs.name}: {where} gave an {which} that is not finite")
+            raise EnvError(f"{envs.name}: {where} gave an {which} that is {how_large(values)}")
 
 
 def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_], where: str) -> None:

@@ -4,10 +4,10 @@ Credits are counts, not places. The invariant: the columns for which room is kep
 sessions, never exceed the columns that free slots can hold.
 
 Room is kept for what is expected soon: for the brisk, who use their credit about as fast as
-others do, and for whoever came when there was no room, and comes when it is called. Where these leave none, the others cost
-them little: newcomers have a moment now and then to show what they do, and one that is known to
-be slow has credit without room, and looks for some when it comes. All this is among actors that
-give way themselves: for the sake of one that does not, nobody is hurried.
+others do, and for whoever came when there was no room, and comes when it is called. Where these
+leave none, the others cost them little: newcomers have a moment now and then to show what they do,
+and one that is known to be slow has credit without room, and looks for some when it comes. All this
+is among actors that give way themselves: for the sake of one that does not, nobody is hurried.
 """
 
 import heapq

@@ -58,6 +58,8 @@ def test_a_sound_environment_is_played_through_the_ends_of_episodes_by_legal_act
     [
         ({"reward": np.nan}, "Patient: step gave a reward that is not finite: nan"),
         ({"reward": -np.inf}, "step gave a reward that is not finite: -inf"),
+        ({"reward": 1e38}, "step gave a reward that is beyond 1e+15: 1e+38"),
+        ({"look": 1e38}, "Patient: reset gave an observation 'look' that is beyond 1e+15"),
         ({"look": np.nan}, "Patient: reset gave an observation 'look' that is not finite"),
         ({"mask": (1, 1, 0, 0, 0)}, "reset gave a mask of legal actions, 'action_mask', without"),
         ({"mask": (0, 0, 1, 1, 1)}, "without any legal one: every item of an action needs at"),

@@ -105,6 +105,7 @@ def without(planes: Planes, **leaves: Any) -> Planes:
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"obs": np.nan}, "nonfinite"),
     ({"obs": -np.inf}, "nonfinite"),
+    ({"obs": 1e38}, "nonfinite"),
     ({"reward": np.inf}, "nonfinite"),
     ({"reward": 1e38}, "nonfinite"),
     ({"log_prob": np.nan}, "nonfinite"),
