@@ -20,14 +20,14 @@ MOST_INT, MOST_FLOAT = 2**62, 1e100
 def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
     """The content of a small file, None if there is none; raises CheckpointError."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _unreadable(path, "it is no regular file")
             data = file.read(most + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from None
+        raise _unreadable(path, error.strerror or str(error)) from error
     if len(data) > most:
         raise _unreadable(path, f"it is longer than {most:,} bytes")
     return data
@@ -61,8 +61,8 @@ def why_unreadable(error: Exception) -> str:
     return "a number in it is too long" if "set_int_max_str_digits" in str(error) else str(error)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    # A pipe that nobody writes to would be waited for.
+def open_at_once(path: str, flags: int) -> int:
+    """For `open`, which would wait for who writes to a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -92,10 +92,11 @@ def _train(
     code = run.run(config.train.num_actors)
     if run.has_given_up:
         return code
-    if not folder.exists():
+    is_ours = not folder.is_elsewhere()
+    if is_ours and not folder.exists():
         run.remove_logs()
         folder.withdraw()
-    summary = folder.read_json("summary.json")
+    summary = folder.read_json("summary.json") if is_ours else None
     if summary is not None and summary != before:
         # Nobody may read it, or the disk be full: the run has ended as it has.
         with contextlib.suppress(OSError):

@@ -362,6 +362,23 @@ def test_the_summary_of_an_earlier_start_is_not_shown(
     assert said() == ""
 
 
+def test_what_lies_in_the_place_of_a_folder_that_is_gone_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, said: Said, caplog: pytest.LogCaptureFixture
+) -> None:
+    def during(folder: RunFolder) -> None:
+        folder.path.rename("moved")
+        folder.path.mkdir()
+        (folder.path / "summary.json").write_text(json.dumps(SUMMARY))
+        (folder.path / "epoch").write_text("3")
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    monkeypatch.setattr(FakeRun, "code", 75)
+    started("--run-dir", "here", code=75)
+    assert said() == ""
+    assert "without a summary, with exit code 75" in caplog.text
+    assert sorted(os.listdir("here")) == ["epoch", "summary.json"]
+
+
 @pytest.mark.parametrize(
     ("code", "is_told"), [(70, True), (75, True), (2, False), (0, False), (130, False)]
 )

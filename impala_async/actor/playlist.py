@@ -6,14 +6,13 @@ Runs on: main thread of the replay door
 """
 
 import logging
-import mmap
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from impala_async.errors import RecordingError
 from impala_async.spec import Schema
-from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of
+from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of, map_file
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class Playlist:
         self.most_columns = 0
         self.num_bytes = 0
         self._begins: list[int] = []
-        buffer = _map(path)
+        buffer = map_file(path)
         self._reader = Reader(buffer, str(path))
         whole = self._read_all(len(buffer))
         if not self._begins:
@@ -102,14 +101,3 @@ class Playlist:
         take.stop, take.lasts_s = len(self._begins), message.arrived_s
         self.most_columns = max(self.most_columns, message.data.columns)
         self.num_bytes += len(message.body)
-
-
-def _map(path: Path) -> memoryview:
-    try:
-        with path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise RecordingError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        # Nothing can be mapped of an empty file.
-        raise RecordingError(f"{path}: is empty") from None

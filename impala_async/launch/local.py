@@ -74,8 +74,9 @@ class _Actor:
 
     def listen(self) -> None:
         """Its life begins with its first word: to start up may take long on a busy machine."""
-        if self.spoke_at is None and self.log_path.stat().st_size > self.log_begin:
-            self.spoke_at = time.monotonic()
+        with contextlib.suppress(OSError):  # somebody may remove the run folder
+            if self.spoke_at is None and self.log_path.stat().st_size > self.log_begin:
+                self.spoke_at = time.monotonic()
 
     @property
     def lived_s(self) -> float:
@@ -88,7 +89,10 @@ class _Actor:
 
     def last_error(self) -> str:
         """What it said at its end; the log may hold the ends of others before it."""
-        said = self.log_path.read_bytes()[self.log_begin :]
+        try:
+            said = self.log_path.read_bytes()[self.log_begin :]
+        except OSError as error:
+            return f"its log cannot be read: {error.strerror}"
         lines = said.decode(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         return (

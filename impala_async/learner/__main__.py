@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from impala_async.learner.ingest_process import IngestProcess
     from impala_async.learner.recorder import Recorder
     from impala_async.learner.run_folder import RunFolder
+    from impala_async.metrics.sinks import Sink
 
 logger = logging.getLogger(__name__)
 
@@ -104,19 +105,13 @@ def _serve(
     from impala_async.learner.lock_watch import LockWatch
     from impala_async.learner.saver import load_newest
     from impala_async.learner.service import LearnerService
-    from impala_async.metrics.sinks import Sink
-    from impala_async.metrics.sinks.console import ConsoleSink, Targets
-    from impala_async.metrics.sinks.jsonl import JsonlSink
 
     restored = load_newest(folder) if is_resumed else None
     schema = None
     if probe is not None:
         schema = probe.schema(config.trajectory.rows)
         check_columns(config, probe.num_columns)
-    sinks: list[Sink] = [
-        JsonlSink(folder.metrics, reserve=lambda: 2 * folder.checkpoint_bytes),
-        ConsoleSink(targets=Targets(**config.stop.model_dump()), console=console),
-    ]
+    sinks = _sinks(config, folder, console)
 
     async def serve() -> int:
         service = LearnerService(
@@ -135,10 +130,24 @@ def _serve(
     earlier = folder.read_json("summary.json")
     with closing(LockWatch(config.learner.stuck_dump_s, config.learner.stuck_end_s)) as lock_watch:
         code = uvloop.run(serve())
-    summary = folder.read_json("summary.json")
+    summary = None if folder.is_gone() else folder.read_json("summary.json")
     if summary is not None and summary != earlier:
         _show(summary, folder, config.stop.mean_return, code)
     return code
+
+
+def _sinks(config: "RunConfig", folder: "RunFolder", console: "Console") -> "list[Sink]":
+    from impala_async.metrics.sinks.console import ConsoleSink, Targets
+    from impala_async.metrics.sinks.jsonl import JsonlSink
+
+    return [
+        JsonlSink(
+            folder.metrics,
+            reserve=lambda: 2 * folder.checkpoint_bytes,
+            is_gone=folder.is_gone,
+        ),
+        ConsoleSink(targets=Targets(**config.stop.model_dump()), console=console),
+    ]
 
 
 def _show(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> None:

@@ -8,11 +8,13 @@ Runs on: event loop; the file is written on the recorder thread, and opened befo
 """
 
 import asyncio
+import errno
 import fcntl
 import logging
 import math
 import mmap
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +37,7 @@ from impala_async.wire.recording import (
     Start,
     encode_record,
     is_recording,
+    map_file,
 )
 
 logger = logging.getLogger(__name__)
@@ -64,6 +67,8 @@ class Recorder:
         self._behind_total_s = 0.0
         self._warn_at = -math.inf
         self._has_failed = False
+        self.is_empty = False
+        """Whether it could not be written, or did not stay, and there is not one message of it."""
         self._has_room: Callable[[], None] = lambda: None
 
     @property
@@ -172,17 +177,21 @@ class Recorder:
             except ClosedError:
                 file.flush()
                 os.fsync(file.fileno())
+                if not os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
+                    raise FileNotFoundError(errno.ENOENT, "another file is there") from None
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
         self._has_failed = True
+        is_lost = isinstance(error, FileNotFoundError)
+        self.is_empty = is_lost or not _holds_message(self._path)
         logger.error(
-            "the recording has ended, and training goes on without it: %s: %s. What is in the file "
-            "can be replayed",
+            "the recording has ended, and training goes on without it: %s: %s. %s can be replayed",
             self._path,
             error.strerror if isinstance(error, OSError) else repr(error),
+            "Nothing there" if self.is_empty else "What is in the file",
         )
         self._has_room()
         if not isinstance(error, OSError):
@@ -202,10 +211,13 @@ def open_to_append(path: Path, run_id: bytes) -> int:
         RecordingError: it cannot be written, or holds something else.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        # A device is not waited for.
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise RecordingError(f"{path}: cannot be written: {error.strerror}") from None
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise RecordingError(f"{path}: is no regular file: name another one")
         _take_hold(fd, path)
         end = _whole_bytes(fd, path, run_id)
         size = os.fstat(fd).st_size
@@ -225,6 +237,15 @@ def _take_hold(fd: int, path: Path) -> None:
         raise RecordingError(
             f"{path}: another learner is recording to it: name another file"
         ) from None
+
+
+def _holds_message(path: Path) -> bool:
+    """Whether there is anything in it for `replay`."""
+    try:
+        records = Reader(map_file(path), str(path)).records()
+        return any(isinstance(record, Recorded) for _, record, _ in records)
+    except RecordingError:
+        return False
 
 
 def _whole_bytes(fd: int, path: Path, run_id: bytes) -> int:

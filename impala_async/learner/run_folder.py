@@ -6,6 +6,7 @@ Runs on: event loop (small files), before it at the start
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -58,23 +59,27 @@ class RunFolder:
         self._saved = path / "last_checkpoint"
         self._hold: int | None = None
         self._unwritten: RunConfig | None = None
-        self._is_new = self._is_made_here = False
+        self._is_new = self._is_made_here = self._has_begun = self._is_gone = False
 
     def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
         """Raise ConfigError where no new run may begin."""
         try:
-            is_run, names = self.exists(), sorted(self.path.iterdir()) if self.path.is_dir() else []
+            is_run, paths = self.exists(), sorted(self.path.iterdir()) if self.path.is_dir() else []
+            others = [path for path in paths if not self._may_lie_in_new(path)]
         except OSError as error:
-            raise ConfigError(f"--run-dir: cannot read {self.path}: {error.strerror}") from None
+            where = error.filename or self.path
+            raise ConfigError(f"--run-dir: cannot read {where}: {error.strerror}") from None
         if is_run:
             raise ConfigError(f"--run-dir: {self.path} already holds a run: {advice}")
-        for path in names:
-            is_left_over = path == self.checkpoints and path.is_dir() and not any(path.iterdir())
-            if path.name not in PREPARED and not is_left_over and not _is_torn(path):
-                raise ConfigError(
-                    f"--run-dir: {self.path} holds other files ({path.name}) and no run: name a "
-                    "new or an empty folder"
-                )
+        if others:
+            raise ConfigError(
+                f"--run-dir: {self.path} holds other files ({others[0].name}) and no run: name a "
+                "new or an empty folder"
+            )
+
+    def _may_lie_in_new(self, path: Path) -> bool:
+        is_left_over = path == self.checkpoints and path.is_dir() and not any(path.iterdir())
+        return is_left_over or path.name in PREPARED or _is_torn(path)
 
     def hold(self) -> int:
         """Take the folder, made if there is none, for this process and who gets the descriptor."""
@@ -87,6 +92,7 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from None
         self._is_new, self._is_made_here = not self.exists(), is_made_here
+        self._has_begun = False
         return hold
 
     def begin(self, config: RunConfig) -> None:
@@ -95,13 +101,18 @@ class RunFolder:
         A resumed run keeps its former settings until `confirm`: it may not fit the new ones.
         """
         self.hold()
+        # One that `prune` would clear away: whether checkpoints can be written is known now.
+        attempt = self.checkpoints / ".partial-attempt"
         try:
             self.checkpoints.mkdir(exist_ok=True)
+            attempt.mkdir(exist_ok=True)
+            attempt.rmdir()
         except OSError as error:
             raise self._unwritable(error) from None
         self._unwritten = config
         if self._is_new:
             self._write_settings(config, uuid.uuid4().hex)
+        self._has_begun = True
 
     def confirm(self) -> None:
         """The learner is built: a resumed run goes on, so its settings are now the new ones."""
@@ -153,13 +164,37 @@ class RunFolder:
             os.close(self._hold)
             self._hold = None
 
+    def is_elsewhere(self) -> bool:
+        """Whether what lies at the path is not what was taken, or not the run that began in it."""
+        if self._hold is None:
+            return False
+        try:
+            if self._has_begun:
+                self._config.stat()
+            return not os.path.samestat(os.fstat(self._hold), self.path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # a disk that fails, or may not be read, is there
+            return False
+
+    def is_gone(self) -> bool:
+        """Whether the run that began here has lost its folder; it does not come back."""
+        if not self._is_gone and self.is_elsewhere():
+            self._is_gone = True
+            logger.error(
+                "run folder %s: it is gone, or another one lies there: nothing of this run can be "
+                "saved any more. If it was only moved, go on with it where it is now, by --resume",
+                self.path,
+            )
+        return self._is_gone
+
     def withdraw(self) -> None:
         """The run never began: leave nothing that would stand in the way of the next try.
 
         This does nothing to a run of an earlier start, nor to one that has a result.
         """
         has_result = (self.path / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
-        if self._is_new and not has_result:
+        if self._is_new and not has_result and not self.is_elsewhere():
             for name in ("config.json", "epoch", "metrics.jsonl", "service.json"):
                 self.remove(name)
                 self.remove(beside(self.path / name).name)
@@ -213,6 +248,8 @@ class RunFolder:
         try:
             written = find_bytes(self._epoch, most=64)
         except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):  # nobody knows what is in it
+                raise
             raise CheckpointError(f"{error}: {fix}") from None
         with contextlib.suppress(ValueError):
             last = 0 if written is None else int(written)
@@ -229,23 +266,34 @@ class RunFolder:
         with contextlib.suppress(OSError):  # after the next one it is tried again
             write_whole(self._saved, name.encode())
 
+    def last_saved(self) -> str | None:
+        """The checkpoint that was written last, as it was noted; None if there was none."""
+        saved = find_bytes(self._saved, most=64)
+        return None if saved is None else saved.decode(errors="replace")
+
     def check_resumable(self) -> None:
         """Raise ConfigError or CheckpointError for what no learner could go on with."""
         self._last_epoch()
-        saved = find_bytes(self._saved, most=64)
-        has_lost = saved is not None or not self.checkpoints.is_dir()
-        if has_lost and not any(self.checkpoints.glob("ckpt-*")):
-            last = f" ({saved.decode(errors='replace')} was the last)" if saved else ""
+        saved, names = self.last_saved(), None
+        try:
+            names = os.listdir(self.checkpoints)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise CheckpointError(f"{self.checkpoints}: cannot be read: {error.strerror}") from None
+        has_lost = saved is not None or names is None
+        if has_lost and not any(name.startswith("ckpt-") for name in names or ()):
+            last = f" ({saved} was the last)" if saved and saved.isprintable() else ""
             raise CheckpointError(
                 f"{self.checkpoints}: the checkpoints of this run are gone{last}: put them back, "
                 "or start a new run in another folder, without --resume"
             )
         try:
             os.close(os.open(self.metrics, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        except FileNotFoundError:
-            pass
         except OSError as error:
-            raise ConfigError(f"{self._unwritable(error)}: move it away") from None
+            # A link to nowhere is there, and is no place for reports.
+            if not isinstance(error, FileNotFoundError) or self.metrics.is_symlink():
+                raise ConfigError(f"{self._unwritable(error)}: move it away") from None
 
     def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
         """Say where actors find the learner of this start, which is this process."""
@@ -258,6 +306,8 @@ class RunFolder:
     def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
         """A small file that readers see whole or not at all."""
         path = self.path / name
+        if self.is_gone():
+            raise FileNotFoundError(errno.ENOENT, "its folder is gone", str(path))
         write_whole(path, f"{json.dumps(content, indent=2)}\n".encode(), mode)
         return path
 
@@ -266,6 +316,8 @@ class RunFolder:
         return find_object(self.path / name)
 
     def remove(self, name: str) -> None:
+        if self._is_gone:
+            return
         try:
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:

@@ -86,7 +86,13 @@ def load_newest(folder: RunFolder) -> Restored | None:
     Raises:
         CheckpointError: there are some, and not one of them is sound.
     """
-    fault = ""
+    fault, last = "", folder.last_saved()
+    if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
+        logger.warning(
+            "%s/last_checkpoint: names %r, which is not there: the newest that is will do",
+            folder.path,
+            last,
+        )
     for checkpoint in whole_checkpoints(folder.checkpoints):
         try:
             restored = _restored(checkpoint)
@@ -225,6 +231,8 @@ class Saver:
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""
+        if self._folder.is_gone():
+            return False
         # First: the episodes of what they have settled are here when they are.
         accounts = await self._accounts()
         state, score = {**self._state(captured), **accounts}, self._episodes.mean_return

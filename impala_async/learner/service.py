@@ -120,7 +120,9 @@ class LearnerService:
             reason = await self._wind_down(self._ended.result())
         finally:
             self._close()
-        return EXITS.get(reason, EXIT_DONE)
+        # Whoever wanted a recording has none, and training was not all that was asked for.
+        is_recorded = self._recorder is None or not self._recorder.is_empty
+        return EXITS.get(reason, EXIT_DONE if is_recorded else EXIT_TRY_AGAIN)
 
     async def _serve(self) -> None:
         """The tasks, until `_ended`; the death of one of them is such an end."""
@@ -262,12 +264,14 @@ class LearnerService:
             self._ended.set_exception(cause if is_told else death)
 
     async def _reap(self) -> None:
-        """Sessions end."""
+        """Sessions end, and so does a run that has lost its folder."""
         # Often enough that the table does not take our own pace for a standstill.
         every_s = min(REAP_EVERY_S, self._config.learner.lease_s / 4)
         while True:
             await asyncio.sleep(every_s)
             self._front.reap()
+            if self._folder.is_gone():
+                self.stop(UNSAVED)
 
     async def _checkpoint_regularly(self) -> None:
         while True:
@@ -317,7 +321,8 @@ class LearnerService:
         self._awaited = "the actors' goodbye"
         await self._front.say_bye("restarting", GOODBYE_S)
         # Weights that are not finite are no fault of the disk, and no second try mends them.
-        reason = reason if self._saver.is_saved or reason == NOT_FINITE else UNSAVED
+        is_saved = self._saver.is_saved and not self._folder.is_gone()
+        reason = reason if is_saved or reason == NOT_FINITE else UNSAVED
         self._summarise(reason, {**report, "num_actors": num_actors})
         return reason
 

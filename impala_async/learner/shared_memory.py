@@ -12,6 +12,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from impala_async.errors import ConfigError
+
 
 class SharedMemory:
     """Owns the descriptor, and how much of what is behind it is given out."""
@@ -30,7 +32,13 @@ class SharedMemory:
         start = self._num_bytes
         self._num_bytes += -(-max(num_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         if os.fstat(self.fd).st_size < self._num_bytes:
-            os.ftruncate(self.fd, self._num_bytes)
+            try:
+                os.ftruncate(self.fd, self._num_bytes)
+            except OSError as error:  # a limit of the shell's (ulimit -f), for example
+                raise ConfigError(
+                    f"ingest.process: cannot have {self._num_bytes:,} bytes of shared memory: "
+                    f"{error.strerror}: raise the limit (ulimit -f), or --set ingest.process=inline"
+                ) from None
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         mapped = mmap.mmap(self.fd, self._num_bytes - start, flags, offset=start)
         return np.frombuffer(mapped, np.uint8)[:num_bytes]

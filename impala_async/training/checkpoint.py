@@ -13,6 +13,7 @@ never written. Nothing here executes what it reads.
 One thread at a time writes and prunes a folder of checkpoints.
 """
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -74,7 +75,8 @@ def save_checkpoint(
         _check_finite(final / group, members)
     partial = directory / f"{_HIDDEN}{final.name}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        # Not what it lies in: a run folder that was removed does not come back as half of one.
+        directory.mkdir(exist_ok=True)
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir()
@@ -108,8 +110,12 @@ def whole_checkpoints(directory: Path) -> Iterator[Checkpoint]:
 
 
 def last_good(directory: Path) -> Path | None:
-    """The newest that is whole, as far as the sizes of its files tell."""
-    return next((path for version, path in _found(directory) if _looks_whole(version, path)), None)
+    """The newest that is whole, as far as the sizes of its files tell, and can be read at all."""
+    with contextlib.suppress(CheckpointError):
+        return next(
+            (path for version, path in _found(directory) if _looks_whole(version, path)), None
+        )
+    return None
 
 
 def highest_epoch(directory: Path) -> int:
@@ -212,8 +218,14 @@ def _hide(path: Path) -> Path:
 
 def _found(directory: Path) -> list[tuple[Version, Path]]:
     """Everything that is named like a checkpoint, newest first."""
-    matches = ((_NAME.fullmatch(path.name), path) for path in directory.glob("ckpt-*-*"))
-    named = [(Version(int(match[1]), int(match[2])), path) for match, path in matches if match]
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be read: {error.strerror}") from None
+    matches = filter(None, map(_NAME.fullmatch, names))
+    named = [(Version(int(match[1]), int(match[2])), directory / match[0]) for match in matches]
     return sorted(named, reverse=True)
 
 

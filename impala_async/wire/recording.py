@@ -1,4 +1,4 @@
-"""A recorded actor stream as bytes: the format of its file, written and read. No files here.
+"""A recorded actor stream as bytes: the format of its file, written and read.
 
     opening │ record │ record │ ...
 
@@ -13,15 +13,19 @@ told from one that is damaged, wherever the damage is.
 
 import json
 import math
+import mmap
+import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
 
 from impala_async.errors import ProtocolError, RecordingError
-from impala_async.json_file import why_unreadable
+from impala_async.json_file import open_at_once, why_unreadable
 from impala_async.spec import Schema
 from impala_async.wire.codec import Frame, body_sizes
 from impala_async.wire.messages import Data, pack, unpack
@@ -148,6 +152,20 @@ class Reader:
             f"{self._name}: the record at byte {offset} is damaged: {what}. To keep what is "
             f"before it: truncate -s {offset} FILE"
         )
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file, read as they are looked at; a pipe is not waited for."""
+    try:
+        with open(path, "rb", opener=open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise RecordingError(f"{path}: cannot be read: it is no regular file")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        # Nothing can be mapped of an empty file.
+        raise RecordingError(f"{path}: is empty") from None
 
 
 def is_recording(buffer: memoryview) -> bool:

@@ -1,5 +1,6 @@
 """A recording as a list of messages: its takes, its order, and what is wrong with a file."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,9 @@ def test_what_is_no_recording_to_play(path: Path) -> None:
             Playlist(path)
 
     refused("cannot be read: No such file")
+    os.mkfifo(path)
+    refused("cannot be read: it is no regular file")
+    path.unlink()
     path.write_bytes(b"")
     refused("is empty")
     path.write_bytes(b"something else")

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -153,19 +153,60 @@ async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(
     assert len(records(path)) == 5
 
 
+def open_full(fd: int, mode: str, size: int) -> IO[bytes]:
+    """In place of `os.fdopen`: a disk that is full."""
+    os.close(fd)
+    return open("/dev/full", mode, size)
+
+
+@pytest.mark.parametrize("had_messages", [True, False])
 async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    had_messages: bool,
 ) -> None:
     room: list[str] = []
-    recorder = Recorder(Path("/dev/full"), RUN, most_waiting_bytes=10)
+    if had_messages:
+        earlier = Recorder(path, RUN)
+        begin(earlier)
+        take(earlier, 0)
+        await earlier.finish("terminated", 1, {})
+    recorder = Recorder(path, RUN, most_waiting_bytes=10)
+    monkeypatch.setattr(os, "fdopen", open_full)
     begin(recorder, has_room=lambda: room.append("room"))
     take(recorder, 0)
     await until(lambda: room == ["room"], "the end")
     assert "the recording has ended, and training goes on without it" in caplog.text
     assert "No space left" in caplog.text
+    # It claims no more than is true.
+    assert (
+        recorder.is_empty == ("Nothing there can be replayed" in caplog.text) == (not had_messages)
+    )
+    assert ("What is in the file can be replayed" in caplog.text) == had_messages
     take(recorder, 1)
     assert not recorder.is_behind
     await recorder.finish("env_steps", 1, {})
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+async def test_a_file_that_is_gone_at_the_end_is_no_recording(
+    path: Path, caplog: pytest.LogCaptureFixture, *, is_replaced: bool
+) -> None:
+    recorder = Recorder(path, RUN)
+    begin(recorder)
+    take(recorder, 0)
+    other = Recorder(path.with_name("other"), RUN)
+    begin(other)
+    take(other, 0)
+    await other.finish("terminated", 1, {})
+    path.unlink()
+    if is_replaced:
+        path.with_name("other").rename(path)
+    await recorder.finish("terminated", 1, {})
+    assert recorder.is_empty
+    assert "Nothing there can be replayed" in caplog.text
 
 
 async def test_a_bug_in_the_thread_reaches_the_loop(
@@ -229,6 +270,9 @@ def test_what_cannot_be_recorded_to(path: Path) -> None:
 
     refused("cannot be written: No such file", path / "in a file")
     refused("cannot be written: Is a directory", path.parent)
+    refused("is no regular file: name another one", Path("/dev/full"))
+    os.mkfifo(path.with_name("pipe"))
+    refused("is no regular file: name another one", path.with_name("pipe"))
     path.write_bytes(b"precious")
     refused("holds something that is no recording: name another file")
     assert path.read_bytes() == b"precious"

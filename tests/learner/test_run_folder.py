@@ -1,7 +1,9 @@
 """The run folder: an epoch that only grows, files that are whole, and what is refused."""
 
+import errno
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -352,3 +354,87 @@ def test_a_damaged_note_of_the_other_learner_does_not_hide_that_there_is_one(
     os.mkfifo(folder.path / "service.json")
     with pytest.raises(ConfigError, match=r"in use by another learner \(process unknown\)"):
         RunFolder(folder.path).begin(CONFIG)
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "emptied", "another is there"])
+def test_a_folder_that_is_gone_is_known_and_not_written_into(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    assert not folder.is_gone()
+    if how == "emptied":
+        (folder.path / "config.json").unlink()
+    elif how == "removed":
+        shutil.rmtree(folder.path)
+    else:
+        folder.path.rename(folder.path.with_name("moved"))
+    if how == "another is there":
+        folder.path.mkdir()
+        for name in ("config.json", "service.json", "epoch"):
+            (folder.path / name).write_text("theirs")
+    before = sorted(folder.path.iterdir()) if folder.path.exists() else None
+    assert folder.is_gone()
+    with pytest.raises(OSError, match="its folder is gone"):
+        folder.write_json("summary.json", {})
+    folder.remove("service.json")
+    folder.withdraw()
+    assert (sorted(folder.path.iterdir()) if folder.path.exists() else None) == before
+    # It does not come back, not even when nobody holds it any more, and is told once.
+    assert folder.is_gone()
+    assert caplog.text.count("it is gone, or another one lies there") == 1
+
+
+def test_a_folder_that_fails_is_not_gone(folder: RunFolder) -> None:
+    (folder.path / "config.json").unlink()
+    (folder.path / "config.json").symlink_to("config.json")
+    assert not folder.is_gone()
+
+
+def test_checkpoints_that_cannot_be_written_are_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = os.mkdir
+
+    def make(path: Path, mode: int = 0o777) -> None:
+        if Path(path).parent.name == "checkpoints":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        made(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", make)
+    with pytest.raises(ConfigError, match=r"cannot write to .*/checkpoints/.*: Permission denied"):
+        RunFolder(tmp_path / "run").begin(CONFIG)
+
+
+def test_a_new_run_is_not_begun_in_what_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(Path, "is_dir", lambda path: path == tmp_path or _forbidden(path))
+    with pytest.raises(ConfigError, match=r"cannot read .*/checkpoints: Permission denied"):
+        RunFolder(tmp_path).check_new()
+
+
+def _forbidden(path: Path) -> bool:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+def test_an_epoch_that_may_not_be_read_is_not_to_be_written_anew(folder: RunFolder) -> None:
+    (folder.path / "epoch").symlink_to("epoch")
+    with pytest.raises(CheckpointError, match=r"epoch: cannot be read: Too many levels of [^:]*$"):
+        folder.check_resumable()
+
+
+def test_checkpoints_that_cannot_be_read_are_not_said_to_be_gone(folder: RunFolder) -> None:
+    folder.checkpoints.rmdir()
+    folder.checkpoints.symlink_to("checkpoints")
+    with pytest.raises(CheckpointError, match=r"checkpoints: cannot be read: Too many levels"):
+        folder.check_resumable()
+    folder.checkpoints.unlink()
+    folder.checkpoints.write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"checkpoints: cannot be read: Not a directory"):
+        folder.check_resumable()
+
+
+def test_reports_that_lead_nowhere_are_refused(folder: RunFolder) -> None:
+    folder.metrics.symlink_to("nowhere/metrics.jsonl")
+    with pytest.raises(ConfigError, match=r"cannot write to .*metrics\.jsonl: No such.*: move it"):
+        folder.check_resumable()

@@ -335,6 +335,29 @@ async def test_a_run_that_has_lost_its_checkpoints_is_known(make_ship: Callable[
         ship.folder.check_resumable()
 
 
+@pytest.mark.parametrize("noted", ["junk\x1b[31m", "", "ckpt-1-9"])
+async def test_a_note_of_what_is_not_there_is_told(
+    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture, noted: str
+) -> None:
+    ship = make_ship()
+    await ship.save(1)
+    assert load_newest(ship.folder) is not None
+    assert "last_checkpoint" not in caplog.text
+    (ship.folder.path / "last_checkpoint").write_text(noted)
+    restored = load_newest(ship.folder)
+    assert restored is not None
+    assert restored.progress.update == 1
+    assert f"last_checkpoint: names {noted!r}, which is not there" in caplog.text
+
+
+async def test_a_folder_that_is_gone_is_not_made_again(make_ship: Callable[..., Ship]) -> None:
+    ship = make_ship()
+    assert await ship.save(1)
+    shutil.rmtree(ship.folder.path)
+    assert not await ship.save(2)
+    assert not ship.folder.path.exists()
+
+
 @pytest.mark.parametrize(
     "key", ["env_steps_trained", "ledger", "watermarks", "forks", "episodes", "run_s"]
 )

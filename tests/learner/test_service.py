@@ -1,6 +1,7 @@
 """Whole runs in this process: from the bind to the summary, whatever ends them in good order."""
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from impala_async.errors import (
     ConfigError,
 )
 from impala_async.learner import memory, service
+from impala_async.learner.recorder import Recorder
 from impala_async.learner.saver import Saver
 from impala_async.learner.service import LearnerService
 from impala_async.metrics.names import undeclared
@@ -330,6 +332,38 @@ async def test_an_end_whose_checkpoint_is_not_written_is_no_success(
         assert await run.end() == EXIT_TRY_AGAIN
     assert run.summary["exit_reason"] == "checkpoint_not_written"
     assert f"cannot write checkpoint {run.folder.checkpoints}" in caplog.text
+
+
+@pytest.mark.parametrize("is_seen_first", [True, False], ids=["in mid-run", "at its end"])
+async def test_a_run_that_loses_its_folder_ends_without_success(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_seen_first: bool,
+) -> None:
+    monkeypatch.setattr(service, "REAP_EVERY_S", 0.02 if is_seen_first else 1.0)
+    async with voyage(tmp_path / "run") as run:
+        await run.sail(1)
+        await run.trained(1)
+        run.folder.path.rename(tmp_path / "moved")
+        if not is_seen_first:
+            run.service.stop("terminated")
+        assert await run.end() == EXIT_TRY_AGAIN
+    assert not run.folder.path.exists()
+    assert caplog.text.count("run: it is gone, or another one lies there") == 1
+    assert (tmp_path / "moved" / "config.json").exists()
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+async def test_a_recording_of_nothing_is_no_success(tmp_path: Path, *, is_empty: bool) -> None:
+    recorder = Recorder(tmp_path / "recording", b"run")
+    make = functools.partial(LearnerService, recorder=recorder)
+    async with voyage(tmp_path / "run", make=make) as run:
+        await run.place()
+        recorder.is_empty = is_empty
+        run.service.stop("terminated")
+        assert await run.end() == (EXIT_TRY_AGAIN if is_empty else EXIT_DONE)
 
 
 async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Memory of two processes: the same parts on both sides, and gone with both."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from impala_async.errors import ConfigError
 from impala_async.learner.shared_memory import SharedMemory
 
 OTHER_SIDE = """
@@ -47,3 +49,14 @@ def test_closing_gives_the_descriptor_back() -> None:
     memory.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory.fd)
+
+
+def test_memory_that_the_system_does_not_give_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(fd: int, size: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    memory = SharedMemory.new()
+    monkeypatch.setattr(os, "ftruncate", too_large)
+    with pytest.raises(ConfigError, match=r"4,096 bytes of shared memory: File too large: raise"):
+        memory.allocate(10)
+    memory.close()

@@ -286,6 +286,13 @@ def test_the_highest_epoch_counts_damaged_ones_too(folder):
     assert last_good(folder).name == "ckpt-2-9"
 
 
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(folder):
+    folder.symlink_to(folder)
+    with pytest.raises(CheckpointError, match="cannot be read: Too many levels"):
+        newest_checkpoint(folder)
+    assert last_good(folder) is None
+
+
 def test_only_damaged_ones_are_none(folder, caplog):
     flip(save(folder, 1, 1) / "state.json")
     assert newest_checkpoint(folder) is None

@@ -31,17 +31,27 @@ _TAIL_BYTES: Final = 65536
 class JsonlSink:
     """Appends reports to `path`, which the first of them creates.
 
-    `reserve` says how many bytes they leave free for what matters more.
+    `reserve` says how many bytes they leave free for what matters more, and `is_gone` whether its
+    folder is not there any more, but perhaps somebody else's: then nothing is written.
     """
 
-    def __init__(self, path: str | Path, *, reserve: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        reserve: Callable[[], int] = lambda: 0,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._path = Path(path)
         self._reserve = reserve
+        self._is_gone = is_gone
         self._fd: int | None = None
         self._num_lost = 0
 
     def write(self, report: dict[str, Value]) -> None:
         """Append one line, or note that it is lost."""
+        if self._is_gone():
+            return
         line = json.dumps(report, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             if self._fd is None:

@@ -192,3 +192,12 @@ def test_a_pipe_that_nobody_empties_is_not_waited_for(
         sink.write({"text": "x" * 1000, "updates": number})
     sink.close()
     assert "cannot be written" in caplog.text
+
+
+def test_nothing_is_written_into_the_folder_of_somebody_else(path: Path) -> None:
+    gone: list[bool] = []
+    sink = JsonlSink(path, is_gone=lambda: bool(gone))
+    sink.write({"updates": 1})
+    gone.append(True)
+    sink.write({"updates": 2})
+    assert read(path) == [{"updates": 1}]
