@@ -108,6 +108,7 @@ class RunFolder:
             attempt.mkdir(exist_ok=True)
             attempt.rmdir()
         except OSError as error:
+            error.filename = str(self.checkpoints)
             raise self._unwritable(error) from None
         self._unwritten = config
         if self._is_new:

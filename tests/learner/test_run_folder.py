@@ -400,7 +400,7 @@ def test_checkpoints_that_cannot_be_written_are_told_at_the_start(
         made(path, mode)
 
     monkeypatch.setattr(os, "mkdir", make)
-    with pytest.raises(ConfigError, match=r"cannot write to .*/checkpoints/.*: Permission denied"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*/checkpoints: Permission denied"):
         RunFolder(tmp_path / "run").begin(CONFIG)
 
 
