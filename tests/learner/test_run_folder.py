@@ -408,9 +408,10 @@ def test_a_new_run_is_not_begun_in_what_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "checkpoints").mkdir()
-    monkeypatch.setattr(Path, "is_dir", lambda path: path == tmp_path or _forbidden(path))
-    with pytest.raises(ConfigError, match=r"cannot read .*/checkpoints: Permission denied"):
-        RunFolder(tmp_path).check_new()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", lambda path: path == tmp_path or _forbidden(path))
+        with pytest.raises(ConfigError, match=r"cannot read .*/checkpoints: Permission denied"):
+            RunFolder(tmp_path).check_new()
 
 
 def _forbidden(path: Path) -> bool:
