@@ -262,6 +262,20 @@ def test_a_log_that_cannot_be_written_is_a_wrong_flag() -> None:
         run(LEARNER_UNTIL_TOLD, ACTOR_UNTIL_KILLED)
 
 
+def test_a_log_that_somebody_removes_does_not_end_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    actor = """
+note()
+if count("actor") > 1:
+    wait_for(lambda: False)
+os.remove("run/actors/actor-0.log")
+sys.exit(2)
+"""
+    assert run("wait_for(lambda: count('actor') == 2)", actor) == 0
+    assert "its log cannot be read: No such file or directory" in caplog.text
+
+
 @pytest.mark.parametrize("code", [77, 78])
 def test_a_hopeless_actor_ends_the_run_with_its_reason(
     caplog: pytest.LogCaptureFixture, code: int
