@@ -32,6 +32,7 @@ from impala_async.errors import (
     RunOver,
 )
 from impala_async.interrupts import quit_at_once
+from impala_async.leaving import flush_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -376,13 +377,3 @@ def _has_reader(stream: IO[str] | None) -> bool:
     # For nothing: that there is nobody at the other end is told in any case.
     poll.register(stream.fileno(), 0)
     return not poll.poll(0)
-
-
-def flush_output() -> None:
-    """Say what is left. A reader that has gone, as `head` goes, is no error, nor a full disk."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        try:
-            stream.flush()
-        except OSError:
-            # The interpreter flushes once more when it ends, and would complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

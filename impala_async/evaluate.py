@@ -6,7 +6,6 @@ folder, or of its `checkpoints`; a checkpoint's own folder works as well.
 
 import argparse
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +14,7 @@ from impala_async.doors import new_parser, run_door
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.interrupts import interrupt
+from impala_async.leaving import leave
 from impala_async.metrics.returns import format_return
 
 if TYPE_CHECKING:
@@ -229,4 +229,4 @@ def _counted(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -6,7 +6,6 @@ It starts a learner with the recorded settings, or takes one that runs already (
 import argparse
 import logging
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from impala_async.doors import (
     start_logging,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, RecordingError
+from impala_async.leaving import leave
 
 if TYPE_CHECKING:
     from impala_async.actor.player import Manner, Played
@@ -295,4 +295,4 @@ def _compare(folder: "RunFolder", take: "Take", num_updates: int | None) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

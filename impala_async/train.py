@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import logging
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from impala_async.doors import (
 )
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, how_it_ended
 from impala_async.launch.local import LocalRun, free_ports
+from impala_async.leaving import leave
 from impala_async.metrics.returns import RETURN_EPISODES, format_return
 from impala_async.plot import draw_at_end
 
@@ -195,4 +195,4 @@ def _show(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

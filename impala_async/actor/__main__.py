@@ -5,7 +5,6 @@ Runs on: main thread
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 
 from impala_async import lifeline
@@ -17,6 +16,7 @@ from impala_async.doors import (
     start_logging,
 )
 from impala_async.errors import ConfigError
+from impala_async.leaving import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,4 +69,4 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

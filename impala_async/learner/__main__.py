@@ -6,7 +6,6 @@ Runs on: main thread; torch is imported only when the flags and settings are goo
 import argparse
 import logging
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -17,7 +16,6 @@ from impala_async import lifeline
 from impala_async.doors import (
     add_run_flags,
     check_run,
-    flush_output,
     new_parser,
     run_door,
     start_logging,
@@ -25,6 +23,7 @@ from impala_async.doors import (
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
 from impala_async.interrupts import undone
+from impala_async.leaving import flush_output, leave
 from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def _leave(code: int) -> NoReturn:
     if any(thread.daemon for thread in threading.enumerate()):
         flush_output()
         os._exit(code)
-    sys.exit(code)
+    leave(code)
 
 
 if __name__ == "__main__":
