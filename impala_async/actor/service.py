@@ -165,6 +165,8 @@ class ActorService:
         try:
             stage = set_stage(actor.sampler, actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
+            if error.is_death:
+                raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(str(with_id(error, env.id))) from error
         if actor.sampler != "auto":
