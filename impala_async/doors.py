@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from impala_async.errors import (
     ImpalaAsyncError,
     ProcessLostError,
     RunOver,
+    how_it_ended,
 )
 from impala_async.interrupts import quit_at_once
 from impala_async.leaving import flush_output
@@ -52,6 +54,10 @@ BIND_VARIABLE = "IMPALA_ASYNC_BIND"
 # Where `train` tells an actor its number, and how often it was started before.
 ACTOR_VARIABLE = "IMPALA_ASYNC_ACTOR"
 CONSOLE_COMMAND = "impala-async"
+# What a shell adds to the number of the signal that ended a process.
+SHELL_SIGNAL = 128
+
+logger = logging.getLogger(__name__)
 
 
 class DoorParser(argparse.ArgumentParser):
@@ -327,6 +333,20 @@ def start_logging() -> "Console":
         form = "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=[handler])
     return console
+
+
+def tell_death(code: int, folder: "RunFolder", door: str, how: str = "") -> None:
+    """Say how a learner ended that left no summary, and how its run goes on behind that door.
+
+    An exit code above 128 stands for a signal, as in a shell.
+    """
+    if code <= SHELL_SIGNAL:
+        logger.error("the learner ended without a summary, with exit code %d", code)
+        return
+    resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
+    lost = "; what it trained since its last checkpoint is lost"
+    go_on = f"{lost}; to go on: {resume}" if folder.exists() else ""
+    logger.error("the learner %s%s", how or how_it_ended(SHELL_SIGNAL - code), go_on)
 
 
 def run_door(body: Callable[[], int]) -> int:

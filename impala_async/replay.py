@@ -16,6 +16,7 @@ from impala_async.doors import (
     new_parser,
     run_door,
     start_logging,
+    tell_death,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, RecordingError
 from impala_async.leaving import leave
@@ -164,6 +165,8 @@ def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
     finally:
         code = learner.end(grace_s)
     if code != EXIT_DONE:
+        if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
+            tell_death(code, folder, "learner")
         return code
     _tell(played, playlist, told)
     _tell_of(folder)

@@ -1,5 +1,6 @@
 """Real processes behind fake doors: the folder that they start in holds a package of that name."""
 
+import functools
 import json
 import os
 import signal
@@ -437,6 +438,52 @@ sys.exit(130)
     assert run(learner, ACTOR_UNTIL_KILLED) == 130
     thread.join()
     assert len(events("learner", "signal")) == 2
+
+
+def test_a_second_ctrl_c_kills_a_learner_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be stopped, or hold the interpreter's lock."""
+    monkeypatch.setattr(local, "QUIT_S", 0.2)
+    monkeypatch.setattr(local, "QUIT_TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(local, "Wait", functools.partial(Wait, after_s=0.0))
+    learner = """
+serve()
+open_gate()
+note()
+os.kill(os.getpid(), signal.SIGSTOP)
+wait_for(lambda: False)
+"""
+    stubborn = "signal.signal(signal.SIGTERM, lambda *_: None)\n" + ACTOR_UNTIL_KILLED
+    ready = ["actor", "has not answered yet"]
+    thread = signal_when(
+        lambda n: bool(events(ready[n]) and events("learner")) or ready[n] in caplog.text,
+        signal.SIGINT,
+        signal.SIGINT,
+    )
+    started = prepare(learner, stubborn)
+    assert started.run(1) == 130
+    thread.join()
+    assert started.has_killed_learner
+    assert psutil.Process().children() == []
+    told = [text for text in caplog.messages if not text.startswith("starting: ")]
+    assert "waiting for the learner, which has not answered yet (0 s); press Ctrl-C" in told[0]
+    assert told[1] == "quitting: what has not ended 0 s after this is killed"
+
+
+def test_a_second_sigterm_leaves_a_learner_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "QUIT_S", 0.0)
+    learner = """
+signals = []
+signal.signal(signal.SIGTERM, lambda number, frame: (signals.append(1), note(signal=number)))
+note()
+wait_for(lambda: len(signals) == 2)
+time.sleep(0.2)
+sys.exit(0)
+"""
+    thread = signal_when(lambda n: len(events("learner")) == n + 1, signal.SIGTERM, signal.SIGTERM)
+    assert run(learner, ACTOR_UNTIL_KILLED) == 0
+    thread.join()
 
 
 def test_a_learner_that_only_starts_hears_of_ctrl_c_later() -> None:
