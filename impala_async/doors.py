@@ -23,7 +23,6 @@ from impala_async import __version__
 from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
-    EXIT_INTERRUPTED,
     EXIT_TRY_AGAIN,
     CheckpointError,
     ConfigError,
@@ -33,7 +32,7 @@ from impala_async.errors import (
     RunOver,
     how_it_ended,
 )
-from impala_async.interrupts import quit_at_once
+from impala_async.interrupts import Interrupted, last_word, quit_at_once
 from impala_async.leaving import flush_output
 
 if TYPE_CHECKING:
@@ -370,9 +369,10 @@ def _run(body: Callable[[], int]) -> int:
         prefix = "" if error.exit_code == EXIT_DONE else "error: "
         _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))
         return error.exit_code
-    except KeyboardInterrupt:
-        _tell("interrupted\n")
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        word, code = last_word(*error.args if isinstance(error, Interrupted) else ())
+        _tell(word)
+        return code
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             return EXIT_DONE

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from impala_async.doors import new_parser, run_door
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
-from impala_async.interrupts import interrupt
+from impala_async.interrupts import REQUESTS, interrupt
 from impala_async.leaving import leave
 from impala_async.metrics.returns import format_return
 
@@ -117,8 +117,8 @@ def _play(
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     # From here on there is something to close.
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in REQUESTS:
+        signal.signal(number, interrupt)
     envs, policy, num_agents = _build_enough(config, args.episodes)
     per_agent = -(-args.episodes // num_agents)
     try:
