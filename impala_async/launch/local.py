@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,6 +43,8 @@ RESTART_AFTER_S = 1.0
 GOODBYE_S = 3.0
 MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
+# As `start_logging` writes them where there is no terminal.
+INFO_LINE = re.compile(r"\d\d:\d\d:\d\d INFO ")
 # Longer than a learner gives itself for its end, the last checkpoint included.
 LEARNER_END_S = 660.0
 ACTOR_END_S = 3.0
@@ -93,6 +96,8 @@ class _Actor:
         """What it said at its end; the log may hold the ends of others before it."""
         said = self.log_path.read_bytes()[self.log_begin :]
         lines = said.decode(errors="replace").splitlines()
+        # What went well is no reason.
+        lines = [line for line in lines if not INFO_LINE.match(line)]
         errors = [line for line in lines if line.startswith("error: ")]
         return (
             errors[-1].removeprefix("error: ")
@@ -235,8 +240,9 @@ class LocalRun:
     def _start(self, actor: _Actor) -> None:
         if actor.is_done:
             logger.warning(
-                "actor %d was ended, but the run goes on: starting it again; its log: %s",
+                "actor %d %s, though the run goes on: starting it again; its log: %s",
                 actor.number,
+                how_it_ended(EXIT_DONE),
                 actor.log_path,
             )
         try:

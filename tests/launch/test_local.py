@@ -176,7 +176,8 @@ def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
     assert third - second >= 0.2
     (*_, last) = caplog.messages
     assert last == (
-        "actor 0 was ended, but the run goes on: starting it again; its log: run/actors/actor-0.log"
+        "actor 0 ended with exit code 0, though the run goes on: starting it again; "
+        "its log: run/actors/actor-0.log"
     )
 
 
@@ -193,7 +194,7 @@ except FileExistsError:
     # The other one comes again three times before the learner has ended.
     assert run("serve()\nwait_for(lambda: count('actor') == 4)", actor, num_actors=2) == 0
     assert "ended with exit code 75" in caplog.text
-    assert "was ended" not in caplog.text
+    assert "the run goes on" not in caplog.text
 
 
 @pytest.mark.parametrize("service", [None, '{"pid": 1}', "{torn"])
@@ -219,7 +220,7 @@ except FileExistsError:
 note()
 """
     assert run(learner, actor, num_actors=2) == 0
-    (at,) = (n for n, text in enumerate(caplog.messages) if "was ended" in text)
+    (at,) = (n for n, text in enumerate(caplog.messages) if "the run goes on" in text)
     assert at >= 3
 
 
@@ -296,6 +297,27 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
         assert "ZeroDivisionError: division by zero" in caplog.text
     else:
         assert "cannot run: it died of SIGABRT (it said nothing); its log: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("03:52:22 INFO actor 0: 2 environments of X", "it said nothing"),
+        ("03:52:22 INFO actor 0: it is well\\nFatal: no GL context", "Fatal: no GL context"),
+        ("03:52:22 WARNING environment 0 has been in step for 12 s", "03:52:22 WARNING env"),
+    ],
+)
+def test_what_went_well_is_no_reason_for_a_death(
+    caplog: pytest.LogCaptureFixture, said: str, reason: str
+) -> None:
+    actor = f"""
+wait_for(lambda: count("learner") == 1)
+note()
+print("{said}", flush=True)
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+    assert run("note()\nwait_for(lambda: count('actor') == 2)", actor) == 0
+    assert f"actor 0 died of SIGSEGV ({reason}" in caplog.messages[0]
 
 
 def test_a_slow_start_is_no_life(
