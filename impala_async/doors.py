@@ -16,6 +16,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -34,6 +35,8 @@ from impala_async.errors import (
 )
 from impala_async.interrupts import Interrupted, last_word, quit_at_once
 from impala_async.leaving import flush_output
+from impala_async.lifeline import inherited_fds
+from impala_async.waiting import told_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -346,6 +349,13 @@ def tell_death(code: int, folder: "RunFolder", door: str, how: str = "") -> None
     lost = "; what it trained since its last checkpoint is lost"
     go_on = f"{lost}; to go on: {resume}" if folder.exists() else ""
     logger.error("the learner %s%s", how or how_it_ended(SHELL_SIGNAL - code), go_on)
+
+
+def start_told_of(
+    what: str, tell: Callable[[str], None] = logger.info
+) -> AbstractContextManager[None]:
+    """In here this process starts. Whoever started it tells of that, if it is one of ours."""
+    return nullcontext() if inherited_fds() else told_of(f"starting: {what}", tell)
 
 
 def run_door(body: Callable[[], int]) -> int:

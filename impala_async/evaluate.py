@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from impala_async.doors import new_parser, run_door
+from impala_async.doors import new_parser, run_door, start_told_of
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.interrupts import REQUESTS, interrupt
@@ -111,9 +111,10 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
 def _play(
     config: "RunConfig", path: Path, args: argparse.Namespace, *, is_one: bool
 ) -> list[Played]:
-    from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
+    with start_told_of("torch and the checkpoint are loaded", tell_stderr):
+        from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
 
-    checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
+        checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     # From here on there is something to close.

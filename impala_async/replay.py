@@ -16,6 +16,7 @@ from impala_async.doors import (
     new_parser,
     run_door,
     start_logging,
+    start_told_of,
     tell_death,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, RecordingError
@@ -170,8 +171,8 @@ def _start_and_play(
     )
     grace_s = 0.0
     try:
-        manner = _manner(args)
         with undone(learner.kill):
+            manner = _manner(args)
             played = _play(
                 data, playlist, manner, told, lambda: bool(told) or not learner.is_running
             )
@@ -231,7 +232,8 @@ def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
 
 
 def _manner(args: argparse.Namespace) -> "Manner":
-    from impala_async.actor.player import Manner
+    with start_told_of("torch is loaded"):
+        from impala_async.actor.player import Manner
 
     return Manner(
         is_exact=args.exact, is_looped=args.loop, is_original_speed=args.speed == "original"

@@ -7,7 +7,7 @@ import argparse
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +19,7 @@ from impala_async.doors import (
     new_parser,
     run_door,
     start_logging,
+    start_told_of,
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
@@ -65,7 +66,10 @@ def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.N
     from impala_async.learner.recorder import Recorder
 
     console = start_logging()
-    with ExitStack() as stack:
+    with ExitStack() as stack, ExitStack() as starting:
+        starting.enter_context(
+            start_told_of("torch is loaded, the environment tried, the learner built")
+        )
         recorder = None
         if args.record is not None:
             recorder = Recorder(args.record, folder.run_id)
@@ -75,7 +79,9 @@ def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.N
         ingest = start_ingest(config, is_recording=recorder is not None)
         if ingest is not None:
             stack.callback(ingest.end)
-        return _serve(config, folder, console, recorder, ingest, is_resumed=args.resume)
+        return _serve(
+            config, folder, console, recorder, ingest, starting.close, is_resumed=args.resume
+        )
 
 
 def _serve(
@@ -84,6 +90,7 @@ def _serve(
     console: "Console",
     recorder: "Recorder | None",
     ingest: "IngestProcess | None",
+    on_ready: Callable[[], None],
     *,
     is_resumed: bool,
 ) -> int:
@@ -91,11 +98,9 @@ def _serve(
     from impala_async.learner.probe import SpaceProbe, check_columns
 
     keep_freed_memory()
-    probe = (
-        SpaceProbe(config.env, config.actor, config.model, config.policies)
-        if config.env.probe == "learner"
-        else None
-    )
+    probe = None
+    if config.env.probe == "learner":
+        probe = SpaceProbe(config.env, config.actor, config.model, config.policies)
 
     # The probe works while torch loads.
     import uvloop
@@ -127,6 +132,7 @@ def _serve(
             recorder=recorder,
             ingest=ingest,
             lock_watch=lock_watch,
+            on_ready=on_ready,
         )
         lifeline.open_gate()  # it listens, and nobody else can at its address
         return await service.run()
