@@ -5,10 +5,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from impala_async import __version__
 from impala_async.doors import run_door
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE
+from impala_async.leaving import leave
 
 # Door: its module, and what it is for. Modules are imported only when their door is opened.
 DOORS = {
@@ -26,6 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Open a door with the rest of the arguments."""
     args = list(sys.argv[1:] if argv is None else argv)
     return run_door(lambda: _open(args))
+
+
+def console() -> NoReturn:
+    """What the command calls."""
+    leave(main())
 
 
 def _open(args: list[str]) -> int:
@@ -58,4 +65,4 @@ def _help() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

@@ -12,9 +12,11 @@ import logging
 import os
 import re
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -22,7 +24,6 @@ from impala_async import __version__
 from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
-    EXIT_INTERRUPTED,
     EXIT_TRY_AGAIN,
     CheckpointError,
     ConfigError,
@@ -30,8 +31,12 @@ from impala_async.errors import (
     ImpalaAsyncError,
     ProcessLostError,
     RunOver,
+    how_it_ended,
 )
-from impala_async.interrupts import quit_at_once
+from impala_async.interrupts import Interrupted, last_word, quit_at_once
+from impala_async.leaving import flush_output
+from impala_async.lifeline import inherited_fds
+from impala_async.waiting import told_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +56,10 @@ BIND_VARIABLE = "IMPALA_ASYNC_BIND"
 # Where `train` tells an actor its number, and how often it was started before.
 ACTOR_VARIABLE = "IMPALA_ASYNC_ACTOR"
 CONSOLE_COMMAND = "impala-async"
+# What a shell adds to the number of the signal that ended a process.
+SHELL_SIGNAL = 128
+
+logger = logging.getLogger(__name__)
 
 
 class DoorParser(argparse.ArgumentParser):
@@ -328,6 +337,27 @@ def start_logging() -> "Console":
     return console
 
 
+def tell_death(code: int, folder: "RunFolder", door: str, how: str = "") -> None:
+    """Say how a learner ended that left no summary, and how its run goes on behind that door.
+
+    An exit code above 128 stands for a signal, as in a shell.
+    """
+    if code <= SHELL_SIGNAL:
+        logger.error("the learner ended without a summary, with exit code %d", code)
+        return
+    resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
+    lost = "; what it trained since its last checkpoint is lost"
+    go_on = f"{lost}; to go on: {resume}" if folder.exists() else ""
+    logger.error("the learner %s%s", how or how_it_ended(SHELL_SIGNAL - code), go_on)
+
+
+def start_told_of(
+    what: str, tell: Callable[[str], None] = logger.info
+) -> AbstractContextManager[None]:
+    """In here this process starts. Whoever started it tells of that, if it is one of ours."""
+    return nullcontext() if inherited_fds() else told_of(f"starting: {what}", tell)
+
+
 def run_door(body: Callable[[], int]) -> int:
     """The exit code of a door. What a user can mend is one line; a bug of ours is a traceback.
 
@@ -349,9 +379,10 @@ def _run(body: Callable[[], int]) -> int:
         prefix = "" if error.exit_code == EXIT_DONE else "error: "
         _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))
         return error.exit_code
-    except KeyboardInterrupt:
-        _tell("interrupted\n")
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        word, code = last_word(*error.args if isinstance(error, Interrupted) else ())
+        _tell(word)
+        return code
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             return EXIT_DONE
@@ -376,13 +407,3 @@ def _has_reader(stream: IO[str] | None) -> bool:
     # For nothing: that there is nobody at the other end is told in any case.
     poll.register(stream.fileno(), 0)
     return not poll.poll(0)
-
-
-def flush_output() -> None:
-    """Say what is left. A reader that has gone, as `head` goes, is no error, nor a full disk."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        try:
-            stream.flush()
-        except OSError:
-            # The interpreter flushes once more when it ends, and would complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -28,6 +28,8 @@ EXIT_INTERRUPTED = 130
 
 def how_it_ended(code: int) -> str:
     """What the exit code of a child tells; a signal has a negative one."""
+    if code == EXIT_INTERRUPTED:
+        return "was interrupted (SIGINT)"
     if code == -signal.SIGKILL:
         return "was killed (SIGKILL), by hand or by the system when memory ran out"
     if code < 0:
@@ -49,9 +51,16 @@ class ConfigError(ImpalaAsyncError):
 
 
 class EnvError(ImpalaAsyncError):
-    """An environment cannot be made, is unsupported, or broke its own contract."""
+    """An environment cannot be made, is unsupported, or broke its own contract.
+
+    `is_death`: its process died, which the next one may not.
+    """
 
     exit_code = EXIT_CONFIG
+
+    def __init__(self, text: str = "", *, is_death: bool = False) -> None:
+        super().__init__(text)
+        self.is_death = is_death
 
 
 class EnvHangsError(ImpalaAsyncError):

@@ -6,15 +6,15 @@ folder, or of its `checkpoints`; a checkpoint's own folder works as well.
 
 import argparse
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from impala_async.doors import new_parser, run_door
+from impala_async.doors import new_parser, run_door, start_told_of
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
-from impala_async.interrupts import interrupt
+from impala_async.interrupts import REQUESTS, interrupt
+from impala_async.leaving import leave
 from impala_async.metrics.returns import format_return
 
 if TYPE_CHECKING:
@@ -111,14 +111,15 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
 def _play(
     config: "RunConfig", path: Path, args: argparse.Namespace, *, is_one: bool
 ) -> list[Played]:
-    from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
+    with start_told_of("torch and the checkpoint are loaded", tell_stderr):
+        from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
 
-    checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
+        checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no whole checkpoint yet")
     # From here on there is something to close.
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in REQUESTS:
+        signal.signal(number, interrupt)
     envs, policy, num_agents = _build_enough(config, args.episodes)
     per_agent = -(-args.episodes // num_agents)
     try:
@@ -229,4 +230,4 @@ def _counted(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -26,7 +26,7 @@ def is_of_python(found: Any) -> bool:
 class Foreign(ABC):
     """A context in which every exception is that of foreign code; one instance serves many times.
 
-    So is SystemExit, which would else end a process of ours as if all were well.
+    So are SystemExit and GeneratorExit, which would else end a process of ours as if all were well.
 
     A class, because a generator's context costs as much as a step of a small environment.
     """
@@ -42,7 +42,7 @@ class Foreign(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None and not isinstance(error, GeneratorExit) and not is_ctrl_c(error):
+        if error is not None and not is_ctrl_c(error):
             ours = self.blame(error)
             if ours is not None:
                 raise ours from error

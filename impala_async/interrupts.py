@@ -20,12 +20,20 @@ _undoings: list[Callable[[], object]] = []
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, as our own handlers raise it: foreign code may raise a KeyboardInterrupt too."""
+    """Ctrl-C or SIGTERM, as our own handlers raise it with its number: foreign code may raise a
+    KeyboardInterrupt too."""
 
 
 def interrupt(number: int, frame: object) -> None:
-    """A handler of Ctrl-C; Python's own raises what foreign code could have raised."""
-    raise Interrupted
+    """A handler of both; Python's own of Ctrl-C raises what foreign code could have raised."""
+    raise Interrupted(number)
+
+
+def last_word(*numbers: int) -> tuple[str, int]:
+    """What a process says that such signals have ended, and its exit code."""
+    if numbers and signal.SIGINT not in numbers:
+        return "terminated\n", EXIT_DONE
+    return "interrupted\n", EXIT_INTERRUPTED
 
 
 def is_ctrl_c(error: BaseException) -> bool:
@@ -75,11 +83,11 @@ def deaf_children() -> Iterator[None]:
 def _quit(number: int, frame: object) -> None:
     for each in REQUESTS:
         signal.signal(each, signal.SIG_IGN)  # another one must not cut this short
-    is_interrupt = number == signal.SIGINT
+    word, code = last_word(number)
     try:
         for undo in reversed(_undoings):
             with suppress(OSError):
                 undo()
-        os.write(2, b"interrupted\n" if is_interrupt else b"terminated\n")
+        os.write(2, word.encode())
     finally:
-        os._exit(EXIT_INTERRUPTED if is_interrupt else EXIT_DONE)
+        os._exit(code)

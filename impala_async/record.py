@@ -4,11 +4,11 @@ For actors on other hosts there is `python -m impala_async.learner --record FILE
 """
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from impala_async.doors import add_run_flags, new_parser, run_door
+from impala_async.leaving import leave
 from impala_async.train import train
 
 
@@ -27,4 +27,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -6,7 +6,6 @@ It starts a learner with the recorded settings, or takes one that runs already (
 import argparse
 import logging
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,12 @@ from impala_async.doors import (
     new_parser,
     run_door,
     start_logging,
+    start_told_of,
+    tell_death,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, RecordingError
+from impala_async.interrupts import REQUESTS, interrupt, undone
+from impala_async.leaving import leave
 
 if TYPE_CHECKING:
     from impala_async.actor.player import Manner, Played
@@ -32,6 +35,7 @@ CONNECT_S = 60.0
 # A learner that has reached its goal, and said so, is about to end by itself.
 GRACE_S = 600.0
 ANY_PORT = "tcp://127.0.0.1:*"
+SETTINGS = "replay.json"
 ENDLESS = dict.fromkeys(("env_steps", "updates", "mean_return", "wall_s"))
 
 
@@ -141,15 +145,24 @@ def _play_into(args: argparse.Namespace, playlist: "Playlist") -> int:
 
 
 def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
-    from impala_async.config_ingest import BindSection
-    from impala_async.launch.local import free_ports
-    from impala_async.launch.lone import LoneLearner
     from impala_async.learner.run_folder import RunFolder, default_run_path
 
     config = _settings(args, playlist)
     folder = RunFolder(args.run_dir or default_run_path(config))
     folder.check_new(advice="name another folder")
-    settings = _write_settings(folder, config)
+    folder.hold()  # and so it is ours to withdraw
+    folder.let_go()
+    with undone(folder.withdraw), undone(lambda: folder.remove(SETTINGS)):
+        return _start_and_play(args, playlist, folder, _write_settings(folder, config))
+
+
+def _start_and_play(
+    args: argparse.Namespace, playlist: "Playlist", folder: "RunFolder", settings: Path
+) -> int:
+    from impala_async.config_ingest import BindSection
+    from impala_async.launch.local import free_ports
+    from impala_async.launch.lone import LoneLearner
+
     data, weights = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     told: list[int] = []
     learner = LoneLearner(
@@ -158,12 +171,17 @@ def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
     )
     grace_s = 0.0
     try:
-        manner = _manner(args)
-        played = _play(data, playlist, manner, told, lambda: bool(told) or not learner.is_running)
+        with undone(learner.kill):
+            manner = _manner(args)
+            played = _play(
+                data, playlist, manner, told, lambda: bool(told) or not learner.is_running
+            )
         grace_s = GRACE_S if played.is_finished else 0.0
     finally:
         code = learner.end(grace_s)
     if code != EXIT_DONE:
+        if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
+            tell_death(code, folder, "learner")
         return code
     _tell(played, playlist, told)
     _tell_of(folder)
@@ -208,13 +226,14 @@ def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         dumped = config.model_dump(mode="json", by_alias=True)
-        return folder.write_json("replay.json", {"config": dumped}, mode=PRIVATE)
+        return folder.write_json(SETTINGS, {"config": dumped}, mode=PRIVATE)
     except OSError as error:
         raise ConfigError(f"--run-dir: cannot write to {folder.path}: {error.strerror}") from None
 
 
 def _manner(args: argparse.Namespace) -> "Manner":
-    from impala_async.actor.player import Manner
+    with start_told_of("torch is loaded"):
+        from impala_async.actor.player import Manner
 
     return Manner(
         is_exact=args.exact, is_looped=args.loop, is_original_speed=args.speed == "original"
@@ -237,10 +256,10 @@ def _play(
 
     def hear(number: int, frame: object) -> None:
         if told:
-            raise KeyboardInterrupt
+            interrupt(number, frame)
         told.append(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in REQUESTS:
         signal.signal(number, hear)
     return Player(url, playlist, manner, should_stop=should_stop, connect_s=CONNECT_S).run()
 
@@ -295,4 +314,4 @@ def _compare(folder: "RunFolder", take: "Take", num_updates: int | None) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

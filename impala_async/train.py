@@ -6,26 +6,27 @@
 import argparse
 import contextlib
 import logging
-import shlex
-import sys
+import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from impala_async.doors import (
+    SHELL_SIGNAL,
     add_run_flags,
     bind_of_this_start,
     check_run,
-    command_of,
     default_config_path,
     names_an_env,
     new_parser,
     number_of_this_start,
     run_door,
     start_logging,
+    tell_death,
 )
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, how_it_ended
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
+from impala_async.leaving import leave
 from impala_async.metrics.returns import RETURN_EPISODES, format_return
 from impala_async.plot import draw_at_end
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a shell adds to the number of the signal that ended a process.
-SHELL_SIGNAL = 128
 ANY_PORT = "tcp://127.0.0.1:*"
 LOOPBACK = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
@@ -106,19 +105,10 @@ def _train(
             print(f"learning curve: {curve}")
     # A learner that was told to end while it started has nothing to sum up.
     elif code not in (EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED):
-        _tell_death(code, folder, door)
+        tell_death(code, folder, door)
+    elif run.has_killed_learner:
+        tell_death(SHELL_SIGNAL + signal.SIGKILL, folder, door, "did not answer, and was killed")
     return code
-
-
-def _tell_death(code: int, folder: "RunFolder", door: str) -> None:
-    """Say how a learner ended that left no summary. An exit code above 128 stands for a signal, as
-    in a shell."""
-    if code <= SHELL_SIGNAL:
-        logger.error("the learner ended without a summary, with exit code %d", code)
-        return
-    resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
-    go_on = f"; to go on: {resume}" if folder.exists() else ""
-    logger.error("the learner %s%s", how_it_ended(SHELL_SIGNAL - code), go_on)
 
 
 def _unnamed_ports(bind: "BindSection") -> dict[str, str]:
@@ -196,4 +186,4 @@ def _show(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -1,10 +1,13 @@
 """Says what is waited for: not at once, then now and then."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 AFTER_S = 3.0
 EVERY_S = 10.0
+LOOK_EVERY_S = 0.25
 
 
 class Wait:
@@ -29,3 +32,20 @@ class Wait:
         if waited_s >= self._due_s:
             self._due_s = waited_s + EVERY_S
             self._tell(what(waited_s))
+
+
+@contextmanager
+def told_of(what: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """What is done in here is told of by another thread, as this one is busy with it."""
+    is_over = threading.Event()
+    wait = Wait(tell)
+
+    def look() -> None:
+        while not is_over.wait(LOOK_EVERY_S):
+            wait.look(lambda s: f"{what} ({s:.0f} s)")
+
+    threading.Thread(target=look, name="wait", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()

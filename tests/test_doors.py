@@ -1,11 +1,13 @@
 import argparse
 import errno
+import functools
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -30,10 +32,12 @@ from impala_async.doors import (
     number_of_this_start,
     packaged_configs,
     run_door,
+    start_told_of,
     with_bind_of_this_start,
 )
 from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError, RunOver
 from impala_async.learner.run_folder import RunFolder
+from impala_async.waiting import Wait
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume"}
@@ -631,3 +635,17 @@ def test_an_actor_looks_for_no_learner_before_its_own_listens(
     monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
     assert actor_door.main(["--learner", "tcp://127.0.0.1:9"]) == 0
     assert done == ["gate", "tcp://127.0.0.1:9"]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_start_is_told_of_by_one_of_us(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
+    """A learner of `train` says nothing of it, because `train` does."""
+    monkeypatch.setattr("impala_async.waiting.LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr("impala_async.waiting.Wait", functools.partial(Wait, after_s=0.0))
+    if is_ours:
+        monkeypatch.setenv(lifeline.VARIABLE, "3")
+    else:
+        monkeypatch.delenv(lifeline.VARIABLE, raising=False)
+    is_told = threading.Event()
+    with start_told_of("torch is loaded", lambda line: is_told.set()):
+        assert is_told.wait(0.2 if is_ours else 20.0) == (not is_ours)

@@ -76,6 +76,7 @@ def test_a_protocol_error_has_a_reason_to_count_and_a_text_to_read() -> None:
     ("code", "told"),
     [
         (0, "ended with exit code 0"),
+        (130, "was interrupted (SIGINT)"),
         (-9, "was killed (SIGKILL), by hand or by the system when memory ran out"),
         (-6, "died of SIGABRT"),
         (-40, "died of signal 40"),

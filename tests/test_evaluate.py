@@ -1,4 +1,6 @@
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -288,6 +290,8 @@ class Broken(gym.Env[Any, np.int64]):
                 sys.exit(0)
             if self._value == "interrupt":
                 raise KeyboardInterrupt
+            if self._value == "signal":
+                os.kill(os.getpid(), self._at)
             result[self._at] = self._value
         return tuple(result)
 
@@ -307,6 +311,28 @@ class Broken(gym.Env[Any, np.int64]):
 def test_an_environment_that_breaks_in_a_later_step_is_no_mean(
     kwargs: dict[str, Any], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main([str(save_run(tmp_path, kwargs))]) == 2
+    captured = capsys.readouterr()
+    assert "mean" not in captured.out
+    assert says_one_error(captured.err, f"{__name__}:Broken")
+    assert says in captured.err
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 0, "terminated\n")],
+)
+def test_a_signal_ends_it_with_a_word_while_it_plays(
+    number: int, code: int, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save_run(tmp_path, {"value": "signal", "at": int(number)})
+    assert main([str(path)]) == code
+    captured = capsys.readouterr()
+    assert captured.err == word
+    assert "mean" not in captured.out
+
+
+def save_run(tmp_path: Path, kwargs: dict[str, Any]) -> Path:
     folder = RunFolder(tmp_path / "run")
     config = RunConfig(env=EnvSection(id=f"{__name__}:Broken"))
     envs = build_envs("serial", config.env, 1)
@@ -314,11 +340,7 @@ def test_an_environment_that_breaks_in_a_later_step_is_no_mean(
     folder.begin(config.model_copy(update={"env": EnvSection(id=config.env.id, kwargs=kwargs)}))
     tensors = {"model": Policy(schema, config.model, seed=0).model.state_dict()}
     save_checkpoint(folder.checkpoints, Version(1, 1), tensors, {})
-    assert main([str(folder.path)]) == 2
-    captured = capsys.readouterr()
-    assert "mean" not in captured.out
-    assert says_one_error(captured.err, f"{__name__}:Broken")
-    assert says in captured.err
+    return folder.path
 
 
 def says_one_error(said: str, text: str) -> bool:

@@ -29,13 +29,14 @@ def test_what_is_blamed_has_its_cause_and_one_line() -> None:
 def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     # As in a program that uses the package: there Ctrl-C is Python's own.
     monkeypatch.setattr("signal.getsignal", lambda number: signal.default_int_handler)
-    for error in (KeyError("mine"), KeyboardInterrupt(), Interrupted(), GeneratorExit()):
+    for error in (KeyError("mine"), KeyboardInterrupt(), Interrupted()):
         with pytest.raises(type(error)) as caught, Blame():
             raise error
         assert caught.value is error
 
 
-def test_what_would_end_the_process_is_blamed() -> None:
-    with pytest.raises(ValueError, match="SystemExit: 0") as caught, Blame():
-        raise SystemExit(0)
-    assert isinstance(caught.value.__cause__, SystemExit)
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit("done")])
+def test_what_would_end_the_process_is_blamed(error: BaseException) -> None:
+    with pytest.raises(ValueError, match=one_line(error)) as caught, Blame():
+        raise error
+    assert caught.value.__cause__ is error

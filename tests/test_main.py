@@ -68,7 +68,7 @@ def test_environments_in_the_current_folder_are_found(
 
 def test_the_console_command_is_this() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"impala-async": "impala_async.__main__:main"}
+    assert project["scripts"] == {"impala-async": "impala_async.__main__:console"}
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

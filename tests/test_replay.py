@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from impala_async import replay
+from impala_async import interrupts, replay
 from impala_async.actor import player as player_module
 from impala_async.actor.player import Manner, Played
 from impala_async.actor.playlist import Playlist
@@ -34,6 +34,9 @@ class FakeLearner:
         self.grace_s: float | None = None
         self.is_running = True
         FakeLearner.made.append(self)
+
+    def kill(self) -> None:
+        raise AssertionError("it was not to be")
 
     def end(self, grace_s: float) -> int:
         self.grace_s, self.is_running = grace_s, False
@@ -156,6 +159,43 @@ def test_a_learner_that_fails_gives_its_code(
     assert capsys.readouterr().out == ""
     # The player is told when it dies.
     assert FakePlayer.made[0].should_stop()
+
+
+def test_a_learner_that_is_killed_is_told_of_with_the_way_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/impala-async", "replay"])
+    monkeypatch.setattr(FakeLearner, "code", 137)
+    monkeypatch.setattr(RunFolder, "exists", lambda self: bool(FakeLearner.made))
+    assert replay.main([tape(), "--run-dir", "here"]) == 137
+    (told,) = [text for text in caplog.messages if "the learner" in text]
+    assert told.startswith("the learner was killed (SIGKILL)")
+    assert told.endswith("to go on: impala-async learner --resume --run-dir here")
+
+
+def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its own file, nor what the learner has begun, nor the learner."""
+    seen: list[str] = []
+
+    def begin(self: FakeLearner, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+        folder = RunFolder(Path(flags[3]))
+        seen.extend(path.name for path in folder.path.iterdir())
+        folder.begin(load_config(Path(flags[1])))
+        folder.let_go()
+
+    def interrupted(self: FakePlayer) -> Played:
+        for undo in reversed(interrupts._undoings):
+            undo()
+        return Played()
+
+    monkeypatch.setattr(FakeLearner, "__init__", begin)
+    monkeypatch.setattr(FakeLearner, "kill", lambda self: seen.append("killed"))
+    monkeypatch.setattr(FakeLearner, "end", lambda self, grace_s: 130)
+    monkeypatch.setattr(FakePlayer, "__init__", lambda *args, **named: None)
+    monkeypatch.setattr(FakePlayer, "run", interrupted)
+    assert replay.main([tape(), "--run-dir", "here"]) == 130
+    assert seen == ["replay.json", "killed"]
+    assert not Path("here").exists()
 
 
 def test_whatever_happens_the_learner_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,12 +39,15 @@ SUMMARY = {
 }
 
 
+LOST = "; what it trained since its last checkpoint is lost"
+
+
 class FakeRun:
     """In place of the processes: notes what it was given, and does what a run would."""
 
     made: list["FakeRun"]
     code = 0
-    has_given_up = False
+    has_given_up = has_killed_learner = False
 
     def __init__(
         self,
@@ -391,6 +394,17 @@ def test_an_end_without_a_summary_is_told(
     assert (f"without a summary, with exit code {code}" in caplog.text) == is_told
 
 
+def test_a_learner_that_had_to_be_killed_is_told_of_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FakeRun, "code", 130)
+    monkeypatch.setattr(FakeRun, "has_killed_learner", True)
+    monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
+    started("--run-dir", "here", code=130)
+    (told,) = caplog.messages
+    assert told.startswith(f"the learner did not answer, and was killed{LOST}; to go on: ")
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
     [
@@ -411,8 +425,8 @@ def test_a_learner_that_was_killed_is_told_with_the_command_that_resumes(
     if has_begun:
         monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
     started("--run-dir", "my run", code=code)
-    resume = "; to go on: impala-async train --resume --run-dir 'my run'" if has_begun else ""
-    assert caplog.messages == [told + resume]
+    resume = f"{LOST}; to go on: impala-async train --resume --run-dir 'my run'"
+    assert caplog.messages == [told + resume if has_begun else told]
     if has_begun:
         FakeRun.made.clear()
         Path("my run/checkpoints").mkdir()

@@ -1,4 +1,10 @@
-from impala_async.waiting import Wait
+import functools
+import threading
+
+import pytest
+
+from impala_async import waiting
+from impala_async.waiting import Wait, told_of
 
 
 def test_it_is_told_after_a_while_and_then_now_and_then() -> None:
@@ -17,3 +23,18 @@ def test_a_wait_may_have_begun_before() -> None:
     wait.look(lambda s: f"{s:.0f} s")
     wait.look(lambda s: "too soon")
     assert told == ["11 s"]
+
+
+def test_what_keeps_a_thread_busy_is_told_of_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(waiting, "Wait", functools.partial(Wait, after_s=0.0))
+    told: list[str] = []
+    is_told = threading.Event()
+
+    def tell(line: str) -> None:
+        told.append(line)
+        is_told.set()
+
+    with told_of("starting: torch is loaded", tell):
+        assert is_told.wait(20.0)
+    assert told == ["starting: torch is loaded (0 s)"]

@@ -5,7 +5,6 @@ Runs on: main thread
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 
 from impala_async import lifeline
@@ -15,8 +14,10 @@ from impala_async.doors import (
     new_parser,
     run_door,
     start_logging,
+    start_told_of,
 )
 from impala_async.errors import ConfigError
+from impala_async.leaving import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +56,8 @@ def _serve(args: argparse.Namespace) -> int:
     start_logging()
     # Read when numpy is imported: the sums of an actor are small, and threads only slow them down.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from impala_async.actor.service import ActorService
+    with start_told_of("torch is loaded"):
+        from impala_async.actor.service import ActorService
 
     # Until the learner of this run listens, somebody else's may do so at its address.
     lifeline.wait_at_gate()
@@ -69,4 +71,4 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -34,6 +34,7 @@ from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.interrupts import CTRL_C
+from impala_async.leaving import leave
 
 STEP, RESET = b"s", b"r"
 # All replies below it are bits.
@@ -154,4 +155,4 @@ def _read(fd: int, num_bytes: int) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

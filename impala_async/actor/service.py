@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from impala_async.actor.client import Client, NewRun, RunFinished
+from impala_async.actor.farewell import Farewell
 from impala_async.actor.offer import Offer
 from impala_async.actor.samplers.choose import Play, choose_stage
 from impala_async.actor.samplers.protocols import Newest, Sampler
@@ -29,7 +30,6 @@ from impala_async.errors import (
     MismatchError,
 )
 from impala_async.foreign import one_line
-from impala_async.interrupts import Interrupted
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
@@ -71,12 +71,14 @@ class ActorService:
         )
         self._client.number, self._life = start
         self._watch = Watch(logger.warning, whose=self._whose)
+        self._farewell = Farewell(logger.warning, self._whose)
 
     def run(self) -> int:
         """Until the learner is finished, or a signal comes; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._watch.start()
+        self._farewell.start()
         try:
             settings = self._client.connect()
             while True:
@@ -92,6 +94,7 @@ class ActorService:
             error = sys.exception()
             self._client.leave(one_line(error) if isinstance(error, Exception) else "")
             self._context.term()
+            self._farewell.close()
         return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_DONE
 
     def _work(self, settings: ActorSettings) -> None:
@@ -165,6 +168,8 @@ class ActorService:
         try:
             stage = set_stage(actor.sampler, actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
+            if error.is_death:
+                raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(str(with_id(error, env.id))) from error
         if actor.sampler != "auto":
@@ -236,9 +241,7 @@ class ActorService:
         return f"actor {self._client.welcome.rank} ({self._client.settings.env.id})"
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if self._signal is not None:
-            raise Interrupted
-        self._signal = number
+        self._signal = self._signal or number  # of a second one the farewell hears
 
 
 def _schema_of(stage: Stage, settings: ActorSettings) -> Schema:

@@ -196,7 +196,7 @@ class Worker:
         try:
             told = read_json(self._replies)
         except EOFError:
-            return EnvError(f"{self} was killed while it told of a fault")
+            return EnvError(f"{self} was killed while it told of a fault", is_death=True)
         error = EnvError(told["error"])
         error.__cause__ = WorkerTraceback(told["traceback"])
         return error
@@ -208,9 +208,10 @@ class Worker:
         try:
             code = self.process.wait(DEATH_S)
         except subprocess.TimeoutExpired:
-            return EnvError(f"{self} has closed its pipes")
-        printed = "" if code < 0 else "; what it printed is above"
-        return self._last_words() or EnvError(f"{self} {how_it_ended(code)}{printed}")
+            return EnvError(f"{self} has closed its pipes", is_death=True)
+        printed = "" if code < 0 else "; what it printed, if anything, is above"
+        text = f"{self} {how_it_ended(code)}{printed}"
+        return self._last_words() or EnvError(text, is_death=True)
 
     def _last_words(self) -> EnvError | None:
         """Of a process that has ended: steps that nobody waits for, then maybe a fault."""

@@ -25,6 +25,7 @@ from impala_async.envs.faults import with_id
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.interrupts import end_silently
+from impala_async.leaving import leave
 from impala_async.spec import ActionSpec, ObsSpec, Schema
 
 
@@ -110,4 +111,4 @@ def _error(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

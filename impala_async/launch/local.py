@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,10 +43,15 @@ RESTART_AFTER_S = 1.0
 GOODBYE_S = 3.0
 MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
+# As `start_logging` writes them where there is no terminal.
+INFO_LINE = re.compile(r"\d\d:\d\d:\d\d INFO ")
 # Longer than a learner gives itself for its end, the last checkpoint included.
 LEARNER_END_S = 660.0
 ACTOR_END_S = 3.0
 ASKED_END_S = 3.0
+# What a second Ctrl-C has not ended by then is killed. The learner mostly ends in an instant.
+QUIT_S = 3.0
+QUIT_TOLD_AFTER_S = 0.5
 # Small tensors gain nothing from more threads, and the processes share the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -94,6 +100,8 @@ class _Actor:
         except OSError as error:
             return f"its log cannot be read: {error.strerror}"
         lines = said.decode(errors="replace").splitlines()
+        # What went well is no reason.
+        lines = [line for line in lines if not INFO_LINE.match(line)]
         errors = [line for line in lines if line.startswith("error: ")]
         return (
             errors[-1].removeprefix("error: ")
@@ -136,6 +144,8 @@ class LocalRun:
         self._reason = ""
         self._is_told_to_end = False
         self._is_interrupted = False
+        self._answer: Wait | None = None
+        self._quitting: tuple[Wait, float] | None = None
         self._learner = spawn(
             "learner",
             learner_flags,
@@ -157,8 +167,9 @@ class LocalRun:
                 for actor in self._actors:
                     if self._verdict is None and not self._is_told_to_end:
                         self._look_after(actor)
-                if not self._gate.is_open:
-                    self._beginning.look(_say_start)
+                if self._is_hurried():
+                    break
+                self._tell_wait()
                 time.sleep(POLL_S)
         finally:
             self._end()
@@ -178,6 +189,11 @@ class LocalRun:
     def has_given_up(self) -> bool:
         """Whether the run was ended because of an actor that cannot run."""
         return self._verdict is not None
+
+    @property
+    def has_killed_learner(self) -> bool:
+        """Whether it did not end when it was told to quit."""
+        return self._learner.returncode == -signal.SIGKILL and self._is_hurried()
 
     def remove_logs(self) -> None:
         """The run never began: leave nothing of it."""
@@ -228,8 +244,9 @@ class LocalRun:
     def _start(self, actor: _Actor) -> None:
         if actor.is_done:
             logger.warning(
-                "actor %d was ended, but the run goes on: starting it again; its log: %s",
+                "actor %d %s, though the run goes on: starting it again; its log: %s",
                 actor.number,
+                how_it_ended(EXIT_DONE),
                 actor.log_path,
             )
         try:
@@ -262,23 +279,43 @@ class LocalRun:
 
     def _pass_on(self, number: int, frame: object) -> None:
         """Only the learner decides what a signal means; the actors end with it."""
+        if self._is_told_to_end and number == signal.SIGINT and self._quitting is None:
+            told = Wait(logger.warning, after_s=QUIT_TOLD_AFTER_S)
+            self._quitting = told, time.monotonic() + QUIT_S
+        self._answer = self._answer or Wait(logger.warning)
         self._is_told_to_end = True
         self._is_interrupted |= number == signal.SIGINT
         if self._learner.poll() is None:
             self._learner.send_signal(number)
+
+    def _is_hurried(self) -> bool:
+        """Whether a second Ctrl-C was not answered in time: it may hang, or be stopped."""
+        if self._quitting is None:
+            return False
+        wait, kill_at = self._quitting
+        wait.look(lambda _: f"quitting: what has not ended {QUIT_S:.0f} s after this is killed")
+        return time.monotonic() >= kill_at
+
+    def _tell_wait(self) -> None:
+        if self._answer is None:
+            if not self._gate.is_open:
+                self._beginning.look(_say_start)
+        # One that has heard it serves no more, and says itself what it waits for.
+        elif not self._gate.is_open or self._serves():
+            self._answer.look(_say_no_answer)
 
     def _end(self) -> None:
         """The learner has ended, or the run is given up: nobody stays behind."""
         if self._learner.poll() is None:
             self._is_told_to_end = True
             self._learner.terminate()
-        end_in_time([self._learner], LEARNER_END_S)
+        end_in_time([self._learner], LEARNER_END_S, self._is_hurried)
         running = [actor.process for actor in self._actors if actor.process]
         # A learner that reached its goal has told them so; one that was told to end may be started
         # again, as far as they know, and they would look for it.
         is_finished = self._learner.returncode == EXIT_DONE and not self._is_told_to_end
         grace_s = ACTOR_END_S if is_finished else 0.0
-        end_in_time(running, grace_s)
+        end_in_time(running, grace_s, self._is_hurried)
         self._lifeline.close()
         self._gate.close()
 
@@ -287,6 +324,13 @@ def _say_start(waited_s: float) -> str:
     return (
         "starting: waiting for the learner, which loads torch and tries the environment "
         f"({waited_s:.0f} s)"
+    )
+
+
+def _say_no_answer(waited_s: float) -> str:
+    return (
+        f"ending: waiting for the learner, which has not answered yet ({waited_s:.0f} s); "
+        "press Ctrl-C again to quit at once"
     )
 
 
@@ -323,8 +367,12 @@ def _say_end(num_left: int, waited_s: float) -> str:
     return f"ending: waiting for {processes} to end ({waited_s:.0f} s)"
 
 
-def end_in_time(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
-    """Let processes end by themselves, then ask, then insist."""
+def end_in_time(
+    processes: Sequence[subprocess.Popen[bytes]],
+    grace_s: float,
+    is_hurried: Callable[[], bool] = lambda: False,
+) -> None:
+    """Let processes end by themselves, then ask, then insist; all at once as soon as we hurry."""
     steps = (("wait", grace_s), ("terminate", ASKED_END_S), ("kill", ASKED_END_S))
     wait = Wait(logger.info)
     for step, patience_s in steps:
@@ -333,7 +381,7 @@ def end_in_time(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) ->
                 getattr(process, step)()
         until = time.monotonic() + patience_s
         while left := sum(process.poll() is None for process in processes):
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or is_hurried():
                 break
             wait.look(functools.partial(_say_end, left))
             time.sleep(POLL_S)

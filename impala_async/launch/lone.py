@@ -23,6 +23,11 @@ class LoneLearner:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        """It has not begun yet, so it has nothing to say."""
+        self._process.kill()
+        self._process.wait()
+
     def end(self, grace_s: float) -> int:
         """Let it end by itself for so long, then ask it to; its exit code."""
         until = time.monotonic() + grace_s

@@ -6,9 +6,8 @@ Runs on: main thread; torch is imported only when the flags and settings are goo
 import argparse
 import logging
 import os
-import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,14 +16,15 @@ from impala_async import lifeline
 from impala_async.doors import (
     add_run_flags,
     check_run,
-    flush_output,
     new_parser,
     run_door,
     start_logging,
+    start_told_of,
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
 from impala_async.interrupts import undone
+from impala_async.leaving import flush_output, leave
 from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.N
     from impala_async.learner.recorder import Recorder
 
     console = start_logging()
-    with ExitStack() as stack:
+    with ExitStack() as stack, ExitStack() as starting:
+        starting.enter_context(
+            start_told_of("torch is loaded, the environment tried, the learner built")
+        )
         recorder = None
         if args.record is not None:
             recorder = Recorder(args.record, folder.run_id)
@@ -77,7 +80,9 @@ def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.N
         ingest = start_ingest(config, is_recording=recorder is not None)
         if ingest is not None:
             stack.callback(ingest.end)
-        return _serve(config, folder, console, recorder, ingest, is_resumed=args.resume)
+        return _serve(
+            config, folder, console, recorder, ingest, starting.close, is_resumed=args.resume
+        )
 
 
 def _serve(
@@ -86,6 +91,7 @@ def _serve(
     console: "Console",
     recorder: "Recorder | None",
     ingest: "IngestProcess | None",
+    on_ready: Callable[[], None],
     *,
     is_resumed: bool,
 ) -> int:
@@ -93,11 +99,9 @@ def _serve(
     from impala_async.learner.probe import SpaceProbe, check_columns
 
     keep_freed_memory()
-    probe = (
-        SpaceProbe(config.env, config.actor, config.model, config.policies)
-        if config.env.probe == "learner"
-        else None
-    )
+    probe = None
+    if config.env.probe == "learner":
+        probe = SpaceProbe(config.env, config.actor, config.model, config.policies)
 
     # The probe works while torch loads.
     import uvloop
@@ -123,6 +127,7 @@ def _serve(
             recorder=recorder,
             ingest=ingest,
             lock_watch=lock_watch,
+            on_ready=on_ready,
         )
         lifeline.open_gate()  # it listens, and nobody else can at its address
         return await service.run()
@@ -167,7 +172,7 @@ def _leave(code: int) -> NoReturn:
     if any(thread.daemon for thread in threading.enumerate()):
         flush_output()
         os._exit(code)
-    sys.exit(code)
+    leave(code)
 
 
 if __name__ == "__main__":

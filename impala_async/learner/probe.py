@@ -13,7 +13,7 @@ from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.describe import read_answer
-from impala_async.errors import ConfigError, EnvError
+from impala_async.errors import ConfigError, EnvError, how_it_ended
 from impala_async.interrupts import deaf_children
 from impala_async.lifeline import Lifeline
 from impala_async.spec import Schema, recurrent_state
@@ -67,8 +67,8 @@ class SpaceProbe:
             self._lifeline.close()
         if not answer:
             raise EnvError(
-                f"env.id: {self._env.id}: the process that made it died (exit code "
-                f"{self._child.returncode}); what it printed is above"
+                f"env.id: {self._env.id}: the process that made it "
+                f"{how_it_ended(self._child.returncode)}; what it printed, if anything, is above"
             )
         obs, action, self.num_columns = read_answer(answer)
         schema = Schema(obs, action, rows, self._state, self._policies.names)

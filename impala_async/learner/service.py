@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from impala_async.config import RunConfig
@@ -81,9 +81,11 @@ class LearnerService:
         recorder: Recorder | None = None,
         ingest: IngestProcess | None = None,
         lock_watch: LockWatch | None = None,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._recorder = recorder
+        self._on_ready = on_ready
         self._folder = folder
         self._restored = restored
         self._loop = asyncio.get_running_loop()
@@ -216,6 +218,7 @@ class LearnerService:
 
     def _announce(self) -> None:
         """Say where we are; from here on actors may come."""
+        self._on_ready()
         self._loop.add_signal_handler(signal.SIGTERM, self.stop, "terminated")
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         urls = self._front.data_url, self._front.weights_url

@@ -4,11 +4,11 @@ Runs on: main thread
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from impala_async.doors import check_learner_url, new_parser, run_door, start_logging
 from impala_async.errors import ConfigError
+from impala_async.leaving import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,4 +47,4 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

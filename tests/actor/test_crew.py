@@ -84,7 +84,7 @@ def test_an_environment_that_raises_is_named_and_where() -> None:
     ("how", "says"),
     [
         ("kill", "environments 0 to 1 of .*Dying was killed .SIGKILL.*memory ran out"),
-        ("exit", "ended with exit code 7; what it printed is above"),
+        ("exit", "ended with exit code 7; what it printed, if anything, is above"),
     ],
 )
 def test_a_worker_that_dies_is_named(how: str, says: str) -> None:

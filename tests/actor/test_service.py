@@ -166,6 +166,20 @@ def test_an_environment_that_cannot_be_made_here_does_not_fit(
     assert caught.value.exit_code == 78
 
 
+def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene: Scene) -> None:
+    def serve(scene: Scene) -> str:
+        settings = settings_of("tests.actor.worlds:Unborn")
+        actor = settings.actor.model_copy(update={"sampler": "parallel"})
+        settings = settings.model_copy(update={"actor": actor})
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
+        return scene.learner.data.hear(Bye).message.reason
+
+    with pytest.raises(EnvError, match=r"the env worker of .* was killed \(SIGKILL\)") as caught:
+        run(scene, serve)
+    # `train` starts it again, unlike one that does not fit.
+    assert caught.value.exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("pace", "num_envs", "says"),
     [

@@ -117,6 +117,13 @@ class Unmade(Probe):
         raise getattr(builtins, how)("not today")
 
 
+class Unborn(Probe):
+    """Its process is killed before it is made, as by a system without memory."""
+
+    def __init__(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Quitting(Counting):
     """Ends its process on the step after `after` steps of its life, or means to."""
 

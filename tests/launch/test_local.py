@@ -1,5 +1,6 @@
 """Real processes behind fake doors: the folder that they start in holds a package of that name."""
 
+import functools
 import json
 import os
 import signal
@@ -175,7 +176,8 @@ def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
     assert third - second >= 0.2
     (*_, last) = caplog.messages
     assert last == (
-        "actor 0 was ended, but the run goes on: starting it again; its log: run/actors/actor-0.log"
+        "actor 0 ended with exit code 0, though the run goes on: starting it again; "
+        "its log: run/actors/actor-0.log"
     )
 
 
@@ -192,7 +194,7 @@ except FileExistsError:
     # The other one comes again three times before the learner has ended.
     assert run("serve()\nwait_for(lambda: count('actor') == 4)", actor, num_actors=2) == 0
     assert "ended with exit code 75" in caplog.text
-    assert "was ended" not in caplog.text
+    assert "the run goes on" not in caplog.text
 
 
 @pytest.mark.parametrize("service", [None, '{"pid": 1}', "{torn"])
@@ -218,7 +220,7 @@ except FileExistsError:
 note()
 """
     assert run(learner, actor, num_actors=2) == 0
-    (at,) = (n for n, text in enumerate(caplog.messages) if "was ended" in text)
+    (at,) = (n for n, text in enumerate(caplog.messages) if "the run goes on" in text)
     assert at >= 3
 
 
@@ -309,6 +311,27 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
         assert "ZeroDivisionError: division by zero" in caplog.text
     else:
         assert "cannot run: it died of SIGABRT (it said nothing); its log: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("03:52:22 INFO actor 0: 2 environments of X", "it said nothing"),
+        ("03:52:22 INFO actor 0: it is well\\nFatal: no GL context", "Fatal: no GL context"),
+        ("03:52:22 WARNING environment 0 has been in step for 12 s", "03:52:22 WARNING env"),
+    ],
+)
+def test_what_went_well_is_no_reason_for_a_death(
+    caplog: pytest.LogCaptureFixture, said: str, reason: str
+) -> None:
+    actor = f"""
+wait_for(lambda: count("learner") == 1)
+note()
+print("{said}", flush=True)
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+    assert run("note()\nwait_for(lambda: count('actor') == 2)", actor) == 0
+    assert f"actor 0 died of SIGSEGV ({reason}" in caplog.messages[0]
 
 
 def test_a_slow_start_is_no_life(
@@ -451,6 +474,52 @@ sys.exit(130)
     assert run(learner, ACTOR_UNTIL_KILLED) == 130
     thread.join()
     assert len(events("learner", "signal")) == 2
+
+
+def test_a_second_ctrl_c_kills_a_learner_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be stopped, or hold the interpreter's lock."""
+    monkeypatch.setattr(local, "QUIT_S", 0.2)
+    monkeypatch.setattr(local, "QUIT_TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(local, "Wait", functools.partial(Wait, after_s=0.0))
+    learner = """
+serve()
+open_gate()
+note()
+os.kill(os.getpid(), signal.SIGSTOP)
+wait_for(lambda: False)
+"""
+    stubborn = "signal.signal(signal.SIGTERM, lambda *_: None)\n" + ACTOR_UNTIL_KILLED
+    ready = ["actor", "has not answered yet"]
+    thread = signal_when(
+        lambda n: bool(events(ready[n]) and events("learner")) or ready[n] in caplog.text,
+        signal.SIGINT,
+        signal.SIGINT,
+    )
+    started = prepare(learner, stubborn)
+    assert started.run(1) == 130
+    thread.join()
+    assert started.has_killed_learner
+    assert psutil.Process().children() == []
+    told = [text for text in caplog.messages if not text.startswith("starting: ")]
+    assert "waiting for the learner, which has not answered yet (0 s); press Ctrl-C" in told[0]
+    assert told[1] == "quitting: what has not ended 0 s after this is killed"
+
+
+def test_a_second_sigterm_leaves_a_learner_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "QUIT_S", 0.0)
+    learner = """
+signals = []
+signal.signal(signal.SIGTERM, lambda number, frame: (signals.append(1), note(signal=number)))
+note()
+wait_for(lambda: len(signals) == 2)
+time.sleep(0.2)
+sys.exit(0)
+"""
+    thread = signal_when(lambda n: len(events("learner")) == n + 1, signal.SIGTERM, signal.SIGTERM)
+    assert run(learner, ACTOR_UNTIL_KILLED) == 0
+    thread.join()
 
 
 def test_a_learner_that_only_starts_hears_of_ctrl_c_later() -> None:

@@ -65,3 +65,9 @@ def test_one_that_died_has_the_code_of_a_shell(learner: LoneLearner) -> None:
     (child,) = psutil.Process().children()
     child.send_signal(signal.SIGKILL)
     assert learner.end(10.0) == 137
+
+
+def test_one_that_has_not_begun_is_killed(learner: LoneLearner) -> None:
+    learner.kill()
+    assert not learner.is_running
+    assert learner.end(0.0) == 137

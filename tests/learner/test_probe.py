@@ -117,6 +117,43 @@ def test_one_that_takes_for_ever_is_killed(
     child.stdout.close()
 
 
+def test_one_that_leaves_a_thread_ends_with_its_answer(
+    children: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\n"
+        "from impala_async.envs.probes import Counting\n\n"
+        "class Env(Counting):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        threading.Thread(target=time.sleep, args=(1e6,), name='physics').start()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    SpaceProbe(EnvSection(id="threaded:Env"), ActorSection(), ModelSection()).schema(rows=7)
+    assert [child.poll() for child in children] == [0]
+    assert "ending without what the environment left running: Thread physics" in (
+        capfd.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("os._exit(0)", "ended with exit code 0"), ("os.abort()", "died of SIGABRT")],
+)
+def test_one_that_dies_is_told_of_as_it_died(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, how: str
+) -> None:
+    (tmp_path / "dying.py").write_text(f"import os\n\n{end}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    with pytest.raises(EnvError, match=f"the process that made it {how}; what .* if anything"):
+        SpaceProbe(EnvSection(id="dying:Env"), ActorSection(), ModelSection()).schema(rows=7)
+
+
 def test_it_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
     """While the environment is made, and though that learner was nobody's child."""
     (tmp_path / "hanging.py").write_text(

@@ -1,0 +1,99 @@
+"""Ends an actor that was told to end, though its environment does not come back.
+
+A handler would run on the thread that is in foreign code then, maybe never. But the interpreter
+also writes the number of a signal into a pipe, in C and as it comes, and a thread reads that.
+
+Runs on: farewell thread; `start` and `close` on the main thread
+"""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from impala_async.envs.faults import RETURNS, RUNNING
+from impala_async.envs.watch import describe, tell_stderr
+from impala_async.interrupts import REQUESTS, last_word
+from impala_async.waiting import Wait
+
+LOOK_EVERY_S = 0.5
+# A step or a reset gets so long to come back, that the actor may say goodbye.
+END_AFTER_S = 10.0
+WAITED_FOR = (*RETURNS, "in close")
+
+
+class Farewell:
+    """Owns the thread. `whose` says who has the environments."""
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        whose: Callable[[], str],
+        *,
+        leave: Callable[[int], object] = os._exit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tell = tell
+        self._whose = whose
+        self._leave = leave
+        self._clock = clock
+        self._numbers: list[int] = []
+        self._told_at = 0.0
+        self._wait = Wait(tell, clock=clock)
+
+    def start(self) -> None:
+        heard, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        self._before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        threading.Thread(target=self._run, args=(heard,), name="farewell", daemon=True).start()
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._before)
+        os.close(self._wakeup)
+
+    def take(self, number: int) -> None:
+        """A signal came; the second one ends this process at once."""
+        self._numbers.append(number)
+        if len(self._numbers) > 1:
+            self._end()
+        self._told_at = self._clock()
+        self._wait = Wait(self._tell, clock=self._clock)
+
+    def look(self) -> None:
+        """Tell of an environment that is waited for; end this process if that takes too long."""
+        call = RUNNING.call
+        if not self._numbers or call is None or not call[0].is_here:
+            return  # nobody has told it to end, or it is about to
+        blame, since = call
+        hang = describe(blame, RUNNING.place[0], self._clock() - since, self._whose())
+        if blame.where not in WAITED_FOR:
+            self._end()  # it only starts
+        elif self._clock() - self._told_at >= END_AFTER_S:
+            self._tell(f"{hang}, and is not waited for any longer")
+            self._end()
+        else:
+            self._wait.look(lambda s: _say_wait(hang, END_AFTER_S - s))
+
+    def _end(self) -> None:
+        word, code = last_word(*self._numbers)
+        tell_stderr(word.rstrip())
+        self._leave(code)
+
+    def _run(self, heard: int) -> None:
+        while True:
+            if select.select([heard], [], [], LOOK_EVERY_S if self._numbers else None)[0]:
+                numbers = os.read(heard, 64)
+                if not numbers:
+                    os.close(heard)
+                    return
+                for number in REQUESTS:
+                    for _ in range(numbers.count(number)):
+                        self.take(number)
+            else:
+                self.look()
+
+
+def _say_wait(hang: str, left_s: float) -> str:
+    return f"ending within {left_s:.0f} s: {hang}; another signal ends this actor at once"

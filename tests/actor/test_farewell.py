@@ -1,0 +1,120 @@
+"""An actor that is told to end while its environment has the main thread."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from impala_async.actor import farewell as farewell_module
+from impala_async.actor.farewell import Farewell
+from impala_async.envs.faults import RUNNING, Blame
+
+WITHIN_S = 20.0
+
+
+class Stage:
+    """What it says, when, and how it ends its process."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.told: list[str] = []
+        self.codes: list[int] = []
+        self.farewell = Farewell(
+            self.told.append,
+            lambda: "actor 2 (Game-v1)",
+            leave=self.codes.append,
+            clock=lambda: self.now,
+        )
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += seconds
+        self.farewell.look()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    yield Stage()
+    RUNNING.call = None
+
+
+def be(where: str, since: float = 90.0, *, is_here: bool = True) -> None:
+    RUNNING.call = Blame("Game-v1", where, 1, is_here=is_here), since
+
+
+@pytest.mark.parametrize("where", ["in step", "in reset"])
+@pytest.mark.parametrize(
+    ("number", "word", "code"),
+    [(signal.SIGTERM, "terminated\n", 0), (signal.SIGINT, "interrupted\n", 130)],
+)
+def test_an_environment_that_does_not_come_back_is_told_of_and_then_left(
+    stage: Stage,
+    capfd: pytest.CaptureFixture[str],
+    where: str,
+    number: int,
+    word: str,
+    code: int,
+) -> None:
+    be(where)
+    stage.farewell.take(number)
+    stage.pass_s(2.9)
+    assert stage.told == []
+    stage.pass_s(0.1)
+    hang = f"environment 0 of actor 2 (Game-v1) has been {where} for"
+    assert stage.told == [f"ending within 7 s: {hang} 13 s; another signal ends this actor at once"]
+    stage.pass_s(6.9)
+    assert stage.codes == []
+    stage.pass_s(0.1)
+    assert stage.told[1:] == [f"{hang} 20 s, and is not waited for any longer"]
+    assert stage.codes == [code]
+    assert capfd.readouterr().err == word
+
+
+def test_what_only_starts_ends_at_once(stage: Stage) -> None:
+    be("to be made")
+    stage.farewell.take(signal.SIGTERM)
+    stage.pass_s(0.5)
+    assert (stage.codes, stage.told) == ([0], [])
+
+
+def test_a_second_signal_ends_it_at_once(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
+    stage.farewell.take(signal.SIGTERM)
+    assert stage.codes == []
+    stage.farewell.take(signal.SIGINT)
+    assert stage.codes == [130]
+    assert capfd.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_nobody_is_hurried_for_nothing(stage: Stage, is_told: bool) -> None:
+    """One that is about to end, one whose env workers can be left, one that nobody told."""
+    if is_told:
+        stage.farewell.take(signal.SIGTERM)
+        stage.pass_s(60.0)
+        be("in step", is_here=False)
+    else:
+        be("in step")
+    stage.pass_s(60.0)
+    assert (stage.codes, stage.told) == ([], [])
+
+
+def test_it_hears_a_signal_wherever_the_main_thread_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(farewell_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(farewell_module, "END_AFTER_S", 0.0)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    stage.farewell.start()
+    try:
+        be("in step")
+        os.kill(os.getpid(), signal.SIGTERM)
+        give_up_at = time.monotonic() + WITHIN_S
+        while not stage.codes:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.005)
+        assert stage.codes[0] == 0
+    finally:
+        stage.farewell.close()
+        signal.signal(signal.SIGTERM, before)
+    assert signal.set_wakeup_fd(-1) == -1
