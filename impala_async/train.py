@@ -175,10 +175,10 @@ def _show(
         "updates": f"{summary['updates']:,}",
         f"seconds of training{this_start}": seconds,
         f"env steps per second{this_start}": f"{rate:,.0f}{frames}",
-        "lag, median (largest)": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
+        f"lag, median (largest){this_start}": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
         "trajectories dropped": str(sum(summary["dropped"].values())),
         "trajectories refused": str(summary["rejected"]),
-        "what limits it": str(summary["bottleneck"]),
+        f"what limits it{this_start}": str(summary["bottleneck"]),
     }
     if (zero_at := summary["lr_is_0_since"]) is not None:
         rows["learning rate"] = f"0 since env step {zero_at:,}: nothing was learned after it"
