@@ -2,18 +2,22 @@
 
 import io
 import json
+import logging
 import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async.metrics.returns import format_mean_return
+from impala_async.waiting import Wait, told_meanwhile
 from impala_async.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from impala_async.learner.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 
 def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> str:
@@ -33,13 +37,18 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     picture = folder.path / "learning_curve.png"
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
+        with told_meanwhile(Wait(logger.info), _say_drawing):
+            is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return str(picture) if is_drawn else "no report to draw"
+
+
+def _say_drawing(waited_s: float) -> str:
+    return f"ending: drawing the learning curve, with matplotlib ({waited_s:.0f} s)"
 
 
 def read_reports(path: Path) -> list[dict[str, Any]]:

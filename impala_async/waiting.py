@@ -1,10 +1,13 @@
 """Says what is waited for: not at once, then now and then."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 AFTER_S = 3.0
 EVERY_S = 10.0
+LOOK_EVERY_S = 0.25
 
 
 class Wait:
@@ -29,3 +32,21 @@ class Wait:
         if waited_s >= self._due_s:
             self._due_s = waited_s + EVERY_S
             self._tell(what(waited_s))
+
+
+@contextlib.contextmanager
+def told_meanwhile(wait: Wait, what: Callable[[float], str]) -> Iterator[None]:
+    """Look at a wait for what this thread itself is busy with, from another one."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_EVERY_S):
+            wait.look(what)
+
+    thread = threading.Thread(target=look, name="telling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

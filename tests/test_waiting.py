@@ -1,4 +1,6 @@
-from impala_async.waiting import Wait
+import threading
+
+from impala_async.waiting import Wait, told_meanwhile
 
 
 def test_it_is_told_after_a_while_and_then_now_and_then() -> None:
@@ -17,3 +19,17 @@ def test_a_wait_may_have_begun_before() -> None:
     wait.look(lambda s: f"{s:.0f} s")
     wait.look(lambda s: "too soon")
     assert told == ["11 s"]
+
+
+def test_a_thread_that_is_busy_is_told_of_until_it_is_done() -> None:
+    is_told = threading.Event()
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        is_told.set()
+
+    with told_meanwhile(Wait(tell, after_s=0.0), lambda s: "drawing"):
+        assert is_told.wait(30)
+    assert set(told) == {"drawing"}
+    assert "telling" not in [thread.name for thread in threading.enumerate()]

@@ -140,6 +140,7 @@ class LocalRun:
             fds=(*self._gate.fds, *fds),
         )
         self._beginning = Wait(logger.info)
+        self._has_begun = False
 
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
@@ -153,8 +154,9 @@ class LocalRun:
                 for actor in self._actors:
                     if self._verdict is None and not self._is_told_to_end:
                         self._look_after(actor)
-                if not self._gate.is_open:
-                    self._beginning.look(_say_start)
+                if not self._has_begun:
+                    self._has_begun = self._serves()
+                    self._beginning.look(_say_build if self._gate.is_open else _say_start)
                 time.sleep(POLL_S)
         finally:
             self._end()
@@ -284,6 +286,10 @@ def _say_start(waited_s: float) -> str:
         "starting: waiting for the learner, which loads torch and tries the environment "
         f"({waited_s:.0f} s)"
     )
+
+
+def _say_build(waited_s: float) -> str:
+    return f"starting: waiting for the learner, which builds what it trains ({waited_s:.0f} s)"
 
 
 def spawn(
