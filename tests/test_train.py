@@ -240,8 +240,10 @@ def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, sa
 def test_figures_of_a_resumed_run_that_are_of_this_start_alone_say_so(
     monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
-    write_summary(monkeypatch, run_s=1000.0)
-    started("--run-dir", "here")
+    begin()
+    # However short it was before, and however long the launch took.
+    write_summary(monkeypatch)
+    started("--resume", "--run-dir", "here")
     marked = {line.split("│")[1].strip() for line in said().splitlines() if "this start" in line}
     assert marked == {
         "seconds of training, this start",
