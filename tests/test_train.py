@@ -242,7 +242,7 @@ def test_figures_of_a_resumed_run_that_are_of_this_start_alone_say_so(
 ) -> None:
     begin()
     # However short it was before, and however long the launch took.
-    write_summary(monkeypatch)
+    write_summary(monkeypatch, run_s=0.1)
     started("--resume", "--run-dir", "here")
     marked = {line.split("│")[1].strip() for line in said().splitlines() if "this start" in line}
     assert marked == {
