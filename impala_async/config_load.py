@@ -8,6 +8,7 @@ value and what is wanted, and all mistakes are told at once.
 import copy
 import difflib
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,6 +56,8 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     settings, sources, mistakes = merge_overrides(from_file, overrides)
     # What a whole section of the file was overridden with is no mistake of the file.
     in_file = {key: str(path) for key in _dotted_keys(from_file) if _is_at(settings, key)}
+    if path is not None:
+        in_file[""] = str(path)  # what it lacks
     return validate_config(settings, in_file | sources, mistakes)
 
 
@@ -127,19 +130,44 @@ def _steps_without_learning(config: RunConfig, sources: Mapping[str, str]) -> It
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    text = ""
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        # No TOML in UTF-8 has it, and any in the others has.
+        if b"\0" in data:
+            encoding = "UTF-32" if b"\0\0\0" in data else "UTF-16"
+            raise ValueError(f"it seems to be in {encoding}, and has to be in UTF-8")
+        settings = tomllib.loads(text := data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot read this config file: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a valid TOML file: {why_unreadable(error)}") from None
+        why = f"{why_unreadable(error)}{_place(error, text)}"
+        raise ConfigError(f"{path}: not a valid TOML file: {why}") from None
     _check_shape(settings, str(path))
     return settings
 
 
+def _place(error: Exception, text: str) -> str:
+    """The line where a TOML file is at fault, and what is mostly wrong with one."""
+    found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+    if found is None:
+        return ""
+    line = text.split("\n")[int(found[1]) - 1].rstrip()
+    value = re.match(r"[^\s,;#\]}\"']+", line[int(found[2]) - 1 :])
+    hint = ""
+    if value is not None and "Invalid value" in str(error):
+        word = value[0].lower()
+        hint = f"; text wants quotes: {_shown(value[0])}"
+        if word in ("true", "false"):
+            hint = f"; TOML has {word}"
+        elif word in ("none", "null"):
+            hint = "; TOML has no such value: leave the key out, or use --set"
+    return f": {line.strip()[:MAX_SHOWN]}{hint}"
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))["config"]
+        settings = json.loads(path.read_bytes())["config"]
     except OSError as error:
         raise ConfigError(f"{path}: cannot read this config file: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -257,7 +285,9 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
         meant = key_like(key) or key_like(f"{key}.{within}")
         return f"{source}: {key}: unknown key" + (f"; did you mean {meant}?" if meant else "")
     if detail["type"] == "missing":
-        hint = " (for example --set env.id=CartPole-v1, or --config FILE)" if "env" in key else ""
+        has_file = source not in ("config", COMMAND_LINE)
+        other = 'id = "CartPole-v1" in its section [env]' if has_file else "--config FILE"
+        hint = f" (for example --set env.id=CartPole-v1, or {other})" if "env" in key else ""
         return f"{source}: {'env.id' if key == 'env' else key}: required{hint}"
     if detail["type"] == "value_error":
         message = detail["msg"].removeprefix("Value error, ")
@@ -348,25 +378,33 @@ def _shown(value: Any) -> str:
 
 def key_like(key: str) -> str | None:
     """The key that was meant: one of that name elsewhere, others' word for it, or one like it."""
+    typed, key = key, key.lower()
     section, _, name = key.rpartition(".")
     fields = dict(_schema_fields(RunConfig))
     keys = [key for key, field in fields.items() if not _is_section(field.annotation)]
+    if key in fields and key != typed:
+        return key
     named_so = [k for k in keys if k.rpartition(".")[2] == name]
     near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
+    # As `env.name` is others' `env_name`, which says more than a name alone.
+    if section and (ours := our_key(f"{section}_{name}")):
+        return ours
     if (ours := our_key(name)) and not (section and near):
         return ours
     if section:
         near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
     else:
         near = near or difflib.get_close_matches(key, fields.keys() - keys, n=1, cutoff=0.8)
-    near = near or _named_like(name, keys)
+    if not section or section in fields:
+        near = near or _named_like(name, keys, 0.75)
     return near[0] if near else None
 
 
-def _named_like(name: str, keys: list[str]) -> list[str]:
+def _named_like(name: str, keys: list[str], cutoff: float = 0.6) -> list[str]:
     """At most one, by its name alone: with its section others would look alike."""
     names = [key.rpartition(".")[2] for key in keys]
-    return [keys[names.index(found)] for found in difflib.get_close_matches(name, names, n=1)]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return [keys[names.index(found)] for found in near]
 
 
 def _is_section(kind: Any) -> typing.TypeGuard[type[BaseModel]]:

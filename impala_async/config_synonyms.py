@@ -1,4 +1,4 @@
-"""What Stable-Baselines3, CleanRL, Sample Factory and RLlib call our settings.
+"""What Stable-Baselines3, CleanRL, PufferLib, Sample Factory and RLlib call our settings.
 
 Nothing here is accepted: it is what a mistake is answered with. A name of theirs that only one key
 of ours has too, like `gamma`, needs no entry.
@@ -40,13 +40,13 @@ SYNONYMS = {
     "model.normalize_obs": "normalize_input observation_filter norm_obs",
     "model.initial_std": "initial_stddev log_std_init",
     "trajectory.rows": "n_steps num_steps rollout rollout_fragment_length rollout_length "
-    "unroll_length horizon",
+    "unroll_length horizon bptt_horizon",
     "actor.num_envs": "n_envs num_envs_per_worker num_envs_per_env_runner",
     "actor.sampler": "vec_env_cls worker_num_splits",
     "train.num_actors": "num_env_runners num_rollout_workers",
     "learner.device": "device cuda gpu num_gpus num_gpus_per_learner",
     "learner.batch_columns": "batch_size train_batch_size train_batch_size_per_learner",
-    "learner.num_passes": "n_epochs num_epochs update_epochs num_sgd_iter",
+    "learner.num_passes": "epochs n_epochs num_epochs update_epochs num_sgd_iter",
     "learner.max_lag": "max_policy_lag",
     "learner.queue_size": "learner_queue_size",
     "learner.publish_every_updates": "broadcast_interval",

@@ -62,8 +62,35 @@ SHELL_SIGNAL = 128
 logger = logging.getLogger(__name__)
 
 
+class Once(argparse.Action):
+    """Takes a value, and no second one: argparse would drop the first without a word."""
+
+    _given_in: argparse.Namespace | None = None
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if self._given_in is namespace:
+            hint = "; change single settings with --set" if self.dest == "config" else ""
+            before = getattr(namespace, self.dest)
+            raise argparse.ArgumentError(
+                self, f"takes one value, got {str(before)!r} and {str(values)!r}{hint}"
+            )
+        self._given_in = namespace
+        setattr(namespace, self.dest, values)
+
+
 class DoorParser(argparse.ArgumentParser):
     """Knows what settings are meant by flags that do not exist, and prints for whoever listens."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        for name in (None, "store"):
+            self.register("action", name, Once)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)

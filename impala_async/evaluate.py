@@ -6,7 +6,9 @@ folder, or of its `checkpoints`; a checkpoint's own folder works as well.
 
 import argparse
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +18,7 @@ from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.interrupts import REQUESTS, interrupt
 from impala_async.leaving import leave
 from impala_async.metrics.returns import format_return
+from impala_async.waiting import Wait
 
 if TYPE_CHECKING:
     from impala_async.config import RunConfig
@@ -144,11 +147,17 @@ def _build_enough(config: "RunConfig", num_episodes: int) -> "tuple[EnvBatch, Po
 
 
 def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy | Team]":
-    """Environments of a run, and what is to play in them, with the weights of its start."""
+    """Environments of a run, and what is to play in them, with the weights of its start.
+
+    It plays in this process, with as many torch threads as an actor has.
+    """
+    import torch
+
     from impala_async.envs.make import build_envs
     from impala_async.spec import Schema, recurrent_state
     from impala_async.team import build_policy
 
+    torch.set_num_threads(config.actor.threads)
     policies, rows = config.policies, config.trajectory.rows
     envs = build_envs(config.actor.sampler, config.env, num_envs, policies)
     state = recurrent_state(config.model.core, config.model.core_size)
@@ -175,6 +184,7 @@ def _play_greedily(
     seed: int,
     max_steps: int = MAX_STEPS,
     num_agents: int = 1,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Played]:
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
@@ -190,13 +200,14 @@ def _play_greedily(
     is_reset_row = np.zeros(envs.num_envs, np.bool_)
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
     check_obs_finite(envs, obs, "reset")
-    num_steps = 0
+    counted = partial(_counted, played, per_env, per_agent, num_agents)
+    num_steps, wait = 0, Wait(tell_stderr, clock=clock)
     while min(map(len, played)) < per_env:
         num_steps += 1
+        wait.look(lambda s: _so_far(counted(), per_agent * num_agents, s))
         if num_steps > max_steps:
-            num_played = len(_counted(played, per_env, per_agent, num_agents))
             raise EnvError(
-                f"{envs.name}: {num_played} of {per_agent * num_agents} episodes ended within "
+                f"{envs.name}: {len(counted())} of {per_agent * num_agents} episodes ended within "
                 f"{max_steps} steps; allow more with --max-steps, or give it a time limit"
             )
         actions, state = policy.act_greedy(obs, state)
@@ -215,7 +226,15 @@ def _play_greedily(
         for part in state.values():
             part[is_first] = 0.0
         is_reset_row = is_over if step.final_obs is None else np.zeros_like(is_over)
-    return _counted(played, per_env, per_agent, num_agents)
+    return counted()
+
+
+def _so_far(played: list[Played], num_wanted: int, seconds: float) -> str:
+    mean = sum(one.episode_return for one in played) / len(played) if played else None
+    return (
+        f"playing: {len(played)} of {num_wanted} episodes after {seconds:.0f} s, "
+        f"mean return {format_return(mean)}"
+    )
 
 
 def _counted(

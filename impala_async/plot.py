@@ -2,18 +2,24 @@
 
 import io
 import json
+import logging
 import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async.metrics.returns import format_mean_return
+from impala_async.waiting import told_of
 from impala_async.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from impala_async.learner.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+DRAWING = "ending: drawing the learning curve, with matplotlib"
 
 
 def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> str:
@@ -33,7 +39,8 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     picture = folder.path / "learning_curve.png"
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
+        with told_of(DRAWING, logger.info):
+            is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"
     finally:

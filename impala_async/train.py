@@ -99,7 +99,8 @@ def _train(
     if summary is not None and summary != before:
         # Nobody may read it, or the disk be full: the run has ended as it has.
         with contextlib.suppress(OSError):
-            _show(summary, folder, config.stop.mean_return, launched_s=time.monotonic() - started)
+            launched_s = time.monotonic() - started
+            _show(summary, folder, config.stop.mean_return, launched_s, is_resumed=args.resume)
         curve = draw_at_end(summary, folder, config.stop.mean_return, code)
         with contextlib.suppress(OSError):
             print(f"learning curve: {curve}")
@@ -147,13 +148,18 @@ def _learner_flags(
 
 
 def _show(
-    summary: dict[str, Any], folder: "RunFolder", goal: float | None, *, launched_s: float
+    summary: dict[str, Any],
+    folder: "RunFolder",
+    goal: float | None,
+    launched_s: float,
+    *,
+    is_resumed: bool,
 ) -> None:
     from rich.console import Console
     from rich.table import Table
 
     seconds = f"{summary['wall_s']:.1f} ({launched_s:.1f} since launch)"
-    this_start = "" if summary["run_s"] < launched_s + 1 else ", this start"
+    this_start = ", this start" if is_resumed else ""
     lag = summary["lag_quantiles"]
     rate, frame_rate = summary["env_steps_per_s"], summary["frames_per_s"]
     frames = "" if frame_rate == rate else f" ({frame_rate:,.0f} frames)"
@@ -166,10 +172,10 @@ def _show(
         "updates": f"{summary['updates']:,}",
         f"seconds of training{this_start}": seconds,
         f"env steps per second{this_start}": f"{rate:,.0f}{frames}",
-        "lag, median (largest)": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
+        f"lag, median (largest){this_start}": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
         "trajectories dropped": str(sum(summary["dropped"].values())),
         "trajectories refused": str(summary["rejected"]),
-        "what limits it": str(summary["bottleneck"]),
+        f"what limits it{this_start}": str(summary["bottleneck"]),
     }
     if (zero_at := summary["lr_is_0_since"]) is not None:
         rows["learning rate"] = f"0 since env step {zero_at:,}: nothing was learned after it"

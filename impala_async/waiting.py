@@ -44,8 +44,10 @@ def told_of(what: str, tell: Callable[[str], None]) -> Iterator[None]:
         while not is_over.wait(LOOK_EVERY_S):
             wait.look(lambda s: f"{what} ({s:.0f} s)")
 
-    threading.Thread(target=look, name="wait", daemon=True).start()
+    thread = threading.Thread(target=look, name="wait", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         is_over.set()
+        thread.join()

@@ -85,6 +85,40 @@ def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes) -> None:
     assert line.startswith(f"{path}: not a valid TOML file: ")
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    toml, whole = tmp_path / "marked.toml", tmp_path / "config.json"
+    toml.write_text('env.id = "Some-v1"\n', encoding="utf-8-sig")
+    whole.write_text('{"config": {"env": {"id": "Some-v1"}}}', encoding="utf-8-sig")
+    assert load_config(toml).env.id == load_config(whole).env.id == "Some-v1"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_file_in_another_encoding_is_told_which(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "wide.toml"
+    path.write_text('env.id = "Some-v1"\n', encoding=encoding)
+    (line,) = mistakes(path)
+    assert line.endswith(f"it seems to be in {encoding[:6].upper()}, and has to be in UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "id = CartPole-v1",
+            'line 2, column 6): id = CartPole-v1; text wants quotes: "CartPole-v1"',
+        ),
+        ("  kwargs = {a = [x, 1]} # y\r", '  kwargs = {a = [x, 1]} # y; text wants quotes: "x"'),
+        ("kwargs.is_it = True", "kwargs.is_it = True; TOML has true"),
+        ("kwargs.a = None", "TOML has no such value: leave the key out, or use --set"),
+        ("kwargs.a = 1x", "line 2, column 13): kwargs.a = 1x"),
+    ],
+)
+def test_the_line_that_toml_does_not_read_is_shown(toml: Path, text: str, says: str) -> None:
+    toml.write_text(f"[env]\n{text}\n", newline="")
+    (line,) = mistakes(toml)
+    assert line.endswith(says.strip())
+
+
 # -------------------- --set
 
 
@@ -215,8 +249,12 @@ def test_an_environment_is_required_and_the_hint_says_how(toml: Path) -> None:
     hint = "env.id: required (for example --set env.id=CartPole-v1, or --config FILE)"
     assert mistakes(None) == [f"config: {hint}"]
     assert mistakes(None, "env.kwargs={}") == [f"config: {hint}"]
-    toml.write_text("[env]\nkwargs = {}\n")
-    assert mistakes(toml) == [f"{toml}: {hint}"]
+    for text in ("[env]\nkwargs = {}\n", "", "seed = 1\n"):
+        toml.write_text(text)
+        assert mistakes(toml) == [
+            f"{toml}: env.id: required (for example --set env.id=CartPole-v1, "
+            'or id = "CartPole-v1" in its section [env])'
+        ]
 
 
 @pytest.mark.parametrize(
@@ -239,6 +277,12 @@ def test_an_environment_is_required_and_the_hint_says_how(toml: Path) -> None:
         ("total-timesteps=1", "stop.env_steps"),
         ("device=cpu", "learner.device"),
         ("actor.devic=cpu", "actor.device"),
+        ("env.name=CartPole-v1", "env.id"),
+        ("algorithm.epochs=2", "learner.num_passes"),
+        ("algorithm.Lr=1", "algorithm.lr"),
+        ("SEED=1", "seed"),
+        ("bptt_horizon=32", "trajectory.rows"),
+        ("trajectory.bptt_horizon=32", "trajectory.rows"),
     ],
 )
 def test_unknown_keys_are_refused_with_a_suggestion(override: str, meant: str) -> None:
@@ -261,7 +305,9 @@ def test_a_value_for_a_section_is_one_for_its_name(override: str, meant: str) ->
 
 
 def test_a_key_like_no_other_gets_no_suggestion() -> None:
-    assert mistake("xyzzy=1") == "--set: xyzzy: unknown key"
+    for key in ("xyzzy", "foo", "algorithm.foo"):
+        assert mistake(f"{key}=1") == f"--set: {key}: unknown key"
+    assert mistake("foo.bar=1") == "--set: foo: unknown key"
 
 
 def test_all_mistakes_are_told_at_once(toml: Path) -> None:

@@ -89,6 +89,32 @@ def test_flags_are_frozen(door: str, capsys: pytest.CaptureFixture[str]) -> None
     assert set(found) == FLAGS[door] | {"-h", "--help", "--version"}
 
 
+TWICE = [
+    ("train", ["--config", "cartpole", "--config=pong_impala"]),
+    ("learner", ["--config", "cartpole", "--config", "cartpole"]),
+    ("record", ["file", "--run-dir", "a", "--run-dir", "b"]),
+    ("learner", ["--record", "a", "--record", "b"]),
+    ("actor", ["--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
+    ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
+    ("replay", ["file", "--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
+    ("relay", ["--learner", "tcp://h:1", "--bind", "tcp://h:2", "--bind", "tcp://h:2"]),
+    ("evaluate", ["run", "--episodes", "10", "--episodes", "20"]),
+]
+
+
+@pytest.mark.parametrize(("door", "flags"), TWICE)
+def test_no_value_of_a_flag_is_dropped_for_a_second_one(
+    door: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = next(each.partition("=")[0] for each in reversed(flags) if each.startswith("-"))
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(DOORS[door][0]).main(flags)
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"error: argument {flag}: takes one value, got " in last
+    assert last.endswith("; change single settings with --set") == (flag == "--config")
+
+
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     ("typed", "shown"),

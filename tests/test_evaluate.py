@@ -1,3 +1,4 @@
+import itertools
 import os
 import re
 import signal
@@ -108,6 +109,21 @@ def test_the_row_of_a_reset_is_in_no_return() -> None:
     assert returns_of(policy, envs, 4) == [3.0, 4.0, 0.5, -7.0]
 
 
+def test_a_long_play_says_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    episodes = [[1.0, 1.0]] * 6
+    envs: Any = ScriptedEnvs(episodes, episodes)
+    policy: Any = AlwaysOne()
+    # Each look at the clock, one per step, is a second later.
+    seconds = itertools.count()
+    _play_greedily(policy, envs, 12, seed=0, clock=lambda: float(next(seconds)))
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "playing: 2 of 12 episodes after 3 s, mean return 2.00",
+        "playing: 8 of 12 episodes after 13 s, mean return 2.00",
+    ]
+
+
 def test_a_key_called_policy_means_nothing_where_there_is_one() -> None:
     class Named(ScriptedEnvs):
         def reset(self, seed: int) -> dict[str, NDArray[Any]]:
@@ -202,6 +218,17 @@ def save(run: RunFolder) -> Save:
         return save_checkpoint(run.checkpoints, Version(1, update), tensors, {})
 
     return make
+
+
+def test_it_plays_with_the_threads_of_an_actor(run: RunFolder, save: Save) -> None:
+    save(10, prefers=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert main([str(run.path), "--episodes", "1"]) == 0
+        assert torch.get_num_threads() == run.load_config().actor.threads == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def mean_of(said: str) -> float:

@@ -2,15 +2,18 @@ import errno
 import json
 import os
 import signal
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib import pyplot as plt
 
-from impala_async import plot
+from impala_async import plot, waiting
 from impala_async.learner.run_folder import RunFolder
 from impala_async.plot import _without_lost_branches, draw_learning_curve, read_reports
+from impala_async.waiting import Wait
 
 
 def report(steps: int, **changes: Any) -> str:
@@ -57,6 +60,26 @@ def test_a_signal_leaves_the_last_picture_out(
         assert end.value.code == 130
         assert capfd.readouterr().err == "learning curve: left out, as a signal came\n"
         assert signal.getsignal(number) == before
+
+
+def test_drawing_that_takes_long_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_told = threading.Event()
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line.partition(" (")[0])
+        is_told.set()
+
+    def draw(*paths: Path, **how: Any) -> None:
+        assert is_told.wait(30)
+
+    monkeypatch.setattr(waiting, "Wait", partial(Wait, after_s=0.0))
+    monkeypatch.setattr(plot.logger, "info", say)
+    monkeypatch.setattr(plot, "draw_learning_curve", draw)
+    assert plot.draw_at_end(SUMMARY, RunFolder(tmp_path), None, 0) == "no report to draw"
+    assert set(said) == {"ending: drawing the learning curve, with matplotlib"}
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

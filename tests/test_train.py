@@ -240,6 +240,22 @@ def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, sa
     assert Path("here/learning_curve.png").exists()
 
 
+def test_figures_of_a_resumed_run_that_are_of_this_start_alone_say_so(
+    monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    begin()
+    # However short it was before, and however long the launch took.
+    write_summary(monkeypatch, run_s=0.1)
+    started("--resume", "--run-dir", "here")
+    marked = {line.split("│")[1].strip() for line in said().splitlines() if "this start" in line}
+    assert marked == {
+        "seconds of training, this start",
+        "env steps per second, this start",
+        "lag, median (largest), this start",
+        "what limits it, this start",
+    }
+
+
 def test_steps_without_learning_are_shown(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     write_summary(monkeypatch)
     started("--run-dir", "here")

@@ -65,7 +65,12 @@ def read_answer(answer: bytes) -> Described:
         schema, num_columns = Schema.from_json(whole), int(raw["num_columns"])
     except (ValueError, TypeError, KeyError) as error:
         text = answer[:80].decode(errors="replace")
-        raise EnvError(f"the environment's probe answered nonsense: {text!r}") from error
+        why = (
+            "it forked, and both processes went on" if answer.count(b"\n") > 1 else "it wrote there"
+        )
+        raise EnvError(
+            f"the process that tried the environment answered nonsense, probably as {why}: {text!r}"
+        ) from error
     return Described(schema.obs, schema.action, num_columns)
 
 

@@ -1,6 +1,7 @@
 """Environments are foreign code: here whatever they raise becomes an EnvError with its cause, and
 a call of theirs that lasts can be told of by another thread."""
 
+import re
 from collections.abc import Iterable
 from time import monotonic
 from types import TracebackType
@@ -17,6 +18,13 @@ RETURNS = {
     "in step": "step must return (observation, reward, terminated, truncated, info)",
     "in reset": "reset must return (observation, info)",
 }
+SIGNATURES = {
+    "step": "def step(self, action)",
+    "reset": "def reset(self, *, seed=None, options=None)",
+}
+# Who calls an environment as gymnasium says.
+CALLERS = {PACKAGE.partition(".")[0], "gymnasium", "pettingzoo"}
+MISCALLED = re.compile(r"(step|reset)\(\) (got an unexpected|got some|takes|missing) .*argument")
 
 
 class Running:
@@ -67,6 +75,12 @@ class Blame(Foreign):
                 with_id(error, self.name)
             return None
         wanted = RETURNS.get(self.where)
+        if wanted is not None and (called := _miscalled(error)):
+            error.__traceback__ = None
+            return EnvError(
+                f"{self.name}: {called} does not take what it is called with: define it as "
+                f"`{SIGNATURES[called]}` ({one_line(error)})"
+            )
         if wanted is not None and _is_raised_here(error):
             # Where we could not use it is of no use to anybody: there is nothing to trace back.
             error.__traceback__ = None
@@ -81,11 +95,23 @@ def _is_raised_here(error: BaseException) -> bool:
     """Whether no code of the environment raised it, but ours that could not use what it gave."""
     if not isinstance(error, TypeError | ValueError):
         return False
+    module = _raised_in(error)
+    return module.rpartition(".")[0] == PACKAGE and module not in FOREIGN_MODULES
+
+
+def _miscalled(error: BaseException) -> str | None:
+    """The step or reset that does not take the arguments with which all of them are called."""
+    found = MISCALLED.search(str(error)) if isinstance(error, TypeError) else None
+    is_by_caller = _raised_in(error).partition(".")[0] in CALLERS
+    return found[1] if found is not None and is_by_caller else None
+
+
+def _raised_in(error: BaseException) -> str:
+    """The module of the innermost call."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
-    module = at.tb_frame.f_globals.get("__name__", "") if at is not None else ""
-    return module.rpartition(".")[0] == PACKAGE and module not in FOREIGN_MODULES
+    return str(at.tb_frame.f_globals.get("__name__", "")) if at is not None else ""
 
 
 def with_id(error: AboutEnv, env_id: str) -> AboutEnv:

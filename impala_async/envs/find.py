@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -119,10 +120,12 @@ def _checked(env_id: str, entry: Factory) -> Factory:
 
 def import_named(what: str, module_name: str) -> ModuleType:
     """Import a module for the sake of a name."""
-    if module_name.endswith(".py"):
-        stem = module_name.removesuffix(".py").replace("/", ".").strip(".")
+    if module_name.endswith(".py") or module_name.startswith(".") or "/" in module_name:
+        path = PurePosixPath(module_name.removesuffix(".py"))
+        is_elsewhere = path.is_absolute() or ".." in path.parts
+        stem = ".".join(path.parts[-1:] if is_elsewhere else path.parts).strip(".")
         raise EnvError(
-            f"{what}: a file is named as Python imports it: write "
+            f"{what}: a file is named as Python imports it, without a path: write "
             f"{stem}:{what.rpartition(':')[2]}, and have it in the current folder or on PYTHONPATH"
         )
     with blame(what, f"to import {module_name}"):
@@ -169,16 +172,25 @@ def _explain_unknown(gym_id: str) -> None:
     try:
         gym.spec(gym_id)
     except gym.error.NamespaceNotFound as error:
-        raise EnvError(
-            f"env.id {gym_id!r}: {one_line(error)} Write package:{gym_id} for an environment that "
-            "is registered when its package is imported."
-        ) from error
+        hint = _extra_hint(gym_id) or (
+            f" Write package:{gym_id} for an environment that is registered when its package is "
+            "imported."
+        )
+        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{hint}") from error
     except gym.error.Error as error:
-        hint = _colon_hint(gym_id)
+        hint = _colon_hint(gym_id) or _extra_hint(gym_id)
         is_unlike = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
         if is_unlike and (found := ATARI.fullmatch(gym_id)):
             hint = f" If it is one of Atari's games, it is ALE/{found[1]}-v5."
         raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{hint}") from error
+
+
+def _extra_hint(gym_id: str) -> str:
+    """For an id that begins as those of a package do which registers them when it is imported."""
+    package = re.split("[/-]", gym_id)[0].lower()
+    if package not in EXTRAS:
+        return ""
+    return f" It is {package}:{gym_id}, with pip install 'impala-async[{EXTRAS[package]}]'."
 
 
 def _colon_hint(gym_id: str) -> str:

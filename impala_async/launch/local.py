@@ -154,6 +154,7 @@ class LocalRun:
             fds=(*self._gate.fds, *fds),
         )
         self._beginning = Wait(logger.info)
+        self._has_begun = False
 
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
@@ -298,8 +299,9 @@ class LocalRun:
 
     def _tell_wait(self) -> None:
         if self._answer is None:
-            if not self._gate.is_open:
-                self._beginning.look(_say_start)
+            self._has_begun = self._has_begun or self._serves()
+            if not self._has_begun:
+                self._beginning.look(_say_build if self._gate.is_open else _say_start)
         # One that has heard it serves no more, and says itself what it waits for.
         elif not self._gate.is_open or self._serves():
             self._answer.look(_say_no_answer)
@@ -332,6 +334,10 @@ def _say_no_answer(waited_s: float) -> str:
         f"ending: waiting for the learner, which has not answered yet ({waited_s:.0f} s); "
         "press Ctrl-C again to quit at once"
     )
+
+
+def _say_build(waited_s: float) -> str:
+    return f"starting: waiting for the learner, which builds what it trains ({waited_s:.0f} s)"
 
 
 def spawn(

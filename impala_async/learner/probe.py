@@ -13,6 +13,7 @@ from impala_async.config_env import EnvSection
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.describe import read_answer
+from impala_async.envs.faults import with_id
 from impala_async.errors import ConfigError, EnvError, how_it_ended
 from impala_async.interrupts import deaf_children
 from impala_async.lifeline import Lifeline
@@ -70,7 +71,10 @@ class SpaceProbe:
                 f"env.id: {self._env.id}: the process that made it "
                 f"{how_it_ended(self._child.returncode)}; what it printed, if anything, is above"
             )
-        obs, action, self.num_columns = read_answer(answer)
+        try:
+            obs, action, self.num_columns = read_answer(answer)
+        except EnvError as error:
+            raise with_id(error, self._env.id) from error.__cause__
         schema = Schema(obs, action, rows, self._state, self._policies.names)
         try:
             _ = schema.layout

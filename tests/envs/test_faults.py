@@ -1,3 +1,4 @@
+import re
 import signal
 import time
 from typing import Any
@@ -134,6 +135,49 @@ def test_what_an_environment_returns_wrongly_is_one_line(given: Any, says: str) 
     # And no traceback of what is not to blame.
     cause = caught.value.__cause__
     assert cause is None or cause.__traceback__ is None
+
+
+class NoSeed(gym.Env[Any, Any]):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return OBS, {}
+
+    def step(self) -> Any:  # type: ignore[override]
+        raise AssertionError
+
+
+class NoAction(NoSeed):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:  # type: ignore[override]
+        return OBS, {}
+
+
+class AsksWrongly(NoAction):
+    """What it calls itself is its own affair."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:  # type: ignore[override]
+        return NoSeed.reset(self, seed=seed)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (NoSeed(), "reset does not take .* `def reset(self, *, seed=None, options=None)` (Type"),
+        (gym.wrappers.TimeLimit(NoSeed(), 5), "reset does not take .* argument 'seed'"),
+        (NoAction(), "step does not take .* `def step(self, action)` (TypeError"),
+        (AsksWrongly(), "failed in reset: TypeError: .* argument 'seed'"),
+    ],
+)
+def test_a_step_or_reset_that_takes_no_arguments_is_told_its_signature(env: Any, says: str) -> None:
+    envs = SerialEnvs([env], name="my_module:Env")
+
+    def play() -> None:
+        envs.reset(0)
+        envs.step({"": np.zeros(1, np.int32)})
+
+    pattern = ".*".join(map(re.escape, says.split(".*")))
+    with pytest.raises(EnvError, match=rf"^my_module:Env:? {pattern}"):
+        play()
 
 
 def test_an_error_says_which_environment_it_is_about() -> None:

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,33 @@ def test_a_file_is_told_how_its_module_is_named() -> None:
         find_env("foo.py:Env")
     with pytest.raises(EnvError, match=r"write my\.foo:Env, "):
         find_callable("./my/foo.py:Env")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("./odd:Ok", "odd:Ok"),
+        ("../odd:Ok", "odd:Ok"),
+        ("my/odd:Ok", "my.odd:Ok"),
+        ("/home/me/odd.py:Ok", "odd:Ok"),
+        (".odd:Ok", "odd:Ok"),
+    ],
+)
+def test_a_module_has_no_path(typed: str, meant: str) -> None:
+    with pytest.raises(EnvError, match=f"^{re.escape(typed)}: .* without a path: write {meant}, "):
+        find_env(typed)
+
+
+@pytest.mark.parametrize(
+    ("asked", "package"), [("MinAtar/NoSuch-v1", "minatar"), ("MiniGrid-NoSuch-v0", "minigrid")]
+)
+def test_an_id_of_a_package_that_is_not_imported_is_told_its_extra(
+    asked: str, package: str
+) -> None:
+    with pytest.raises(EnvError) as caught:
+        find_env(asked)
+    says = f" It is {package}:{asked}, with pip install 'impala-async[{package}]'."
+    assert str(caught.value).endswith(says)
 
 
 @pytest.mark.parametrize(

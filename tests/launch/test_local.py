@@ -1,6 +1,7 @@
 """Real processes behind fake doors: the folder that they start in holds a package of that name."""
 
 import functools
+import itertools
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 from impala_async.errors import ConfigError
 from impala_async.launch import local
 from impala_async.launch.local import LocalRun, free_ports
-from impala_async.waiting import Wait
+from impala_async.waiting import EVERY_S, Wait
 
 URL = "tcp://127.0.0.1:1"
 WITHIN_S = 10.0
@@ -582,7 +583,8 @@ sys.exit(75)
 
 
 def quick_wait(tell: Callable[[str], None]) -> Wait:
-    return Wait(tell, after_s=0.0)
+    now = itertools.count(step=EVERY_S)
+    return Wait(tell, after_s=0.0, clock=lambda: next(now))
 
 
 def test_what_a_start_and_an_end_wait_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,17 +594,21 @@ def test_what_a_start_and_an_end_wait_for_is_told(monkeypatch: pytest.MonkeyPatc
 wait_for(lambda: count("actor") == 2)
 wait_for(Path("told").exists)
 open_gate()
+wait_for(Path("told again").exists)
+serve()
 """
     said: list[str] = []
 
     def say(text: str) -> None:
         said.append(text.partition(" (")[0])
-        Path("told").touch()
+        Path("told again" if "builds" in text else "told").touch()
 
     monkeypatch.setattr(local.logger, "info", say)
     assert run(learner, ACTOR_UNTIL_KILLED, num_actors=2) == 0
-    assert said == [
+    # Each look tells.
+    assert list(dict.fromkeys(said)) == [
         "starting: waiting for the learner, which loads torch and tries the environment",
+        "starting: waiting for the learner, which builds what it trains",
         "ending: waiting for 2 processes to end",
     ]
 

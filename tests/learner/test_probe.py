@@ -14,6 +14,7 @@ import pytest
 from impala_async.config import ActorSection, EnvSection, RunConfig
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection
+from impala_async.envs.probes import Counting
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner import probe
 from impala_async.learner.probe import SpaceProbe, check_columns
@@ -56,6 +57,29 @@ def test_the_child_describes_the_spaces_and_ends(
     )
     assert [child.poll() for child in children] == [0]
     assert "gymnasium" not in children[0].args
+
+
+class Forking(Counting):
+    """Its first reset makes a child that runs on."""
+
+    has_forked = False
+
+    def reset(self, **how: Any) -> Any:
+        if not Forking.has_forked:
+            Forking.has_forked = True
+            if os.fork() != 0:
+                os.wait()
+        return super().reset(**how)
+
+
+def test_an_environment_that_forks_is_named_with_the_likely_cause(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    env = EnvSection(id=f"{__name__}:Forking")
+    with pytest.raises(EnvError) as caught:
+        SpaceProbe(env, ActorSection(sampler="serial"), ModelSection()).schema(rows=7)
+    says = "the process that tried the environment answered nonsense, probably as it forked, and "
+    assert str(caught.value).startswith(f"{env.id}: {says}")
 
 
 def test_the_state_is_that_of_the_core() -> None:
