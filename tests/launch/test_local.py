@@ -323,15 +323,16 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
     ],
 )
 def test_what_went_well_is_no_reason_for_a_death(
-    caplog: pytest.LogCaptureFixture, said: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: str, reason: str
 ) -> None:
+    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.0)
     actor = f"""
 wait_for(lambda: count("learner") == 1)
 note()
 print("{said}", flush=True)
 os.kill(os.getpid(), signal.SIGSEGV)
 """
-    assert run("note()\nwait_for(lambda: count('actor') == 2)", actor) == 0
+    assert run("note()\nwait_for(lambda: count('actor') >= 2)", actor) == 0
     assert f"actor 0 died of SIGSEGV ({reason}" in caplog.messages[0]
 
 
@@ -568,7 +569,7 @@ def test_the_learner_opens_the_gate_for_all_actors_that_come() -> None:
 note(was_open=is_gate_open())
 wait_for(lambda: count("actor") == 1)
 open_gate()
-wait_for(lambda: count("actor") == 4)
+wait_for(lambda: count("actor") >= 4)
 """
     actor = """
 note(was_open=is_gate_open())
