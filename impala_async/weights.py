@@ -66,6 +66,18 @@ class WeightsLayout:
     def num_bytes(self) -> int:
         return sum(self._sizes)
 
+    def misfit(self, buffer: NDArray[np.uint8]) -> str:
+        """Why nobody can act with such a buffer; empty for what this layout is of."""
+        if buffer.nbytes != self.num_bytes:
+            return f"they have {buffer.nbytes} bytes, not {self.num_bytes}"
+        pairs = zip(self._sizes, self.dtypes, strict=True)
+        num_fine = sum(size for size, dtype in pairs if dtype != BFLOAT16)
+        words = buffer[num_fine:].view(np.uint16)
+        with np.errstate(all="ignore"):
+            total = buffer[:num_fine].view(np.float32).sum()
+            total += np.left_shift(words, 16, dtype=np.uint32).view(np.float32).sum()
+        return "" if np.isfinite(total) else "a number in them is not finite"
+
     @cached_property
     def places(self) -> tuple[slice, ...]:
         """Where each array lies in the flat buffer."""

@@ -306,7 +306,10 @@ def test_environments_are_closed_when_the_learner_refuses_them(
 
     def serve(scene: Scene) -> None:
         # It is lost before Spec can be said, and refuses at the second hello.
-        nonce = {"nonce_path": str(scene.learner.folder / "nonce"), "ipc_data": "/nowhere/d"}
+        nonce = {
+            "nonce_path": str(scene.learner.folder / "nonce"),
+            "ipc_data": scene.learner.dead_socket,
+        }
         hello = scene.learner.data.hear(Hello)
         scene.learner.welcome(hello, settings, **nonce, lease_s=0.1)
         scene.learner.refuse(scene.learner.data.hear(Hello), "mismatch")
