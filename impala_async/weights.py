@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,12 +70,16 @@ class WeightsLayout:
         """Why nobody can act with such a buffer; empty for what this layout is of."""
         if buffer.nbytes != self.num_bytes:
             return f"they have {buffer.nbytes} bytes, not {self.num_bytes}"
-        pairs = zip(self._sizes, self.dtypes, strict=True)
-        num_fine = sum(size for size, dtype in pairs if dtype != BFLOAT16)
-        words = buffer[num_fine:].view(np.uint16)
+        total = np.float32(0)
         with np.errstate(all="ignore"):
-            total = buffer[:num_fine].view(np.float32).sum()
-            total += np.left_shift(words, 16, dtype=np.uint32).view(np.float32).sum()
+            for place, dtype in zip(self.places, self.dtypes, strict=True):
+                part: NDArray[Any] = buffer[place]
+                if dtype == BFLOAT16:
+                    words = part.view(np.uint16)
+                    part = np.left_shift(words, 16, dtype=np.uint32).view(np.float32)
+                elif dtype.startswith("float"):
+                    part = part.view(dtype)
+                total += part.sum(dtype=np.float32)
         return "" if np.isfinite(total) else "a number in them is not finite"
 
     @cached_property

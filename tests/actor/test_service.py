@@ -166,6 +166,19 @@ def test_an_environment_that_cannot_be_made_here_does_not_fit(
     assert caught.value.exit_code == 78
 
 
+def test_what_the_learner_calls_its_environment_cannot_write_to_the_terminal(
+    scene: Scene,
+) -> None:
+    def serve(scene: Scene) -> None:
+        settings = settings_of("Foo\n\x1b[31mBar-v1")
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
+        scene.learner.data.hear(Bye)
+
+    with pytest.raises(MismatchError, match="Bar-v1") as caught:
+        run(scene, serve)
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize(
     ("pace", "num_envs", "says"),
     [
