@@ -196,7 +196,8 @@ class Link:
         elif isinstance(message, WeightsReply):
             self._take_weights(message, frames)
         elif isinstance(message, NotModified):
-            self.answer = "it says that it has none yet"
+            none = "none yet" if self._have == NO_VERSION else "none that are newer"
+            self.answer = f"it says that it has {none}"
             if self._have == NO_VERSION:
                 # Nothing is published yet, but soon will be.
                 self._ask_later()
