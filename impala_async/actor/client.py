@@ -361,10 +361,10 @@ class Client:
         if not self._data.is_greeted:
             return
         session, now = self.welcome.session, time.monotonic()
-        if num_overdue := self._outbox.resend_overdue(now, self.welcome.lease_s):
+        if self._outbox.resend_overdue(now, self.welcome.lease_s):
             self._log.info(
-                "%d trajectories that the learner at %s has neither taken nor refused go again",
-                *(num_overdue, self._url),
+                "what the learner at %s has neither taken nor refused for %.3g s is sent again",
+                *(self._url, self.welcome.lease_s),
             )
         while (next_one := self._outbox.sendable()) is not None:
             seq, finished = next_one

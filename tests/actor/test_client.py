@@ -235,4 +235,4 @@ def test_what_is_not_settled_for_a_lease_is_sent_again(
     assert time.monotonic() - sent_at > 0.9
     assert seq_of(heard[0]) == 0
     assert body_of(heard[0]) == body_of(first)
-    assert "1 trajectories that the learner at" in caplog.text
+    assert "has neither taken nor refused for 1 s is sent again" in caplog.text

@@ -265,6 +265,7 @@ def test_who_waits_for_weights_says_so(
     get.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
     if answer is not None:
         get.answer(answer, *[reply_of(weights_of(1, V1))[1]] * isinstance(answer, WeightsReply))
+    until(lambda: actor.client.link.has_heard and actor.client.link.answer == says)
     newest = actor.begin(actor.client.newest)
     wanted = f"still waiting for weights from {actor.client.link.url}"
     until(lambda: wanted in caplog.text)
@@ -283,12 +284,12 @@ def test_a_weights_port_that_cannot_be_reached_is_named(
         # Nobody else gets this port, and nobody listens there.
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        session = scene.join(actor, OFFER, weights_port=port, lease_s=0.5)
+        session = scene.join(actor, OFFER, weights_port=port, lease_s=1.0)
         session.grant(1)
         with actor.pumping():
             scene.welcome_back(weights_port=port).grant(1)
         actor.do(actor.client.pump, 0.1)
     at = f"tcp://127.0.0.1:{port}"
     assert f"weights port has not answered at {at} yet" in caplog.text
-    assert f"again: its weights port, {at}, has not answered for 0.5 s" in caplog.text
+    assert f"again: its weights port, {at}, has not answered for 1 s" in caplog.text
     assert "back at work" not in caplog.messages
