@@ -267,14 +267,14 @@ class RunConfig(Section):
 class ActorSettings(Section):
     """What an actor is told when it is welcomed: all that it needs to know of a run."""
 
-    seed: int
+    seed: int = Field(ge=0, le=2**31 - 1)
     env: EnvSection
     model: ModelSection
     policies: PoliciesSection
     trajectory: TrajectorySection
     actor: ActorSection
     pace: PaceSection
-    max_lag: int
+    max_lag: int = Field(ge=0)
 
     @staticmethod
     def of(config: RunConfig) -> "ActorSettings":

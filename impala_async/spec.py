@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from impala_async.json_file import why_unreadable
 from impala_async.layout import ColumnLayout, Place
 
 DTYPES = frozenset(
@@ -161,6 +162,9 @@ class Schema:
         """Rebuild a schema; raises ValueError for anything that is not one."""
         try:
             raw = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not a schema: {why_unreadable(error)}") from None
+        try:
             schema = Schema(
                 obs=ObsSpec(tuple(_array_spec(leaf) for leaf in raw["obs"]["leaves"])),
                 action=_action_spec(raw["action"]),
@@ -176,8 +180,10 @@ class Schema:
             # A column that nobody could hold is refused here.
             _ = schema.layout
             return schema
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"not a schema: {error!r}") from None
+        except KeyError as error:
+            raise ValueError(f"not a schema: it lacks {error}") from None
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"not a schema: {why_unreadable(error)}") from None
 
     @cached_property
     def digest(self) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,22 @@ class WeightsLayout:
     @cached_property
     def num_bytes(self) -> int:
         return sum(self._sizes)
+
+    def misfit(self, buffer: NDArray[np.uint8]) -> str:
+        """Why nobody can act with such a buffer; empty for what this layout is of."""
+        if buffer.nbytes != self.num_bytes:
+            return f"they have {buffer.nbytes} bytes, not {self.num_bytes}"
+        total = np.float32(0)
+        with np.errstate(all="ignore"):
+            for place, dtype in zip(self.places, self.dtypes, strict=True):
+                part: NDArray[Any] = buffer[place]
+                if dtype == BFLOAT16:
+                    words = part.view(np.uint16)
+                    part = np.left_shift(words, 16, dtype=np.uint32).view(np.float32)
+                elif dtype.startswith("float"):
+                    part = part.view(dtype)
+                total += part.sum(dtype=np.float32)
+        return "" if np.isfinite(total) else "a number in them is not finite"
 
     @cached_property
     def places(self) -> tuple[slice, ...]:

@@ -276,3 +276,16 @@ def replaced(**changes: Any) -> Schema:
 )
 def test_a_difference_names_field_and_both_values(other: Schema, text: str) -> None:
     assert SCHEMA.difference(other, "here", "there") == text
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"[" * 60_000, "not a schema: it is nested too deeply"),
+        (b"9" * 5000, "not a schema: a number in it is too long"),
+        (b"{}", "not a schema: it lacks 'obs'"),
+    ],
+)
+def test_what_is_no_schema_is_told_without_a_word_about_python(data: bytes, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        Schema.from_json(data)

@@ -171,3 +171,25 @@ def test_ancestors_are_those_on_the_way_back(resumes: list[tuple[int, int]]) -> 
                 version = Version(past, update)
                 expected = is_on_the_way_back(epoch, version)
                 assert lineage.is_ancestor(version) == expected, (epoch, version)
+
+
+@pytest.mark.parametrize("rounded", [(), ("a",), ("a", "b")])
+def test_what_nobody_can_act_with_is_no_weights_of_a_layout(rounded: tuple[str, ...]) -> None:
+    layout = WeightsLayout((ArraySpec("a", (3,), "float32"), ArraySpec("b", (5,), "float32")))
+    layout = layout.coarse(rounded)
+    good = np.zeros(layout.num_bytes, np.uint8)
+    assert layout.misfit(good) == ""
+    assert layout.misfit(good[1:]) == f"they have {len(good) - 1} bytes, not {len(good)}"
+    for place in layout.places:
+        # The last two bytes hold the exponent, in either precision.
+        bad = good.copy()
+        bad[place.stop - 2 : place.stop] = 0x80, 0x7F
+        assert "not finite" in layout.misfit(bad)
+
+
+def test_whole_numbers_are_always_finite() -> None:
+    buffer = np.zeros(LAYOUT.num_bytes, np.uint8)
+    buffer[LAYOUT.places[2]] = 0xFF
+    assert LAYOUT.misfit(buffer) == ""
+    buffer[LAYOUT.places[1]] = 0xFF
+    assert "not finite" in LAYOUT.misfit(buffer)

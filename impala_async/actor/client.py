@@ -186,6 +186,7 @@ class Client:
         while weights is None and self._must_wait_for_weights():
             self.link.wait_for_weights(POLL_S)
             self.pump(0)
+            self._tell_of_weights(time.perf_counter() - before)
             weights = self.link.take_newest()
         self._weights_wait_s += time.perf_counter() - before
         if weights is not None:
@@ -219,19 +220,17 @@ class Client:
         if not self._data.is_greeted:
             self._reconnect()
         now = time.monotonic()
+        self._tell_of_session(now)
         silent_s = now - max(self._last_heard, self.link.last_heard)
         # Weights on a thin line hold up everything else.
         patience_s = self.welcome.lease_s + (self.offer.weights_s if self.link.is_asking else 0)
         # Without an answer to Spec it was lost, though heartbeats may go well.
         unanswered_s = 0.0 if self._is_joined else now - self._offered_at
-        if unanswered_s > AFTER_S:
-            self._log.warning(
-                "the learner at %s grants nothing yet (%.0f s)", self._url, unanswered_s
-            )
         if self.link.is_session_over:
             self._come_back("it has ended the session")
         elif max(silent_s, unanswered_s) > patience_s:
-            self._come_back(f"it has not answered for {patience_s:.3g} s")
+            where = f"its weights port, {self.link.url}," if self._is_deaf_below else "it"
+            self._come_back(f"{where} has not answered for {patience_s:.3g} s")
         self._send_all()
 
     def leave(self, why: str = "") -> None:
@@ -244,6 +243,34 @@ class Client:
         if self._link is not None:
             self._link.close()
         self._data.close()
+
+    @property
+    def _is_deaf_below(self) -> bool:
+        """Whether the learner answers at its data port alone, as where a firewall stands."""
+        return self._is_joined and not self.link.has_heard
+
+    def _tell_of_session(self, now: float) -> None:
+        """What is waited for since the session began, or that all of it has come."""
+        if not self._is_joined and (waited_s := now - self._offered_at) > AFTER_S:
+            self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
+        elif self._is_deaf_below and (waited_s := now - self.link.opened_at) > AFTER_S:
+            self._log.warning(
+                "the learner's weights port has not answered at %s yet (%.0f s): it must be "
+                "reachable from here, as %s is",
+                *(self.link.url, waited_s, self._url),
+            )
+        if self._is_coming_back and self._is_joined and self.link.is_serving:
+            self._is_coming_back = False
+            self._log.info("back at work")
+
+    def _tell_of_weights(self, waited_s: float) -> None:
+        """In lockstep the next ones come when all others have done their part."""
+        is_due = self._version == NO_VERSION or self.link.is_behind
+        if is_due and self.link.has_heard and waited_s > AFTER_S:
+            self._log.warning(
+                "still waiting for weights from %s (%.0f s): %s",
+                *(self.link.url, waited_s, self.link.answer),
+            )
 
     def _check_stop(self) -> None:
         if self._should_stop():
@@ -270,7 +297,7 @@ class Client:
             self._context,
             weights_url,
             session=welcome.session,
-            layout_digests=offer.layout_digests,
+            layouts=offer.layouts,
             have=self._version,
             heartbeat_s=welcome.heartbeat_s,
             reply_timeout_s=welcome.lease_s + offer.weights_s,
@@ -302,9 +329,6 @@ class Client:
         if isinstance(message, Grant):
             # The learner says this here only to those whose Spec it has.
             self._is_joined |= message.session == self.welcome.session
-            if self._is_joined and self._is_coming_back:
-                self._is_coming_back = False
-                self._log.info("back at work")
             self._take_grant(message)
         elif isinstance(message, Reject):
             # With any other refusal the learner has ended the session.
@@ -314,7 +338,7 @@ class Client:
                 self._come_back(f"it says {message.text!r}")
             else:
                 self._log.warning("the learner refused a message: %s", message.text)
-        elif isinstance(message, Bye):
+        elif isinstance(message, Bye) and message.session == self.welcome.session:
             self._has_session = False
             self._data.send_last([pack(ByeOk(message.session))])
             self._log.info("the learner says goodbye: %s", BYE_REASONS[message.reason])
@@ -337,7 +361,11 @@ class Client:
         if not self._data.is_greeted:
             return
         session, now = self.welcome.session, time.monotonic()
-        self._outbox.resend_overdue(now, self.welcome.lease_s)
+        if self._outbox.resend_overdue(now, self.welcome.lease_s):
+            self._log.info(
+                "what the learner at %s has neither taken nor refused for %.3g s is sent again",
+                *(self._url, self.welcome.lease_s),
+            )
         while (next_one := self._outbox.sendable()) is not None:
             seq, finished = next_one
             frames = self.offer.data_frames(session, seq, finished, self._squeezer)

@@ -8,6 +8,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+from pydantic import ValidationError
+
 from impala_async import __version__
 from impala_async.actor.inquiry import Inquiry
 from impala_async.actor.patience import Log, Pauses
@@ -21,7 +23,7 @@ from impala_async.errors import (
 )
 from impala_async.waiting import Wait
 from impala_async.wire.codec import Frame, decode_settings
-from impala_async.wire.local_link import read_nonce
+from impala_async.wire.local_link import is_socket, read_nonce
 from impala_async.wire.messages import (
     BYE_REASONS,
     MAX_WHY,
@@ -30,6 +32,7 @@ from impala_async.wire.messages import (
     WRONG_PORT,
     Bye,
     ByeOk,
+    Grant,
     Hello,
     Message,
     Reject,
@@ -47,6 +50,8 @@ CONNECT_POLL_S = 0.02
 ANSWER_POLL_S = 0.1
 BYE_OK_S = 0.5
 NO_RUN = bytes(16)
+NOT_UNDERSTOOD = "what it answers is not understood: it may be no learner, or another release"
+MAX_NAMED, MAX_NAMED_CHARS = 3, 100
 
 
 def hello_of(actor_id: bytes, number: int, known: Welcome | None, lowest_unsettled: int) -> Hello:
@@ -80,10 +85,14 @@ def find_learner(
     say_at = greet_at = now = time.monotonic()
     give_up_at = now + within_s
     inquiry, wait = Inquiry(url), Wait(logger.warning)
-    pauses, refused = Pauses(), ""
+    pauses, refused, is_understood = Pauses(), "", True
+
+    def why() -> str:
+        return inquiry.why() if is_understood else NOT_UNDERSTOOD
+
     while now < give_up_at:
         check_stop()
-        wait.look(lambda s: f"no learner answers at {url} yet ({s:.0f} s): {inquiry.why()}")
+        wait.look(lambda s: f"no learner answers at {url} yet ({s:.0f} s): {why()}")
         is_due = now >= say_at or (now >= greet_at and not socket.is_greeted)
         if is_due and socket.greet([pack(hello)]):
             # Over each new connection, but what only hangs up is not hammered at.
@@ -93,6 +102,8 @@ def find_learner(
         poll_s = min(ANSWER_POLL_S, max(say_at - now, CONNECT_POLL_S), give_up_at - now)
         frames = socket.receive(poll_s)
         message = read(frames[0], log) if frames else None
+        if frames:
+            is_understood = isinstance(message, Reject | Welcome)
         if isinstance(message, Reject):
             raise_if_final(message, is_joined=False)
             log.warning("the learner refuses us for now: %s", message.text)
@@ -105,7 +116,7 @@ def find_learner(
     if refused:
         raise UnreachableError(f"the learner at {url} refused us for {within_s:g} s: {refused}")
     raise UnreachableError(
-        f"no learner answered at {url} within {within_s:g} s: {inquiry.why()}; is it running, and "
+        f"no learner answered at {url} within {within_s:g} s: {why()}; is it running, and "
         "is this the address that it printed?"
     )
 
@@ -126,10 +137,24 @@ def read(frame: Frame, log: Log = logger) -> Message | None:
     """What the learner says; None, and a line in the log, if that is no message of ours."""
     try:
         message = unpack(frame)
+        _check_sense(message)
     except ProtocolError as error:
         log.warning("a message of the learner is not understood: %s", error)
         return None
-    return message._replace(text=plain(message.text)) if isinstance(message, Reject) else message
+    if not isinstance(message, Reject):
+        return message
+    text = plain(message.text.strip()) or f"it does not say why ({REJECT_CODES[message.code]})"
+    return message._replace(text=text)
+
+
+def _check_sense(message: Message) -> None:
+    """Fields that are right one by one may not go together."""
+    if isinstance(message, Grant) and message.settled > message.granted:
+        text = f"Grant.settled = {message.settled}, beyond granted = {message.granted}"
+        raise ProtocolError("malformed_header", text)
+    if isinstance(message, Welcome) and message.heartbeat_s > message.lease_s:
+        text = f"Welcome.heartbeat_s = {message.heartbeat_s:g}, over lease_s = {message.lease_s:g}"
+        raise ProtocolError("malformed_header", text)
 
 
 def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
@@ -148,7 +173,8 @@ def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
 
 def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
     """Data and weights: ipc if we can read the learner's nonce, else the host that was dialled."""
-    if read_nonce(welcome.nonce_path) == welcome.nonce:
+    is_here = read_nonce(welcome.nonce_path) == welcome.nonce
+    if is_here and is_socket(welcome.ipc_data) and is_socket(welcome.ipc_weights):
         return f"ipc://{welcome.ipc_data}", f"ipc://{welcome.ipc_weights}"
     host = dialled_url.rpartition(":")[0]
     return dialled_url, f"{host}:{welcome.weights_port}"
@@ -174,6 +200,19 @@ def _read_settings(frames: Sequence[Frame]) -> ActorSettings:
         return ActorSettings.model_validate(decode_settings(frames[1]))
     except (ImpalaAsyncError, ValueError) as error:
         raise MismatchError(
-            "the learner's settings are not understood here; install the same release of "
-            f"impala-async on both sides: {error}"
+            f"the learner's settings do not fit impala-async {__version__}, which runs here; "
+            f"install the same release of impala-async on both sides: {_first_faults(error)}"
         ) from None
+
+
+def _first_faults(error: Exception) -> str:
+    """In one line, whatever the learner wrote."""
+    if not isinstance(error, ValidationError):
+        return plain(str(error))
+    details = error.errors(include_url=False, include_input=False)
+    faults = [
+        plain(f"{'.'.join(map(str, each['loc']))}: {each['msg']}")[:MAX_NAMED_CHARS]
+        for each in details
+    ]
+    more = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
+    return "; ".join(faults[:MAX_NAMED] + more)

@@ -12,13 +12,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from impala_async.actor.greeting import read
 from impala_async.actor.patience import Log
 from impala_async.envs.watch import hang_now
 from impala_async.errors import MismatchError, ProtocolError
-from impala_async.weights import NO_VERSION, Version, Weights
+from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
     REJECT_CODES,
@@ -34,8 +34,8 @@ from impala_async.wire.sockets import Context, Dealer
 
 logger = logging.getLogger(__name__)
 
-# Until the learner has published anything, ask again this often.
-FIRST_WEIGHTS_EVERY_S = 0.05
+# Who asks in vain asks again, ever less often; a version that is named is asked for at once.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 CONNECT_POLL_S = 0.02
 # Messages between two looks at whether it is time for a heartbeat, or to end.
 MAX_AT_ONCE = 100
@@ -50,20 +50,23 @@ class Link:
         url: str,
         *,
         session: bytes,
-        layout_digests: Container[bytes],
+        layouts: Sequence[WeightsLayout],
         have: Version,
         heartbeat_s: float,
         reply_timeout_s: float,
         num_kept: int = 1,
         log: Log = logger,
     ) -> None:
-        self.last_heard = time.monotonic()
+        self.url = url
+        self.opened_at = self.last_heard = time.monotonic()
+        self.has_heard = False
+        self.answer = "it has not answered"
+        """What came of the last question for weights, in a clause."""
         self.is_session_over = False
         self.timers: Mapping[str, float] = {}
         self._context = context
-        self._url = url
         self._session = session
-        self._layout_digests = layout_digests
+        self._layouts = {layout.digest: layout for layout in layouts}
         # Whatever a learner asks for, the line and this thread have other things to do.
         self._heartbeat_s = max(heartbeat_s, CONNECT_POLL_S)
         self._log = log
@@ -73,7 +76,7 @@ class Link:
         self._wanted = self._named = NO_VERSION
         self._have = have
         self._asked_at: float | None = None
-        self._not_before = -math.inf
+        self._not_before, self._pause_s = -math.inf, FIRST_PAUSE_S
         # One, the newest; in lockstep none may be passed over.
         self._newest: deque[Weights] = deque(maxlen=num_kept)
         self._grants: deque[Grant] = deque(maxlen=16)
@@ -90,13 +93,20 @@ class Link:
         return self._asked_at is not None
 
     @property
-    def _is_behind(self) -> bool:
+    def is_serving(self) -> bool:
+        """Whether the weights port answers, and there are weights to act with."""
+        return self.has_heard and self._have != NO_VERSION
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a newer version has been named than has come."""
         return max(self._wanted, self._named) > self._have
 
     def want(self, version: Version) -> None:
         """The learner named a version: fetch it if it is newer."""
         if version > self._wanted:
             self._wanted = version
+            self._not_before = -math.inf
             os.eventfd_write(self._wake_fd, 1)
 
     def take_newest(self) -> Weights | None:
@@ -128,7 +138,7 @@ class Link:
             raise self._failure
 
     def _run(self) -> None:
-        socket = Dealer(self._context, self._url, is_watched=True)
+        socket = Dealer(self._context, self.url, is_watched=True)
         try:
             self._serve(socket)
         except BaseException as error:  # a thread has no caller: the sampler thread raises it
@@ -164,7 +174,7 @@ class Link:
     def _ask(self, socket: Dealer, now: float) -> float:
         """Send the pull that is due; in how many seconds to look again."""
         is_waiting = self._asked_at is not None and now - self._asked_at <= self._reply_timeout_s
-        if not is_waiting and (self._have == NO_VERSION or self._is_behind):
+        if not is_waiting and (self._have == NO_VERSION or self.is_behind):
             if now < self._not_before:
                 return self._not_before - now
             was_sent = socket.send([pack(Get(self._session, *self._have))])
@@ -176,40 +186,57 @@ class Link:
         message = read(frames[0], self._log)
         if message is None:
             return
-        self.last_heard = time.monotonic()
+        self.last_heard, self.has_heard = time.monotonic(), True
         if isinstance(message, Grant):
             self._grants.append(message)
-            self._named = max(self._named, Version(message.epoch, message.update))
+            named = Version(message.epoch, message.update)
+            if named > self._named:
+                self._not_before = -math.inf
+            self._named = max(self._named, named)
         elif isinstance(message, WeightsReply):
             self._take_weights(message, frames)
         elif isinstance(message, NotModified):
+            none = "none yet" if self._have == NO_VERSION else "none that are newer"
+            self.answer = f"it says that it has {none}"
             if self._have == NO_VERSION:
                 # Nothing is published yet, but soon will be.
-                self._asked_at = None
-                self._not_before = self.last_heard + FIRST_WEIGHTS_EVERY_S
-            elif not self._is_behind:
+                self._ask_later()
+            elif not self.is_behind:
                 self._asked_at = None
         elif isinstance(message, Reject):
+            self.answer = f"it refuses: {message.text}"
             self.is_session_over |= message.code == REJECT_CODES.index("hello_again")
             self._arrived.set()
 
     def _take_weights(self, reply: WeightsReply, frames: Sequence[Frame]) -> None:
-        self._asked_at = None
-        if reply.layout_digest not in self._layout_digests:
+        layout = self._layouts.get(reply.layout_digest)
+        if layout is None:
             raise MismatchError(
                 "the learner's model differs from the one built here from its settings: install "
                 "the same release of impala-async on both sides"
             )
         try:
             weights = decode_weights(reply, frames)
+            if misfit := layout.misfit(weights.buffer):
+                text = f"weights {reply.epoch}.{reply.update} are damaged: {misfit}"
+                raise ProtocolError("damaged_weights", text)
         except ProtocolError as error:
             self._log.warning("%s: asking again", error)
-            self._not_before = self.last_heard + FIRST_WEIGHTS_EVERY_S
+            self.answer = "what it sends is damaged"
+            self._ask_later()
             return
         # Within a run an older epoch is a learner that should be dead.
         if weights.version <= self._have:
-            self._not_before = self.last_heard + FIRST_WEIGHTS_EVERY_S
+            self.answer = f"it sends {reply.epoch}.{reply.update}, which is not newer"
+            self._ask_later()
         else:
+            self._asked_at, self._pause_s = None, FIRST_PAUSE_S
+            self.answer = "it has not answered"
             self._have = weights.version
             self._newest.append(weights)
             self._arrived.set()
+
+    def _ask_later(self) -> None:
+        self._asked_at = None
+        self._not_before = self.last_heard + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -34,10 +34,9 @@ class Offer:
         return self.layout.num_bytes / SLOWEST_BYTES_PER_S
 
     @property
-    def layout_digests(self) -> frozenset[bytes]:
-        """Weights come in one of these layouts, or are those of another model."""
-        layouts = (self.layout, self.coarse_layout)
-        return frozenset(layout.digest for layout in layouts if layout is not None)
+    def layouts(self) -> tuple[WeightsLayout, ...]:
+        """Weights come in one of these, or are those of another model."""
+        return tuple(layout for layout in (self.layout, self.coarse_layout) if layout is not None)
 
     def make_buffers(self) -> list[MessageBuffer]:
         """For each stream a window under way, and one that is being written."""

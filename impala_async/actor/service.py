@@ -35,7 +35,7 @@ from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
 from impala_async.team import Team, build_policy
 from impala_async.weights import Weights
-from impala_async.wire.messages import NO_NUMBER
+from impala_async.wire.messages import NO_NUMBER, plain
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class ActorService:
             if error.is_death:
                 raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
-            raise MismatchError(str(with_id(error, env.id))) from error
+            raise MismatchError(plain(str(with_id(error, env.id)))) from error
         if actor.sampler != "auto":
             return stage
         if settings.pace.is_lockstep:
@@ -257,7 +257,7 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> Polic
         policy.act_in(_precision_of(settings, device))
     except (ValueError, ConfigError) as error:
         # An own torso that is not installed here, or a network that does not fit the spaces.
-        raise MismatchError(str(error)) from error
+        raise MismatchError(plain(str(error))) from error
     return policy
 
 

@@ -16,6 +16,7 @@ from impala_async.wire.messages import Data
 from impala_async.wire.sockets import NO_FRAME, Router
 
 TWO_FRAMES = "a body that is not inline has 2 frames"
+NO_FRAMES = "a body that is inline has no frames of its own"
 
 
 class Bodies:
@@ -39,6 +40,8 @@ class Bodies:
             raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
         sizes = body_sizes(self._schema.layout, data.columns, data.num_episodes)
         if data.body is not None:
+            if router.has_more_frames():
+                raise ProtocolError("wrong_frame_count", NO_FRAMES)
             small = _unpack_inline(data, data.body, sizes, landing)
         else:
             small = self._receive_frames(router, data, sizes, landing)

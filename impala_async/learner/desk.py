@@ -87,7 +87,7 @@ class Desk:
         self._log = PeerLog(logger, clock)
         self._timers: dict[bytes, dict[str, float]] = {}
         self._troubles = Troubles(self._log.warning, clock)
-        self._sessions = Counters(("opened", "expired", "refused", "closed"), prefix="sessions/")
+        self._sessions = Counters(("expired", "refused", "closed"), prefix="sessions/")
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
 
     def handle_data_side(self, port: Port, route: bytes, message: Message) -> None:
@@ -165,6 +165,7 @@ class Desk:
         """Sessions, and the means of what actors say of their time."""
         report: dict[str, object] = {
             "num_actors": self.num_actors,
+            "sessions/opened": self._table.num_opened,
             **self._sessions.snapshot(),
             "sessions/given_way": self._table.num_given_way,
         }
@@ -193,7 +194,6 @@ class Desk:
         if isinstance(opened, Reject):
             self._refuse(port, route, opened)
             return
-        self._sessions.add("opened")
         terms = self._terms
         welcome = Welcome(
             run_id=self._table.run_id,

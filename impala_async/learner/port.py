@@ -171,7 +171,7 @@ class Port:
         is_inline = isinstance(message, Data) and message.body is not None
         if size > MAX_HEADER_BYTES and not is_inline:
             raise ProtocolError("oversized_header", f"a header of {size} bytes")
-        if self.router.has_more_frames() and (is_inline or not isinstance(message, Data | Spec)):
+        if self.router.has_more_frames() and not isinstance(message, Data | Spec):
             raise ProtocolError("wrong_frame_count", "more frames than this message has")
         return message
 

@@ -31,8 +31,11 @@ class Strangers:
         if num_given_way > self._num_told:
             parts.append(_count(num_given_way - self._num_told, "session") + " gave way")
         if parts:
-            said = f"{_count(hellos.total(), 'hello')} over {_count(len(hellos), 'connection')}"
-            self._tell(f"strangers in {EVERY_S:.0f} s: {said}; {', '.join(parts)}")
+            said = ""
+            if hellos:
+                total, routes = _count(hellos.total(), "hello"), _count(len(hellos), "connection")
+                said = f"{total} over {routes}; "
+            self._tell(f"strangers in {EVERY_S:.0f} s: {said}{', '.join(parts)}")
         self._told, self._num_told = cut_off, num_given_way
         hellos.clear()
 

@@ -74,6 +74,15 @@ def read_nonce(path: str) -> bytes | None:
         os.close(fd)
 
 
+def is_socket(path: str) -> bool:
+    """Whether a learner can listen there: this path came from a stranger too."""
+    try:
+        is_found = stat.S_ISSOCK(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+    return is_found and len(os.fsencode(path)) <= IPC_PATH_MAX_BYTES
+
+
 def clear_left_behind(root: Path) -> None:
     """Remove the folders there whose processes were killed: nobody holds them any more."""
     for path in root.glob(f"{PREFIX}*"):

@@ -199,6 +199,10 @@ def _number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e12
 
 
+def _span(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
 def _timers(value: Any) -> bool:
     return (
         type(value) is dict
@@ -238,7 +242,7 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
         Welcome,
         (
             *(_ID, _EPOCH, _ID, _uint(2**31), _uint(65535, 1), _PATH, _PATH, _PATH, _ID),
-            *(_number, _number, _uint(MAX_COLUMNS, 1)),
+            *(_span, _span, _uint(MAX_COLUMNS, 1)),
         ),
     ),
     (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1), _uint(MAX_COLUMNS, 1), _uint(1))),

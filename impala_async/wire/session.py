@@ -77,7 +77,7 @@ class SessionTable:
         self._strangers: dict[bytes, Peer] = {}
         # The sessions that were asked for over each connection.
         self._asked: dict[bytes, list[bytes]] = {}
-        self.num_given_way = 0
+        self.num_opened = self.num_given_way = 0
         self._by_actor: dict[bytes, Peer] = {}
         self._known: dict[bytes, _KnownActor] = {}
         self._next_rank = 0
@@ -320,6 +320,7 @@ class SessionTable:
             is_owed_room=known.is_owed_room,
         )
         known.is_owed_room = False
+        self.num_opened += 1
         self._strangers[peer.session] = self._by_actor[hello.actor] = peer
         self._asked[route].append(peer.session)
         if not known.is_numbered:

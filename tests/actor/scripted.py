@@ -5,12 +5,14 @@ the other, as on a sampler thread. Nothing here waits without a limit.
 """
 
 import select
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -131,6 +133,14 @@ class ScriptedLearner:
         self.run_id = b"r" * 16
         self._num_sessions = 0
 
+    @cached_property
+    def dead_socket(self) -> str:
+        """The path of a socket that nobody listens at any more."""
+        path = str(self.folder / "dead")
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+        return path
+
     @property
     def url(self) -> str:
         return self.data.router.url
@@ -152,6 +162,8 @@ class ScriptedLearner:
             heartbeat_s=5.0,
             max_columns=64,
         )._replace(**changes)
+        if "heartbeat_s" not in changes:
+            welcome = welcome._replace(heartbeat_s=min(5.0, welcome.lease_s))
         hello.answer(welcome, encode_settings(settings.model_dump(mode="json")))
         return welcome
 

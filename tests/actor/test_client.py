@@ -218,7 +218,10 @@ def test_credit_comes_over_the_weights_port_too(scene: Scene) -> None:
         assert seq_of(scene.learner.data.hear(Data)) == 0
 
 
-def test_what_is_not_settled_for_a_lease_is_sent_again(scene: Scene) -> None:
+def test_what_is_not_settled_for_a_lease_is_sent_again(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     actor = scene.actor()
     session = scene.join(actor, offer_of(), lease_s=1.0, heartbeat_s=0.1)
     session.grant(1)
@@ -232,3 +235,4 @@ def test_what_is_not_settled_for_a_lease_is_sent_again(scene: Scene) -> None:
     assert time.monotonic() - sent_at > 0.9
     assert seq_of(heard[0]) == 0
     assert body_of(heard[0]) == body_of(first)
+    assert "has neither taken nor refused for 1 s is sent again" in caplog.text

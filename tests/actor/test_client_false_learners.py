@@ -1,15 +1,40 @@
 """What answers at the address is no learner, or a broken one: the actor waits, and says little."""
 
+import socket
 import time
 
 import pytest
 
 from impala_async.actor import greeting, patience
 from impala_async.actor.unroll import Finished
-from impala_async.wire.messages import Data, Heartbeat, Hello, Spec
+from impala_async.weights import NO_VERSION
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    Bye,
+    Data,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    Message,
+    NotModified,
+    Spec,
+    WeightsReply,
+)
 from impala_async.wire.session import reject
-from tests.actor.scripted import OFFER, V1, Actor, Scene, Session, settings_of
+from tests.actor.scripted import (
+    OFFER,
+    V1,
+    Actor,
+    Heard,
+    Scene,
+    Session,
+    reply_of,
+    settings_of,
+    weights_of,
+)
 from tests.proxy import HOST, proxy
+from tests.wire.ends import until
 
 pytestmark = pytest.mark.usefixtures("quick_hellos")
 
@@ -23,6 +48,13 @@ def all_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 def unroll(actor: Actor) -> None:
     actor.client.send(Finished(actor.client.take(2), V1, []))
+
+
+def of_session(scene: Scene, session: Session, kind: type[Get | Heartbeat]) -> Heard:
+    """What it says at the weights port: those of former sessions may wait there too."""
+    while (heard := scene.learner.weights.find(kind)).message.session != session.id:
+        pass
+    return heard
 
 
 def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
@@ -41,7 +73,10 @@ def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
         (line,) = [each for each in caplog.messages if each.startswith("looking for the learner")]
         assert line.endswith("again: it says 'who are you?'")
         session.grant(1)
-        scene.learner.weights.find(Heartbeat)
+        get = of_session(scene, session, Get)
+        get.answer(Grant(session.id, 1, 0, *V1, []))
+        assert "back at work" not in caplog.messages
+        get.answer(*reply_of(weights_of(1, V1)))
     actor.do(actor.pump_until, lambda: "back at work" in caplog.messages)
 
 
@@ -157,7 +192,7 @@ def test_so_does_one_that_hangs_up_in_a_session(scene: Scene) -> None:
         assert scene.data_of(actor).message.session == session.id
 
 
-@pytest.mark.parametrize("heartbeat_s", [0.0, -1.0, 1e-9])
+@pytest.mark.parametrize("heartbeat_s", [1e-3, 1e-9])
 def test_a_heartbeat_without_pause_is_not_to_be_had(scene: Scene, heartbeat_s: float) -> None:
     actor = scene.actor()
     scene.join(actor, OFFER, heartbeat_s=heartbeat_s)
@@ -165,3 +200,96 @@ def test_a_heartbeat_without_pause_is_not_to_be_had(scene: Scene, heartbeat_s: f
     for _ in range(21):
         scene.learner.weights.find(Heartbeat)
     assert time.monotonic() - began_at > 0.3
+
+
+@pytest.mark.parametrize("wrong", [{"lease_s": 0.0}, {"lease_s": -1.0}, {"heartbeat_s": 20.0}])
+def test_a_welcome_that_makes_no_sense_is_none(
+    scene: Scene, wrong: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = scene.actor()
+    connected = actor.begin(actor.client.connect)
+    scene.learner.welcome(
+        scene.learner.data.hear(Hello), settings_of(), **{"heartbeat_s": 1.0} | wrong
+    )
+    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of())
+    connected.result(10)
+    assert actor.client.welcome.lease_s == 10.0
+    assert "is not understood: Welcome." in caplog.text
+
+
+def test_a_goodbye_to_another_session_is_not_ours(scene: Scene) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, OFFER)
+    session.say(Bye(b"another session!", BYE_REASONS.index("finished")))
+    session.grant(1)
+    actor.do(unroll, actor)
+    assert scene.data_of(actor).message.session == session.id
+
+
+def test_more_settled_than_granted_is_no_grant(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, OFFER)
+    session.grant(5, settled=2**62)
+    session.grant(1)
+    actor.do(unroll, actor)
+    assert scene.data_of(actor).message.seq == 0
+    assert "is not understood: Grant.settled" in caplog.text
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("impala_async.actor.client.AFTER_S", 0.1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "it has not answered"),
+        (NotModified(1, 5), "it says that it has none yet"),
+        (reject("bad_message", "no\x1b[31m!"), "it refuses: no\\x1b[31m!"),
+        (
+            WeightsReply(0, 0, *reply_of(weights_of(1, V1))[0][2:]),
+            "it sends 0.0, which is not newer",
+        ),
+    ],
+)
+def test_who_waits_for_weights_says_so(
+    scene: Scene, answer: Message | None, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = scene.actor()
+    session = scene.join(actor, OFFER)
+    get = of_session(scene, session, Get)
+    get.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
+    if answer is not None:
+        get.answer(answer, *[reply_of(weights_of(1, V1))[1]] * isinstance(answer, WeightsReply))
+    until(lambda: actor.client.link.has_heard and actor.client.link.answer == says)
+    newest = actor.begin(actor.client.newest)
+    wanted = f"still waiting for weights from {actor.client.link.url}"
+    until(lambda: wanted in caplog.text)
+    (line,) = [each for each in caplog.messages if each.startswith(wanted)]
+    assert line.endswith(f"s): {says}")
+    get.answer(*reply_of(weights_of(1, V1)))
+    newest.result(10)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_weights_port_that_cannot_be_reached_is_named(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = scene.actor()
+    with socket.socket() as taken:
+        # Nobody else gets this port, and nobody listens there.
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        session = scene.join(actor, OFFER, weights_port=port, lease_s=1.0)
+        session.grant(1)
+        with actor.pumping():
+            scene.welcome_back(weights_port=port).grant(1)
+        actor.do(actor.client.pump, 0.1)
+    at = f"tcp://127.0.0.1:{port}"
+    assert f"weights port has not answered at {at} yet" in caplog.text
+    assert f"again: its weights port, {at}, has not answered for 1 s" in caplog.text
+    assert "back at work" not in caplog.messages

@@ -143,7 +143,10 @@ def test_a_lower_epoch_of_the_same_run_is_not_worked_for(scene: Scene) -> None:
 def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene: Scene) -> None:
     """Its ipc paths lead nowhere: it has gone between two words."""
     actor = scene.actor()
-    nonce = {"nonce_path": str(scene.learner.folder / "nonce"), "ipc_data": "/nowhere/d"}
+    nonce = {
+        "nonce_path": str(scene.learner.folder / "nonce"),
+        "ipc_data": scene.learner.dead_socket,
+    }
     connected = actor.begin(actor.client.connect)
     hello = scene.learner.data.hear(Hello)
     scene.learner.welcome(hello, settings_of(), **nonce, lease_s=0.2)

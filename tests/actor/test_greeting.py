@@ -1,4 +1,5 @@
 import logging
+import socket as socket_module
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -212,6 +213,49 @@ def test_settings_that_are_not_understood_do_not_fit(
         found.result(WITHIN_S)
 
 
+def settings_frame(**changes: Any) -> bytes:
+    return encode_settings(settings_of().model_dump(mode="json") | changes)
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (encode_settings({"seed": 0}), ": env: Field required; model: Field required; .* more$"),
+        (settings_frame(**{"evil\n\x1b[31m": 1}), r": evil\\n\\x1b\[31m: Extra inputs are not"),
+        (settings_frame(seed=-5), ": seed: Input should be greater than or equal to 0$"),
+        (settings_frame(seed=2**63), ": seed: Input should be less than"),
+    ],
+    ids=["missing", "extra", "negative", "large"],
+)
+def test_settings_that_do_not_fit_are_one_line(
+    scene: Scene, find: Find, frame: bytes, says: str
+) -> None:
+    found = find()
+    scene.learner.data.hear(Hello).answer(WELCOME, frame)
+    with pytest.raises(MismatchError, match=says) as caught:
+        found.result(WITHIN_S)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+def test_a_refusal_without_a_text_is_a_line_too(scene: Scene, find: Find) -> None:
+    found = find()
+    scene.learner.data.hear(Hello).answer(reject("not_allowed", " "))
+    with pytest.raises(NotAllowedError, match=r"it does not say why \(not_allowed\)"):
+        found.result(WITHIN_S)
+
+
+@pytest.mark.parametrize("frame", [b"\xc1", pack(HELLO)])
+def test_what_answers_and_is_not_understood_has_not_said_nothing(
+    scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch, frame: bytes
+) -> None:
+    monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
+    found = find(within_s=0.5)
+    scene.learner.data.hear(Hello).answer_raw(frame)
+    with pytest.raises(UnreachableError, match="what it answers is not understood"):
+        found.result(WITHIN_S)
+
+
 def urls(nonce_path: Path | str, **changes: Any) -> tuple[str, str]:
     welcome = WELCOME._replace(nonce_path=str(nonce_path), **changes)
     return best_urls(welcome, "tcp://learner.example:5555")
@@ -219,13 +263,21 @@ def urls(nonce_path: Path | str, **changes: Any) -> tuple[str, str]:
 
 def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path: Path) -> None:
     nonce, other = tmp_path / "nonce", tmp_path / "other"
+    there = {"ipc_data": str(tmp_path / "d"), "ipc_weights": str(tmp_path / "w")}
+    for path in there.values():
+        with socket_module.socket(socket_module.AF_UNIX) as end:
+            end.bind(path)
     nonce.write_bytes(WELCOME.nonce)
     other.write_bytes(b"o" * 16)
     tcp = "tcp://learner.example:5555", "tcp://learner.example:5556"
-    assert urls(nonce) == ("ipc:///ipc/d", "ipc:///ipc/w")
-    assert urls(other) == tcp
+    assert urls(nonce, **there) == (f"ipc://{tmp_path}/d", f"ipc://{tmp_path}/w")
+    assert urls(other, **there) == tcp
+    # A false learner's paths: there is tcp still.
+    for path in ("", "/" + "x" * 250, "a\0b", str(nonce), "/nowhere\n\x1b[31m"):
+        assert urls(nonce, **there | {"ipc_data": path}) == tcp
+        assert urls(nonce, **there | {"ipc_weights": path}) == tcp
     for unreadable in (tmp_path / "none", tmp_path, "", "null\0byte", "/dev/zero"):
-        assert urls(unreadable) == tcp
+        assert urls(unreadable, **there) == tcp
 
 
 def test_ports_are_joined_to_the_host_that_was_dialled() -> None:

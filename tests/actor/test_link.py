@@ -37,7 +37,7 @@ def open_link(scene: Scene) -> Iterator[Open]:
     links: list[Link] = []
 
     def make(host: str = LEARNER_HOST, **changes: Any) -> Link:
-        terms = {"session": SESSION, "layout_digests": {LAYOUT.digest}, "have": NO_VERSION}
+        terms = {"session": SESSION, "layouts": (LAYOUT,), "have": NO_VERSION}
         times = {"heartbeat_s": 60.0, "reply_timeout_s": 60.0}
         url = scene.learner.weights.router.url.replace(LEARNER_HOST, host)
         links.append(Link(context, url, **(terms | times | changes)))
@@ -207,8 +207,9 @@ def test_another_model_ends_the_actor(scene: Scene, open_link: Open) -> None:
 
 def test_weights_may_come_in_either_layout(scene: Scene, open_link: Open) -> None:
     coarse = LAYOUT.coarse({"w"})
-    link = open_link(layout_digests={LAYOUT.digest, coarse.digest}, num_kept=2)
-    scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V5), coarse))
+    link = open_link(layouts=(LAYOUT, coarse), num_kept=2)
+    half = Weights(V5, np.zeros(coarse.num_bytes, np.uint8))
+    scene.learner.weights.find(Get).answer(*reply_of(half, coarse))
     assert await_weights(link).layout_digest == coarse.digest
     link.want(V6)
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V6)))
@@ -325,3 +326,24 @@ def test_where_more_are_kept_they_come_one_after_the_other(scene: Scene, open_li
     until(link.take_grants)
     taken = [link.take_newest() for _ in range(3)]
     assert [weights and weights.version for weights in taken] == [V5, V6, None]
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        np.zeros(12, np.uint8),
+        np.zeros(0, np.uint8),
+        np.zeros(100_000, np.uint8),
+        np.full(4, np.nan, np.float32).view(np.uint8),
+        np.full(4, 3e38, np.float32).view(np.uint8),
+    ],
+    ids=["short", "empty", "huge", "nan", "overflowing"],
+)
+def test_weights_that_nobody_can_act_with_are_damaged(
+    scene: Scene, open_link: Open, caplog: pytest.LogCaptureFixture, buffer: Any
+) -> None:
+    link = open_link()
+    scene.learner.weights.find(Get).answer(*reply_of(Weights(V5, buffer)))
+    scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V6)))
+    assert await_weights(link).version == V6
+    assert "weights 1.5 are damaged: " in caplog.text

@@ -180,6 +180,19 @@ def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene: Sc
     assert caught.value.exit_code == 2
 
 
+def test_what_the_learner_calls_its_environment_cannot_write_to_the_terminal(
+    scene: Scene,
+) -> None:
+    def serve(scene: Scene) -> None:
+        settings = settings_of("Foo\n\x1b[31mBar-v1")
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
+        scene.learner.data.hear(Bye)
+
+    with pytest.raises(MismatchError, match="Bar-v1") as caught:
+        run(scene, serve)
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize(
     ("pace", "num_envs", "says"),
     [
@@ -320,7 +333,10 @@ def test_environments_are_closed_when_the_learner_refuses_them(
 
     def serve(scene: Scene) -> None:
         # It is lost before Spec can be said, and refuses at the second hello.
-        nonce = {"nonce_path": str(scene.learner.folder / "nonce"), "ipc_data": "/nowhere/d"}
+        nonce = {
+            "nonce_path": str(scene.learner.folder / "nonce"),
+            "ipc_data": scene.learner.dead_socket,
+        }
         hello = scene.learner.data.hear(Hello)
         scene.learner.welcome(hello, settings, **nonce, lease_s=0.1)
         scene.learner.refuse(scene.learner.data.hear(Hello), "mismatch")

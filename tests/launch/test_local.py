@@ -607,11 +607,12 @@ serve()
     monkeypatch.setattr(local.logger, "info", say)
     assert run(learner, ACTOR_UNTIL_KILLED, num_actors=2) == 0
     # Each look tells.
-    assert list(dict.fromkeys(said)) == [
+    assert list(dict.fromkeys(said))[:2] == [
         "starting: waiting for the learner, which loads torch and tries the environment",
         "starting: waiting for the learner, which builds what it trains",
-        "ending: waiting for 2 processes to end",
     ]
+    # Two, or one and the other is gone already.
+    assert said[-1].startswith("ending: waiting for ")
 
 
 def test_only_the_learner_gets_descriptors_of_its_own(tmp_path: Path) -> None:

@@ -44,6 +44,14 @@ async def test_a_welcome_says_what_an_actor_must_know(make_harbour: Make) -> Non
     assert harbour.count("num_actors") == 0
 
 
+async def test_a_hello_that_is_answered_again_opens_nothing(make_harbour: Make) -> None:
+    harbour = make_harbour()
+    actor = harbour.actor()
+    for _ in range(3):
+        await actor.hello()
+    assert harbour.count("sessions/opened") == 1 == len(harbour.front.table)
+
+
 async def test_another_protocol_is_refused_with_both_versions(make_harbour: Make) -> None:
     harbour = make_harbour()
     actor = harbour.actor()

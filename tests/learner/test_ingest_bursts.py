@@ -35,11 +35,13 @@ Step = tuple[int, str]
 class Line:
     """A port that keeps what is sent; whatever comes is inline."""
 
-    router = None
-
     def __init__(self) -> None:
+        self.router = self
         self.grants: list[Any] = []
         self.verdicts: list[tuple[bytes, int, str]] = []
+
+    def has_more_frames(self) -> bool:
+        return False
 
     def send(self, route: bytes, frames: list[Any]) -> bool:
         grant = unpack(frames[0])

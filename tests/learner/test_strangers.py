@@ -50,7 +50,7 @@ def test_reasons_are_told_apart_and_one_is_one() -> None:
     ]
     desk.now += EVERY_S
     assert desk.look(1, never_joined=2, sent_too_much=2) == [
-        "strangers in 10 s: 0 hellos over 0 connections; 1 connection cut off that never joined"
+        "strangers in 10 s: 1 connection cut off that never joined"
     ]
 
 

@@ -138,6 +138,7 @@ bodies = st.none() | st.binary(max_size=64) | st.just(b"x" * wire.MAX_INLINE_BYT
 verdicts = st.lists(
     st.tuples(counts, st.integers(0, len(wire.VERDICTS) - 1)).map(list), max_size=wire.MAX_VERDICTS
 )
+spans = st.floats(1e-6, 1e11) | st.integers(1, 10**11)
 timers = st.dictionaries(st.text(max_size=32), numbers, max_size=wire.MAX_TIMERS)
 reject_texts = st.text(max_size=500)
 reasons = st.integers(0, 2)
@@ -152,7 +153,7 @@ any_message: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         Welcome,
         *(ids, epochs, ids, st.integers(0, 2**31), st.integers(1, 65535), paths, paths, paths),
-        *(ids, numbers, numbers, columns),
+        *(ids, spans, spans, columns),
     ),
     st.builds(Spec, ids, ids, ids, columns, columns, st.integers(0, 1)),
     st.builds(

@@ -41,6 +41,7 @@ NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 NUMBER = Field(
     (0, -1, 0.0, -999e9, 999e9), (*NOT_FINITE, 1e12, -(10**12), True, "1", b"", None, [1.0], NESTED)
 )
+SPAN = Field((1e-6, 1, 999e9), (*NUMBER.bad, 0, -1, 0.0, -2.5))
 ID = Field((bytes(16),), (bytes(15), bytes(17), b"", "x" * 16, 1, None, [*range(16)], NESTED))
 COUNT = uint(2**62)
 EPOCH = uint(2**31)
@@ -70,7 +71,7 @@ FIELDS: dict[str, list[Field]] = {
     "Hello": [uint(255), ID, text(64), ID, EPOCH, COUNT, uint(4096, NO_NUMBER)],
     "Welcome": [
         *(ID, EPOCH, ID, uint(2**31), uint(65535, 1), PATH, PATH, PATH, ID),
-        *(NUMBER, NUMBER, COLUMNS),
+        *(SPAN, SPAN, COLUMNS),
     ],
     "Spec": [ID, ID, ID, COLUMNS, COLUMNS, uint(1)],
     "Grant": [ID, COUNT, COUNT, EPOCH, COUNT, VERDICTS, uint(2**62, NO_SEQ)],
