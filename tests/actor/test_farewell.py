@@ -35,6 +35,8 @@ class Stage:
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
+    # Steps of other tests may have left a number there.
+    RUNNING.place[0] = 0
     yield Stage()
     RUNNING.call = None
 
