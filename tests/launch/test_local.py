@@ -340,11 +340,11 @@ def test_a_slow_start_is_no_life(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a busy machine imports may take longer than any death that is called quick."""
-    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.05)
+    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.4)
     monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
     actor = """
 note()
-time.sleep(0.1)
+time.sleep(0.5)
 print("error: it raised", flush=True)
 sys.exit(2)
 """
