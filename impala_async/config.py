@@ -16,7 +16,7 @@ from impala_async.config_ingest import BindSection, IngestSection, is_loopback
 from impala_async.config_learner import LearnerSection
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection
-from impala_async.config_section import Section
+from impala_async.config_section import MOST_S, Section
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
@@ -66,15 +66,19 @@ class StopSection(Section):
     """When a run is over: whichever comes first. Without any of them it runs until stopped."""
 
     env_steps: int | None = Field(None, gt=0, description="Env steps trained.")
-    updates: int | None = Field(None, gt=0, description="Updates made.")
+    updates: int | None = Field(
+        None, gt=0, description="Updates made; minibatches of the last batch may pass it."
+    )
     mean_return: float | None = Field(None, description="Mean return of the last 100 episodes.")
-    wall_s: float | None = Field(None, gt=0, description="Seconds from the first update.")
+    wall_s: float | None = Field(
+        None, gt=0, le=MOST_S, description="Seconds from the first update."
+    )
 
 
 class CheckpointSection(Section):
     """When checkpoints are written and how many stay."""
 
-    every_s: float = Field(60.0, gt=0, description="Seconds between checkpoints.")
+    every_s: float = Field(60.0, gt=0, le=MOST_S, description="Seconds between checkpoints.")
     keep: int = Field(3, ge=1, description="Newest checkpoints that stay (the best one stays too).")
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from impala_async.config_section import Section
+from impala_async.config_section import MOST_S, Section
 
 MAX_COLUMNS = 4096
 SamplerName = Literal["auto", "serial", "vector", "parallel", "alternating", "central"]
@@ -47,7 +47,10 @@ class ActorSection(Section):
         "auto: to learners on other hosts.",
     )
     reconnect_s: float = Field(
-        60.0, gt=0, description="How long an actor looks for a lost learner before it exits."
+        60.0,
+        gt=0,
+        le=MOST_S,
+        description="How long an actor looks for a lost learner before it exits.",
     )
 
     def broken_rules(self) -> Iterator[str]:

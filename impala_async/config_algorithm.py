@@ -111,7 +111,9 @@ class AlgorithmSection(Section):
         "reported returns.",
     )
     normalize_returns: bool = Field(
-        False, description="Divide rewards in the loss by the running deviation of the returns."
+        False,
+        description="Divide rewards in the loss by the running deviation of the returns; by 0.01 "
+        "and a tenth of their mean at least: make tiny rewards larger with reward_scale.",
     )
     reduction: Literal["mean", "sum"] = Field(
         "mean", description="Mean over valid rows, or the sum that the IMPALA paper uses."

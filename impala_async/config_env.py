@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from impala_async.config_section import Section
+from impala_async.config_section import MOST_S, Section
 
 
 class Wrapper(Section):
@@ -54,6 +54,7 @@ class EnvSection(Section):
     step_timeout_s: float | None = Field(
         600.0,
         gt=0,
+        le=MOST_S,
         description="An actor whose environment takes longer than this for a step or a reset ends, "
         "with the stack of where it stands; none: it is waited for.",
     )

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from impala_async.config_actor import DEVICE, MAX_COLUMNS
-from impala_async.config_section import Section
+from impala_async.config_section import MOST_S, Section
 
 
 class LearnerSection(Section):
@@ -38,7 +38,7 @@ class LearnerSection(Section):
         description="A trajectory older than this many updates is never trained on.",
     )
     publish_every_updates: int = Field(1, ge=1, description="Updates per published version.")
-    report_every_s: float = Field(2.0, ge=0.01, description="Seconds between reports.")
+    report_every_s: float = Field(2.0, ge=0.01, le=MOST_S, description="Seconds between reports.")
     max_skipped_in_a_row: int = Field(
         50,
         ge=1,
@@ -56,9 +56,15 @@ class LearnerSection(Section):
     stuck_end_s: float = Field(
         60.0, ge=2, le=1e6, description="Likewise, one that takes this long ends the learner."
     )
-    starved_after_s: float = Field(5.0, gt=0, description="Waiting this long is starvation.")
-    lease_s: float = Field(10.0, ge=1, description="An actor silent this long loses its credit.")
-    heartbeat_s: float = Field(2.0, gt=0, description="How often an actor shows that it lives.")
+    starved_after_s: float = Field(
+        5.0, gt=0, le=MOST_S, description="Waiting this long is starvation."
+    )
+    lease_s: float = Field(
+        10.0, ge=1, le=MOST_S, description="An actor silent this long loses its credit."
+    )
+    heartbeat_s: float = Field(
+        2.0, gt=0, le=MOST_S, description="How often an actor shows that it lives."
+    )
 
     @field_validator("device")
     @classmethod

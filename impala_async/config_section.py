@@ -7,6 +7,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
+MOST_S = 1_000_000_000
+"""No setting in seconds is larger: it is thirty years, and timers overflow at ten times that."""
+
 
 class Section(BaseModel):
     """A frozen group of settings that refuses keys it does not know."""

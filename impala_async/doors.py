@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__
+from impala_async.beginning import begin
 from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
     EXIT_TRY_AGAIN,
+    SHELL_SIGNAL,
     CheckpointError,
     ConfigError,
     EnvHangsError,
@@ -56,8 +58,6 @@ BIND_VARIABLE = "IMPALA_ASYNC_BIND"
 # Where `train` tells an actor its number, and how often it was started before.
 ACTOR_VARIABLE = "IMPALA_ASYNC_ACTOR"
 CONSOLE_COMMAND = "impala-async"
-# What a shell adds to the number of the signal that ended a process.
-SHELL_SIGNAL = 128
 
 logger = logging.getLogger(__name__)
 
@@ -381,7 +381,8 @@ def tell_death(code: int, folder: "RunFolder", door: str, how: str = "") -> None
 def start_told_of(
     what: str, tell: Callable[[str], None] = logger.info
 ) -> AbstractContextManager[None]:
-    """In here this process starts. Whoever started it tells of that, if it is one of ours."""
+    """Tell of what is done in here to start this process, unless a process of ours started it: that
+    one tells of it."""
     return nullcontext() if inherited_fds() else told_of(f"starting: {what}", tell)
 
 
@@ -390,6 +391,7 @@ def run_door(body: Callable[[], int]) -> int:
 
     Ctrl-C ends it at once, until the body takes that over.
     """
+    begin()
     code = _run(body)
     flush_output()
     return code

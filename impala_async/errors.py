@@ -24,6 +24,8 @@ EXIT_TRY_AGAIN = 75
 EXIT_NOT_ALLOWED = 77
 EXIT_MISMATCH = 78
 EXIT_INTERRUPTED = 130
+# What a shell adds to the number of the signal that ended a process.
+SHELL_SIGNAL = 128
 
 
 def how_it_ended(code: int) -> str:
@@ -31,7 +33,10 @@ def how_it_ended(code: int) -> str:
     if code == EXIT_INTERRUPTED:
         return "was interrupted (SIGINT)"
     if code == -signal.SIGKILL:
-        return "was killed (SIGKILL), by hand or by the system when memory ran out"
+        by = "by hand, or by the system when memory or a limit of processor time ran out"
+        return f"was killed (SIGKILL), {by}"
+    if code == -signal.SIGXCPU:
+        return "reached a limit of processor time (SIGXCPU)"
     if code < 0:
         known = code in [-number for number in signal.Signals]
         return f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"

@@ -155,11 +155,12 @@ def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy
 
     from impala_async.envs.make import build_envs
     from impala_async.spec import Schema, recurrent_state
-    from impala_async.team import build_policy
+    from impala_async.team import build_policy, check_default_dtype
 
     torch.set_num_threads(config.actor.threads)
     policies, rows = config.policies, config.trajectory.rows
     envs = build_envs(config.actor.sampler, config.env, num_envs, policies)
+    check_default_dtype(config.env.id)
     state = recurrent_state(config.model.core, config.model.core_size)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, state, policies.names)
     return envs, build_policy(schema, config.model, policies, seed=config.seed)
@@ -189,7 +190,7 @@ def _play_greedily(
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
 
-    from impala_async.envs.rehearse import check_finite, check_obs_finite
+    from impala_async.envs.rehearse import check_numbers, check_obs_numbers
     from impala_async.spec import POLICY
     from impala_async.team import Team
 
@@ -199,7 +200,7 @@ def _play_greedily(
     totals = np.zeros(envs.num_envs)
     is_reset_row = np.zeros(envs.num_envs, np.bool_)
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
-    check_obs_finite(envs, obs, "reset")
+    check_obs_numbers(envs, obs, "reset")
     counted = partial(_counted, played, per_env, per_agent, num_agents)
     num_steps, wait = 0, Wait(tell_stderr, clock=clock)
     while min(map(len, played)) < per_env:
@@ -212,7 +213,7 @@ def _play_greedily(
             )
         actions, state = policy.act_greedy(obs, state)
         step = envs.step(actions)
-        check_finite(envs, step)
+        check_numbers(envs, step)
         obs = step.obs
         totals += np.where(is_reset_row, 0.0, step.rewards)
         is_over = (step.terminated | step.truncated) & ~is_reset_row

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in the first moments of a process, when nobody there knows what they mean.
+"""Signals that ask a process to end, in its first moments, when nobody there knows what they mean.
 
 Modules that are being imported answer an exception from nowhere with long tracebacks, or worse. So
 behind a door a signal ends the process at once, with one word, until a service takes it over, and
@@ -15,17 +15,24 @@ from contextlib import contextmanager, suppress
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED
 
 CTRL_C = {signal.SIGINT}
-REQUESTS = (signal.SIGINT, signal.SIGTERM)
+# A terminal that is closed asks like SIGTERM, but where we were started to ignore it, as by nohup.
+REQUESTS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]),
+)
+# To a learner that serves: its run is given up, as an actor cannot run.
+GIVE_UP = signal.SIGUSR1
 _undoings: list[Callable[[], object]] = []
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, as our own handlers raise it with its number: foreign code may raise a
+    """One of `REQUESTS`, as our own handlers raise it with its number: foreign code may raise a
     KeyboardInterrupt too."""
 
 
 def interrupt(number: int, frame: object) -> None:
-    """A handler of both; Python's own of Ctrl-C raises what foreign code could have raised."""
+    """A handler of all; Python's own of Ctrl-C raises what foreign code could have raised."""
     raise Interrupted(number)
 
 

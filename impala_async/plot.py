@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from impala_async.interrupts import REQUESTS
 from impala_async.metrics.returns import format_mean_return
 from impala_async.waiting import told_of
 from impala_async.whole_file import write_whole
@@ -37,7 +38,7 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
         mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
         title += f": mean return {mean_return}"
     picture = folder.path / "learning_curve.png"
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, leave) for number in REQUESTS}
     try:
         with told_of(DRAWING, logger.info):
             is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)

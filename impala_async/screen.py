@@ -21,7 +21,7 @@ from impala_async.trajectory import LOG_PROB_SLACK, Fault, columns_over, find_fa
 Stretch = slice
 """Bytes of a plane."""
 Numbers = tuple[Stretch, str]
-"""Floats of some dtype, none of which may be NaN or too large."""
+"""Numbers of some dtype, none of which may be NaN or too large."""
 Indices = tuple[Stretch, int]
 """Integers of 32 bits, all of which must be below a limit, and not below 0."""
 
@@ -96,7 +96,7 @@ def _largest(numbers: NDArray[Any]) -> Any:
 
 def _obs_numbers(schema: Schema) -> Iterator[Numbers]:
     for leaf in schema.obs.leaves:
-        if leaf.is_float:
+        if leaf.may_be_large:
             yield _stretch(schema.layout.leaves[f"obs/{leaf.name}"]), leaf.dtype
 
 
@@ -125,7 +125,7 @@ def _stretch(leaf: Leaf) -> Stretch:
 
 
 def _is_plain(leaf: ArraySpec) -> bool:
-    """Whether it may hold any bytes, or any finite numbers."""
+    """Whether it may hold any bytes, or any moderate numbers."""
     return not leaf.choices and leaf.dtype != "bool"
 
 

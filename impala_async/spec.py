@@ -70,6 +70,11 @@ class ArraySpec:
     def is_float(self) -> bool:
         return self.dtype.startswith("float")
 
+    @property
+    def may_be_large(self) -> bool:
+        """Whether it holds numbers that may be beyond all that is learned from, or none."""
+        return self.is_float or (self.dtype == "int64" and not self.choices)
+
 
 @dataclass(frozen=True)
 class ObsSpec:

@@ -6,6 +6,7 @@ one after the other, under names that begin with the member's. Who learns is no 
     C columns of an actor
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,10 +18,14 @@ from torch import Tensor
 
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection
+from impala_async.errors import ConfigError, EnvError
 from impala_async.models.flat import unflatten
 from impala_async.policy import Action, Arrays, Policy
 from impala_async.spec import POLICY, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
+
+# How torch says that something is too large for the memory, or for any.
+TOO_LARGE = re.compile("memory|overflow", re.IGNORECASE)
 
 
 def build_policy(
@@ -31,12 +36,28 @@ def build_policy(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> "Policy | Team":
-    """The one policy of a run, or its team."""
+    """The one policy of a run, or its team; ConfigError if there is no memory for it."""
     if schema.policies != policies.names:
         raise ValueError(f"policies.names: {policies.names} here, {schema.policies} in the schema")
-    if policies.names:
-        return Team(schema, model, policies, seed=seed, device=device)
-    return Policy(schema, model, seed=seed, device=device)
+    try:
+        if policies.names:
+            return Team(schema, model, policies, seed=seed, device=device)
+        return Policy(schema, model, seed=seed, device=device)
+    except (MemoryError, RuntimeError, TypeError) as error:
+        what = str(error).partition("\n")[0]
+        if not isinstance(error, MemoryError) and TOO_LARGE.search(what) is None:
+            raise
+        raise ConfigError(f"model: there is no memory here for its network: {what}") from error
+
+
+def check_default_dtype(env_id: str) -> None:
+    """EnvError if an environment of this process has changed what all tensors are made of."""
+    found = torch.get_default_dtype()
+    if found != torch.float32:
+        raise EnvError(
+            f"{env_id} has called torch.set_default_dtype({found}), and policies act in "
+            "torch.float32: make its tensors with dtype=..., or set the default back"
+        )
 
 
 class Team:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from impala_async.doors import (
-    SHELL_SIGNAL,
     add_run_flags,
     bind_of_this_start,
     check_run,
@@ -24,7 +23,7 @@ from impala_async.doors import (
     start_logging,
     tell_death,
 )
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, SHELL_SIGNAL
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.leaving import leave
 from impala_async.metrics.returns import RETURN_EPISODES, format_return
@@ -109,6 +108,8 @@ def _train(
         tell_death(code, folder, door)
     elif run.has_killed_learner:
         tell_death(SHELL_SIGNAL + signal.SIGKILL, folder, door, "did not answer, and was killed")
+    elif run.has_quit:
+        tell_death(code, folder, door, "was told to quit at once")
     return code
 
 

@@ -109,18 +109,23 @@ def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
 
 
 def are_moderate(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of some floats are neither NaN nor too large."""
-    return np.asarray(np.abs(values) <= largest_of(values.dtype))
+    """Which of some numbers are neither NaN nor too large."""
+    limit = largest_of(values.dtype)
+    if values.dtype.kind == "i":  # the least of them has no absolute value
+        return np.asarray((values <= limit) & (values >= -limit))
+    return np.asarray(np.abs(values) <= limit)
 
 
 @cache
 def largest_of(dtype: np.dtype[Any]) -> float:
-    """The largest number of a dtype that is admitted. Of float16 none is too large but infinity."""
+    """The largest number of a dtype that is admitted; every finite float16 is."""
+    if dtype.kind == "i":
+        return int(LARGEST)
     return min(LARGEST, float(np.finfo(dtype).max))
 
 
 def how_large(values: NDArray[Any]) -> str:
-    """What is wrong with floats that are not all moderate."""
+    """What is wrong with numbers that are not all moderate."""
     return f"beyond {LARGEST:g}" if np.isfinite(values).all() else "not finite"
 
 
@@ -149,13 +154,13 @@ def _categories(
 
 def _numbers(schema: Schema, columns: Columns) -> Iterator[tuple[str, NDArray[Any]]]:
     for leaf in schema.obs.leaves:
-        if leaf.is_float:
+        if leaf.may_be_large:
             yield _obs_name(leaf), columns.obs[leaf.name]
     for part in schema.action.parts:
         if not part.choices:
             yield _part_name(part), columns.actions[part.name]
     for state in schema.state:
-        if state.is_float:
+        if state.may_be_large:
             yield f"the state {state.name!r}", columns.state[state.name]
 
 

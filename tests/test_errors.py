@@ -77,7 +77,12 @@ def test_a_protocol_error_has_a_reason_to_count_and_a_text_to_read() -> None:
     [
         (0, "ended with exit code 0"),
         (130, "was interrupted (SIGINT)"),
-        (-9, "was killed (SIGKILL), by hand or by the system when memory ran out"),
+        (
+            -9,
+            "was killed (SIGKILL), by hand, or by the system when memory or a limit of processor "
+            "time ran out",
+        ),
+        (-24, "reached a limit of processor time (SIGXCPU)"),
         (-6, "died of SIGABRT"),
         (-40, "died of signal 40"),
     ],

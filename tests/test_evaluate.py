@@ -23,7 +23,7 @@ from impala_async.envs.vector import EnvBatch, SerialEnvs, Step, VectorEnvs
 from impala_async.evaluate import _play_greedily, main
 from impala_async.learner.run_folder import RunFolder
 from impala_async.policy import Policy
-from impala_async.spec import Schema, recurrent_state
+from impala_async.spec import ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.team import Team
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
@@ -79,6 +79,7 @@ class ScriptedEnvs:
     """Two columns of a NEXT_STEP batch; each episode is a list of rewards."""
 
     name, num_envs = "scripted", 2
+    obs_spec = ObsSpec((ArraySpec("", (1,), "float32"),))
 
     def __init__(self, *episodes: list[list[float]]) -> None:
         self._rewards = [self._with_resets(column) for column in episodes]
@@ -343,6 +344,24 @@ def test_an_environment_that_breaks_in_a_later_step_is_no_mean(
     assert "mean" not in captured.out
     assert says_one_error(captured.err, f"{__name__}:Broken")
     assert says in captured.err
+
+
+def test_an_environment_that_changes_the_default_dtype_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_run(tmp_path, {})
+    init = Broken.__init__
+
+    def widen(env: Broken) -> None:
+        init(env)
+        torch.set_default_dtype(torch.float64)
+
+    monkeypatch.setattr(Broken, "__init__", widen)
+    try:
+        assert main([str(path)]) == 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert says_one_error(capsys.readouterr().err, ":Broken has called torch.set_default_dtype")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ FLOORS = {
     **dict.fromkeys(
         [
             *("layout", "spec", "trajectory", "screen", "weights"),
-            *("lifeline", "interrupts", "leaving", "foreign", "waiting"),
+            *("lifeline", "interrupts", "beginning", "leaving", "foreign", "waiting"),
         ],
         GROUND,
     ),
@@ -68,7 +68,7 @@ TORCH_FREE = (
         "weights",
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
-    "leaving",
+    *("beginning", "leaving"),
     *("config_actor", "config_ingest", "config_learner", "config_policies", "config_synonyms"),
     *("json_file", "whole_file"),
     *("wire", "envs", "launch", "relay"),

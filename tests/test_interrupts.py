@@ -103,6 +103,24 @@ def test_sigterm_is_a_word_and_a_code_too() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "terminated\n")
 
 
+@pytest.mark.parametrize(("inherited", "said"), [("SIG_DFL", "terminated"), ("SIG_IGN", "")])
+def test_a_closed_terminal_is_a_sigterm_unless_it_is_to_be_ignored(
+    inherited: str, said: str
+) -> None:
+    code = (
+        f"import os, signal\nsignal.signal(signal.SIGHUP, signal.{inherited})\n"
+        "from impala_async.doors import run_door\n"
+        "def body():\n    os.kill(os.getpid(), signal.SIGHUP)\n    print('alive')\n    return 0\n"
+        "raise SystemExit(run_door(body))"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, timeout=WITHIN_S
+    )
+    alive = "" if said else "alive"
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr.strip()) == (0, alive, said)
+
+
 def test_what_was_begun_is_taken_back_the_newest_first() -> None:
     ended = run(
         "def fail(): raise OSError\n"
@@ -126,7 +144,7 @@ def test_a_deaf_child_hears_it_later() -> None:
 
 
 def test_afterwards_all_is_as_before() -> None:
-    numbers = signal.SIGINT, signal.SIGTERM
+    numbers = interrupts.REQUESTS
     handlers, mask = (
         list(map(signal.getsignal, numbers)),
         signal.pthread_sigmask(signal.SIG_BLOCK, ()),

@@ -101,6 +101,19 @@ def test_an_observation_of_any_moderate_size_is_fine(value: float, is_fine: bool
     assert (Screen(PLAIN).find_fault(obs, small) is None) == is_fine
 
 
+@pytest.mark.parametrize(
+    ("value", "is_fine"),
+    [(10**15, True), (-(10**15), True), (10**15 + 1, False), (2**63 - 1, False), (-(2**63), False)],
+)
+def test_an_integer_is_as_large_as_a_float_may_be(value: int, is_fine: bool) -> None:
+    """The least of them has no absolute value that they could hold."""
+    obs, small = sound(RICH, 0)
+    columns_over(RICH, obs, small).obs["count"][1, 2, 0] = value
+    fault = Screen(RICH).find_fault(obs, small)
+    assert fault == find_fault(RICH, columns_over(RICH, obs, small))
+    assert fault == (None if is_fine else ("nonfinite", "the observation 'count' is beyond 1e+15"))
+
+
 def test_valid_rows_are_counted() -> None:
     obs, small = sound(RICH, 4)
     mask = columns_over(RICH, obs, small).mask_CT

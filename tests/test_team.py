@@ -8,6 +8,7 @@ import torch
 
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.errors import ConfigError, EnvError
 from impala_async.policy import Policy
 from impala_async.spec import (
     ActionPart,
@@ -18,7 +19,7 @@ from impala_async.spec import (
     policy_leaf,
     recurrent_state,
 )
-from impala_async.team import Team, build_policy, member_seed_of
+from impala_async.team import Team, build_policy, check_default_dtype, member_seed_of
 from impala_async.training.snapshot import Snapshot
 from impala_async.weights import NO_VERSION, Version, Weights
 
@@ -172,3 +173,46 @@ def test_a_team_in_bfloat16_is_one_of_all_its_members():
     # Not those of before: what is loaded is written to these.
     team.load(Weights(Version(1, 1), np.zeros(team.layout.num_bytes, np.uint8)))
     assert not any(tensor.any() for tensor in team.tensors)
+
+
+@pytest.mark.parametrize("policies", [ONE_POLICY, TRIO], ids=["one", "team"])
+@pytest.mark.parametrize("model", [{"hidden_sizes": (2**62,)}, {"hidden_sizes": (10**30,)}])
+def test_a_network_too_large_for_any_memory_is_told_in_one_line(policies, model):
+    schema = replace(schema_of(None), policies=policies.names)
+    with pytest.raises(
+        ConfigError, match=r"^model: there is no memory here .*[Oo]verflow"
+    ) as caught:
+        build_policy(schema, ModelSection(**model), policies, seed=0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), ConfigError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 160 GB\nat"), ConfigError),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB"), ConfigError),
+        (RuntimeError("a bug"), RuntimeError),
+    ],
+    ids=["python", "CPU", "GPU", "other"],
+)
+def test_what_is_no_matter_of_memory_is_raised_as_it_is(monkeypatch, error, kind):
+    def build(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("impala_async.policy.build_model", build)
+    schema = replace(schema_of(None), policies=())
+    with pytest.raises(kind) as caught:
+        build_policy(schema, model_of(None), ONE_POLICY, seed=0)
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_environment_that_changes_the_default_dtype_is_named(dtype):
+    check_default_dtype("Fine-v0")
+    torch.set_default_dtype(dtype)
+    try:
+        with pytest.raises(EnvError, match=f"^Wide-v0 has called .*{dtype}.*make its tensors with"):
+            check_default_dtype("Wide-v0")
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -2,6 +2,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import pytest
 from impala_async import plot, train
 from impala_async.config_load import load_config
 from impala_async.doors import BIND_VARIABLE, default_config_path
+from impala_async.errors import how_it_ended
 from impala_async.learner.run_folder import HOLD_VARIABLE, RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +49,7 @@ class FakeRun:
 
     made: list["FakeRun"]
     code = 0
-    has_given_up = has_killed_learner = False
+    has_given_up = has_killed_learner = has_quit = False
 
     def __init__(
         self,
@@ -410,22 +412,30 @@ def test_an_end_without_a_summary_is_told(
     assert (f"without a summary, with exit code {code}" in caplog.text) == is_told
 
 
-def test_a_learner_that_had_to_be_killed_is_told_of_too(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("has_killed_learner", "did not answer, and was killed"),
+        ("has_quit", "was told to quit at once"),
+    ],
+)
+def test_a_learner_that_a_second_ctrl_c_ended_is_told_of_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str, said: str
 ) -> None:
     monkeypatch.setattr(FakeRun, "code", 130)
-    monkeypatch.setattr(FakeRun, "has_killed_learner", True)
+    monkeypatch.setattr(FakeRun, how, True)
     monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
     started("--run-dir", "here", code=130)
     (told,) = caplog.messages
-    assert told.startswith(f"the learner did not answer, and was killed{LOST}; to go on: ")
+    assert told.startswith(f"the learner {said}{LOST}; to go on: ")
 
 
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        (137, "the learner was killed (SIGKILL), by hand or by the system when memory ran out"),
+        (137, f"the learner {how_it_ended(-signal.SIGKILL)}"),
         (139, "the learner died of SIGSEGV"),
+        (152, "the learner reached a limit of processor time (SIGXCPU)"),
     ],
 )
 @pytest.mark.parametrize("has_begun", [False, True])

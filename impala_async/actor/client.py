@@ -229,7 +229,7 @@ class Client:
         if self.link.is_session_over:
             self._come_back("it has ended the session")
         elif max(silent_s, unanswered_s) > patience_s:
-            where = f"its weights port, {self.link.url}," if self._is_deaf_below else "it"
+            where = f"its weights port, {self.link.url}," if self._lacks_weights_port else "it"
             self._come_back(f"{where} has not answered for {patience_s:.3g} s")
         self._send_all()
 
@@ -245,15 +245,15 @@ class Client:
         self._data.close()
 
     @property
-    def _is_deaf_below(self) -> bool:
-        """Whether the learner answers at its data port alone, as where a firewall stands."""
+    def _lacks_weights_port(self) -> bool:
+        """Whether only the data port has answered, as where a firewall shuts the other."""
         return self._is_joined and not self.link.has_heard
 
     def _tell_of_session(self, now: float) -> None:
         """What is waited for since the session began, or that all of it has come."""
         if not self._is_joined and (waited_s := now - self._offered_at) > AFTER_S:
             self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
-        elif self._is_deaf_below and (waited_s := now - self.link.opened_at) > AFTER_S:
+        elif self._lacks_weights_port and (waited_s := now - self.link.opened_at) > AFTER_S:
             self._log.warning(
                 "the learner's weights port has not answered at %s yet (%.0f s): it must be "
                 "reachable from here, as %s is",

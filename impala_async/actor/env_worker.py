@@ -33,7 +33,7 @@ from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
-from impala_async.interrupts import CTRL_C
+from impala_async.interrupts import CTRL_C, REQUESTS
 from impala_async.leaving import leave
 
 STEP, RESET = b"s", b"r"
@@ -79,7 +79,7 @@ def read_json(fd: int) -> Any:
 
 def main() -> int:
     """Serve until the actor closes the pipe; a fault of the environment is told and ends it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in REQUESTS:
         # They are the actor's to understand, which then closes the pipe. No SIG_IGN: what an
         # environment starts would inherit that.
         signal.signal(number, lambda *_: None)

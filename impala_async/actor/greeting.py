@@ -85,16 +85,23 @@ def find_learner(
     say_at = greet_at = now = time.monotonic()
     give_up_at = now + within_s
     inquiry, wait = Inquiry(url), Wait(logger.warning)
-    pauses, refused, is_understood = Pauses(), "", True
+    pauses, refused, is_told, is_understood = Pauses(), "", False, True
 
     def why() -> str:
         return inquiry.why() if is_understood else NOT_UNDERSTOOD
 
+    def say_wait(seconds: float) -> str:
+        # Until it is asked again, what it said last is how things are.
+        if is_told and socket.is_greeted:
+            return f"the learner at {url} refuses us for now ({seconds:.0f} s): {refused}"
+        return f"no learner answers at {url} yet ({seconds:.0f} s): {why()}"
+
     while now < give_up_at:
         check_stop()
-        wait.look(lambda s: f"no learner answers at {url} yet ({s:.0f} s): {why()}")
+        wait.look(say_wait)
         is_due = now >= say_at or (now >= greet_at and not socket.is_greeted)
         if is_due and socket.greet([pack(hello)]):
+            is_told = False
             # Over each new connection, but what only hangs up is not hammered at.
             greet_at = now + pauses.take()
             # Not all at once, when many actors lost the same learner.
@@ -107,7 +114,7 @@ def find_learner(
         if isinstance(message, Reject):
             raise_if_final(message, is_joined=False)
             log.warning("the learner refuses us for now: %s", message.text)
-            refused = message.text
+            refused, is_told = message.text, True
             say_at = max(say_at, time.monotonic() + message.retry_after_s)
             wait = Wait(logger.warning)
         elif frames and isinstance(message, Welcome) and _is_current(message, hello, log):
@@ -164,11 +171,11 @@ def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
     """
     code = REJECT_CODES[refusal.code]
     if code == "not_allowed":
-        raise NotAllowedError(refusal.text)
+        raise NotAllowedError(f"the learner does not admit this actor: {refusal.text}")
     if WRONG_PORT in refusal.text:
         raise MismatchError("this is the weights port of a learner: dial its data port instead")
     if code in ("mismatch", "protocol") or (refusal.retry_after_s < 0 and not is_joined):
-        raise MismatchError(refusal.text)
+        raise MismatchError(f"the learner refuses this actor: {refusal.text}")
 
 
 def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:

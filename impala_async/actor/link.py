@@ -191,12 +191,13 @@ class Link:
             self._grants.append(message)
             named = Version(message.epoch, message.update)
             if named > self._named:
-                self._not_before = -math.inf
-            self._named = max(self._named, named)
+                self._named, self._not_before = named, -math.inf
         elif isinstance(message, WeightsReply):
             self._take_weights(message, frames)
         elif isinstance(message, NotModified):
             none = "none yet" if self._have == NO_VERSION else "none that are newer"
+            if (message.epoch, message.update) > self._have:
+                none = f"{message.epoch}.{message.update}, but none for us yet"
             self.answer = f"it says that it has {none}"
             if self._have == NO_VERSION:
                 # Nothing is published yet, but soon will be.

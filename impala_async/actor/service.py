@@ -30,10 +30,11 @@ from impala_async.errors import (
     MismatchError,
 )
 from impala_async.foreign import one_line
+from impala_async.interrupts import REQUESTS
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
-from impala_async.team import Team, build_policy
+from impala_async.team import Team, build_policy, check_default_dtype
 from impala_async.weights import Weights
 from impala_async.wire.messages import NO_NUMBER, plain
 from impala_async.wire.sockets import new_context
@@ -75,7 +76,7 @@ class ActorService:
 
     def run(self) -> int:
         """Until the learner is finished, or a signal comes; the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in REQUESTS:
             signal.signal(number, self._on_signal)
         self._watch.start()
         self._farewell.start()
@@ -252,11 +253,13 @@ def _schema_of(stage: Stage, settings: ActorSettings) -> Schema:
 
 def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> Policy | Team:
     model = settings.model
+    check_default_dtype(settings.env.id)
     try:
         policy = build_policy(schema, model, settings.policies, seed=settings.seed, device=device)
         policy.act_in(_precision_of(settings, device))
     except (ValueError, ConfigError) as error:
-        # An own torso that is not installed here, or a network that does not fit the spaces.
+        # An own torso that is not installed here, or a network that does not fit the spaces or
+        # the memory.
         raise MismatchError(plain(str(error))) from error
     return policy
 

@@ -8,7 +8,6 @@ OpenGL context, a changed random seed. `read_answer` is for the asking side, and
 gymnasium.
 """
 
-import contextlib
 import json
 import os
 import sys
@@ -83,8 +82,7 @@ def main() -> int:
     watch = Watch(tell_stderr).start()
     answer, exit_code = _answer(sys.stdin.buffer.read(), sys.argv[1:])
     watch.close()
-    with contextlib.suppress(BrokenPipeError):  # who asked is gone
-        os.write(answers, f"{answer}\n".encode())
+    os.write(answers, f"{answer}\n".encode())
     os.close(answers)
     return exit_code
 

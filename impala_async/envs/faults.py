@@ -128,12 +128,13 @@ def env_name(env: Any) -> str:
 
 
 def close_all(envs: Iterable[Any], name: str | None = None) -> None:
-    """Close all environments, then raise the fault of the first one that failed to."""
+    """Close all environments that can be, then raise the fault of the first one that failed to."""
     faults = []
     for env in envs:
         try:
             with Blame(name or env_name(env), "in close"):
-                env.close()
+                if hasattr(env, "close"):
+                    env.close()
         except EnvError as error:
             faults.append(error)
     if faults:

@@ -27,7 +27,7 @@ def rehearse(envs: EnvBatch) -> None:
     """Reset and step; raises EnvError, of the environment itself or for what it gave."""
     rng = np.random.default_rng(0)
     obs = envs.reset(0)
-    check_obs_finite(envs, obs, "reset")
+    check_obs_numbers(envs, obs, "reset")
     _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_), "reset")
     obs = {name: values.copy() for name, values in obs.items()}
     is_over_C = np.zeros(envs.num_envs, np.bool_)
@@ -69,7 +69,7 @@ def _choose(part: ActionPart, scores_CP: NDArray[np.float64]) -> NDArray[Any]:
 
 
 def _check_step(envs: EnvBatch, step: Step) -> None:
-    check_finite(envs, step)
+    check_numbers(envs, step)
     # Nothing is chosen at an end, nor while others play on.
     is_chosen_C = ~(step.terminated | step.truncated)
     if step.idle is not None:
@@ -77,7 +77,7 @@ def _check_step(envs: EnvBatch, step: Step) -> None:
     _check_legal(envs, step.obs, is_chosen_C, "step")
 
 
-def check_finite(envs: EnvBatch, step: Step) -> None:
+def check_numbers(envs: EnvBatch, step: Step) -> None:
     """EnvError for a reward or an observation that a learner refuses."""
     is_moderate_C = are_moderate(step.rewards)
     if not is_moderate_C.all():
@@ -85,13 +85,14 @@ def check_finite(envs: EnvBatch, step: Step) -> None:
         raise EnvError(
             f"{envs.name}: step gave a reward that is {how_large(refused)}: {refused[0]:g}"
         )
-    check_obs_finite(envs, step.obs, "step")
+    check_obs_numbers(envs, step.obs, "step")
 
 
-def check_obs_finite(envs: EnvBatch, obs: Obs, where: str) -> None:
+def check_obs_numbers(envs: EnvBatch, obs: Obs, where: str) -> None:
     """The same for what a step or a reset showed."""
-    for name, values in obs.items():
-        if values.dtype.kind == "f" and not are_moderate(values).all():
+    for leaf in envs.obs_spec.leaves:
+        name, values = leaf.name, obs[leaf.name]
+        if leaf.may_be_large and not are_moderate(values).all():
             which = f"observation {name!r}" if name else "observation"
             raise EnvError(f"{envs.name}: {where} gave an {which} that is {how_large(values)}")
 

@@ -9,13 +9,16 @@ import contextlib
 import functools
 import logging
 import os
+import random
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import IO
 
@@ -24,11 +27,12 @@ from impala_async.errors import (
     EXIT_INTERRUPTED,
     EXIT_MISMATCH,
     EXIT_NOT_ALLOWED,
+    SHELL_SIGNAL,
     CheckpointError,
     ConfigError,
     how_it_ended,
 )
-from impala_async.interrupts import deaf_children
+from impala_async.interrupts import GIVE_UP, REQUESTS, deaf_children
 from impala_async.json_file import find_object
 from impala_async.lifeline import Gate, Lifeline
 from impala_async.waiting import Wait
@@ -37,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # What no second try can mend. An environment that raised in mid-run (2) may never do so again.
 HOPELESS = (EXIT_NOT_ALLOWED, EXIT_MISMATCH)
+# Linux gives connections ports from 32768 up.
+PORTS = range(20_000, 32_768)
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
 # What a learner that has told its actors that the run is over mostly needs to end.
@@ -45,6 +51,7 @@ MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
 # As `start_logging` writes them where there is no terminal.
 INFO_LINE = re.compile(r"\d\d:\d\d:\d\d INFO ")
+LOG_LINE = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING) ")
 # Longer than a learner gives itself for its end, the last checkpoint included.
 LEARNER_END_S = 660.0
 ACTOR_END_S = 3.0
@@ -57,11 +64,19 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of this host that are free now."""
+    """Different ports of this host that are free now.
+
+    They lie below those that the system itself gives to connections: one of these could be taken
+    again between this look and the learner's bind. Where no other is free, it is one of these.
+    """
+    candidates = chain(random.SystemRandom().sample(PORTS, len(PORTS)), repeat(0))
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
-            probe.bind(("127.0.0.1", 0))
+            for port in candidates:
+                with contextlib.suppress(OSError):
+                    probe.bind(("127.0.0.1", port))
+                    break
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
@@ -77,6 +92,7 @@ class _Actor:
         self.log_begin = 0
         self.num_quick_deaths = self.num_starts = 0
         self.is_done = False
+        self.start_trouble = Wait(logger.warning, after_s=0.0)
 
     def listen(self) -> None:
         """Its life begins with its first word: to start up may take long on a busy machine."""
@@ -90,18 +106,19 @@ class _Actor:
 
     def how_it_ended(self, code: int) -> str:
         # Whoever is killed has no last word.
-        said = "" if code == -signal.SIGKILL else f" ({self.last_error()})"
+        said = "" if code == -signal.SIGKILL else f" ({self.last_error(code)})"
         return how_it_ended(code) + said
 
-    def last_error(self) -> str:
+    def last_error(self, code: int) -> str:
         """What it said at its end; the log may hold the ends of others before it."""
         try:
             said = self.log_path.read_bytes()[self.log_begin :]
         except OSError as error:
             return f"its log cannot be read: {error.strerror}"
         lines = said.decode(errors="replace").splitlines()
-        # What went well is no reason.
-        lines = [line for line in lines if not INFO_LINE.match(line)]
+        # An INFO line is no reason; a warning may be one, where there was no time for another word.
+        no_reason = LOG_LINE if code >= 0 else INFO_LINE
+        lines = [line for line in lines if not no_reason.match(line)]
         errors = [line for line in lines if line.startswith("error: ")]
         return (
             errors[-1].removeprefix("error: ")
@@ -159,10 +176,7 @@ class LocalRun:
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
         self._actors = [_Actor(n, self._log_dir / f"actor-{n}.log") for n in range(num_actors)]
-        previous = {
-            number: signal.signal(number, self._pass_on)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        previous = {number: signal.signal(number, self._pass_on) for number in REQUESTS}
         try:
             while self._learner.poll() is None and self._verdict is None:
                 for actor in self._actors:
@@ -179,7 +193,8 @@ class LocalRun:
         if self._verdict is None:
             code = exit_code(self._learner.returncode)
             # A learner that was met in its first second had not learned yet what a signal means.
-            if code == exit_code(-signal.SIGTERM) and self._is_told_to_end:
+            is_untaught = -self._learner.returncode in (signal.SIGTERM, signal.SIGHUP)
+            if is_untaught and self._is_told_to_end:
                 code = EXIT_DONE
             return EXIT_INTERRUPTED if self._is_interrupted and code != EXIT_DONE else code
         # Only now, so that it comes after what the learner had to say at its end.
@@ -196,6 +211,11 @@ class LocalRun:
         """Whether it did not end when it was told to quit."""
         return self._learner.returncode == -signal.SIGKILL and self._is_hurried()
 
+    @property
+    def has_quit(self) -> bool:
+        """Whether a learner that had begun was told to end at once."""
+        return self._quitting is not None and self._has_begun
+
     def remove_logs(self) -> None:
         """The run never began: leave nothing of it."""
         for actor in self._actors:
@@ -206,7 +226,7 @@ class LocalRun:
     def _look_after(self, actor: _Actor) -> None:
         if actor.process is None:
             if time.monotonic() >= actor.start_at and (not actor.is_done or self._serves()):
-                self._start(actor)
+                self._try_to_start(actor)
             return
         code = actor.process.poll()
         if code is None:
@@ -242,7 +262,17 @@ class LocalRun:
         )
         actor.start_at = time.monotonic() + RESTART_AFTER_S
 
-    def _start(self, actor: _Actor) -> None:
+    def _try_to_start(self, actor: _Actor) -> None:
+        """Once it has run, what keeps it from running again may pass, and the others go on."""
+        try:
+            self._start(actor)
+        except ConfigError as error:
+            if actor.num_starts == 0:
+                raise
+            told = f"actor {actor.number} cannot be started again yet: {error}; still trying"
+            actor.start_trouble.look(lambda _: told)
+            actor.start_at = time.monotonic() + RESTART_AFTER_S
+            return
         if actor.is_done:
             logger.warning(
                 "actor %d %s, though the run goes on: starting it again; its log: %s",
@@ -250,13 +280,12 @@ class LocalRun:
                 how_it_ended(EXIT_DONE),
                 actor.log_path,
             )
-        try:
-            log = actor.log_path.open("ab")
-        except OSError as error:
-            raise ConfigError(
-                f"--run-dir: cannot write to {actor.log_path}: {error.strerror}"
-            ) from None
-        with log:
+
+    def _start(self, actor: _Actor) -> None:
+        if actor.num_starts and self._serves():  # and so the run folder is ours
+            with contextlib.suppress(OSError):  # to open the log says why
+                self._log_dir.mkdir(exist_ok=True)
+        with _open_log(actor.log_path) as log:
             actor.log_begin = log.tell()
             actor.process = spawn(
                 "actor",
@@ -274,7 +303,9 @@ class LocalRun:
         actor.spoke_at = None
 
     def _give_up(self, actor: _Actor, code: int) -> None:
-        why = f"{actor.last_error()} ({code})" if code >= 0 else f"it {actor.how_it_ended(code)}"
+        why = (
+            f"{actor.last_error(code)} ({code})" if code >= 0 else f"it {actor.how_it_ended(code)}"
+        )
         self._reason = f"actor {actor.number} cannot run: {why}; its log: {actor.log_path}"
         self._verdict = exit_code(code)
 
@@ -283,7 +314,9 @@ class LocalRun:
         if self._is_told_to_end and number == signal.SIGINT and self._quitting is None:
             told = Wait(logger.warning, after_s=QUIT_TOLD_AFTER_S)
             self._quitting = told, time.monotonic() + QUIT_S
-        self._answer = self._answer or Wait(logger.warning)
+        if self._answer is None:
+            self._answer = Wait(logger.warning)
+            self._has_begun = self._has_begun or self._serves()
         self._is_told_to_end = True
         self._is_interrupted |= number == signal.SIGINT
         if self._learner.poll() is None:
@@ -310,7 +343,9 @@ class LocalRun:
         """The learner has ended, or the run is given up: nobody stays behind."""
         if self._learner.poll() is None:
             self._is_told_to_end = True
-            self._learner.terminate()
+            # One that does not serve yet knows no other signal.
+            is_given_up = self.has_given_up and self._serves()
+            self._learner.send_signal(GIVE_UP if is_given_up else signal.SIGTERM)
         end_in_time([self._learner], LEARNER_END_S, self._is_hurried)
         running = [actor.process for actor in self._actors if actor.process]
         # A learner that reached its goal has told them so; one that was told to end may be started
@@ -320,6 +355,18 @@ class LocalRun:
         end_in_time(running, grace_s, self._is_hurried)
         self._lifeline.close()
         self._gate.close()
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    try:
+        # To read as well: that waits for nobody at the other end of a pipe.
+        log = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"--run-dir: cannot write to {path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
+        log.close()
+        raise ConfigError(f"--run-dir: {path}: is no regular file: remove it")
+    return log
 
 
 def _say_start(waited_s: float) -> str:
@@ -350,22 +397,25 @@ def spawn(
     fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """A process behind a door, which ends with this one at the latest."""
-    with deaf_children():
-        return subprocess.Popen(
-            [sys.executable, "-m", f"impala_async.{door}", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**ONE_THREAD, **os.environ, **lifeline.environment, **(environment or {})},
-            pass_fds=(*lifeline.fds, *fds),
-            # Ctrl-C reaches this process alone, which passes it on once.
-            process_group=0,
-        )
+    try:
+        with deaf_children():
+            return subprocess.Popen(
+                [sys.executable, "-m", f"impala_async.{door}", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**ONE_THREAD, **os.environ, **lifeline.environment, **(environment or {})},
+                pass_fds=(*lifeline.fds, *fds),
+                # Ctrl-C reaches this process alone, which passes it on once.
+                process_group=0,
+            )
+    except OSError as error:
+        raise ConfigError(f"cannot start a process of the {door}: {error.strerror}") from None
 
 
 def exit_code(code: int) -> int:
     """As a shell says it: a process that signal n ended has 128 + n."""
-    return code if code >= 0 else 128 - code
+    return code if code >= 0 else SHELL_SIGNAL - code
 
 
 def _say_end(num_left: int, waited_s: float) -> str:

@@ -4,11 +4,12 @@ Runs on: main thread; torch is imported only when the flags and settings are goo
 """
 
 import argparse
+import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from impala_async.metrics.sinks import Sink
 
 logger = logging.getLogger(__name__)
+
+# As many as a learner opens by itself, and some for its first actors.
+LEAST_DESCRIPTORS = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +75,7 @@ def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.N
         starting.enter_context(
             start_told_of("torch is loaded, the environment tried, the learner built")
         )
+        starting.enter_context(_enough_descriptors())
         recorder = None
         if args.record is not None:
             recorder = Recorder(args.record, folder.run_id)
@@ -83,6 +88,26 @@ def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.N
         return _serve(
             config, folder, console, recorder, ingest, starting.close, is_resumed=args.resume
         )
+
+
+@contextmanager
+def _enough_descriptors() -> Iterator[None]:
+    """A start that has too few is one line: ConfigError."""
+    # Also of the learner whose sockets another process has.
+    from impala_async.wire.connections import most_descriptors
+    from impala_async.wire.sockets import NoSocketError
+
+    fix = f"a learner needs {LEAST_DESCRIPTORS} and two for each actor: raise ulimit -n"
+    most = most_descriptors()
+    if most < LEAST_DESCRIPTORS:  # ZeroMQ would abort the process
+        raise ConfigError(f"only {most} files and sockets may be open in this process; {fix}")
+    try:
+        yield
+    except Exception as error:
+        is_short = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+        if not is_short and not isinstance(error, NoSocketError):
+            raise
+        raise ConfigError(f"no more files and sockets can be opened ({error}); {fix}") from error
 
 
 def _serve(

@@ -19,6 +19,7 @@ from impala_async.metrics.counter import Counters
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import Frame
+from impala_async.wire.connections import REPLACED
 from impala_async.wire.messages import (
     BYE_REASONS,
     WRONG_PORT,
@@ -121,7 +122,10 @@ class Desk:
         peer = self._find(message)
         if peer is None:
             return
-        peer.weights_route = route
+        if route != peer.weights_route:
+            # It has connected again; whoever has not, and reads nothing, would make us keep much.
+            port.cut(peer.weights_route, REPLACED)
+            peer.weights_route = route
         if isinstance(message, Get):
             port.send(route, self._weights_for(peer, message))
         else:

@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
-LOOK_EVERY_S = 0.25
+LOOK_EVERY_S, LOOK_AGAIN_S = 0.25, 0.05
 # Beside trajectories: what any peer may send between two looks.
-SPARE_BYTES = 1 << 20
+SPARE_BYTES = 1 << 17
 
 
 Accounts = dict[str, Any]
@@ -78,8 +78,7 @@ class Front:
         tap: Recorder | None = None,
     ) -> None:
         self._config = config
-        self._recorder = tap
-        self._events = events
+        self._recorder, self._events = tap, events
         self._lineage = lineage
         self._settings_frame = _settings_frame(config)
         self._heartbeat_s = config.learner.heartbeat_s
@@ -105,6 +104,7 @@ class Front:
             self.table,
             self.ledger,
             self._publisher,
+            max_columns=config.learner.batch_columns,
             clock=time.monotonic,
             on_episodes=events.on_episodes,
             make_filler=self._make_filler,
@@ -192,14 +192,15 @@ class Front:
         self._answer()
 
     async def _watch_connections(self) -> None:
+        is_doubtful = False
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            self.look_at_connections()
+            await asyncio.sleep(LOOK_AGAIN_S if is_doubtful else LOOK_EVERY_S)
+            is_doubtful = self.look_at_connections()
             self.take_back()
 
-    def look_at_connections(self) -> None:
-        """A peer with a session may have sent what its credit allows, and a message more; one
-        without may begin with a message of a session that goes on."""
+    def look_at_connections(self) -> bool:
+        """A peer with a session may have sent what its credit allows, and a message more. Whether
+        there is a doubt."""
         joined = self.table.joined
         schema = self._desk.schema
         largest = [_largest_message(peer.columns, schema) for peer in joined if schema is not None]
@@ -207,9 +208,9 @@ class Front:
             peer.data_route: (WINDOW * peer.streams + 1) * each + SPARE_BYTES
             for peer, each in zip(joined, largest, strict=True)
         }
-        self._data.look(data, max(largest, default=0))
         weights = {peer.weights_route: SPARE_BYTES for peer in joined if peer.weights_route}
-        self._weights.look(weights, 0)
+        doubts = self._data.look(data), self._weights.look(weights)
+        return any(doubts)
 
     def take_back(self) -> None:
         """Credit that lies unused goes to those who wait for some; in lockstep nobody does."""

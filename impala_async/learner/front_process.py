@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from impala_async.config import RunConfig
 from impala_async.errors import EXIT_BUG, ConfigError
+from impala_async.interrupts import REQUESTS
 from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.channel import Channel, ChannelClosedError, Words
 from impala_async.learner.front import Accounts, Events, Front
@@ -214,7 +215,7 @@ async def serve(end: socket.socket, memory: SharedMemory) -> int:
 def main() -> int:
     """What the learner starts, with two descriptors."""
     # Who ends a whole group of processes means the learner, and that ends us in good order.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
     channel_fd, memory_fd = map(int, sys.argv[1:])

@@ -42,7 +42,11 @@ from impala_async.wire.sockets import Router
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_VERSION = "it was acted with weights of a version that it cannot have had"
+UNFIT_VERSIONS = {
+    "invalid": "it was acted with weights of a version that it cannot have had",
+    "stale": "it was acted with weights that are too old by now",
+    "dead_branch": "it was acted with weights of an epoch that was given up",
+}
 WARN_EVERY_S = 10.0
 MakeFiller = Callable[[list[Slot], Submit, Count], Filler]
 
@@ -81,6 +85,7 @@ class Ingest:
         ledger: Ledger,
         publisher: Publisher,
         *,
+        max_columns: int,
         clock: Callable[[], float],
         on_episodes: Callable[[Episodes], None],
         make_filler: MakeFiller = SlotFiller,
@@ -89,6 +94,7 @@ class Ingest:
         self._table = table
         self._ledger = ledger
         self._publisher = publisher
+        self._max_columns = max_columns
         self._clock = clock
         self._on_episodes = on_episodes
         self._make_filler = make_filler
@@ -99,7 +105,7 @@ class Ingest:
         self._to_answer: dict[bytes, Peer] = {}
         self._is_closed = False
         self._num_turned_away = 0
-        self._warn_at = -math.inf
+        self._warn_at: dict[str, float] = {}
 
     def open(self, schema: Schema, slots: list[Slot], submit: Callable[[int], None]) -> None:
         """Slots are there: credit can be given out."""
@@ -137,8 +143,8 @@ class Ingest:
                 self._refuse(data, "unknown_session")
                 raise ProtocolError("unknown_session")
             return
-        if verdict == "invalid":
-            self._warn(peer, data, Fault("invalid", UNKNOWN_VERSION))
+        if verdict in UNFIT_VERSIONS:
+            self._warn(peer, data, verdict, UNFIT_VERSIONS[verdict], hint="")
         self._settle(peer, data, verdict)
 
     def decide(self) -> None:
@@ -152,7 +158,7 @@ class Ingest:
             if fault is None:
                 arrivals.append(self._admit(message))
             else:
-                self._warn(message.peer, message.data, fault)
+                self._warn(message.peer, message.data, *fault)
             self._settle(message.peer, message.data, fault.reason if fault else None)
         self._filler.commit(arrivals)
 
@@ -211,7 +217,7 @@ class Ingest:
             episodes = self._bodies.receive(router, data, landing)
         except ProtocolError as error:
             fault = Fault("invalid", str(error))
-            self._warn(peer, data, fault)
+            self._warn(peer, data, *fault)
             self._settle(peer, data, fault.reason)
             raise
         self._received[peer.session, data.seq] = _Received(peer, data, landing, episodes)
@@ -248,25 +254,30 @@ class Ingest:
             if verdict is not None and self._filler is not None:
                 self._filler.skip(peer.rank)
 
-    def _warn(self, peer: Peer, data: Data, fault: Fault) -> None:
+    def _warn(
+        self, peer: Peer, data: Data, reason: str, what: str, hint: str = " Is it the environment?"
+    ) -> None:
         """What is wrong with the data itself is wrong at its source: say so, now and then."""
         now = self._clock()
-        if now < self._warn_at:
+        if now < self._warn_at.get(reason, -math.inf):
             return
         logger.warning(
             "actor %d: a message of %d columns is refused: %s (%s, %d columns so far from all "
-            "actors). Is it the environment?",
+            "actors).%s",
             peer.rank,
             data.columns,
-            fault.what,
-            fault.reason,
-            self._ledger.rejected(fault.reason) + data.columns,
+            what,
+            reason,
+            self._ledger.rejected(reason) + data.columns,
+            hint,
         )
-        self._warn_at = now + WARN_EVERY_S
+        self._warn_at[reason] = now + WARN_EVERY_S
 
     def _refuse(self, data: Data, reason: str) -> None:
-        self._ledger.receive(data.columns)
-        self._ledger.reject(data.columns, reason)
+        # A stranger can claim any number.
+        columns = min(data.columns, self._max_columns)
+        self._ledger.receive(columns)
+        self._ledger.reject(columns, reason)
 
 
 def _find_episode_fault(episodes: Episodes | None) -> Fault | None:

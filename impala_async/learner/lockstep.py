@@ -27,6 +27,8 @@ from impala_async.wire.session import SessionTable
 
 logger = logging.getLogger(__name__)
 
+MAX_NAMED = 3
+
 
 @dataclass(slots=True, eq=False)
 class _Open:
@@ -146,7 +148,20 @@ class LockstepFiller:
         self._count_due()
 
     def report(self) -> dict[str, object]:
-        return self._idle.report()
+        """Beside the slots: how many have done their part of the next batch, and who has not."""
+        done = self._open[0].episodes.keys() if self._open else set()
+        members = self._members.keys()
+        missing = sorted(self._expected - done, key=lambda rank: (rank in members, rank))
+        names = [
+            f"actor {rank}{'' if rank in members else ' (not joined)'}"
+            for rank in missing[:MAX_NAMED]
+        ]
+        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+        return {
+            **self._idle.report(),
+            "lockstep/num_done": len(done),
+            "lockstep/waits_for": f"{', '.join(names)}{more}" or None,
+        }
 
     def _columns(self, rank: int) -> slice:
         return slice(rank * self._width, (rank + 1) * self._width)

@@ -108,11 +108,18 @@ class Port:
         """Connections that were ended for what came over them, by the reason."""
         return self._connections.cut_off if self._connections is not None else Counter()
 
-    def look(self, allowances: Mapping[bytes, int], first_bytes: int) -> None:
-        """End the connections over which too much comes, of a peer or of a stranger."""
-        if self._connections is not None and self._is_open:
-            self._connections.look(allowances, first_bytes)
-            self.router.forget_sent()
+    def look(self, allowances: Mapping[bytes, int]) -> bool:
+        """End the connections over which too much comes, of a peer or of a stranger; whether the
+        next look should be soon."""
+        if self._connections is None or not self._is_open:
+            return False
+        self.router.forget_sent()
+        return self._connections.look(allowances)
+
+    def cut(self, route: bytes, why: str) -> None:
+        """End the connection of a peer."""
+        if self._connections is not None:
+            self._connections.cut(route, why)
 
     def look_again(self) -> None:
         """Drain soon if there is input, whether or not the descriptor said so."""
@@ -148,8 +155,8 @@ class Port:
             self._counters.bad.add(error.reason)
             self.send(route, [pack(_refusal(error))])
         finally:
-            if not self._discard() and self._connections is not None:
-                self._connections.cut(route, SENT_TOO_MANY_FRAMES)
+            if not self._discard():
+                self.cut(route, SENT_TOO_MANY_FRAMES)
 
     def _may_greet(self, route: bytes) -> bool:
         """Whether a hello is answered: who says it for ever is cut off."""

@@ -40,11 +40,13 @@ class SpaceProbe:
         self._state = recurrent_state(model.core, model.core_size)
         # Of its own: a learner may have none, and ends without a word to anybody when it is killed.
         self._lifeline = Lifeline()
+        # No pipe: what the environment forks may hold that open for ever.
+        self._answer = os.memfd_create("impala-async-spaces")
         with deaf_children():
             self._child = subprocess.Popen(
                 [*DESCRIBE, actor.sampler, policies.model_dump_json()],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=self._answer,
                 env={**os.environ, **self._lifeline.environment},
                 pass_fds=self._lifeline.fds,
             )
@@ -56,7 +58,9 @@ class SpaceProbe:
     def schema(self, rows: int) -> Schema:
         """Wait for the description; raises EnvError with the child's one line."""
         try:
-            answer, _ = self._child.communicate(timeout=PROBE_TIMEOUT_S)
+            self._child.wait(PROBE_TIMEOUT_S)
+            # Two answers, where it forked and both processes went on, are read as well.
+            answer = os.pread(self._answer, os.fstat(self._answer).st_size, 0)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
@@ -66,6 +70,7 @@ class SpaceProbe:
             ) from None
         finally:
             self._lifeline.close()
+            os.close(self._answer)
         if not answer:
             raise EnvError(
                 f"env.id: {self._env.id}: the process that made it "

@@ -165,8 +165,9 @@ class Recorder:
         """The body of the thread. Whatever has come is in the hands of the kernel soon after."""
         assert self._spool is not None
         with os.fdopen(self._fd, "ab", BUFFER_BYTES) as file:
-            if file.tell() == 0:
-                file.write(OPENING)
+            start = file.tell()
+            if start == 0:
+                start = file.write(OPENING)
             try:
                 while True:
                     for record in self._spool.get():
@@ -177,8 +178,12 @@ class Recorder:
             except ClosedError:
                 file.flush()
                 os.fsync(file.fileno())
-                if not os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
+                found = os.fstat(file.fileno())
+                if not os.path.samestat(found, self._path.stat()):
                     raise FileNotFoundError(errno.ENOENT, "another file is there") from None
+                if found.st_size != start + self._num_bytes:
+                    what = "somebody else has cut it, or written to it"
+                    raise FileNotFoundError(errno.ENOENT, what) from None
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -175,13 +175,19 @@ class Reporter:
             "env_steps_trained": env_steps,
             "env_steps_per_s": steps_per_s,
             "frames_per_s": steps_per_s * self._frames_per_step,
-            "host/rss_bytes": self._process.memory_info().rss,
+            "host/rss_bytes": self._rss_bytes(),
         }
         report = assemble(own, *(part() for part in self._parts))
         self._times.add(report)
         for sink in self._sinks:
             sink.write(report)
         return report
+
+    def _rss_bytes(self) -> int | None:
+        """None where there is no descriptor left to look it up, for which no run need end."""
+        with contextlib.suppress(OSError):
+            return int(self._process.memory_info().rss)
+        return None
 
     def verdict(self, report: dict[str, Value]) -> Verdict:
         """On this whole start, of which this is the last report."""

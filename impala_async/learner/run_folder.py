@@ -141,15 +141,22 @@ class RunFolder:
             fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(hold)
-            service = {}
-            with contextlib.suppress(CheckpointError):
-                service = self.read_json("service.json") or {}
             raise ConfigError(
                 f"--run-dir: {self.path} is in use by another learner (process "
-                f"{service.get('pid', 'unknown')}): end it first, or name another folder"
+                f"{self._holder()}): end it first, or name another folder"
             ) from None
         self._hold = hold
         return hold
+
+    def _holder(self) -> object:
+        """Who has the folder, as it says. By now its number may be that of a stranger."""
+        with contextlib.suppress(CheckpointError, OSError):
+            pid = (self.read_json("service.json") or {}).get("pid")
+            for held in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # it may be closed again
+                    if held.samefile(self.path):
+                        return pid
+        return "unknown"
 
     def _handed_down(self) -> int | None:
         """The descriptor by which whoever started this process holds the folder, if one does."""

@@ -30,6 +30,7 @@ from impala_async.errors import (
     ProcessLostError,
     ServiceError,
 )
+from impala_async.interrupts import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.learner.build import Learner, build_learner
 from impala_async.learner.front import Events
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
@@ -47,7 +48,7 @@ from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.spec import Schema
-from impala_async.waiting import Wait
+from impala_async.waiting import Wait, told_of
 from impala_async.weights import Lineage
 
 logger = logging.getLogger(__name__)
@@ -95,13 +96,14 @@ class LearnerService:
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None
+        self._is_building = False
         self._last_words: Captured | None = None
         self._late_death: ServiceError | None = None
         self._goal_return: float | None = None
         self._awaited = "the last updates"
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport.before_any(self._start)
-        told = Events(self._open, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
+        told = Events(self._open_told, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
         run_id, on_death = folder.run_id, functools.partial(self._fail, "the ingest process")
         accounts = restored.accounts if restored else None
         self._front = open_front(
@@ -216,10 +218,23 @@ class LearnerService:
         except ValueError as error:
             raise ConfigError(f"cannot train on {self._config.env.id}: {error}") from error
 
+    def _open_told(self, schema: Schema) -> None:
+        """The spaces are those of an actor. Nobody is heard meanwhile, so it is told before."""
+        self._is_building = True
+        try:
+            if self._front.report():  # one in a process of its own may not have been asked yet
+                self._reporter.report()
+            with told_of("building what is trained", logger.info):
+                self._open(schema)
+        finally:
+            self._is_building = False
+
     def _announce(self) -> None:
         """Say where we are; from here on actors may come."""
         self._on_ready()
-        self._loop.add_signal_handler(signal.SIGTERM, self.stop, "terminated")
+        for number in {*REQUESTS} - CTRL_C:
+            self._loop.add_signal_handler(number, self.stop, "terminated")
+        self._loop.add_signal_handler(GIVE_UP, self.stop, "actor_failed")
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         urls = self._front.data_url, self._front.weights_url
         self._folder.announce(*urls, self._start.epoch)
@@ -364,6 +379,7 @@ class LearnerService:
         starved_at, first = reading.starved_at, reading.first_update
         return {
             "updates": self._progress.update,
+            "learner/building": int(self._is_building),
             "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
             "learner/wall_s": first and time.monotonic() - first.at,
             **reading.metrics,

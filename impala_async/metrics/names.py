@@ -74,7 +74,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Passes",
         (
-            Metric("passes/done", "column-passes", "= num_passes * trained + partial - init_short"),
+            Metric("passes/done", "column-passes", "of all columns; see the identities above"),
             Metric("passes/partial", "column-passes", "of columns dropped between two passes"),
             Metric("passes/init_short", "column-passes", "ring's first fill: not given, by choice"),
             Metric("partial/stale", "column-passes", "done before dropped/stale"),
@@ -94,6 +94,7 @@ SECTIONS: tuple[Section, ...] = (
         "Learner",
         (
             Metric("learner/starved_since_s", "s", "time_s when the wait began; null: not starved"),
+            Metric("learner/building", "1", "1: it builds what it trains and hears nobody; else 0"),
             Metric("learner/wall_s", "s", "since this start's first update; stop.wall_s ends it"),
             Metric("learner/starved_total_s", "s", "starved so far, the present wait included"),
             Metric("learner/skipped_updates", "updates", "not taken: no valid row, or not finite"),
@@ -101,7 +102,7 @@ SECTIONS: tuple[Section, ...] = (
             Metric("timing_breakdown/learner_load_time_ms", "ms", "loader: one copy to the device"),
             Metric("timing_breakdown/learner_load_wait_time_ms", "ms", "wait for that copy, mean"),
             Metric("timing_breakdown/learner_dequeue_time_ms", "ms", "wait for a batch, mean"),
-            Metric("batch/valid_rows_mean", "rows", "rows of a batch that count"),
+            Metric("batch/valid_rows_mean", "rows", "that count, in batches that have any"),
         ),
     ),
     Section(
@@ -147,7 +148,12 @@ SECTIONS: tuple[Section, ...] = (
             Metric("algorithm/lr", "1", "learning rate now"),
             Metric("algorithm/entropy_cost", "1", "entropy cost now"),
             Metric("algorithm/kl_coeff", "1", "appo: weight of the KL now"),
-            Metric("algorithm/return_scale", "reward", "deviation that rewards are divided by"),
+            Metric(
+                "algorithm/return_scale",
+                "reward",
+                "deviation that rewards are divided by; at 0.01, the least there is, they may be "
+                "too small: see algorithm.reward_scale",
+            ),
         ),
     ),
     Section(
@@ -209,6 +215,8 @@ SECTIONS: tuple[Section, ...] = (
             Metric("actor/act_time_ms", "ms", "in the policy per trajectory, mean over actors"),
             Metric("actor/send_wait_ms", "ms", "waiting to send per trajectory, mean over actors"),
             Metric("actor/weights_wait_ms", "ms", "waiting for weights per trajectory, mean"),
+            Metric("lockstep/num_done", "actors", "whose part of the next batch is there"),
+            Metric("lockstep/waits_for", "text", "actors whose part is not: the first few of them"),
             Metric("actor/hang", "text", "the environment that has hung for longest; null: none"),
             Metric("actor/last_death", "text", "what the last actor that said so died of"),
         ),

@@ -23,6 +23,7 @@ ADVICE: Final[Mapping[str, str | None]] = {
     "them at once, by a larger actor.num_envs with as many actor.num_workers, cores or not",
     "hanging": "see where it stands by py-spy dump, or in the log of its actor when "
     "env.step_timeout_s ends it",
+    "straggler": "see the logs of the actors that it names; if one is ended, pace.on_loss decides",
     "inference": "a larger actor.num_envs, or more actors, on other hosts when cores are busy",
     "network": "a faster link or smaller observations; on one host, fewer actors for its cores",
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
@@ -48,6 +49,8 @@ _TIMES: Final = (
     *(name for name, _, _ in _ACTOR_STAGES),
 )
 _REJECTED: Final = "rejected/"
+# Nothing is lost by these two: it comes again, or has come before. And anybody may send them.
+_NO_LOSS: Final = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
 
 
 class Verdict(NamedTuple):
@@ -67,9 +70,15 @@ class Verdict(NamedTuple):
 
 def judge(report: Mapping[str, Value]) -> Verdict:
     """The stage that limits the run."""
-    refused = _refused_share(report)
-    if refused is not None:
-        return refused
+    verdict = _judge_waits(report)
+    # A learner that has enough to do is not limited by what else is sent to it.
+    is_fed = verdict.stage in ("learner", "copy")
+    return (None if is_fed else _refused_share(report)) or verdict
+
+
+def _judge_waits(report: Mapping[str, Value]) -> Verdict:
+    if report.get("learner/building"):
+        return Verdict("waiting", "the learner builds what it trains, for an actor that has come")
     if "learner/starved_since_s" in report and report["learner/starved_since_s"] is not None:
         return _blame_actors(report, f"the learner has had no batch{_for_how_long(report)}")
     if report.get("num_actors") == 0:
@@ -126,11 +135,12 @@ class RunTimes:
 
 def _refused_share(report: Mapping[str, Value]) -> Verdict | None:
     """If most of what arrives is refused, nothing else matters."""
-    received = _number(report, "trajectories/received") or 0.0
-    rejected = _number(report, "trajectories/rejected") or 0.0
+    reasons = {name: _number(report, name) or 0.0 for name in report if name.startswith(_REJECTED)}
+    num_no_loss = sum(reasons.pop(name, 0.0) for name in _NO_LOSS)
+    received = (_number(report, "trajectories/received") or 0.0) - num_no_loss
+    rejected = (_number(report, "trajectories/rejected") or 0.0) - num_no_loss
     if rejected <= received / 2:
         return None
-    reasons = {name: _number(report, name) or 0.0 for name in report if name.startswith(_REJECTED)}
     most = max(reasons, key=lambda name: reasons[name], default=_REJECTED)
     share = _percent(rejected / received)
     reason = most.removeprefix(_REJECTED)
@@ -142,13 +152,20 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> Verdict:
     if report.get("num_actors") == 0:
         death = report.get("actor/last_death")
         return Verdict("actors", f"{finding}, none is connected" + (f"; {death}" if death else ""))
+    is_starved = report.get("learner/starved_since_s") is not None
+    if names := report.get("lockstep/waits_for") if is_starved else None:
+        finding += f", it waits for {names}"
     if hang := report.get("actor/hang"):
         return Verdict("hanging", f"{finding}, {hang}")
     stages = [(_number(report, name), stage, where) for name, stage, where in _ACTOR_STAGES]
     known = [(spent_ms, stage, where) for spent_ms, stage, where in stages if spent_ms is not None]
     whole_ms = sum(spent_ms for spent_ms, _, _ in known)
     whole_ms += _number(report, _WEIGHTS_WAIT_MS) or 0.0
-    if not known or whole_ms <= 0.0:
+    is_known = bool(known) and whole_ms > 0.0
+    if names and (report.get("lockstep/num_done") or not is_known):
+        # The others are not what takes so long.
+        return Verdict("straggler", finding)
+    if not is_known:
         return Verdict("waiting", f"{finding}, no actor has said yet what takes its time")
     longest_ms, stage, where = max(known)
     finding += f", an actor spends {_percent(longest_ms / whole_ms)} of its time {where}"

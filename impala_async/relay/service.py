@@ -10,6 +10,7 @@ from dataclasses import astuple, replace
 
 from impala_async.config_ingest import is_loopback
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
+from impala_async.interrupts import REQUESTS
 from impala_async.relay.exchange import Exchange
 from impala_async.relay.welcome import Translator
 from impala_async.wire.local_link import LocalLink
@@ -52,7 +53,7 @@ class RelayService:
 
     def run(self) -> int:
         """Until a signal comes; the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in REQUESTS:
             signal.signal(number, self._on_signal)
         try:
             self._serve()

@@ -77,11 +77,10 @@ def save_checkpoint(
     try:
         # Not what it lies in: a run folder that was removed does not come back as half of one.
         directory.mkdir(exist_ok=True)
-        if partial.exists():
-            shutil.rmtree(partial)
+        _remove(partial)
         partial.mkdir()
         _write_files(partial, version, tensors, state)
-        if final.exists():
+        if os.path.lexists(final):
             _exchange(partial, final)
         else:
             partial.rename(final)
@@ -89,7 +88,8 @@ def save_checkpoint(
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _remove(partial)
     return final
 
 
@@ -143,17 +143,26 @@ def read_digests(directory: Path, version: Version) -> dict[str, str]:
 def prune(directory: Path, keep: int, best: Version | None = None) -> None:
     """Remove all but the newest `keep` and the best checkpoint, and what crashes left behind.
 
-    A damaged checkpoint does not count among the newest, and stays where it is.
+    A damaged checkpoint does not count among the newest, and stays where it is. One that cannot be
+    removed does not keep the others; CheckpointError names the first.
     """
+    whole = [found for found in _found(directory) if _looks_whole(*found)]
+    old = [path for version, path in whole[keep:] if version != best]
     try:
-        for leftover in directory.glob(f"{_HIDDEN}*"):
-            shutil.rmtree(leftover)
-        whole = [found for found in _found(directory) if _looks_whole(*found)]
-        for version, path in whole[keep:]:
-            if version != best:
-                shutil.rmtree(_hide(path))
+        leftovers = list(directory.glob(f"{_HIDDEN}*"))
     except OSError as error:
-        raise CheckpointError(f"cannot remove old checkpoints: {error}") from error
+        raise CheckpointError(f"{directory}: cannot be read: {error.strerror}") from None
+    faults = []
+    for path in [*leftovers, *old]:
+        try:
+            if path in old:
+                path = _hide(path)
+            _remove(path)
+        except OSError as error:
+            faults.append(f"{path}: {error.strerror or error}: remove it by hand")
+    if faults:
+        more = f" ({len(faults) - 1} more like it)" if faults[1:] else ""
+        raise CheckpointError(f"cannot remove old checkpoints: {faults[0]}{more}")
 
 
 def _path_of(directory: Path, version: Version) -> Path:
@@ -211,9 +220,16 @@ def _exchange(path: Path, other: Path) -> None:
 def _hide(path: Path) -> Path:
     """Take a checkpoint away whole, so that a crash leaves no half of one under its name."""
     hidden = path.with_name(f"{_HIDDEN}old-{path.name}")
-    if hidden.exists():
-        shutil.rmtree(hidden)
+    _remove(hidden)
     return path.rename(hidden)
+
+
+def _remove(path: Path) -> None:
+    """Remove whatever lies there, if anything does. A link is removed and not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _found(directory: Path) -> list[tuple[Version, Path]]:

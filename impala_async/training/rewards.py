@@ -5,6 +5,7 @@
 T rows of a trajectory, B columns
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,12 +13,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 # Of one more batch in the running moments: about the last hundred batches count.
 SHARE = 0.01
 # Bounds from below, so that nothing is divided by next to nothing: not the returns of a good
 # policy, which are nearly constant, nor the first reward after many batches without any.
 SMALLEST_SHARE_OF_MEAN = 0.1
 SMALLEST_SCALE = 0.01
+# So many valid rows have a reward other than 0 before we warn: by then the first guesses of the
+# values weigh little.
+WARN_AT_ROWS = 5000
 
 
 def clip_rewards(rewards: Tensor, kind: Literal["unit", "soft_asymmetric"] | None) -> Tensor:
@@ -46,6 +52,7 @@ class ReturnScale:
 
     def __init__(self) -> None:
         self._mean = self._mean_square = self._weight = 0.0
+        self._num_small_rows = 0
 
     @property
     def is_empty(self) -> bool:
@@ -63,6 +70,21 @@ class ReturnScale:
             self._mean += SHARE * (moments.mean * scale - self._mean)
             self._mean_square += SHARE * (moments.mean_square * scale**2 - self._mean_square)
             self._weight += SHARE * (1 - self._weight)
+
+    def look(self, rewards_BT: Tensor, mask_BT: Tensor) -> None:
+        """Warn once, when many rewards have been divided by the smallest scale that there is."""
+        if self.scale > SMALLEST_SCALE or self._num_small_rows >= WARN_AT_ROWS:
+            return
+        self._num_small_rows += int(((rewards_BT != 0) & mask_BT).sum())
+        if self._num_small_rows >= WARN_AT_ROWS:
+            mean = self._mean / self._weight
+            logger.warning(
+                "algorithm.normalize_returns: returns deviate by about %.2g, and are divided by "
+                "%g, the least there is: so small, little is learned from them; set "
+                "algorithm.reward_scale so that rewards are about 1",
+                math.sqrt(max(self._mean_square / self._weight - mean**2, 0.0)),
+                SMALLEST_SCALE,
+            )
 
     def state(self) -> dict[str, float]:
         """What a checkpoint must hold."""

@@ -323,6 +323,7 @@ class UpdateStep:
         """Of returns and of observations: each batch counts once, however many passes it has."""
         if self.return_scale is not None:
             self.return_scale.add(sum((o.moments for o in applied), Moments()), scale)
+            self.return_scale.look(batch.rewards_BT, batch.mask_BT)
         model = self.policy.model
         if applied and len(model.normalizers):
             is_valid_BT = batch.mask_BT & is_learned_B.to(self._device).unsqueeze(-1)

@@ -22,6 +22,8 @@ Answer = TypeVar("Answer")
 
 # All that somebody may send before it is known: a hello, a schema, and as much again.
 STRANGER_BYTES = 2 << 16
+# All strangers together may have so much under way. Each of them needs a thousandth of it.
+STRANGERS_BYTES = 1 << 19
 MAX_STRANGERS = 1000
 MANY_DESCRIPTORS = 65536
 # Why one is cut off: it is a connection that ...
@@ -30,6 +32,7 @@ SENT_TOO_MUCH = "sent more than credit allows"
 SENT_BEFORE = "sent much and had not joined"
 NEVER_JOINED = "never joined, as too many did not"
 SAID_HELLO = "said hello again and again"
+REPLACED = "gave way to another one of its session"
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # tcpi_bytes_received, since Linux 4.1.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
@@ -44,6 +47,8 @@ class _Connection:
     # What it had sent by the last look at which there was no doubt.
     accepted_bytes: int = 0
     is_doubtful: bool = False
+    # What it had sent by the last look before which a message of it was whole.
+    heard_bytes: int = 0
 
 
 class Connections:
@@ -59,7 +64,11 @@ class Connections:
         self._open: dict[int, _Connection] = {}
         self._strangers: dict[int, None] = {}
         self._routes: dict[bytes, int] = {}
+        # Routes of connections of which we have not been told yet, by descriptor: another thread
+        # tells of them.
+        self._early: dict[int, bytes] = {}
         self._heard: set[bytes] = set()
+        self._are_strangers_doubtful = False
         self._max_strangers = min(MAX_STRANGERS, most_descriptors() // 4)
 
     @property
@@ -77,30 +86,35 @@ class Connections:
     def note_first(self, route: bytes, fd: int) -> None:
         """The first message from a route came over this connection."""
         self.read()
-        connection = self._open.get(fd)
-        if connection is not None:
-            self._routes.pop(connection.route, None)
-            connection.route, self._routes[route] = route, fd
+        if fd not in self._open:
+            self._early[fd] = route
+            return
+        connection = self._open[fd]
+        self._routes.pop(connection.route, None)
+        connection.route, self._routes[route] = route, fd
 
     def read(self) -> None:
         """Take in who came and who went. Too many strangers make the oldest go."""
         for event, fd, _ in self._monitor.read():
             self._forget(fd)
             if event == zmq.EVENT_ACCEPTED:
-                self._open[fd] = _Connection()
+                route = self._early.pop(fd, b"")
+                self._open[fd] = _Connection(route)
                 self._strangers[fd] = None
+                if route:
+                    self._routes[route] = fd
         while len(self._strangers) > self._max_strangers:
             self._cut(next(iter(self._strangers)), NEVER_JOINED)
 
-    def look(self, allowances: Mapping[bytes, int], first_bytes: int) -> None:
-        """End those that send too much.
+    def look(self, allowances: Mapping[bytes, int]) -> bool:
+        """End those that send too much; whether there is a doubt, and the next look should be soon.
 
         Args:
             allowances: by the route of a peer that is known, the bytes that may be under way.
-            first_bytes: of a message that somebody may begin with who connects again.
         """
         self.read()
         heard, self._heard = self._heard, set()
+        under_way: dict[int, int] = {}
         for fd, connection in list(self._open.items()):
             allowed = allowances.get(connection.route)
             connection.is_known = allowed is not None
@@ -111,14 +125,32 @@ class Connections:
             received = _bytes_received(fd)
             if received is None:
                 continue
-            if connection.is_known and connection.route in heard:
-                connection.accepted_bytes = received
-            limit = STRANGER_BYTES + first_bytes if allowed is None else allowed
+            if connection.route in heard:
+                connection.heard_bytes = received
+                if connection.is_known:
+                    connection.accepted_bytes = received
+            limit = STRANGER_BYTES if allowed is None else allowed
             # Once more: what it sent may be waiting for us, who were busy.
             was_doubtful = connection.is_doubtful
             connection.is_doubtful = received - connection.accepted_bytes > limit
             if was_doubtful and connection.is_doubtful:
                 self._cut(fd, SENT_BEFORE if allowed is None else SENT_TOO_MUCH)
+            elif allowed is None:
+                under_way[fd] = received - connection.heard_bytes
+        self._shed(under_way)
+        return self._are_strangers_doubtful or any(each.is_doubtful for each in self._open.values())
+
+    def _shed(self, under_way: Mapping[int, int]) -> None:
+        """End those strangers of whom most is under way, until all of them have sent little."""
+        excess = sum(under_way.values()) - STRANGERS_BYTES
+        was_doubtful, self._are_strangers_doubtful = self._are_strangers_doubtful, excess > 0
+        if not was_doubtful:
+            return
+        for fd in sorted(under_way, key=under_way.__getitem__, reverse=True):
+            if excess <= 0:
+                break
+            self._cut(fd, SENT_BEFORE)
+            excess -= under_way[fd]
 
     def cut(self, route: bytes, why: str) -> None:
         """End the connection of a peer, which may connect again."""

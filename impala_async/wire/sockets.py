@@ -5,7 +5,9 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 `recv_into` truncates silently but returns the true size: every caller compares it.
 """
 
+import ctypes
 import errno
+import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,10 +35,15 @@ _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIV
 _LAST_WORD_MS = 200
 # A connection that broke is made again at once; a learner that is not there is not hammered at.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 10, 250
+# No wait is longer: ZeroMQ counts its milliseconds in 32 bits, and a learner may say any time.
+_MOST_WAIT_S = 1000.0
 _CONNECTION_EVENTS = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 # Frames of a message that are dropped in one go: a few milliseconds.
 MAX_DISCARDED = 5000
-MAX_UNDER_WAY = 8
+MAX_UNDER_WAY = 2
+# Messages that wait at a dealer until they are read. The rest waits at whoever sends them: what is
+# no learner must not fill our memory.
+MAX_UNREAD = 4
 _NOTHING = memoryview(bytearray(1))
 
 
@@ -57,7 +64,18 @@ class NoSocketError(Exception):
 
 def new_context() -> Context:
     """The one context of a process."""
+    _shuffle_routes()
     return zmq.Context(io_threads=IO_THREADS)
+
+
+def _shuffle_routes() -> None:
+    """Let nobody know the routes that routers give.
+
+    A router counts them up from a number of C's `rand`, and aborts the process where the next one
+    is taken: by a peer that has claimed it.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
 
 
 def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
@@ -261,6 +279,7 @@ class Dealer:
         """
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.SNDHWM, max_queued)
+        self._socket.set(zmq.RCVHWM, MAX_UNREAD)
         self.is_local = url.startswith("ipc:")
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
@@ -325,8 +344,9 @@ class Dealer:
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait for a message, another connection or another descriptor; whether that woke us."""
+        timeout_ms = int(1000 * min(max(0.0, timeout_s), _MOST_WAIT_S))
         self._poller.register(wake_fd, zmq.POLLIN)
-        woken = wake_fd in dict(self._poller.poll(max(0, int(timeout_s * 1000))))
+        woken = wake_fd in dict(self._poller.poll(timeout_ms))
         self._poller.unregister(wake_fd)
         return woken
 

@@ -50,6 +50,7 @@ from impala_async.wire.session import reject
 from impala_async.wire.sockets import Context, Router, new_context
 from tests.actor.fakes import schema_of
 from tests.proxy import LEARNER_HOST
+from tests.wire.ends import until
 
 WITHIN_S = 10.0
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
@@ -68,7 +69,8 @@ class Heard(NamedTuple):
     frames: list[bytes]
 
     def answer(self, message: Message, *frames: bytes) -> None:
-        assert self.router.send(self.route, [pack(message), *frames])
+        """Sent as soon as weights that were sent before have left."""
+        until(lambda: self.router.send(self.route, [pack(message), *frames]))
 
     def answer_raw(self, *frames: bytes) -> None:
         assert self.router.send(self.route, frames)

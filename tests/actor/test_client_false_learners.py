@@ -248,7 +248,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     ("answer", "says"),
     [
         (None, "it has not answered"),
-        (NotModified(1, 5), "it says that it has none yet"),
+        (NotModified(*NO_VERSION), "it says that it has none yet"),
+        (NotModified(2**31, 2**62), f"it says that it has {2**31}.{2**62}, but none for us yet"),
         (reject("bad_message", "no\x1b[31m!"), "it refuses: no\\x1b[31m!"),
         (
             WeightsReply(0, 0, *reply_of(weights_of(1, V1))[0][2:]),

@@ -83,7 +83,7 @@ def test_an_environment_that_raises_is_named_and_where() -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("kill", "environments 0 to 1 of .*Dying was killed .SIGKILL.*memory ran out"),
+        ("kill", "environments 0 to 1 of .*Dying was killed .SIGKILL.*ran out"),
         ("exit", "ended with exit code 7; what it printed, if anything, is above"),
     ],
 )

@@ -34,6 +34,7 @@ from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
 from tests.actor.scripted import WITHIN_S, Scene, settings_of
 from tests.proxy import HOST, proxy
+from tests.wire.ends import until
 
 HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
 WELCOME = Welcome(
@@ -157,7 +158,7 @@ def test_final_refusals_end_the_search(
 ) -> None:
     found = find()
     scene.learner.data.hear(Hello).answer(reject(code, "field: mine here, yours there"))
-    with pytest.raises(error, match="field: mine here, yours there"):
+    with pytest.raises(error, match=r"^the learner .* actor: field: mine here, yours there$"):
         found.result(WITHIN_S)
 
 
@@ -193,6 +194,39 @@ def test_a_full_learner_is_asked_again_when_it_says(scene: Scene, find: Find) ->
     assert time.monotonic() - refused_at >= 0.5
 
 
+def test_who_was_told_to_come_later_says_who_refuses_and_why(
+    scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Wait, "look", lambda wait, what: wait._tell(what(12.0)))
+    monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
+    refused = "the learner at tcp://there:1 refuses us for now (12 s): full up"
+
+    def check_stop() -> None:
+        if caplog.messages.count(refused) >= 3:
+            raise Stopped
+
+    found = find(check_stop=check_stop)
+    scene.learner.data.hear(Hello).answer(reject("full", "full up", 10 * WITHIN_S))
+    with pytest.raises(Stopped):
+        found.result(WITHIN_S)
+    assert caplog.messages[-3:] == [refused] * 3
+
+
+def test_a_refusal_is_over_when_the_learner_is_asked_again(
+    scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Wait, "look", lambda wait, what: wait._tell(what(12.0)))
+    monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
+    found = find()
+    scene.learner.data.hear(Hello).answer(reject("full", "full up", 0.0))
+    hello = scene.learner.data.hear(Hello)
+    caplog.clear()
+    silent = "no learner answers at tcp://there:1 yet (12 s): it has said nothing"
+    until(lambda: silent in caplog.messages)
+    scene.learner.welcome(hello, settings_of(), epoch=2)
+    found.result(WITHIN_S)
+
+
 @pytest.mark.parametrize(
     "frames",
     [
@@ -222,10 +256,14 @@ def settings_frame(**changes: Any) -> bytes:
     [
         (encode_settings({"seed": 0}), ": env: Field required; model: Field required; .* more$"),
         (settings_frame(**{"evil\n\x1b[31m": 1}), r": evil\\n\\x1b\[31m: Extra inputs are not"),
+        (
+            settings_frame(env={"id": "x", "step_timeout_s": 1e10}),
+            r": env\.step_timeout_s: Input should be less",
+        ),
         (settings_frame(seed=-5), ": seed: Input should be greater than or equal to 0$"),
         (settings_frame(seed=2**63), ": seed: Input should be less than"),
     ],
-    ids=["missing", "extra", "negative", "large"],
+    ids=["missing", "extra", "for ever", "negative", "large"],
 )
 def test_settings_that_do_not_fit_are_one_line(
     scene: Scene, find: Find, frame: bytes, says: str

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
 from impala_async.config import ActorSettings, PaceSection
 from impala_async.envs.probes import Probe
 from impala_async.errors import EnvError, MismatchError
+from impala_async.interrupts import REQUESTS
 from impala_async.policy import Policy
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
@@ -36,7 +38,7 @@ Serve = Callable[[Scene], Any]
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     """A service takes over the signals of its process, which here is pytest's."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = REQUESTS
     before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
@@ -232,6 +234,42 @@ def test_a_network_that_cannot_be_built_here_does_not_fit(
 
     with pytest.raises(MismatchError, match=rf"model\.name.*{says}"):
         run(scene, serve)
+
+
+def test_a_network_too_large_for_the_memory_here_does_not_fit(scene: Scene) -> None:
+    """A learner that is none asks for what it does not need to build."""
+    settings = settings_for("Counting")
+    model = settings.model.model_copy(update={"hidden_sizes": (2**62,)})
+
+    def serve(scene: Scene) -> None:
+        told = settings.model_copy(update={"model": model})
+        scene.learner.welcome(scene.learner.data.hear(Hello), told)
+        scene.learner.data.hear(Bye)
+
+    with pytest.raises(MismatchError, match=r"^model: there is no memory here") as caught:
+        run(scene, serve)
+    assert caught.value.exit_code == 78
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("sampler", ["auto", "serial"])
+def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_name(
+    scene: Scene, sampler: str
+) -> None:
+    settings = settings_of("tests.actor.worlds:Wide")
+    actor = settings.actor.model_copy(update={"sampler": sampler})
+
+    def serve(scene: Scene) -> None:
+        told = settings.model_copy(update={"actor": actor})
+        scene.learner.welcome(scene.learner.data.hear(Hello), told)
+        scene.learner.data.hear(Bye)
+
+    try:
+        with pytest.raises(EnvError, match=r"worlds:Wide has called torch\.set_default") as caught:
+            run(scene, serve)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert caught.value.exit_code == 2
 
 
 def test_an_environment_that_raises_ends_the_actor_with_its_name(

@@ -54,6 +54,16 @@ class Masked(gym.Env[Any, Any]):
         return {"action_mask": mask, "sight": self.np_random.normal(size=(2, 2))}
 
 
+class Wide(Counting):
+    """Has all tensors of its process made of float64, unless they say otherwise."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        import torch  # which env workers do without
+
+        torch.set_default_dtype(torch.float64)
+
+
 def short_poles(num_envs: int, mode: str = "SameStep") -> SyncVectorEnv:
     """Poles whose episodes end soon, in either mode."""
 

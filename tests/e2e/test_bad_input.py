@@ -142,7 +142,7 @@ def test_an_actor_refused_for_its_protocol_exits_78(site: Site) -> None:
     thread.start()
     actor = site.open("actor", "--learner", router.url)
     assert actor.wait_exit(30) == 78
-    assert "error: protocol: version 2 here" in actor.log
+    assert "error: the learner refuses this actor: protocol: version 2 here" in actor.log
     thread.join()
     router.close()
     context.term()

@@ -302,6 +302,21 @@ def test_all_environments_are_closed() -> None:
     assert [world.num_closed for world in worlds] == [1, 1]
 
 
+def test_an_environment_without_close_is_not_closed() -> None:
+    class Open:
+        def __init__(self) -> None:
+            self._env = Lives()
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "close":
+                raise AttributeError(name)
+            return getattr(self._env, name)
+
+    closed = Lives()
+    AgentEnvs([Open(), closed]).close()
+    assert closed.num_closed == 1
+
+
 def test_parallel_environments_are_told_from_others() -> None:
     class InTurns(Lives):
         def last(self) -> None: ...

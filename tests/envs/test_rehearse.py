@@ -74,6 +74,23 @@ def test_what_no_learner_could_train_on_is_named(change: dict[str, Any], says: s
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [10**15 + 1, -(2**63)])
+def test_an_integer_that_no_learner_takes_is_named(value: int) -> None:
+    class Count(gym.Wrapper[Any, Any, Any, Any]):
+        observation_space = gym.spaces.Dict(
+            {"n": gym.spaces.Box(-(2**63), 2**63 - 1, (), np.int64)}
+        )
+
+        def reset(self, **options: Any) -> Any:
+            return {"n": np.int64(7)}, {}
+
+        def step(self, action: Any) -> Any:
+            return {"n": np.int64(value)}, 0.0, False, False, {}
+
+    with pytest.raises(EnvError, match=r"step gave an observation 'n' that is beyond 1e\+15$"):
+        rehearse(SerialEnvs([Count(gym.make("CartPole-v1"))]))
+
+
 def test_of_several_rewards_the_one_that_is_not_finite_is_shown() -> None:
     class Uneven(Lives):
         def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from impala_async.errors import ConfigError
+from impala_async.errors import ConfigError, how_it_ended
 from impala_async.launch import local
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.waiting import EVERY_S, Wait
@@ -161,8 +161,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert {e["began"] for e in began if e is not again} == {"0 0", "1 0"}
     assert again["at"] - death["at"] >= 0.2
     assert (
-        " was killed (SIGKILL), by hand or by the system when memory ran out: starting it again; "
-        "its log: run/actors/actor-" in caplog.text
+        f" {how_it_ended(-signal.SIGKILL)}: starting it again; its log: run/actors/actor-"
+        in caplog.text
     )
 
 
@@ -259,10 +259,66 @@ def test_a_learner_that_does_not_know_signals_yet_ends_as_it_was_asked_to() -> N
     thread.join()
 
 
-def test_a_log_that_cannot_be_written_is_a_wrong_flag() -> None:
-    Path("run/actors/actor-0.log").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"--run-dir: cannot write to run/actors/actor-0\.log"):
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkdir, r"cannot write to run/actors/actor-0\.log: Is a directory"),
+        (os.mkfifo, r"run/actors/actor-0\.log: is no regular file: remove it"),
+    ],
+)
+def test_a_log_that_cannot_be_written_is_a_wrong_flag(
+    make: Callable[[str], None], why: str
+) -> None:
+    Path("run/actors").mkdir(parents=True)
+    make("run/actors/actor-0.log")
+    with pytest.raises(ConfigError, match=f"--run-dir: {why}"):
         run(LEARNER_UNTIL_TOLD, ACTOR_UNTIL_KILLED)
+    assert psutil.Process().children() == []
+
+
+def test_a_process_that_cannot_be_started_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.executable", "nothing")
+    with pytest.raises(ConfigError, match="cannot start a process of the learner: No such file"):
+        prepare("", "")
+
+
+def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its log cannot be opened, then no process be made."""
+    Path("run").mkdir()
+    spawn, num_failures = local.spawn, 2
+
+    def fail_now_and_then(door: str, *args: Any, **how: Any) -> Any:
+        nonlocal num_failures
+        if door == "actor" and events("actor") and num_failures:
+            num_failures -= 1
+            raise ConfigError("cannot start a process of the actor: Too many open files")
+        return spawn(door, *args, **how)
+
+    monkeypatch.setattr(local, "spawn", fail_now_and_then)
+    learner = """
+serve()
+wait_for(lambda: count("actor") == 2)
+"""
+    actor = """
+note()
+if count("actor") > 1:
+    wait_for(lambda: False)
+import shutil
+shutil.rmtree("run/actors")
+sys.exit(2)
+"""
+    assert run(learner, actor) == 0
+    assert num_failures == 0
+    (_, told) = caplog.messages
+    assert told == (
+        "actor 0 cannot be started again yet: cannot start a process of the actor: Too many open "
+        "files; still trying"
+    )
+    assert Path("run/actors/actor-0.log").exists()
 
 
 def test_a_log_that_somebody_removes_does_not_end_the_run(
@@ -297,6 +353,14 @@ sys.exit({code})
     ]
     assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGTERM]
     assert len(events("actor")) == 1
+
+
+def test_a_learner_that_serves_is_told_that_its_run_is_given_up() -> None:
+    numbers = "(signal.SIGTERM, signal.SIGINT"
+    learner = LEARNER_UNTIL_TOLD.replace(numbers, f"{numbers}, signal.SIGUSR1")
+    actor = 'wait_for(lambda: count("learner") == 1)\nsys.exit(78)\n'
+    assert run(learner.replace("hear()", "serve()\nhear()"), actor) == 78
+    assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGUSR1]
 
 
 @pytest.mark.parametrize(("end", "code"), [("1 / 0", 1), ("os.abort()", 134)])
@@ -334,6 +398,26 @@ os.kill(os.getpid(), signal.SIGSEGV)
 """
     assert run("note()\nwait_for(lambda: count('actor') >= 2)", actor) == 0
     assert f"actor 0 died of SIGSEGV ({reason}" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("07:16:24 WARNING no learner answers at X yet (23 s)", "it said nothing"),
+        ("error: no such world\\n07:16:24 WARNING no learner answers at X yet", "no such world"),
+    ],
+)
+def test_what_an_actor_warned_of_is_not_why_it_ended(
+    caplog: pytest.LogCaptureFixture, said: str, reason: str
+) -> None:
+    """As where its environment has closed stderr: then it could not say why."""
+    actor = f"""
+wait_for(lambda: count("learner") == 1)
+print("{said}", flush=True)
+sys.exit(78)
+"""
+    assert run(LEARNER_UNTIL_TOLD, actor) == 78
+    assert f"actor 0 cannot run: {reason} (78); its log: " in caplog.text
 
 
 def test_a_slow_start_is_no_life(
@@ -426,13 +510,18 @@ wait_for(lambda: False)
 
 
 def signal_when(is_ready: Callable[[int], bool], *numbers: int) -> threading.Thread:
-    """Send signals to this process, each once what came before has arrived."""
+    """Send signals to this process, each once what came before has arrived.
+
+    The run must have taken them over before, or they would end the tests.
+    """
+    before = {number: signal.getsignal(number) for number in numbers}
 
     def send() -> None:
         give_up_at = time.monotonic() + WITHIN_S
         for n, number in enumerate(numbers):
-            while not is_ready(n):
+            while signal.getsignal(number) is before[number] or not is_ready(n):
                 assert time.monotonic() < give_up_at
+                time.sleep(0.001)
             os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=send)
@@ -458,24 +547,32 @@ def test_a_signal_reaches_the_learner_once_and_the_actors_end_with_it(
     assert signal.getsignal(number) is before
 
 
-def test_a_second_ctrl_c_reaches_the_learner_too() -> None:
-    learner = """
+@pytest.mark.parametrize(
+    ("first", "has_begun"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True)]
+)
+def test_a_second_ctrl_c_reaches_the_learner_too(first: int, has_begun: bool) -> None:
+    learner = f"""
 signals = []
+if {has_begun}:
+    serve()
 
 def take(number, frame):
     signals.append(number)
     note(signal=number)
 
 signal.signal(signal.SIGINT, take)
+signal.signal(signal.SIGTERM, take)
 hear()
 note()
 wait_for(lambda: len(signals) == 2)
 sys.exit(130)
 """
-    thread = signal_when(lambda n: len(events("learner")) == n + 1, signal.SIGINT, signal.SIGINT)
-    assert run(learner, ACTOR_UNTIL_KILLED) == 130
+    thread = signal_when(lambda n: len(events("learner")) == n + 1, first, signal.SIGINT)
+    started = prepare(learner, ACTOR_UNTIL_KILLED)
+    assert started.run(1) == 130
     thread.join()
     assert len(events("learner", "signal")) == 2
+    assert started.has_quit == has_begun
 
 
 def test_a_second_ctrl_c_kills_a_learner_that_does_not_answer(
@@ -583,7 +680,7 @@ sys.exit(75)
     assert all(e["is_open"] for e in events("actor", "is_open"))
 
 
-def quick_wait(tell: Callable[[str], None]) -> Wait:
+def quick_wait(tell: Callable[[str], None], **how: float) -> Wait:
     now = itertools.count(step=EVERY_S)
     return Wait(tell, after_s=0.0, clock=lambda: next(now))
 
@@ -651,6 +748,8 @@ def test_a_folder_that_cannot_be_written_is_a_config_error() -> None:
 def test_free_ports_can_be_bound_all_at_once() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as limits:
+        assert max(ports) < int(limits.read().split()[0]), "a connection may be given this port"
     with ExitStack() as stack:
         for port in ports:
             stack.enter_context(socket.socket()).bind(("127.0.0.1", port))

@@ -56,6 +56,9 @@ class FakePort:
         captain.hear(unpack(bytes(frames[0])))
         return True
 
+    def cut(self, route: bytes, why: str) -> None:
+        """Nothing is under way over a connection here."""
+
     def receive_into(self, target: memoryview) -> int:
         schema = SCHEMA.to_json()
         target[: len(schema)] = schema
@@ -241,6 +244,7 @@ class Fleet:
             self.table,
             self.ledger,
             self.publisher,
+            max_columns=num_ranks * WIDTH,
             clock=lambda: 0.0,
             on_episodes=self._take_episodes,
             make_filler=self._make_filler,

@@ -96,6 +96,21 @@ async def test_weights_are_pulled(make_harbour: Make) -> None:
     assert (harbour.count("weights/served"), harbour.count("weights/not_modified")) == (1, 1)
 
 
+async def test_a_session_has_one_connection_for_weights(make_harbour: Make) -> None:
+    """Each of many that read nothing would keep weights of its own."""
+    harbour = make_harbour()
+    harbour.publish(12)
+    actor = await harbour.join()
+    await answer_on_weights(actor, Get(actor.session, 1, 11))
+    assert harbour.count("wire/cut") == 0
+    other = harbour.actor()
+    await other.beat(Get(actor.session, 1, 11))
+    await other.hear(lambda: bool(other.others))
+    assert harbour.count("wire/cut") == 1
+    await answer_on_weights(other, Get(actor.session, 1, 11))
+    assert harbour.count("wire/cut") == 1
+
+
 async def test_a_heartbeat_is_answered_with_what_the_actor_may_do(make_harbour: Make) -> None:
     harbour = make_harbour()
     actor = await harbour.join()

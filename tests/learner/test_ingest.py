@@ -297,6 +297,14 @@ async def test_data_of_an_unknown_session_is_counted_and_told_to_say_hello(
     assert harbour.count("trajectories/admitted") == 2
 
 
+async def test_what_a_stranger_claims_to_send_is_no_more_than_a_batch(make_harbour: Make) -> None:
+    harbour = make_harbour(learner={"batch_columns": 4})
+    stranger = harbour.actor()
+    await stranger.say(stranger.header(session=b"?" * 16, epoch=1, columns=4096))
+    await stranger.hear(lambda: bool(stranger.rejects))
+    assert harbour.count("rejected/unknown_session") == 4 == harbour.count("trajectories/received")
+
+
 @pytest.mark.parametrize(
     ("version", "verdict"),
     [
@@ -311,7 +319,10 @@ async def test_data_of_an_unknown_session_is_counted_and_told_to_say_hello(
     ],
 )
 async def test_versions_are_judged_by_lag_and_lineage(
-    make_harbour: Make, version: Version, verdict: str | None
+    make_harbour: Make,
+    caplog: pytest.LogCaptureFixture,
+    version: Version,
+    verdict: str | None,
 ) -> None:
     lineage = Lineage(1, {1: 0}).resumed(2, 100)
     harbour = make_harbour(lineage=lineage, learner={"max_lag": 50})
@@ -321,9 +332,13 @@ async def test_versions_are_judged_by_lag_and_lineage(
     if verdict is None:
         assert harbour.count("trajectories/admitted") == 1
         assert actor.verdicts == []
+        assert "refused" not in caplog.text
     else:
         assert harbour.count(f"rejected/{verdict}") == 1
         assert actor.verdicts == [[0, VERDICTS.index(verdict)]]
+        (line,) = [line for line in caplog.messages if "is refused" in line]
+        assert line.startswith("actor 0: a message of 1 columns is refused: it was acted with")
+        assert line.endswith(f"({verdict}, 1 columns so far from all actors).")
 
 
 async def test_after_the_close_nothing_counts(make_harbour: Make) -> None:

@@ -79,6 +79,7 @@ class Bay:
             self.table,
             self.ledger,
             publisher,
+            max_columns=B,
             clock=lambda: 0.0,
             on_episodes=self._take_episodes,
             tap=self,

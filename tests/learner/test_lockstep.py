@@ -253,6 +253,37 @@ def test_an_actor_whose_data_is_refused_stays_in_step(lag: int) -> None:
     assert fleet.lags[num_before + 2] == [lag] * 3
 
 
+# -------------------- who is waited for
+
+
+def waits(fleet: Fleet) -> tuple[object, object]:
+    report = fleet.filler.report()
+    merge(report)
+    return report["lockstep/num_done"], report["lockstep/waits_for"]
+
+
+@LAGS
+def test_whose_places_are_empty_is_reported(lag: int) -> None:
+    fleet = Fleet(6, lag)
+    captains = fleet.crew()
+    assert waits(fleet) == (
+        0,
+        "actor 0 (not joined), actor 1 (not joined), actor 2 (not joined) and 3 more",
+    )
+    for captain in captains[:5]:
+        captain.join()
+    assert waits(fleet) == (0, "actor 5 (not joined), actor 0, actor 1 and 3 more")
+    captains[5].join()
+    silent = captains[0]
+    assert silent.rank == 0
+    fleet.captains = captains[1:]
+    fleet.settle_down()
+    assert waits(fleet) == (5, "actor 0")
+    # Who is gone is waited for no more.
+    fleet.leave(silent)
+    assert "actor 0" not in str(waits(fleet))
+
+
 # -------------------- versions
 
 
@@ -523,7 +554,8 @@ def test_the_idle_queue_reports_its_four_numbers() -> None:
     shelf = Shelf()
     for rank in (0, 1):
         shelf.put(rank)
-    assert merge(shelf.filler.report()) == {
+    report = merge(shelf.filler.report())
+    assert {name: value for name, value in report.items() if name.startswith("queue/")} == {
         "queue/idle_put_wait_ms": 0.0,
         "queue/idle_get_wait_ms": 0.0,
         "queue/idle_depth_quantiles": [3.0] * 5,

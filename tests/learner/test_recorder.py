@@ -209,6 +209,35 @@ async def test_a_file_that_is_gone_at_the_end_is_no_recording(
     assert "Nothing there can be replayed" in caplog.text
 
 
+@pytest.mark.parametrize("share", [0.0, 0.9])
+@pytest.mark.parametrize("is_resumed", [True, False])
+async def test_a_file_that_is_cut_in_mid_run_is_no_recording(
+    path: Path, caplog: pytest.LogCaptureFixture, share: float, *, is_resumed: bool
+) -> None:
+    """As logrotate's copytruncate does it, or a part of it."""
+    caplog.set_level("INFO")
+    if is_resumed:
+        earlier = Recorder(path, RUN)
+        begin(earlier)
+        take(earlier, 0)
+        await earlier.finish("terminated", 1, {})
+        assert not earlier.is_empty
+        caplog.clear()
+    size = path.stat().st_size if is_resumed else 0
+    recorder = Recorder(path, RUN)
+    begin(recorder)
+    await until(lambda: path.stat().st_size > size, "the first bytes")
+    os.truncate(path, int(path.stat().st_size * share))
+    take(recorder, 1)
+    await recorder.finish("terminated", 1, {})
+    assert recorder.is_empty
+    says = "somebody else has cut it, or written to it. Nothing there can be replayed"
+    assert says in caplog.text
+    with pytest.raises(RecordingError):
+        records(path)
+    assert "recorded" not in caplog.text
+
+
 async def test_a_bug_in_the_thread_reaches_the_loop(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

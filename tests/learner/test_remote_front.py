@@ -228,8 +228,8 @@ async def test_who_is_asked_when_it_dies_is_answered(make_remote: Make) -> None:
     process.kill()
     await waiting
     assert [str(death) for death in harbour.deaths] == [
-        "the ingest process is gone: it was killed (SIGKILL), by hand or by the system when memory "
-        "ran out; go on with --resume"
+        "the ingest process is gone: it was killed (SIGKILL), by hand, or by the system when "
+        "memory or a limit of processor time ran out; go on with --resume"
     ]
 
 

@@ -1,6 +1,7 @@
 """Reports: rates of an interval, means of episodes, and never late because learning is."""
 
 import asyncio
+import errno
 import itertools
 import time
 from collections.abc import Callable
@@ -161,6 +162,22 @@ def test_a_report_is_merged_and_reaches_every_sink() -> None:
     assert [sink.lines for sink in desk.sinks] == [[report], [report]]
     desk.reporter.close()
     assert all(sink.is_closed for sink in desk.sinks)
+
+
+def test_a_report_comes_though_the_memory_cannot_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk()
+
+    def fail(process: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "/proc/7/statm")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reporter.psutil.Process, "memory_info", fail)
+        report = desk.after(2.0, 10)
+    assert (report["host/rss_bytes"], report["updates"]) == (None, 7)
+    assert [sink.lines for sink in desk.sinks] == [[report], [report]]
+    assert isinstance(desk.after(2.0, 10)["host/rss_bytes"], int)
 
 
 @pytest.mark.parametrize("name", ["updates", "no/such/name"])

@@ -22,6 +22,7 @@ from impala_async.errors import (
     EXIT_TRY_AGAIN,
     ConfigError,
 )
+from impala_async.interrupts import GIVE_UP
 from impala_async.learner import memory, service
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.saver import Saver
@@ -227,6 +228,15 @@ async def test_without_ever_knowing_the_spaces(tmp_path: Path) -> None:
     assert all(report.keys() >= REPORT for report in run.reports)
 
 
+async def test_a_learner_that_builds_for_an_actor_says_so(tmp_path: Path) -> None:
+    async with voyage(tmp_path, schema=None, stop={"env_steps": 300}) as run:
+        await run.sail(1)
+        assert await run.end() == EXIT_DONE
+    (told,) = [report for report in run.reports if report["learner/building"]]
+    assert (told["num_actors"], told["updates"]) == (0, 0)
+    assert told["bottleneck"].startswith("waiting: the learner builds")
+
+
 async def test_the_first_actor_may_bring_the_spaces(tmp_path: Path) -> None:
     async with voyage(tmp_path, schema=None, stop={"env_steps": 300}) as run:
         await run.sail(2)
@@ -253,11 +263,22 @@ async def test_wall_time_ends_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "reason", "code"),
-    [(signal.SIGTERM, "terminated", EXIT_DONE), (signal.SIGINT, "interrupted", EXIT_INTERRUPTED)],
+    [
+        (signal.SIGTERM, "terminated", EXIT_DONE),
+        (signal.SIGHUP, "terminated", EXIT_DONE),
+        (signal.SIGINT, "interrupted", EXIT_INTERRUPTED),
+        (GIVE_UP, "actor_failed", EXIT_DONE),
+    ],
 )
 async def test_a_signal_ends_a_run_in_good_order(
-    tmp_path: Path, number: signal.Signals, reason: str, code: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    reason: str,
+    code: int,
 ) -> None:
+    # The tests may run under nohup.
+    monkeypatch.setattr(service, "REQUESTS", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     async with voyage(tmp_path) as run:
         await run.sail(2)
         await run.trained(3)

@@ -89,6 +89,23 @@ def test_data_that_is_refused_comes_before_every_other_verdict() -> None:
     assert "rejections" not in verdict_of({**report, "trajectories/rejected": 5})
 
 
+@pytest.mark.parametrize("reason", ["unknown_session", "duplicate"])
+def test_what_anybody_may_send_is_no_verdict(reason: str) -> None:
+    report: dict[str, Value] = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0, "rejected/stale": 3}
+    report |= {"trajectories/received": 40970, "trajectories/rejected": 40963}
+    assert verdict_of(report | {f"rejected/{reason}": 40960}).startswith("waiting:")
+    worse = report | {f"rejected/{reason}": 40950, "rejected/stale": 13}
+    assert verdict_of(worse).endswith("65 % of what arrived was refused, most as stale")
+
+
+def test_what_is_refused_beside_enough_limits_nothing() -> None:
+    report: dict[str, Value] = {"trajectories/received": 10, "trajectories/rejected": 9}
+    fed: dict[str, Value] = {UPDATE_MS: 90.0, BATCH_WAIT_MS: 10.0}
+    assert verdict_of(report | fed).startswith("learner:")
+    assert verdict_of(report | fed | {"learner/starved_since_s": 1.0}).startswith("rejections:")
+    assert verdict_of(report).startswith("rejections:")
+
+
 def test_waiting_for_weights_is_part_of_the_whole_but_no_verdict() -> None:
     report: dict[str, Value] = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0, "actor/weights_wait_ms": 90.0}
     assert verdict_of(report).startswith("waiting:")
@@ -168,6 +185,13 @@ def test_without_actors_nothing_else_limits() -> None:
     assert died.endswith("none is connected; actor 2 died of EnvError: it broke")
 
 
+def test_a_learner_that_builds_is_no_learner_without_actors() -> None:
+    report: dict[str, Value] = {"num_actors": 0, "actor/last_death": "actor 0 died of old"}
+    building = judge(report | {"learner/building": 1})
+    assert str(building) == "waiting: the learner builds what it trains, for an actor that has come"
+    assert judge(report | {"learner/building": 0}).stage == "actors"
+
+
 def test_a_whole_start_had_the_actors_that_left_before_its_end() -> None:
     times: dict[str, Value] = {UPDATE_MS: 90.0, BATCH_WAIT_MS: 10.0}
     had, never = RunTimes(), RunTimes()
@@ -176,6 +200,27 @@ def test_a_whole_start_had_the_actors_that_left_before_its_end() -> None:
     last: dict[str, Value] = {**times, "updates": 1, "num_actors": 0}
     assert judge(had.over(last)).stage == "learner"
     assert judge(never.over(last)).stage == "actors"
+
+
+def test_in_lockstep_a_straggler_is_named_and_how_long() -> None:
+    report: dict[str, Value] = {
+        "learner/starved_since_s": 3.0,
+        "time_s": 44.0,
+        "num_actors": 2,
+        "lockstep/num_done": 0,
+        "lockstep/waits_for": "actor 0, actor 1",
+    }
+    told = "the learner has had no batch for 41 s, it waits for actor 0, actor 1"
+    assert verdict_of(report) == f"straggler: {told}"
+    assert "pace.on_loss" in str(judge(report).advice)
+    # Where all are at work, what takes their time says more.
+    timed = report | {"actor/env_time_ms": 9.0, "actor/act_time_ms": 1.0}
+    at_work = f"environment: {told}, an actor spends 90 % of its time in environment steps"
+    assert verdict_of(timed) == at_work
+    assert verdict_of(timed | {"lockstep/num_done": 1}) == f"straggler: {told}"
+    # Between two batches everybody is waited for.
+    fed: dict[str, Value] = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0, "learner/starved_since_s": None}
+    assert verdict_of(timed | fed).startswith("environment: the learner waits 50 % of its time")
 
 
 def test_an_environment_that_hangs_is_named_before_old_timers() -> None:

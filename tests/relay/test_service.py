@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import ConfigError
+from impala_async.interrupts import REQUESTS
 from impala_async.relay.service import RelayService
 
 NOBODY = "tcp://127.0.0.1:1"
@@ -18,7 +19,7 @@ ANY_PORT = "tcp://127.0.0.1:*"
 @pytest.fixture
 def signals() -> Iterator[None]:
     """Whatever takes them over gives them back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in REQUESTS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -429,6 +429,57 @@ def test_pruning_keeps_the_newest_and_the_best(folder):
     assert names(folder) == ["ckpt-1-7"]
 
 
+def test_links_and_plain_files_are_pruned_and_no_link_is_followed(folder, tmp_path):
+    """Somebody has moved a checkpoint to another disk, or left a file."""
+    moved = tmp_path / "moved"
+    save(folder, 1, 1).rename(moved)
+    (folder / "ckpt-1-1").symlink_to(moved)
+    (folder / ".partial-x").write_text("notes")
+    (folder / ".partial-y").symlink_to(moved)
+    (folder / ".partial-z").symlink_to("nowhere")
+    for update in (2, 3):
+        save(folder, 1, update)
+    prune(folder, keep=2)
+    assert names(folder) == ["ckpt-1-2", "ckpt-1-3"]
+    assert names(moved) == ["manifest.json", "model.safetensors", "state.json"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+@pytest.mark.parametrize("target", ["moved", "nowhere"])
+def test_a_link_of_the_same_version_is_replaced(
+    folder, tmp_path, monkeypatch, target, can_exchange
+):
+    save(folder, 1, 2).rename(tmp_path / "moved")
+    for name in ("ckpt-1-2", ".partial-ckpt-1-2", ".partial-old-ckpt-1-2"):
+        (folder / name).symlink_to(tmp_path / target)
+    if not can_exchange:
+        monkeypatch.setattr(checkpoint, "_RENAME_EXCHANGE", 1 << 20)
+    save(folder, 1, 2, {"env_steps_trained": 5})
+    prune(folder, keep=1)
+    assert names(folder) == ["ckpt-1-2"]
+    assert newest_checkpoint(folder).state == {"env_steps_trained": 5}
+    assert len(names(tmp_path / "moved")) == 3
+
+
+def test_one_that_cannot_be_removed_is_named_and_keeps_no_other(folder, monkeypatch):
+    for update in (1, 2, 3, 4):
+        save(folder, 1, update)
+    rmtree = checkpoint.shutil.rmtree
+
+    def remove(path):
+        if path.name.endswith("ckpt-1-2"):
+            raise PermissionError(errno.EACCES, "Permission denied", "model.safetensors")
+        rmtree(path)
+
+    monkeypatch.setattr("shutil.rmtree", remove)
+    with pytest.raises(CheckpointError) as caught:
+        prune(folder, keep=1)
+    left = folder / ".partial-old-ckpt-1-2"
+    says = f"cannot remove old checkpoints: {left}: Permission denied: remove it by hand"
+    assert str(caught.value) == says
+    assert names(folder) == [left.name, "ckpt-1-4"]
+
+
 def test_damaged_ones_do_not_push_good_ones_out(folder):
     for update in range(1, 5):
         save(folder, 1, update)

@@ -84,6 +84,40 @@ def test_nothing_is_divided_by_next_to_nothing():
     assert nothing.scale == 0.01
 
 
+def warnings_of(rewards, deviation, num_batches, caplog):
+    """Each batch has 1,000 rows, the first of which is masked; the last scale is the least one."""
+    scale, mask_BT = ReturnScale(), torch.arange(1000).reshape(1, -1) > 0
+    for _ in range(num_batches):
+        scale.add(moments_of([-deviation, deviation]), 1.0)
+        scale.look(torch.full((1, 1000), rewards), mask_BT)
+    return [record.getMessage() for record in caplog.records], scale.scale
+
+
+def test_rewards_that_are_too_small_are_told_of_once(caplog):
+    told, scale = warnings_of(1e-7, 2.5e-6, 50, caplog)
+    assert scale == 0.01
+    assert len(told) == 1
+    assert "deviate by about 2.5e-06" in told[0]
+    assert "algorithm.reward_scale" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "deviation", "num_batches"),
+    [(1e-7, 2.5e-6, 5), (0.0, 0.0, 50), (math.nan, 0.011, 50), (1e-7, 1.0, 50)],
+    ids=["too few yet", "no rewards", "not the least", "large"],
+)
+def test_no_other_rewards_are_told_of(caplog, rewards, deviation, num_batches):
+    assert warnings_of(rewards, deviation, num_batches, caplog)[0] == []
+
+
+def test_a_tenth_of_the_mean_is_not_told_of(caplog):
+    scale = ReturnScale()
+    for _ in range(50):
+        scale.add(moments_of([1.0] * 4), 1.0)
+        scale.look(torch.ones(1, 1000), torch.ones(1, 1000, dtype=torch.bool))
+    assert not caplog.records
+
+
 def test_targets_that_are_not_finite_give_no_finite_scale():
     """So that the update that would use it is skipped."""
     for targets in ([math.inf, 1.0], [math.nan, 1.0], [math.inf, -math.inf]):

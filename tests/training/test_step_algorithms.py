@@ -8,6 +8,7 @@ import torch
 
 from impala_async.algo import losses, losses_on_policy
 from impala_async.metrics.names import REGISTRY
+from impala_async.training import rewards
 from impala_async.training.parts import living_mask, parts_of
 from impala_async.training.rewards import Moments
 from impala_async.training.state import capture
@@ -209,6 +210,18 @@ def step_targets(step, batch):
     rows = step._rows(batch, living_mask(batch, ALIVE), 1.0)
     terms = step._backprop.loss(batch, rows, 0.0).terms
     return Moments.sums(terms.targets_TB, rows.mask_TB).tolist()
+
+
+def test_a_step_tells_of_rewards_too_small_to_be_normalised(
+    make_step, make_batch, monkeypatch, caplog
+):
+    monkeypatch.setattr(rewards, "WARN_AT_ROWS", 30)
+    batch, step = make_batch(), make_step(gamma=0.0, normalize_returns=True)
+    with torch.no_grad():
+        step.policy.model.value_head.weight.zero_()
+    batch.rewards_BT.fill_(1e-7)
+    scales_of(step, [batch] * 4)
+    assert "algorithm.reward_scale" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo", "a2c"])

@@ -35,6 +35,17 @@ class Ends:
         deaf.bind(url)
         self._open.append(deaf)
 
+    def flooder(self, url: str) -> zmq.Socket[bytes]:
+        """A router that keeps next to nothing, and sends whatever it is let."""
+        flooder = self.context.socket(zmq.ROUTER)
+        flooder.set(zmq.LINGER, 0)
+        flooder.set(zmq.SNDHWM, 1)
+        flooder.set(zmq.SNDTIMEO, 300)
+        flooder.set(zmq.ROUTER_MANDATORY, 1)
+        flooder.bind(url)
+        self._open.append(flooder)
+        return flooder
+
     def dealer(self, url: str) -> Dealer:
         dealer = Dealer(self.context, url)
         self._open.append(dealer)

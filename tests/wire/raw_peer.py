@@ -13,11 +13,15 @@ def message(body: bytes) -> bytes:
     return b"\x00" + bytes([len(body)]) + body
 
 
-def connect(url: str) -> socket.socket:
-    """A connection to a router's tcp address; what is written to it now are frames."""
+def connect(url: str, route: bytes = b"") -> socket.socket:
+    """A connection to a router's tcp address; what is written to it now are frames.
+
+    A peer may claim the route that the router knows it by; else it is given one.
+    """
     host, _, port = url.removeprefix("tcp://").rpartition(":")
     raw = socket.create_connection((host, int(port)), timeout=10.0)
-    raw.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+    ready = READY + b"\x08Identity" + len(route).to_bytes(4, "big") + route
+    raw.sendall(GREETING + b"\x04" + bytes([len(ready)]) + ready)
     received = b""
     while len(received) < len(GREETING) + 2:
         more = raw.recv(4096)

@@ -2,7 +2,7 @@
 
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -63,6 +63,16 @@ def send_all(raw: socket.socket, data: bytes) -> None:
         raw.sendall(data)
 
 
+def look_until(
+    watched: Connections, is_so: Callable[[], bool], allowances: Mapping[bytes, int]
+) -> None:
+    def look() -> bool:
+        watched.look(allowances)
+        return is_so()
+
+    until(look)
+
+
 def test_one_message_of_frames_without_end_is_cut_off(
     router: Router, watched: Connections, dial: Dial
 ) -> None:
@@ -70,7 +80,7 @@ def test_one_message_of_frames_without_end_is_cut_off(
     send_all(bomb, raw_peer.EMPTY_AND_MORE * STRANGER_BYTES)
     good.sendall(raw_peer.message(b"hello"))
     route = take(router)[0]
-    until(lambda: watched.look({}, 0) or is_over(bomb))
+    look_until(watched, lambda: is_over(bomb), {})
     assert watched.cut_off == {SENT_BEFORE: 1}
     assert not is_over(good)
     assert router.send(route, [b"welcome"])
@@ -84,7 +94,7 @@ def test_who_is_known_may_send_on_as_long_as_its_messages_come_through(
     for _ in range(20):
         until(lambda: actor.send([b"x" * (1 << 20)]))
         assert take(router)[0] == route
-        watched.look({route: 1 << 20}, 0)
+        watched.look({route: 1 << 20})
     assert watched.cut_off.total() == 0
 
 
@@ -94,42 +104,68 @@ def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(
     raw = dial(router.url)
     raw.sendall(raw_peer.message(b"hello"))
     route = take(router)[0]
-    watched.look({route: 0}, 0)
+    watched.look({route: 0})
     send_all(raw, raw_peer.EMPTY_AND_MORE * 100_000)
     for _ in range(5):
-        watched.look({route: 200_000}, 0)
+        watched.look({route: 200_000})
     assert watched.cut_off.total() == 0
-    until(lambda: watched.look({route: 199_000}, 0) or is_over(raw))
+    look_until(watched, lambda: is_over(raw), {route: 199_000})
     assert watched.cut_off == {SENT_TOO_MUCH: 1}
 
 
-def test_who_connects_again_may_begin_with_a_message_of_its_session(
-    ends: Ends, router: Router, watched: Connections
+def test_strangers_have_little_under_way_together(
+    router: Router, watched: Connections, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    actor = ends.dealer(router.url)
-    until(lambda: actor.send([b"x" * MUCH]))
-    for _ in range(5):
-        watched.look({}, MUCH)
-    assert take(router)[2] == MUCH
-    # Known by now: what came before is no doubt any more.
-    until(lambda: actor.send([b"y"]))
-    route = take(router)[0]
-    for _ in range(5):
-        watched.look({route: 1000}, 0)
+    monkeypatch.setattr(module, "STRANGERS_BYTES", 100_000)
+    quiet = dial(router.url)
+    for _ in range(400):
+        quiet.sendall(raw_peer.message(b"x" * 250))
+    for _ in range(400):
+        take(router)
+    # What came as whole messages is not under way.
+    for _ in range(3):
+        watched.look({})
     assert watched.cut_off.total() == 0
+    # Each of them less than one alone may send.
+    bombs = [dial(router.url) for _ in range(3)]
+    for number, bomb in enumerate(bombs):
+        send_all(bomb, raw_peer.EMPTY_AND_MORE * (20_000 + 1000 * number))
+    look_until(watched, lambda: is_over(bombs[2]), {})
+    for _ in range(5):
+        watched.look({})
+    assert [is_over(raw) for raw in (quiet, *bombs)] == [False, False, False, True]
+    assert watched.cut_off == {SENT_BEFORE: 1}
+
+
+def test_a_message_may_come_before_the_word_of_its_connection(
+    router: Router, watched: Connections, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of ZeroMQ tell of them one each."""
+    with monkeypatch.context() as late:
+        late.setattr(watched._monitor, "read", lambda: [])
+        raw = dial(router.url)
+        raw.sendall(raw_peer.message(b"hello"))
+        route = take(router)[0]
+        watched.look({route: MUCH})
+    send_all(raw, raw_peer.EMPTY_AND_MORE * STRANGER_BYTES)
+    for _ in range(5):
+        watched.look({route: MUCH})
+    assert watched.cut_off.total() == 0
+    watched.cut(route, SENT_TOO_MUCH)
+    until(lambda: is_over(raw))
 
 
 def test_one_look_at_much_is_no_reason(ends: Ends, router: Router, watched: Connections) -> None:
     actor = ends.dealer(router.url)
     route = greeted(router, actor)
-    watched.look({route: 1000}, 0)
+    watched.look({route: 1000})
     until(lambda: actor.send([b"x" * MUCH]))
     until(router.has_input)
     # We were busy: it has come, and we have not taken it yet.
-    watched.look({route: 1000}, 0)
+    watched.look({route: 1000})
     take(router)
     for _ in range(3):
-        watched.look({route: 1000}, 0)
+        watched.look({route: 1000})
     assert watched.cut_off.total() == 0
 
 
@@ -139,7 +175,7 @@ def test_too_many_strangers_make_the_oldest_go(
     monkeypatch.setattr(watched, "_max_strangers", 3)
     actor = ends.dealer(router.url)
     route = greeted(router, actor)
-    watched.look({route: 1000}, 0)
+    watched.look({route: 1000})
     strangers = [dial(router.url) for _ in range(5)]
     until(lambda: watched.read() or watched.cut_off.total() == 2)
     until(lambda: is_over(strangers[0]) and is_over(strangers[1]))
@@ -181,7 +217,7 @@ def test_who_went_is_forgotten(ends: Ends, router: Router, watched: Connections)
         route = greeted(router, actor)
         assert watched.is_first(route) is False
         actor.close()
-    until(lambda: watched.look({}, 0) or not watched._open)
+    look_until(watched, lambda: not watched._open, {})
     assert watched._routes == {}
     watched.cut(b"nobody", "")
     assert watched.cut_off.total() == 0

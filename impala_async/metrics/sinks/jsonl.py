@@ -6,8 +6,9 @@ half is cut off again, at once or, after a crash, when the next run opens the fi
 
 Reports leave room: where less is free than they are to leave, they stop, until there is more again.
 A failing disk costs the reports of that time and nothing else. Every report tries again from
-the open on, so the file also comes back when its folder does. What is refused loudly is a
-report that is no strict JSON: that is our own bug.
+the open on, so the file also comes back when its folder does, and one that is moved away in mid-run
+is followed by a new one. What is refused loudly is a report that is no strict JSON: that is our own
+bug.
 """
 
 import contextlib
@@ -54,6 +55,7 @@ class JsonlSink:
             return
         line = json.dumps(report, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
+            self._leave_what_was_moved()
             if self._fd is None:
                 self._fd = _open(self._path)
             _check_room(self._fd, self._reserve())
@@ -69,6 +71,20 @@ class JsonlSink:
         if fd is not None:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+    def _leave_what_was_moved(self) -> None:
+        """Reports belong at the path: a file that was moved away or removed gets no more."""
+        if self._fd is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._fd), self._path.stat()):
+                return
+        _LOG.warning(
+            "%s: it was moved away or removed; the reports before are not in it, but in %s",
+            self._path,
+            os.readlink(f"/proc/self/fd/{self._fd}"),
+        )
+        self.close()
 
     def _lose(self, error: OSError) -> None:
         if self._num_lost == 0:

@@ -116,6 +116,27 @@ def test_trouble_is_told_again_after_a_recovery(
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"] * 2
 
 
+def test_a_file_that_is_moved_away_is_followed_by_a_new_one(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = JsonlSink(path)
+    sink.write({"updates": 0})
+    moved = path.rename(path.with_name("moved.jsonl"))
+    for update in (1, 2):
+        sink.write({"updates": update})
+    path.unlink()
+    path.write_text('{"updates":8}\n')  # a new file, with lines of somebody else
+    sink.write({"updates": 3})
+    path.unlink()
+    sink.write({"updates": 4})
+    sink.close()
+    assert read(moved) == [{"updates": 0}]
+    assert read(path) == [{"updates": 4}]
+    told = [record.getMessage() for record in caplog.records]
+    says = f"{path}: it was moved away or removed; the reports before are not in it, but in "
+    assert told == [f"{says}{moved}", *[f"{says}{path} (deleted)"] * 2]
+
+
 def test_a_missing_folder_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "later" / "metrics.jsonl"
     sink = JsonlSink(path)

@@ -1,0 +1,86 @@
+"""The learner's door: a start that has too few descriptors."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from impala_async import learner
+from impala_async.learner import __main__ as door
+from impala_async.learner import ingest_process
+from impala_async.wire import connections
+from impala_async.wire.sockets import NoSocketError
+
+NEEDS = "a learner needs 64 and two for each actor: raise ulimit -n"
+
+
+def start(path: Path) -> int:
+    return door.main(["--run-dir", str(path), "--set", "env.id=CartPole-v1"])
+
+
+def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """A real limit, which no process may raise again."""
+    command = f"ulimit -n 48; exec {sys.executable} -m impala_async.learner --run-dir run"
+    root = Path(learner.__file__).parents[2]
+    done = subprocess.run(
+        ["sh", "-c", f"{command} --set env.id=CartPole-v1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    says = f"error: only 48 files and sockets may be open in this process; {NEEDS}\n"
+    assert (done.returncode, done.stderr) == (2, says)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_soft_limit_is_raised_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(connections, "most_descriptors", lambda: asked.append(1) or 63)
+    assert start(tmp_path / "run") == 2
+    assert asked == [1]
+    assert "only 63 files and sockets" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENFILE, "Too many open files in system"),
+        NoSocketError("Too many open files"),
+    ],
+    ids=["of the process", "of the system", "of ZeroMQ"],
+)
+def test_a_start_that_runs_out_of_them_is_one_line_and_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
+    monkeypatch.setattr(ingest_process, "start_ingest", fail)
+    assert start(tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert said == f"error: no more files and sockets can be opened ({error}); {NEEDS}\n"
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_error_of_the_system_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
+    monkeypatch.setattr(ingest_process, "start_ingest", fail)
+    assert start(tmp_path / "run") == 70
+    assert "Input/output error" in capsys.readouterr().err
