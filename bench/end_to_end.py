@@ -80,8 +80,8 @@ def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
     """At full speed for a while, and to its goal with as many seeds as there are rounds."""
     seeds = itertools.count()
 
-    def at_speed(*ingest: str) -> Sample:
-        settings = [*ENDLESS, f"stop.wall_s={CARTPOLE_S}", *ingest]
+    def at_speed() -> Sample:
+        settings = [*ENDLESS, f"stop.wall_s={CARTPOLE_S}"]
         return train(CARTPOLE, settings, "CartPole at full speed", verdicts)
 
     def to_goal() -> Sample:
@@ -91,7 +91,6 @@ def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
     sides = {
         "bare": bare_cartpole,
         "at speed": at_speed,
-        "inline": lambda: at_speed("ingest.process=inline"),
         "to 475": to_goal,
     }
     return cartpole_figures(*in_turns(sides, rounds).values())
@@ -112,14 +111,11 @@ def pong(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
     return pong_figures(*in_turns(sides, rounds).values())
 
 
-def cartpole_figures(
-    bare: list[Sample], speed: list[Sample], inline: list[Sample], goal: list[Sample]
-) -> list[Figure]:
+def cartpole_figures(bare: list[Sample], speed: list[Sample], goal: list[Sample]) -> list[Figure]:
     return [
         figure_of("CartPole: trained env steps/s", speed, "per_s", at_least=100_000),
         figure_of(f"bare SyncVectorEnv of {NUM_BARE_ENVS} on one core: rows/s", bare, "per_s"),
         ratio("CartPole: trained over bare", speed, bare, "per_s"),
-        ratio("CartPole: trained over the same with ingest inline", speed, inline, "per_s"),
         figure_of("CartPole: launch to the first update", [*speed, *goal], "start_s", unit="s",
             at_most=5),
         figure_of("CartPole: launch to 475", goal, "last_s", unit="s", at_most=9),

@@ -59,9 +59,9 @@ those that the learner thread reports; cores are processor seconds per second of
 
 What the service adds to an update of the MLP, by the clocks of its thread in a profile: a tenth
 between updates (the next batch, the snapshot of weights that each update publishes, what the event
-loop is told), a twentieth of waiting for the interpreter, a seventh with ingest inline, and some
-processor time of the update itself. To an update of the CNN it adds a snapshot of 6.7 MB, which is
-then copied twice more beside it, and batches that no cache knows yet.
+loop is told), a seventh of waiting for the interpreter, which the event loop has meanwhile, and
+some processor time of the update itself. To an update of the CNN it adds a snapshot of 6.7 MB, and
+batches that no cache knows yet.
 """
 
 
@@ -172,7 +172,6 @@ def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, 
         "bare": lambda: loop("bare", path, config, seconds),
         "step": lambda: loop("step", path, config, seconds),
         "service": service,
-        "inline": lambda: service("ingest.process=inline"),
     }
     if case.config == CARTPOLE.config and shutil.which(os.environ.get("CXX", "g++")):
         # Not the CNN, which that makes slower: bench.update.
@@ -203,14 +202,13 @@ def loop(
 
 
 def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
-    bare, step, service, inline = (samples[side] for side in ("bare", "step", "service", "inline"))
+    bare, step, service = (samples[side] for side in ("bare", "step", "service"))
     key = "rows_per_s"
     others = [name for name in samples if name in ("compiled by inductor", "as written")]
     return [
         ratio(f"{case.name}: service over bare loop", service, bare, key, at_least=case.at_least),
         ratio("the same: update alone over bare loop", step, bare, key),
         ratio("the same: service over update alone", service, step, key),
-        ratio("the same: service with ingest inline over bare loop", inline, bare, key),
         *(
             ratio(f"the same: service, {way}, over bare loop", samples[way], bare, key)
             for way in others

@@ -7,7 +7,6 @@ import psutil
 
 DOORS = {
     "impala_async.learner": "learner",
-    "impala_async.learner.front_process": "ingest",
     "impala_async.actor": "actor",
 }
 GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)

@@ -40,13 +40,13 @@ def test_a_training_gives_all_figures() -> None:
 )
 def test_a_limit_of_cartpole_is_missed(change: Sample, missed: list[str]) -> None:
     changed = [{**GOOD, **change}]
-    figures = cartpole_figures([{"per_s": 60_000.0}], changed, changed, changed)
+    figures = cartpole_figures([{"per_s": 60_000.0}], changed, changed)
     assert [each.name for each in figures if not each.is_held] == missed
 
 
 def test_one_seed_of_five_that_does_not_get_there_is_seen() -> None:
     goal = [*[GOOD] * 4, {**GOOD, "is_solved": 0.0}]
-    figures = cartpole_figures([{"per_s": 60_000.0}] * 5, [GOOD] * 5, [GOOD] * 5, goal)
+    figures = cartpole_figures([{"per_s": 60_000.0}] * 5, [GOOD] * 5, goal)
     share = next(each for each in figures if "share" in each.name)
     assert share.median == 0.8
     assert not share.is_held

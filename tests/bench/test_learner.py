@@ -114,7 +114,7 @@ def test_floors_are_of_the_service_over_the_bare_loop() -> None:
     service |= {"loop_cores": 0.2, "other_cores": 1.0}
     step = {"rows_per_s": 95.0, "update_ms": 2.5}
     samples = {"bare": [{"rows_per_s": 100.0}], "step": [step]}
-    samples |= {"service": [service], "inline": [service]}
+    samples |= {"service": [service]}
     first, *others = figures_of(CARTPOLE, samples)
     assert (first.median, first.at_least, first.is_held) == (0.9, 0.92, False)
     assert all(each.at_least is None for each in others)
@@ -132,7 +132,7 @@ def test_on_a_gpu_there_are_floors_of_its_own_and_figures_of_itself() -> None:
     service |= {"loop_cores": 0.2, "other_cores": 1.0}
     service |= {"sm_share": 0.9, "pcie_in_gb_s": 3.0, "pcie_out_gb_s": 0.1}
     samples = {"bare": [{"rows_per_s": 100.0}], "step": [{"rows_per_s": 98.0, "update_ms": 2.5}]}
-    samples |= {"service": [service], "inline": [service], "as written": [{"rows_per_s": 50.0}]}
+    samples |= {"service": [service], "as written": [{"rows_per_s": 50.0}]}
     found = {each.name: each for each in figures_of(case, samples)}
     assert found[f"{case.name}: service over bare loop"].is_held
     assert found["the same: service, as written, over bare loop"].median == 0.5
