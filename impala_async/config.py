@@ -12,7 +12,7 @@ from pydantic import Field
 from impala_async.config_actor import MAX_COLUMNS, ActorSection
 from impala_async.config_algorithm import AlgorithmSection
 from impala_async.config_env import EnvSection
-from impala_async.config_ingest import BindSection, IngestSection, is_loopback
+from impala_async.config_ingest import BindSection, is_loopback
 from impala_async.config_learner import LearnerSection
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection
@@ -96,7 +96,6 @@ class RunConfig(Section):
     actor: ActorSection = ActorSection()
     learner: LearnerSection = LearnerSection()
     bind: BindSection = BindSection()
-    ingest: IngestSection = IngestSection()
     pace: PaceSection = PaceSection()
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
@@ -183,11 +182,6 @@ class RunConfig(Section):
                 f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
                 f"train.num_actors * actor.num_envs ({width}), as it is when it is not set, or "
                 "that times the agents of an environment"
-            )
-        if self.ingest.process == "child":
-            yield (
-                "pace.mode lockstep: ingest.process child does nothing, as learner and actors wait "
-                "for each other anyway: set it to inline"
             )
         for key in ("minibatch_buffer_size", "publish_every_updates"):
             if (value := getattr(learner, key)) != 1:

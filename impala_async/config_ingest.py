@@ -1,9 +1,8 @@
-"""Where trajectories come in: the addresses, and the process that listens there."""
+"""The addresses at which a learner listens."""
 
 import json
 import re
 from collections.abc import Iterator
-from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -64,14 +63,3 @@ class BindSection(Section):
                 f"data and weights each need a port of their own, got {self.data} and "
                 f"{self.weights}"
             )
-
-
-class IngestSection(Section):
-    """Who receives what actors send."""
-
-    process: Literal["auto", "inline", "child"] = Field(
-        "auto",
-        description="inline: the learner's own event loop. child: a process of its own, which "
-        "writes into memory that it shares with the learner, so that messages cost the learner "
-        "nothing. auto: child, but inline with one core, in lockstep and when recording.",
-    )

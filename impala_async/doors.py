@@ -31,7 +31,6 @@ from impala_async.errors import (
     ConfigError,
     EnvHangsError,
     ImpalaAsyncError,
-    ProcessLostError,
     RunOver,
     how_it_ended,
 )
@@ -402,8 +401,8 @@ def _run(body: Callable[[], int]) -> int:
         with quit_at_once():
             return body()
     except ImpalaAsyncError as error:
-        # An environment that hangs is no bug of ours, and its stack was told; nor is a kill.
-        if error.exit_code == EXIT_BUG and not isinstance(error, EnvHangsError | ProcessLostError):
+        # An environment that hangs is no bug of ours, and its stack was told.
+        if error.exit_code == EXIT_BUG and not isinstance(error, EnvHangsError):
             _tell(traceback.format_exc())
         prefix = "" if error.exit_code == EXIT_DONE else "error: "
         _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))

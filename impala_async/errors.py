@@ -11,7 +11,6 @@ ImpalaAsyncError              70  a bug of ours, unless a branch below says othe
 ├── MismatchError             78  this actor does not fit this learner: do not retry
 ├── NotAllowedError           77  the learner does not admit this actor
 ├── UnreachableError          75  no learner answered in time: try again later
-├── ProcessLostError          70  a process that we need was ended by somebody else
 └── ServiceError              70  a task or thread died: everything stops, the cause is kept
 """
 
@@ -116,10 +115,6 @@ class UnreachableError(ImpalaAsyncError):
     """No learner answered in time."""
 
     exit_code = EXIT_TRY_AGAIN
-
-
-class ProcessLostError(ImpalaAsyncError):
-    """A process that we need was ended from outside: no bug, and told in one line."""
 
 
 class ServiceError(ImpalaAsyncError):

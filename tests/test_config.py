@@ -106,7 +106,6 @@ DEFAULTS: dict[str, Any] = {
     "learner.heartbeat_s": 2.0,
     "bind.data": "tcp://127.0.0.1:5555",
     "bind.weights": "tcp://127.0.0.1:5556",
-    "ingest.process": "auto",
     "pace.mode": "async",
     "pace.lag": 0,
     "pace.on_loss": "go_on",

@@ -1,4 +1,4 @@
-"""Where a learner listens and in which process: what is refused, and what is warned of."""
+"""Where a learner listens: what is refused, and what is warned of."""
 
 import pytest
 
@@ -82,10 +82,3 @@ def test_half_an_open_door_is_warned_of() -> None:
 )
 def test_loopback(host: str, is_ours: bool) -> None:
     assert is_loopback(f"tcp://{host}:5555") == is_ours
-
-
-def test_a_process_apart_does_not_go_with_lockstep() -> None:
-    config_of(ingest__process="child")
-    text = complaint(ingest__process="child", pace__mode="lockstep")
-    assert "ingest.process child does nothing" in text
-    assert "set it to inline" in text

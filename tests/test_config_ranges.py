@@ -159,7 +159,6 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
         ],
     ),
     "bind.weights": (["tcp://0.0.0.0:*"], ["tcp://host", None]),
-    "ingest.process": (["auto", "inline", "child"], ["thread", True, None]),
     "pace.mode": (["async", "lockstep"], ["sync", None, 1]),
     "pace.lag": ([0, 1], [-1, 2, 0.5, "x", True, None]),
     "pace.on_loss": (["go_on", "stop"], ["wait", None, True]),

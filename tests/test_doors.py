@@ -58,7 +58,6 @@ EXIT_CODES = {
     "EnvHangsError": 70,
     "CheckpointError": 2,
     "RecordingError": 2,
-    "ProcessLostError": 70,
     "RunOver": 0,
     "ProtocolError": 70,
     "MismatchError": 78,
@@ -229,7 +228,7 @@ def test_a_door_ends_with_the_code_of_its_error(
     assert run_door(body) == EXIT_CODES[name]
     said = capsys.readouterr()
     assert said.out == ""
-    is_bug = EXIT_CODES[name] == 70 and name not in ("EnvHangsError", "ProcessLostError")
+    is_bug = EXIT_CODES[name] == 70 and name != "EnvHangsError"
     assert ("Traceback" in said.err) == is_bug
     told = [line for line in said.err.splitlines() if line.startswith("error: ")]
     if EXIT_CODES[name] == 0:
@@ -415,6 +414,19 @@ def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir: str) -> None:
     assert config == load_config(default_config_path(), ["seed=7"])
     changed, _ = check_run(parse(*flags, "--set", "stop.env_steps=9"), None)
     assert changed == load_config(default_config_path(), ["seed=7", "stop.env_steps=9"])
+
+
+def test_a_run_of_an_earlier_release_is_resumed(run_dir: str) -> None:
+    """Its settings hold a key that there is no more."""
+    path = Path(run_dir, "config.json")
+    content = json.loads(path.read_text())
+    content["config"]["ingest"] = {"process": "auto"}
+    path.write_text(json.dumps(content))
+    flags = ("--resume", "--run-dir", run_dir)
+    config, folder = check_run(parse(*flags), None)
+    assert config == folder.load_config() == load_config(default_config_path(), ["seed=7"])
+    with pytest.raises(ConfigError, match=r"--set: ingest\.process: there is no such key any more"):
+        check_run(parse(*flags, "--set", "ingest.process=auto"), None)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ EXIT_CODES = {
     "MismatchError": 78,
     "NotAllowedError": 77,
     "UnreachableError": 75,
-    "ProcessLostError": 70,
     "ServiceError": 70,
 }
 TREE = {name: getattr(errors, name) for name in EXIT_CODES}

@@ -73,7 +73,7 @@ TORCH_FREE = (
     *("json_file", "whole_file"),
     *("wire", "envs", "launch", "relay"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
-    *("learner.recorder", "learner.front", "learner.remote_front", "learner.front_process"),
+    *("learner.recorder", "learner.front"),
     *("actor.playlist", "actor.stand_in"),
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from impala_async.config import RunConfig
-    from impala_async.learner.ingest_process import IngestProcess
     from impala_async.learner.recorder import Recorder
     from impala_async.learner.run_folder import RunFolder
     from impala_async.metrics.sinks import Sink
@@ -67,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.Namespace) -> int:
-    from impala_async.learner.ingest_process import start_ingest
     from impala_async.learner.recorder import Recorder
 
     console = start_logging()
@@ -81,19 +79,12 @@ def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.N
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
             stack.enter_context(undone(recorder.withdraw))
-        # It works while torch loads.
-        ingest = start_ingest(config, is_recording=recorder is not None)
-        if ingest is not None:
-            stack.callback(ingest.end)
-        return _serve(
-            config, folder, console, recorder, ingest, starting.close, is_resumed=args.resume
-        )
+        return _serve(config, folder, console, recorder, starting.close, is_resumed=args.resume)
 
 
 @contextmanager
 def _enough_descriptors() -> Iterator[None]:
     """A start that has too few is one line: ConfigError."""
-    # Also of the learner whose sockets another process has.
     from impala_async.wire.connections import most_descriptors
     from impala_async.wire.sockets import NoSocketError
 
@@ -115,7 +106,6 @@ def _serve(
     folder: "RunFolder",
     console: "Console",
     recorder: "Recorder | None",
-    ingest: "IngestProcess | None",
     on_ready: Callable[[], None],
     *,
     is_resumed: bool,
@@ -150,7 +140,6 @@ def _serve(
             schema=schema,
             restored=restored,
             recorder=recorder,
-            ingest=ingest,
             lock_watch=lock_watch,
             on_ready=on_ready,
         )

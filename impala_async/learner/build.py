@@ -15,7 +15,6 @@ from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.learner.memory import check_memory
-from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread
 from impala_async.learner.thread_ports import Ports, Progress
@@ -51,12 +50,8 @@ def build_learner(
     training: TrainingState | None,
     ports: Ports,
     release: Callable[[int], None],
-    memory: SharedMemory | None = None,
 ) -> Learner:
-    """Everything behind the full slots; raises ValueError if that cannot be built.
-
-    Slots lie in `memory` when another process fills them.
-    """
+    """Everything behind the full slots; raises ValueError if that cannot be built."""
     device = pick_device(config.learner.device)
     section = config.learner
     num_slots = num_host_slots(section, device)
@@ -65,9 +60,7 @@ def build_learner(
     if training is not None:
         restore(step, training)
     snapshot = Snapshot(_layout_sent(config, step.policy, device), device)
-    # From here on nothing is refused: what two processes allocate stays the same on both sides.
-    allocate = allocator_for(device, memory)
-    slots = allocate_slots(schema, section.batch_columns, num_slots, allocate)
+    slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
     full = IndexQueue("full", num_slots)
     # Its end must not hang on the clock, and its next batch waits for the weights of this update.
     is_lockstep = config.pace.is_lockstep

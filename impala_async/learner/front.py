@@ -25,7 +25,6 @@ from impala_async.learner.port import Port, WireCounters
 from impala_async.learner.publisher import Publisher
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.reporter import LoopLag
-from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller, Submit
 from impala_async.learner.strangers import Strangers
 from impala_async.spec import Schema
@@ -63,9 +62,6 @@ class Events:
 class Front:
     """Bound as soon as it is made; takes trajectories once it is opened."""
 
-    memory: SharedMemory | None = None
-    """Slots may lie anywhere: only this process writes to them."""
-
     def __init__(
         self,
         config: RunConfig,
@@ -75,10 +71,10 @@ class Front:
         schema: Schema | None,
         events: Events,
         accounts: Accounts | None = None,
-        tap: Recorder | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._config = config
-        self._recorder, self._events = tap, events
+        self._recorder, self._events = recorder, events
         self._lineage = lineage
         self._settings_frame = _settings_frame(config)
         self._heartbeat_s = config.learner.heartbeat_s
@@ -108,7 +104,7 @@ class Front:
             clock=time.monotonic,
             on_episodes=events.on_episodes,
             make_filler=self._make_filler,
-            tap=tap,
+            recorder=recorder,
         )
         self._strangers = Strangers(logger.warning, time.monotonic)
         self._link = LocalLink()
@@ -229,10 +225,7 @@ class Front:
         while len(self.table) and time.monotonic() < give_up_at:
             await asyncio.sleep(0.01)
 
-    async def refresh(self) -> None:
-        """What is reported here is always of now."""
-
-    async def accounts(self) -> Accounts:
+    def accounts(self) -> Accounts:
         """For a checkpoint: the ledger, and what actors need not send again."""
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 

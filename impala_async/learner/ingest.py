@@ -1,8 +1,5 @@
 """Trajectories in: from the data port straight into slots, each with one verdict, counted.
 
-It touches sockets, numpy views of slots and two queues of slot indices, and nothing else, so
-that the same class can run on the learner's loop or in a process of its own.
-
 What comes in one burst is received first, one behind the other in the slot that is filling, and
 then checked all at once: of many small messages each costs a fraction of a check.
 
@@ -12,7 +9,7 @@ Runs on: event loop
 import logging
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +18,7 @@ from impala_async.learner.bodies import Bodies
 from impala_async.learner.ledger import Ledger
 from impala_async.learner.port import Port
 from impala_async.learner.publisher import Publisher
+from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import (
     Arrival,
     Count,
@@ -51,19 +49,6 @@ WARN_EVERY_S = 10.0
 MakeFiller = Callable[[list[Slot], Submit, Count], Filler]
 
 
-class Tap(Protocol):
-    """Whoever wants to have all that is admitted."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether no more should come for now."""
-        ...
-
-    def take(self, rank: int, data: Data, landing: Landing, episodes: Episodes | None) -> None:
-        """A message that is admitted; its planes are soon written to again."""
-        ...
-
-
 class _Received(NamedTuple):
     """A message whose planes are in their place, unchecked."""
 
@@ -89,7 +74,7 @@ class Ingest:
         clock: Callable[[], float],
         on_episodes: Callable[[Episodes], None],
         make_filler: MakeFiller = SlotFiller,
-        tap: Tap | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._table = table
         self._ledger = ledger
@@ -98,7 +83,7 @@ class Ingest:
         self._clock = clock
         self._on_episodes = on_episodes
         self._make_filler = make_filler
-        self._tap = tap
+        self._recorder = recorder
         self._filler: Filler | None = None
         # By session and seq, in the order of their arrival.
         self._received: dict[tuple[bytes, int], _Received] = {}
@@ -177,7 +162,7 @@ class Ingest:
         self.decide()
         # Before the first version nothing can be judged: what an earlier start earned looks wrong.
         is_ready = self._publisher.version != NO_VERSION and not self._is_closed
-        is_held_back = self._tap is not None and self._tap.is_behind
+        is_held_back = self._recorder is not None and self._recorder.is_behind
         if self._filler is not None and is_ready and not is_held_back:
             for peer in self._filler.deal(self._table, self._clock()):
                 self._to_answer[peer.session] = peer
@@ -240,8 +225,8 @@ class Ingest:
         peer, data, landing, episodes = message
         self._ledger.receive(data.columns)
         self._ledger.admit(data.columns)
-        if self._tap is not None:
-            self._tap.take(peer.rank, data, landing, episodes)
+        if self._recorder is not None:
+            self._recorder.take(peer.rank, data, landing, episodes)
         valid_rows = self._screen.count_valid(landing.small)
         return Arrival(peer.rank, landing, valid_rows, Version(data.epoch, data.update), episodes)
 

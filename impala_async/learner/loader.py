@@ -8,8 +8,6 @@ copy by an event, never by a synchronisation of the host.
 Runs on: learner thread (both classes), loader thread (`DeviceLoader.run`)
 """
 
-import functools
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,13 +20,10 @@ from numpy.typing import NDArray
 from impala_async.learner.account import BatchAccount
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.hardware import make_current
-from impala_async.learner.shared_memory import SharedMemory
 from impala_async.learner.slots import Allocate, Slot, touched_memory
 from impala_async.metrics.timer import TimerStat
 from impala_async.spec import Schema
 from impala_async.training.batch import Batch
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -275,21 +270,9 @@ def pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
     return memory
 
 
-def allocator_for(device: torch.device, memory: SharedMemory | None = None) -> Allocate:
-    """What suits a device: memory of our own, or parts of what another process fills."""
-    if memory is None:
-        return pinned_memory if device.type == "cuda" else touched_memory
-    if device.type == "cuda":
-        return functools.partial(_pinned_part, memory)
-    return memory.allocate
-
-
-def _pinned_part(memory: SharedMemory, num_bytes: int) -> NDArray[np.uint8]:
-    part = memory.allocate(num_bytes)
-    status = torch.cuda.cudart().cudaHostRegister(part.ctypes.data, num_bytes, 0)
-    if int(status) != 0:
-        logger.warning("slots are not pinned, and take longer to the GPU: CUDA says %s", status)
-    return part
+def allocator_for(device: torch.device) -> Allocate:
+    """The memory from which a batch gets to a device fastest."""
+    return pinned_memory if device.type == "cuda" else touched_memory
 
 
 def batch_over(schema: Schema, obs: torch.Tensor, small: torch.Tensor) -> Batch:

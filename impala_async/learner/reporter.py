@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import psutil
@@ -108,7 +108,6 @@ class Reporter:
         env_steps: Callable[[], int],
         frames_per_step: int,
         ask: Flag,
-        refresh: Callable[[], Awaitable[None]],
         earlier_s: float = 0.0,
         earlier_updates: int = 0,
         lr_is_0_at: int | None = None,
@@ -124,7 +123,6 @@ class Reporter:
         self._env_steps = env_steps
         self._frames_per_step = frames_per_step
         self._ask = ask
-        self._refresh = refresh
         self._answered = asyncio.Event()
         self._rate_from = (now, env_steps())
         # What is over already is told at the start.
@@ -153,7 +151,6 @@ class Reporter:
             # the run would never end.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLY_WAIT_S):
-                    await self._refresh()
                     await self._answered.wait()
             self.report()
 

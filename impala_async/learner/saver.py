@@ -9,7 +9,7 @@ Runs on: event loop; files are written on a worker thread
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -161,7 +161,7 @@ class Saver:
         folder: RunFolder,
         *,
         keep: int,
-        accounts: Callable[[], Awaitable[dict[str, Any]]],
+        accounts: Callable[[], dict[str, Any]],
         lineage: Lineage,
         episodes: EpisodeStats,
         run_s: Callable[[], float],
@@ -233,10 +233,8 @@ class Saver:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""
         if self._folder.is_gone():
             return False
-        # First: the episodes of what they have settled are here when they are.
-        accounts = await self._accounts()
-        state, score = {**self._state(captured), **accounts}, self._episodes.mean_return
-        best = self._best
+        state = {**self._state(captured), **self._accounts()}
+        score, best = self._episodes.mean_return, self._best
         if score is not None and (best is None or score > best[0]):
             best = (score, captured.progress.version)
         state["best"] = [best[0], *best[1]] if best else None

@@ -27,17 +27,14 @@ from impala_async.errors import (
     EXIT_TRY_AGAIN,
     CheckpointError,
     ConfigError,
-    ProcessLostError,
     ServiceError,
 )
 from impala_async.interrupts import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.learner.build import Learner, build_learner
-from impala_async.learner.front import Events
+from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
-from impala_async.learner.ingest_process import IngestProcess
 from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.remote_front import open_front
 from impala_async.learner.reporter import EpisodeStats, Reporter
 from impala_async.learner.run_folder import UNSAVED, RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch
@@ -80,7 +77,6 @@ class LearnerService:
         schema: Schema | None,
         restored: Restored | None = None,
         recorder: Recorder | None = None,
-        ingest: IngestProcess | None = None,
         lock_watch: LockWatch | None = None,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -104,10 +100,14 @@ class LearnerService:
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport.before_any(self._start)
         told = Events(self._open_told, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
-        run_id, on_death = folder.run_id, functools.partial(self._fail, "the ingest process")
-        accounts = restored.accounts if restored else None
-        self._front = open_front(
-            ingest, config, run_id, lineage, schema, told, accounts, tap=recorder, on_death=on_death
+        self._front = Front(
+            config,
+            run_id=folder.run_id,
+            lineage=lineage,
+            schema=schema,
+            events=told,
+            accounts=restored.accounts if restored else None,
+            recorder=recorder,
         )
         self._make_reporter(sinks)
         self._make_saver(restored, lineage)
@@ -174,7 +174,6 @@ class LearnerService:
             env_steps=lambda: self._progress.env_steps_trained,
             frames_per_step=self._config.env.frames_per_step,
             ask=self._ports.is_report_due,
-            refresh=self._front.refresh,
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
             earlier_updates=self._start.update,
             lr_is_0_at=self._config.idle_from,
@@ -204,7 +203,6 @@ class LearnerService:
             training=self._restored.training if self._restored else None,
             ports=self._ports,
             release=Inbox(self._loop, self._front.release).post,
-            memory=self._front.memory,
         )
         self._learner = learner
         self._folder.confirm()
@@ -222,8 +220,7 @@ class LearnerService:
         """The spaces are those of an actor. Nobody is heard meanwhile, so it is told before."""
         self._is_building = True
         try:
-            if self._front.report():  # one in a process of its own may not have been asked yet
-                self._reporter.report()
+            self._reporter.report()
             with told_of("building what is trained", logger.info):
                 self._open(schema)
         finally:
@@ -278,7 +275,7 @@ class LearnerService:
             logger.error("%s died while the run was ending", what, exc_info=cause)
             self._late_death = self._late_death or death
         else:
-            is_told = isinstance(cause, ConfigError | CheckpointError | ProcessLostError)
+            is_told = isinstance(cause, ConfigError | CheckpointError)
             self._ended.set_exception(cause if is_told else death)
 
     async def _reap(self) -> None:
@@ -314,14 +311,11 @@ class LearnerService:
 
     async def _end_in_order(self, reason: str) -> str:
         self._front.close_admission()
-        # From here on no slot gets full any more, wherever they are filled.
-        await self._front.refresh()
         num_actors = self._front.num_actors
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
         if self._learner is not None:
             await self._end_threads(self._learner)
-            await self._front.refresh()
         report = self._reporter.report()
         if reason in GOALS:
             # Nobody need wait for our disk. Who is to come back must not look for us before.

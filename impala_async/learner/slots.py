@@ -25,8 +25,6 @@ from impala_async.wire.session import SessionTable
 Allocate = Callable[[int], NDArray[np.uint8]]
 Episodes = NDArray[np.void]
 """Of one message: the episodes that ended in it."""
-# What is known of a column beside its planes: two numbers and a flag.
-BESIDE_BYTES = 8 + 8 + 1
 Count = Callable[[Episodes], None]
 
 
@@ -55,16 +53,14 @@ class Slot:
         layout = schema.layout
         obs = allocate(batch_columns * layout.obs_bytes).reshape(batch_columns, -1)
         small = allocate(batch_columns * layout.small_bytes).reshape(batch_columns, -1)
-        beside = allocate(batch_columns * BESIDE_BYTES).reshape(BESIDE_BYTES, batch_columns)
-        beside[-1] = True
         return Slot(
             index=index,
             obs=obs,
             small=small,
             columns=columns_over(schema, obs, small),
-            updates_B=beside[:8].reshape(-1).view(np.int64),
-            valid_rows_B=beside[8:16].reshape(-1).view(np.int64),
-            filled_B=beside[-1].view(np.bool_),
+            updates_B=np.zeros(batch_columns, np.int64),
+            valid_rows_B=np.zeros(batch_columns, np.int64),
+            filled_B=np.ones(batch_columns, np.bool_),
         )
 
 

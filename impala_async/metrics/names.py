@@ -224,7 +224,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Process",
         (
-            Metric("loop/lag_ms_mean", "ms", "loop of the ports: how late a timer fires, mean"),
+            Metric("loop/lag_ms_mean", "ms", "how late the event loop runs a timer, mean"),
             Metric("loop/lag_ms_max", "ms", "the same, largest in the window"),
             Metric("host/rss_bytes", "bytes", "resident memory of the learner process"),
         ),

@@ -171,7 +171,7 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> Verdict:
     finding += f", an actor spends {_percent(longest_ms / whole_ms)} of its time {where}"
     late_ms = _number(report, _LOOP_LAG_MS) or 0.0
     if stage == "network" and late_ms > LATE_LOOP_MS:
-        return Verdict("ingest", f"{finding}, and the loop of the ports is {late_ms:.0f} ms late")
+        return Verdict("ingest", f"{finding}, and the event loop is {late_ms:.0f} ms late")
     return Verdict(stage, finding)
 
 

@@ -3,17 +3,15 @@
 import signal
 import time
 
-import psutil
 import pytest
 
 from impala_async.launch.local import free_ports
-from tests.e2e.harness import Door, Site, cpu_share, identities_hold, wait_until
+from tests.e2e.harness import Site, cpu_share, identities_hold, wait_until
 
 pytestmark = pytest.mark.e2e
 
 CARTPOLE = "configs/cartpole.toml"
 ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
-both_processes = pytest.mark.parametrize("process", ["inline", "child"])
 QUICK_LEASE = ("learner.lease_s=2", "learner.heartbeat_s=0.5", "learner.starved_after_s=1")
 
 
@@ -60,10 +58,8 @@ def test_actors_are_killed_added_stopped_and_come_back(site: Site) -> None:
     assert site.reports()[-1]["trajectories/in_slots"] == 0
 
 
-@both_processes
-def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site, process: str) -> None:
-    where = f"ingest.process={process}"
-    settings = (*ENDLESS, *QUICK_LEASE, "checkpoint.every_s=0.5", where)
+def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> None:
+    settings = (*ENDLESS, *QUICK_LEASE, "checkpoint.every_s=0.5")
     data, weights = free_ports(2)
     ports = f"bind.data=tcp://127.0.0.1:{data}", f"bind.weights=tcp://127.0.0.1:{weights}"
     learner = site.learner(*settings, *ports, config=CARTPOLE)
@@ -112,9 +108,8 @@ def test_actors_of_this_host_wait_for_no_lease_when_a_killed_learner_resumes(sit
     assert time.monotonic() - bound_at < 30.0
 
 
-@both_processes
-def test_first_interrupt_saves_and_exits_130(site: Site, process: str) -> None:
-    learner = site.learner(*ENDLESS, f"ingest.process={process}", config=CARTPOLE)
+def test_first_interrupt_saves_and_exits_130(site: Site) -> None:
+    learner = site.learner(*ENDLESS, config=CARTPOLE)
     actor = site.actor()
     site.wait_report("training", lambda r: r["updates"] > 5)
     learner.signal(signal.SIGINT)
@@ -126,43 +121,3 @@ def test_first_interrupt_saves_and_exits_130(site: Site, process: str) -> None:
     assert list((site.run_dir / "checkpoints").glob("ckpt-1-*"))
     actor.signal(signal.SIGINT)
     assert actor.wait_exit(10) == 130
-
-
-def ingest_of(learner: Door) -> psutil.Process:
-    """Not the child that watches it."""
-    children = psutil.Process(learner.process.pid).children()
-    return next(child for child in children if "lock_watch.py" not in " ".join(child.cmdline()))
-
-
-@pytest.mark.parametrize(
-    ("settings", "num_updates", "within_s"),
-    [
-        ((), 5, 5),
-        # Dies in the middle of one: where an interpreter ends beneath a thread that computes,
-        # torch ends the process instead.
-        (("model.hidden_sizes=[2048, 2048]", "learner.num_passes=4"), 0, 20),
-    ],
-    ids=["short updates", "long updates"],
-)
-def test_a_killed_ingest_process_ends_the_run_with_its_cause(
-    site: Site, settings: tuple[str, ...], num_updates: int, within_s: int
-) -> None:
-    learner = site.learner(*ENDLESS, *settings, "ingest.process=child", config=CARTPOLE)
-    actor = site.actor()
-    site.wait_report("training", lambda r: r["updates"] > num_updates)
-    child = ingest_of(learner)
-    child.kill()
-    assert learner.wait_exit(within_s) == 70
-    assert "error: the ingest process is gone: it was killed (SIGKILL)" in learner.log
-    assert "Traceback" not in learner.log
-    assert site.read("service.json") is None
-    actor.signal(signal.SIGTERM)
-    assert actor.wait_exit(10) == 0
-
-
-def test_the_ingest_process_does_not_outlive_a_killed_learner(site: Site) -> None:
-    learner = site.learner(*ENDLESS, "ingest.process=child", config=CARTPOLE)
-    child = ingest_of(learner)
-    learner.signal(signal.SIGKILL)
-    learner.wait_exit()
-    wait_until("its end", lambda: not child.is_running(), within_s=5)

@@ -28,9 +28,3 @@ async def make_harbour() -> AsyncIterator[Callable[..., Harbour]]:
             return made
 
         yield make
-
-
-@pytest.fixture
-def make_remote(make_harbour: Callable[..., Harbour]) -> Callable[..., Harbour]:
-    """The same, with the front in a process of its own."""
-    return lambda *args, **settings: make_harbour(*args, is_remote=True, **settings)

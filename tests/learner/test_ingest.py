@@ -364,10 +364,10 @@ async def test_data_before_there_are_slots(make_harbour: Make) -> None:
     assert harbour.count("trajectories/received") == 0
 
 
-# -------------------- who wants to have all that is admitted
+# -------------------- a recorder
 
 
-class FakeTap:
+class FakeRecorder:
     def __init__(self) -> None:
         self.is_behind = False
         self.taken: list[tuple[int, Data, bytes, bytes]] = []
@@ -377,18 +377,18 @@ class FakeTap:
         self.taken.append((rank, data, landing.obs.tobytes(), landing.small.tobytes() + tail))
 
 
-def tapped(harbour: Harbour) -> FakeTap:
-    tap = FakeTap()
-    harbour.front._ingest._tap = tap
-    return tap
+def recorded(harbour: Harbour) -> FakeRecorder:
+    recorder = FakeRecorder()
+    harbour.front._ingest._recorder = recorder
+    return recorder
 
 
 @pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["inline", "three frames"])
-async def test_what_is_admitted_is_tapped_as_it_was_sent(
+async def test_what_is_admitted_is_recorded_as_it_was_sent(
     make_harbour: Make, schema: Schema
 ) -> None:
     harbour = make_harbour(schema)
-    tap = tapped(harbour)
+    recorder = recorded(harbour)
     actors = [await harbour.join(3), await harbour.join(1)]
     sent = []
     # The second one of three columns is split over two slots.
@@ -397,32 +397,32 @@ async def test_what_is_admitted_is_tapped_as_it_was_sent(
         await actor.send(planes, episodes=[(1.5, 2)])
         tail = np.array([(1.5, 2)], EPISODE).tobytes()
         sent.append((planes.obs.tobytes(), planes.small.tobytes() + tail))
-    assert [taken[2:] for taken in tap.taken] == sent
-    assert [rank for rank, *_ in tap.taken] == [0, 1, 0]
-    assert [(data.seq, data.columns) for _, data, *_ in tap.taken] == [(0, 3), (0, 1), (1, 3)]
+    assert [taken[2:] for taken in recorder.taken] == sent
+    assert [rank for rank, *_ in recorder.taken] == [0, 1, 0]
+    assert [(data.seq, data.columns) for _, data, *_ in recorder.taken] == [(0, 3), (0, 1), (1, 3)]
 
 
-async def test_what_is_refused_is_not_tapped(make_harbour: Make) -> None:
+async def test_what_is_refused_is_not_recorded(make_harbour: Make) -> None:
     harbour = make_harbour(big_schema())
-    tap = tapped(harbour)
+    recorder = recorded(harbour)
     actor = await harbour.join(1)
     await actor.send(without(planes_of(harbour.schema, 1), reward=np.inf))
     assert harbour.count("rejected/nonfinite") == 1
-    assert tap.taken == []
+    assert recorder.taken == []
 
 
-async def test_no_credit_is_given_while_the_tap_is_behind(make_harbour: Make) -> None:
+async def test_no_credit_is_given_while_the_recorder_is_behind(make_harbour: Make) -> None:
     harbour = make_harbour()
-    tap = tapped(harbour)
-    tap.is_behind = True
+    recorder = recorded(harbour)
+    recorder.is_behind = True
     actor = await harbour.join(1)
     await actor.hear(lambda: bool(actor.grants))
     harbour.front.reap()
     assert harbour.count("credit/granted_columns") == 0
-    tap.is_behind = False
+    recorder.is_behind = False
     harbour.front.reap()
     await actor.credit()
     # What was granted before is taken all the same.
-    tap.is_behind = True
+    recorder.is_behind = True
     await actor.send()
-    assert len(tap.taken) == 1
+    assert len(recorder.taken) == 1

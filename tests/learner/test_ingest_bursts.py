@@ -82,7 +82,7 @@ class Bay:
             max_columns=B,
             clock=lambda: 0.0,
             on_episodes=self._take_episodes,
-            tap=self,
+            recorder=self,
         )
         self.slots = allocate_slots(SCHEMA, B, 3)
         self.ingest.open(SCHEMA, self.slots, self.full.append)

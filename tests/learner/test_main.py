@@ -1,4 +1,4 @@
-"""The learner's door: a start that has too few descriptors."""
+"""The learner's door: a start that has too few descriptors, and an end beneath a thread at work."""
 
 import errno
 import os
@@ -10,10 +10,29 @@ import pytest
 
 from impala_async import learner
 from impala_async.learner import __main__ as door
-from impala_async.learner import ingest_process
+from impala_async.learner import probe
 from impala_async.wire import connections
 from impala_async.wire.sockets import NoSocketError
 
+# An interpreter that ends beneath such a thread is aborted by torch.
+DIES_AT_WORK = """
+import runpy, threading, time, torch
+from impala_async import doors
+
+def compute():
+    weights = torch.ones(800, 800, requires_grad=True)
+    while True:
+        (weights @ weights).relu().sum().backward()
+
+def run_door(body):
+    threading.Thread(target=compute, daemon=True).start()
+    time.sleep(0.3)
+    print("last words", end="")
+    return 70
+
+doors.run_door = run_door
+runpy.run_module("impala_async.learner", run_name="__main__")
+"""
 NEEDS = "a learner needs 64 and two for each actor: raise ulimit -n"
 
 
@@ -67,7 +86,7 @@ def test_a_start_that_runs_out_of_them_is_one_line_and_leaves_nothing(
         raise error
 
     monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
-    monkeypatch.setattr(ingest_process, "start_ingest", fail)
+    monkeypatch.setattr(probe, "SpaceProbe", fail)
     assert start(tmp_path / "run") == 2
     said = capsys.readouterr().err
     assert said == f"error: no more files and sockets can be opened ({error}); {NEEDS}\n"
@@ -81,6 +100,18 @@ def test_another_error_of_the_system_stays_what_it_is(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
-    monkeypatch.setattr(ingest_process, "start_ingest", fail)
+    monkeypatch.setattr(probe, "SpaceProbe", fail)
     assert start(tmp_path / "run") == 70
     assert "Input/output error" in capsys.readouterr().err
+
+
+def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code() -> None:
+    root = Path(learner.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", DIES_AT_WORK],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (70, "last words", "")

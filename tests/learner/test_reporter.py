@@ -93,7 +93,6 @@ class Desk:
     def __init__(self, **settings: Any) -> None:
         self.now, self.env_steps = 50.0, 1000
         self.sinks = [Sink(), Sink()]
-        self.num_refreshed = 0
         self.ask = Flag()
         self.reporter = Reporter(
             **{
@@ -103,14 +102,10 @@ class Desk:
                 "env_steps": lambda: self.env_steps,
                 "frames_per_step": 1,
                 "ask": self.ask,
-                "refresh": self.refresh,
                 "clock": lambda: self.now,
                 **settings,
             }
         )
-
-    async def refresh(self) -> None:
-        self.num_refreshed += 1
 
     def after(self, seconds: float, env_steps: int) -> dict[str, Value]:
         self.now += seconds

@@ -59,7 +59,7 @@ class Ship:
         policy = Policy(small_schema(), config.model, seed=3)
         self.step = UpdateStep(policy, config.algorithm, "cpu")
 
-    async def accounts(self) -> dict[str, Any]:
+    def accounts(self) -> dict[str, Any]:
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 
     def restore(self, state: dict[str, Any]) -> None:

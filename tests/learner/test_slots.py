@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from impala_async.learner.slots import (
-    BESIDE_BYTES,
     Arrival,
     Episodes,
     Landing,
@@ -172,7 +171,7 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     schema = big_schema()
     slots = allocate_slots(schema, B, 3, allocate)
     layout = schema.layout
-    assert sizes == [B * layout.obs_bytes, B * layout.small_bytes, B * BESIDE_BYTES] * 3
+    assert sizes == [B * layout.obs_bytes, B * layout.small_bytes] * 3
     submitted: list[Slot] = []
     filler = SlotFiller(slots, submitted.append, lambda _: None)
     places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
@@ -200,7 +199,7 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     assert peak - before < layout.column_bytes / 2
     assert now - before < layout.column_bytes / 4
     assert places == [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
-    assert len(sizes) == 9
+    assert len(sizes) == 6
 
 
 def test_memory_is_touched_when_it_is_made() -> None:

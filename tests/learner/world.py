@@ -6,15 +6,12 @@ from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from impala_async.config import RunConfig
 from impala_async.learner.front import Events, Front
-from impala_async.learner.ingest_process import IngestProcess
 from impala_async.learner.ledger import Settlement
-from impala_async.learner.remote_front import RemoteFront
-from impala_async.learner.slots import Slot, allocate_slots, touched_memory
+from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.spec import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Lineage, Version, Weights
@@ -48,9 +45,6 @@ class Harbour:
         *,
         num_slots: int = 3,
         is_open: bool = True,
-        is_remote: bool = False,
-        is_late: bool = False,
-        accounts: dict[str, Any] | None = None,
         lineage: Lineage | None = None,
         **sections: dict[str, Any],
     ) -> None:
@@ -61,36 +55,22 @@ class Harbour:
         self.episodes: list[tuple[float, int]] = []
         self.num_losses = 0
         self.actors: list[Actor] = []
-        self.deaths: list[BaseException] = []
-        known: dict[str, Any] = {
-            "run_id": RUN_ID,
-            "lineage": lineage or Lineage(0).resumed(1, 0),
-            "schema": self.schema if is_open else None,
-            "events": Events(self.schemas.append, self._take_episodes, self._note_loss),
-        }
-        self.front: Any
-        if is_remote:
-            self.front = RemoteFront(
-                IngestProcess(),
-                self.config,
-                **known,
-                accounts=accounts,
-                on_death=self.deaths.append,
-            )
-        else:
-            self.front = Front(self.config, **known)
+        self.front = Front(
+            self.config,
+            run_id=RUN_ID,
+            lineage=lineage or Lineage(0).resumed(1, 0),
+            schema=self.schema if is_open else None,
+            events=Events(self.schemas.append, self._take_episodes, self._note_loss),
+        )
         self.slots: list[Slot] = []
         self._num_slots = num_slots
-        # Late: its schema is known, but nothing is built for it yet.
-        if is_open and not is_late:
+        if is_open:
             self.open()
             self.publish(0)
 
     def open(self) -> None:
         columns = self.config.learner.batch_columns
-        memory = self.front.memory
-        allocate = memory.allocate if memory else touched_memory
-        self.slots = allocate_slots(self.schema, columns, self._num_slots, allocate)
+        self.slots = allocate_slots(self.schema, columns, self._num_slots)
         self.front.open(self.schema, self.slots, self.full.append, LAYOUT)
 
     def publish(self, update: int, epoch: int = 1, layout_digest: bytes = b"") -> Weights:
@@ -140,16 +120,6 @@ class Harbour:
 
     def _take_episodes(self, episodes: NDArray[np.void]) -> None:
         self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]
-
-
-def process_of(harbour: Harbour) -> psutil.Process:
-    """Of a remote front."""
-    (child,) = [
-        each
-        for each in psutil.Process().children()
-        if str(harbour.front.memory.fd) in each.cmdline()
-    ]
-    return child
 
 
 def check_identities(report: dict[str, Any]) -> None:

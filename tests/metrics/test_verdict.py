@@ -141,7 +141,7 @@ def test_waiting_to_send_is_the_networks_unless_the_loop_is_late() -> None:
     assert verdict_of({**report, "loop/lag_ms_mean": 0.3}).startswith("network:")
     late = verdict_of({**report, "loop/lag_ms_mean": 12.4})
     assert late.startswith("ingest:")
-    assert late.endswith("waiting to send, and the loop of the ports is 12 ms late")
+    assert late.endswith("waiting to send, and the event loop is 12 ms late")
 
 
 def test_every_verdict_on_something_measured_comes_with_advice() -> None:
