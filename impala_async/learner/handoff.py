@@ -31,8 +31,7 @@ class ClosedError(Exception):
 class IndexQueue:
     """Slot indices from one side to the other. Bounded by the number of slots, so puts never wait.
 
-    Owns three of its four numbers: the wait of each `get`, the depth after each `put` and the
-    capacity; the wait of a `put` is zero by construction and says so.
+    Owns its three numbers: the wait of each `get`, the depth after each `put` and the capacity.
     """
 
     def __init__(self, name: str, capacity: int) -> None:
@@ -82,11 +81,10 @@ class IndexQueue:
             self._changed.notify_all()
 
     def report(self) -> dict[str, object]:
-        """The four numbers, under the names of the registry."""
+        """The three numbers, under the names of the registry."""
         prefix = f"queue/{self.name}"
         with self._changed:
             return {
-                f"{prefix}_put_wait_ms": 0.0,
                 f"{prefix}_get_wait_ms": self._get_wait.stats()["get_wait_mean"],
                 f"{prefix}_depth_quantiles": self._depth.stats()["depth_quantiles"],
                 f"{prefix}_capacity": self.capacity,

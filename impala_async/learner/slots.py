@@ -168,10 +168,8 @@ class IdleSlots:
         self._indices.append(index)
 
     def report(self) -> dict[str, object]:
-        """The numbers of the idle queue. Nobody waits for it: without a slot there is no credit."""
+        """How many there were. Nobody waits for one: without a slot there is no credit."""
         return {
-            "queue/idle_put_wait_ms": 0.0,
-            "queue/idle_get_wait_ms": 0.0,
             "queue/idle_depth_quantiles": self._depth.summary().quantiles,
             "queue/idle_capacity": len(self._slots),
         }

@@ -16,7 +16,7 @@ PROMISED = """
     passes/{done,partial,init_short} lag/{mean,max,quantiles} loop/lag_ms_{mean,max}
     learner_queue/size_{count,mean,std,quantiles} learner_queue/capacity
     timing_breakdown/learner_{grad,load,load_wait,dequeue}_time_ms
-    queue/{idle,full,ready}_{put_wait_ms,get_wait_ms,depth_quantiles,capacity}
+    queue/{idle,full,ready}_{depth_quantiles,capacity} queue/{full,ready}_get_wait_ms
     learner/starved_since_s learner/starved_total_s learner/skipped_updates
     loss/{total,policy,value,entropy} policy/entropy grad/norm algorithm/{lr,entropy_cost}
     episodes/{count,return_mean,length_mean} batch/valid_rows_mean
