@@ -135,7 +135,7 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
     def train(index: int) -> None:
         slot = slots[index]
         settled = Settlement(slot.batch, trained=batch_columns, passes_done=batch_columns)
-        front.settle(settled)
+        front.ledger.settle(settled)
         front.release(index)
         if watch.count(batch_columns // columns) and not done.done():
             done.set_result(None)

@@ -19,7 +19,7 @@ from impala_async.config import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.desk import Desk, Terms
 from impala_async.learner.ingest import Ingest
-from impala_async.learner.ledger import Ledger, Settlement
+from impala_async.learner.ledger import Ledger
 from impala_async.learner.lockstep import LockstepFiller
 from impala_async.learner.port import Port, WireCounters
 from impala_async.learner.publisher import Publisher
@@ -45,10 +45,6 @@ LOOK_EVERY_S, LOOK_AGAIN_S = 0.25, 0.05
 SPARE_BYTES = 1 << 17
 
 
-Accounts = dict[str, Any]
-"""Of a checkpoint: the ledger's, and the marks of what actors need not send again."""
-
-
 @dataclass(frozen=True)
 class Events:
     """What the front tells the service."""
@@ -70,7 +66,7 @@ class Front:
         lineage: Lineage,
         schema: Schema | None,
         events: Events,
-        accounts: Accounts | None = None,
+        accounts: dict[str, Any] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self._config = config
@@ -129,7 +125,7 @@ class Front:
         return self._desk.num_actors
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What is to run beside it on its loop, by name."""
+        """What is to run beside it on the loop, by name."""
         return {"loop lag": self._lag.watch(), "connections": self._watch_connections()}
 
     def open(
@@ -164,14 +160,6 @@ class Front:
         """A slot is empty again; its columns are credit now."""
         self._ingest.release(slot)
         self._answer()
-
-    def settle(self, settlement: Settlement) -> None:
-        """The learner is done with a batch."""
-        self.ledger.settle(settlement)
-
-    def give_up(self, batch: int) -> None:
-        """A batch never reached the learner."""
-        self.ledger.give_up(batch)
 
     def reap(self) -> None:
         """Once a second: end what is over. A grant to an actor that is gone cannot be routed."""
@@ -225,7 +213,7 @@ class Front:
         while len(self.table) and time.monotonic() < give_up_at:
             await asyncio.sleep(0.01)
 
-    def accounts(self) -> Accounts:
+    def accounts(self) -> dict[str, Any]:
         """For a checkpoint: the ledger, and what actors need not send again."""
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 

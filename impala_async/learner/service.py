@@ -158,7 +158,7 @@ class LearnerService:
         self._episodes = EpisodeStats()
         is_lockstep = self._config.pace.is_lockstep
         self._ports = Ports(
-            settlements=Inbox(self._loop, self._front.settle),
+            settlements=Inbox(self._loop, self._front.ledger.settle),
             # In lockstep no version may be passed over.
             weights=(Inbox if is_lockstep else Mailbox)(self._loop, self._front.publish),
             reports=Mailbox(self._loop, self._on_reading),
@@ -343,7 +343,7 @@ class LearnerService:
         learner.loader.close()
         await self._threads.wait(THREAD_END_S)
         for batch in learner.loader.leftovers():
-            self._front.give_up(batch)
+            self._front.ledger.give_up(batch)
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading, first = self._reading, self._reading.first_update

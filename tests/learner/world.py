@@ -94,7 +94,7 @@ class Harbour:
         slot = self.slots[self.full.pop(0)]
         taken = columns_over(self.schema, slot.obs.copy(), slot.small.copy())
         trained = int(slot.filled_B.sum())
-        self.front.settle(Settlement(slot.batch, trained=trained, passes_done=trained))
+        self.front.ledger.settle(Settlement(slot.batch, trained=trained, passes_done=trained))
         self.front.release(slot.index)
         return taken
 
