@@ -11,8 +11,8 @@ from pydantic import Field
 
 from impala_async.config_actor import MAX_COLUMNS, ActorSection
 from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config_bind import BindSection, is_loopback
 from impala_async.config_env import EnvSection
-from impala_async.config_ingest import BindSection, is_loopback
 from impala_async.config_learner import LearnerSection
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection

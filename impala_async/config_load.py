@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from impala_async.config import DECIDED_BY_LOCKSTEP, RunConfig
-from impala_async.config_ingest import like_url
+from impala_async.config_bind import like_url
 from impala_async.config_synonyms import our_key
 from impala_async.errors import ConfigError
 from impala_async.json_file import why_unreadable

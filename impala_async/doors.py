@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from impala_async.config import RunConfig
-    from impala_async.config_ingest import BindSection
+    from impala_async.config_bind import BindSection
     from impala_async.learner.run_folder import RunFolder
 
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
@@ -108,7 +108,7 @@ class DoorParser(argparse.ArgumentParser):
 
     def _meant(self, flag: str, value: str) -> str | None:
         """The setting that may be meant by a flag that there is not, with its value."""
-        from impala_async.config_ingest import like_url
+        from impala_async.config_bind import like_url
         from impala_async.config_load import key_like
 
         flag, equals, after = flag.partition("=")
@@ -184,7 +184,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 def check_learner_url(url: str) -> None:
     """Raise ConfigError for what no learner can be reached at."""
     if not _is_reachable(url):
-        from impala_async.config_ingest import like_url
+        from impala_async.config_bind import like_url
 
         like = like_url(url)
         hint = f"; did you mean {like}?" if like and _is_reachable(like) else ""
@@ -339,7 +339,7 @@ def actor_of_this_start() -> tuple[int, int]:
 
 def with_bind_of_this_start(config: "RunConfig") -> "RunConfig":
     """The settings for this start, with the ports that `train` has chosen if it has."""
-    from impala_async.config_ingest import BindSection
+    from impala_async.config_bind import BindSection
 
     chosen = os.environ.get(BIND_VARIABLE)
     if chosen is None:

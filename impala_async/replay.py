@@ -159,7 +159,7 @@ def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
 def _start_and_play(
     args: argparse.Namespace, playlist: "Playlist", folder: "RunFolder", settings: Path
 ) -> int:
-    from impala_async.config_ingest import BindSection
+    from impala_async.config_bind import BindSection
     from impala_async.launch.local import free_ports
     from impala_async.launch.lone import LoneLearner
 

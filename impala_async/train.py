@@ -31,7 +31,7 @@ from impala_async.plot import draw_at_end
 
 if TYPE_CHECKING:
     from impala_async.config import RunConfig
-    from impala_async.config_ingest import BindSection
+    from impala_async.config_bind import BindSection
     from impala_async.learner.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def _unnamed_ports(bind: "BindSection") -> dict[str, str]:
 
 def _chosen(bind: "BindSection") -> "BindSection":
     """A port for each `*`: the actors are started at once, before the learner has a port."""
-    from impala_async.config_ingest import BindSection
+    from impala_async.config_bind import BindSection
 
     data, weights = (
         f"{url.removesuffix('*')}{port}" if url.endswith(":*") else url

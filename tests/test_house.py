@@ -31,7 +31,7 @@ FLOORS = {
     **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
     **dict.fromkeys(
         [
-            *("config_actor", "config_ingest", "config_learner"),
+            *("config_actor", "config_bind", "config_learner"),
             *("config_policies", "config_synonyms"),
         ],
         GROUND,
@@ -69,7 +69,7 @@ TORCH_FREE = (
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
     *("beginning", "leaving"),
-    *("config_actor", "config_ingest", "config_learner", "config_policies", "config_synonyms"),
+    *("config_actor", "config_bind", "config_learner", "config_policies", "config_synonyms"),
     *("json_file", "whole_file"),
     *("wire", "envs", "launch", "relay"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     check_learner_url(args.learner)
-    from impala_async.config_ingest import TCP_URL
+    from impala_async.config_bind import TCP_URL
 
     if TCP_URL.fullmatch(args.bind) is None:
         raise ConfigError(f"--bind: wants tcp://HOST:PORT, or tcp://HOST:*, got {args.bind!r}")

@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import astuple, replace
 
-from impala_async.config_ingest import is_loopback
+from impala_async.config_bind import is_loopback
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
 from impala_async.interrupts import REQUESTS
 from impala_async.relay.exchange import Exchange
