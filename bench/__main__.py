@@ -14,6 +14,7 @@ BENCHES = {
     "learner": "the learner service beside a bare training loop",
     "update": "the learner's update alone, compiled in each way beside as it is written",
     "codec": "messages to frames and back, beside msgpack and pickle",
+    "digests": "whether a change has left every weight of short trainings as it was",
     "weights": "how soon new weights are with the actors, and what that costs",
 }
 

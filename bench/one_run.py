@@ -33,8 +33,11 @@ Report = dict[str, Any]
 
 
 @contextmanager
-def one_run(config: Path, settings: Sequence[str]) -> Iterator["OneRun"]:
-    """Launch it; behind the block neither its processes nor its folder are there any more."""
+def one_run(config: Path | None, settings: Sequence[str]) -> Iterator["OneRun"]:
+    """Launch it; behind the block neither its processes nor its folder are there any more.
+
+    Without a config, generic defaults apply to what is not set.
+    """
     with tempfile.TemporaryDirectory(
         prefix="impala-async-bench-", ignore_cleanup_errors=True
     ) as folder:
@@ -48,12 +51,12 @@ def one_run(config: Path, settings: Sequence[str]) -> Iterator["OneRun"]:
 class OneRun:
     """The process of `train`, and the files that its learner writes."""
 
-    def __init__(self, config: Path, settings: Sequence[str], folder: Path) -> None:
-        self._run_dir = folder / "run"
+    def __init__(self, config: Path | None, settings: Sequence[str], folder: Path) -> None:
+        self.run_dir = folder / "run"
         self._log = folder / "train.log"
-        self._metrics = self._run_dir / "metrics.jsonl"
-        command = [sys.executable, "-m", "impala_async.train", "--config", str(config)]
-        command += ["--run-dir", str(self._run_dir)]
+        self._metrics = self.run_dir / "metrics.jsonl"
+        command = [sys.executable, "-m", "impala_async.train", "--run-dir", str(self.run_dir)]
+        command += [] if config is None else ["--config", str(config)]
         command += [part for setting in settings for part in ("--set", setting)]
         with self._log.open("w") as log:
             self.launched_at = time.time()
@@ -112,7 +115,7 @@ class OneRun:
         return report
 
     def summary(self) -> dict[str, Any]:
-        summary: dict[str, Any] = json.loads((self._run_dir / "summary.json").read_text())
+        summary: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
         return summary
 
     @property

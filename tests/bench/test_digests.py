@@ -1,0 +1,131 @@
+"""The digests are those of real trainings that repeat to the last bit, and a difference is seen."""
+
+import json
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import digests
+from bench.digests import CASES, EVERYWHERE, Outcome, main
+from impala_async.config_algorithm import AlgorithmName
+from impala_async.config_load import load_config
+
+Play = Callable[[dict[str, Outcome]], None]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Plays two cases, of which the trainings come to what the test says; without it they fail."""
+
+    def set_outcomes(outcomes: dict[str, Outcome]) -> None:
+        def train(settings: tuple[str, ...]) -> Outcome:
+            if settings[0] not in outcomes:
+                raise RuntimeError("exit code 70: last words")
+            return outcomes[settings[0]]
+
+        monkeypatch.setattr(digests, "train", train)
+
+    monkeypatch.setattr(digests, "CASES", {"one": ("one",), "two": ("two",)})
+    return set_outcomes
+
+
+ONE = {"model.safetensors": "aa", "loss/total": 0.1}
+TWO = {"model.safetensors": "bb", "loss/total": None}
+
+
+def test_equal_outcomes_are_the_same(
+    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "digests.json"
+    play({"one": ONE, "two": TWO})
+    assert main(["--write", str(file)]) == 0
+    assert main(["--compare", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert told.count(" same\n") == 2
+    assert "another" not in told
+
+
+def test_what_differs_is_named_with_both_values(
+    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "digests.json"
+    play({"one": ONE, "two": TWO})
+    assert main(["--write", str(file)]) == 0
+    play({"one": {**ONE, "loss/total": 0.2}, "two": TWO})
+    capsys.readouterr()
+    assert main(["--compare", str(file)]) == 1
+    told = capsys.readouterr().out
+    assert "    loss/total: 0.2, was 0.1\n" in told
+    assert "model.safetensors:" not in told
+    assert told.count(" same\n") == 1
+    # One that goes away or comes differs too.
+    play({"one": {"model.safetensors": "aa"}, "two": {**TWO, "target.safetensors": "cc"}})
+    assert main(["--compare", str(file)]) == 1
+    told = capsys.readouterr().out
+    assert "    loss/total: None, was 0.1\n" in told
+    assert "    target.safetensors: cc, was None\n" in told
+
+
+def test_a_case_that_the_file_lacks_is_said(
+    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "digests.json"
+    play({"one": ONE, "two": TWO})
+    assert main(["--only", "one", "--write", str(file)]) == 0
+    assert main(["--compare", str(file)]) == 1
+    assert "    was not recorded\n" in capsys.readouterr().out
+    assert main(["--only", "one", "--compare", str(file)]) == 0
+
+
+def test_a_training_that_fails_is_not_recorded_and_the_others_are(
+    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "digests.json"
+    play({"two": TWO})
+    assert main(["--write", str(file)]) == 1
+    assert "    failed: exit code 70: last words\n" in capsys.readouterr().out
+    assert json.loads(file.read_text())["cases"] == {"two": TWO}
+
+
+def test_another_torch_is_said(
+    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "digests.json"
+    play({"one": ONE, "two": TWO})
+    assert main(["--write", str(file)]) == 0
+    content = json.loads(file.read_text())
+    content["machine"]["torch"] = "1.0"
+    file.write_text(json.dumps(content))
+    assert main(["--compare", str(file)]) == 0
+    assert "recorded with another torch: 1.0, here it is " in capsys.readouterr().out
+
+
+def test_a_word_that_no_case_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--only", "nonsense"])
+    assert "no case has 'nonsense' in its name" in capsys.readouterr().err
+
+
+def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu() -> None:
+    configs = [load_config(None, [*EVERYWHERE, *settings]) for settings in CASES.values()]
+    assert {config.algorithm.name for config in configs} == set(typing.get_args(AlgorithmName))
+    assert {config.pace.lag for config in configs} == {0, 1}
+    assert all(config.pace.is_lockstep for config in configs)
+    assert {config.learner.device for config in configs} == {"cpu"}
+
+
+@pytest.mark.e2e
+def test_a_real_training_repeats_and_learns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "digests.json"
+    case = ["--only", "ppo, vtrace, lag 1"]
+    assert main([*case, "--write", str(file)]) == 0
+    (outcome,) = json.loads(file.read_text())["cases"].values()
+    assert {"model.safetensors", "optimizer.safetensors"} <= outcome.keys()
+    assert outcome["exit_reason"] == "env_steps"
+    assert outcome["updates"] > 20
+    assert outcome["loss/total"] != 0
+    assert main([*case, "--compare", str(file)]) == 0, capsys.readouterr().out
