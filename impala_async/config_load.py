@@ -51,7 +51,8 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     """
     if path is not None and path.suffix == ".json":
         # It holds all keys, also those that nobody has set: none of them is a mistake of the file.
-        return validate_config(*merge_overrides(_read_json(path), overrides, path))
+        settings = with_todays_values(_read_json(path))
+        return validate_config(*merge_overrides(settings, overrides, path))
     from_file = {} if path is None else _read_toml(path)
     settings, sources, mistakes = merge_overrides(from_file, overrides)
     # What a whole section of the file was overridden with is no mistake of the file.
@@ -99,6 +100,14 @@ def validate_config(
     if lines:
         raise ConfigError("\n".join(lines))
     return config
+
+
+def with_todays_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run or a recording that may be old, as they are called today."""
+    actor = settings.get("actor")
+    if isinstance(actor, dict) and actor.get("sampler") == "central":
+        return {**settings, "actor": {**actor, "sampler": "parallel"}}
+    return dict(settings)
 
 
 def _idle_keys(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.config_load import load_config, merge_overrides, validate_config
+from impala_async.config_load import (
+    load_config,
+    merge_overrides,
+    validate_config,
+    with_todays_values,
+)
 from impala_async.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -318,8 +323,7 @@ def test_all_mistakes_are_told_at_once(toml: Path) -> None:
             f"{toml}: sede: unknown key; did you mean seed?",
             f'{toml}: env.id: wants text that is not empty, got ""',
             f"{toml}: learner.max_lag: wants a whole number from 1 to 10000, got 0",
-            "--set: actor.sampler: wants auto, serial, vector, parallel, alternating or central, "
-            'got "best"',
+            '--set: actor.sampler: wants auto, serial, vector, parallel or alternating, got "best"',
             "--set: algorithm.lr: wants a number over 0, got -1",
         ]
     )
@@ -481,6 +485,23 @@ def test_a_run_s_own_config_is_a_config(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
         assert load_config(path) == config
         assert load_config(path, ["seed=3"]) == config.model_copy(update={"seed": 3})
+
+
+def test_the_sampler_of_an_old_run_has_its_name_of_today(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = load_config(None, ["env.id=X", "actor.device=cuda"])
+    old = config.model_dump(mode="json", by_alias=True)
+    old["actor"]["sampler"] = "central"
+    path.write_text(json.dumps({"run_id": "7", "config": old}))
+    found = load_config(path).actor
+    assert (found.sampler, found.device) == ("parallel", "cuda")
+    with pytest.raises(ConfigError, match=r"--set: actor\.sampler: .* in actor\.device, got"):
+        load_config(path, ["actor.sampler=central"])
+
+
+@pytest.mark.parametrize("held", [{}, {"actor": "central"}, {"actor": {"sampler": ["a"]}}])
+def test_settings_without_an_old_value_stay_as_they_are(held: dict[str, Any]) -> None:
+    assert with_todays_values(held) == held
 
 
 def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from impala_async.config_load import with_todays_values
 from impala_async.errors import RecordingError
 from impala_async.spec import Schema
 from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of, map_file
@@ -89,6 +90,7 @@ class Playlist:
                 f"{self.path}: its environment changed from one start of the learner to the next: "
                 f"{self.schema.difference(start.schema, 'before', 'then')}"
             )
+        start = start._replace(settings=with_todays_values(start.settings))
         self.takes.append(Take(start, len(self._begins), len(self._begins), began_s))
 
     def _add(self, begin: int, message: Recorded) -> None:

@@ -31,7 +31,7 @@ def workers_of(actor: Door) -> list[psutil.Process]:
         return []
 
 
-@pytest.mark.parametrize("sampler", ["parallel", "alternating", "central"])
+@pytest.mark.parametrize("sampler", ["parallel", "alternating"])
 def test_a_policy_learns_whatever_steps_its_environments(site: Site, sampler: str) -> None:
     train(
         site,

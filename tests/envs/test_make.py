@@ -411,7 +411,7 @@ def test_a_single_agent_has_one_policy(env_id: str, sampler: Any) -> None:
         build_envs(sampler, section(env_id), 2, PAIR)
 
 
-@pytest.mark.parametrize("sampler", ["parallel", "alternating", "central"])
+@pytest.mark.parametrize("sampler", ["parallel", "alternating"])
 def test_workers_step_single_environments_where_there_are_any(sampler: Any) -> None:
     envs = build_envs(sampler, section("CartPole-v1"), 2)
     assert isinstance(envs, SerialEnvs)
