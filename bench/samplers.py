@@ -44,7 +44,7 @@ class Case(NamedTuple):
     needs: str = "gymnasium"
 
 
-SLEEP = EnvSection(id="impala_async.envs.probes:Slow", kwargs={"step_s": 0.001, "length": 100})
+SLEEP = EnvSection(id="bench.probes:Slow", kwargs={"step_s": 0.001, "length": 100})
 CASES = (
     Case("CartPole, 8", EnvSection(id="CartPole-v1"), 8),
     Case("CartPole, 64", EnvSection(id="CartPole-v1"), 64),

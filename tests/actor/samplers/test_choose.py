@@ -67,7 +67,7 @@ def test_small_environments_stay_in_the_actor(choose: Choose, told: Callable[[],
     assert "workers not tried, at best" in told()
 
 
-SLOW = section("impala_async.envs.probes:Slow", kwargs={"step_s": 0.01})
+SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
 
 
 def test_slow_environments_get_workers(choose: Choose, told: Callable[[], str]) -> None:
@@ -109,7 +109,7 @@ def test_steps_that_wait_get_more_workers_than_cores(
 def test_what_cannot_be_measured_is_what_it_would_be_anyway(
     choose: Choose, told: Callable[[], str]
 ) -> None:
-    env = section("impala_async.envs.probes:Failing", kwargs={"after": 0})
+    env = section("bench.probes:Failing", kwargs={"after": 0})
     assert choose(env).name == "serial"
     assert "takes serial" in told()
 

@@ -13,7 +13,7 @@ from impala_async.spec import Schema
 from tests.actor.fakes import FakePolicy
 from tests.actor.worlds import section
 
-SLOW = section("impala_async.envs.probes:Slow", kwargs={"step_s": 0.01})
+SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
 
 
 def play_of(stage: Stage, look_up: Any = lambda: None) -> Play:
