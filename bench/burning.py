@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from impala_async.envs.probes import Counting
+from bench.probes import Counting
 
 
 class Burning(Counting):

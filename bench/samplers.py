@@ -18,7 +18,7 @@ import torch
 
 from bench.door import run
 from bench.paired import Figure, figure, publish
-from impala_async.actor.samplers.choose import Scrap
+from impala_async.actor.samplers.measure import Scrap
 from impala_async.actor.samplers.stage import set_stage
 from impala_async.config_actor import ActorSection, SamplerName
 from impala_async.config_env import EnvSection
@@ -28,7 +28,7 @@ from impala_async.errors import EnvError
 from impala_async.policy import Policy
 from impala_async.spec import Schema
 
-SAMPLERS: tuple[SamplerName, ...] = ("serial", "vector", "parallel", "alternating", "central")
+SAMPLERS: tuple[SamplerName, ...] = ("serial", "vector", "parallel", "alternating")
 ROWS = 20
 Rate = Callable[[float], float]
 """Rows per second, measured for so many seconds."""
@@ -44,7 +44,7 @@ class Case(NamedTuple):
     needs: str = "gymnasium"
 
 
-SLEEP = EnvSection(id="impala_async.envs.probes:Slow", kwargs={"step_s": 0.001, "length": 100})
+SLEEP = EnvSection(id="bench.probes:Slow", kwargs={"step_s": 0.001, "length": 100})
 CASES = (
     Case("CartPole, 8", EnvSection(id="CartPole-v1"), 8),
     Case("CartPole, 64", EnvSection(id="CartPole-v1"), 64),

@@ -47,7 +47,7 @@ ASLEEP = Case(
     "sleeps 1 ms",
     CONFIGS / "cartpole.toml",
     (
-        "env.id=impala_async.envs.probes:Slow",
+        "env.id=bench.probes:Slow",
         "env.kwargs.step_s=0.001",
         "env.kwargs.length=100",
         "actor.sampler=serial",

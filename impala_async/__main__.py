@@ -19,7 +19,6 @@ DOORS = {
     "actor": ("impala_async.actor.__main__", "an actor, for a learner anywhere"),
     "record": ("impala_async.record", "train, and write all that actors send to a file"),
     "replay": ("impala_async.replay", "such a file into a learner, without environments"),
-    "relay": ("impala_async.relay.__main__", "many actors of one host, to a learner elsewhere"),
     "evaluate": ("impala_async.evaluate", "greedy episodes with a trained policy"),
 }
 

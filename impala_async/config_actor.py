@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from impala_async.config_section import MOST_S, Section
 
 MAX_COLUMNS = 4096
-SamplerName = Literal["auto", "serial", "vector", "parallel", "alternating", "central"]
+SamplerName = Literal["auto", "serial", "vector", "parallel", "alternating"]
 # These step environments in processes of their own.
-WITH_WORKERS = ("parallel", "alternating", "central")
+WITH_WORKERS = ("parallel", "alternating")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -25,8 +25,7 @@ class ActorSection(Section):
         "auto",
         description="serial: environments in turn; vector: the environment's own numpy code; "
         "parallel: in processes of their own; alternating: in two groups of those, one steps while "
-        "the policy acts for the other; central: parallel, with the policy on `actor.device`; "
-        "auto: what a short measurement finds to be fastest.",
+        "the policy acts for the other; auto: what a short measurement finds to be fastest.",
     )
     num_workers: int | None = Field(
         None,
@@ -37,8 +36,8 @@ class ActorSection(Section):
     )
     device: str = Field(
         "auto",
-        description="central: where the policy acts: auto, cpu, cuda or cuda:N. auto: a GPU if "
-        "there is one.",
+        description="Where the policy acts, with any sampler: auto, cpu, cuda or cuda:N. auto: the "
+        "CPU, or with sampler auto a GPU if that is found to be faster.",
     )
     threads: int = Field(1, ge=1, le=1024, description="torch threads of an actor.")
     compress: Literal["auto", "on", "off"] = Field(
@@ -53,14 +52,18 @@ class ActorSection(Section):
         description="How long an actor looks for a lost learner before it exits.",
     )
 
+    @field_validator("sampler", mode="before")
+    @classmethod
+    def _is_no_device(cls, sampler: object) -> object:
+        if sampler == "central":
+            raise ValueError(
+                'wants parallel, with where the policy acts in actor.device, got "central"'
+            )
+        return sampler
+
     def broken_rules(self) -> Iterator[str]:
         if DEVICE.fullmatch(self.device) is None:
             yield f"device wants auto, cpu, cuda or cuda:N, got {self.device!r}"
-        elif self.device != "auto" and self.sampler not in ("auto", "central"):
-            yield (
-                f"device does nothing with sampler {self.sampler}, whose policy acts on the CPU: "
-                "drop it, or set sampler to central"
-            )
         if self.num_workers is not None:
             yield from self._broken_workers(self.num_workers)
         if self.sampler == "alternating" and self.num_envs % 2:

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from impala_async.config import DECIDED_BY_LOCKSTEP, RunConfig
 from impala_async.config_bind import like_url
+from impala_async.config_former import FORMER_KEYS, up_to_date
 from impala_async.config_synonyms import our_key
 from impala_async.errors import ConfigError
 from impala_async.json_file import why_unreadable
@@ -29,8 +30,6 @@ COMMAND_LINE = "--set"
 # Where values have no type of ours.
 FREE_FORM = (["env"], ["env", "kwargs"], ["env", "wrappers"])
 MAX_SHOWN = 200
-# Keys of earlier releases, and why they are gone. A run that has them written down is still read.
-FORMER = {"ingest.process": "the learner takes trajectories in on its own event loop"}
 # Beyond these Python gives up, at one place or another.
 MAX_DEPTH, MAX_BITS = 50, 10_000
 # The key that says most in a section, which a value for the section itself is meant for.
@@ -53,7 +52,8 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     """
     if path is not None and path.suffix == ".json":
         # It holds all keys, also those that nobody has set: none of them is a mistake of the file.
-        return validate_config(*merge_overrides(_read_json(path), overrides, path))
+        settings = up_to_date(_read_json(path))
+        return validate_config(*merge_overrides(settings, overrides, path))
     from_file = {} if path is None else _read_toml(path)
     settings, sources, mistakes = merge_overrides(from_file, overrides)
     # What a whole section of the file was overridden with is no mistake of the file.
@@ -61,19 +61,6 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     if path is not None:
         in_file[""] = str(path)  # what it lacks
     return validate_config(settings, in_file | sources, mistakes)
-
-
-def without_former(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a run wrote down, without the keys that there are no more."""
-    kept = dict(settings)
-    for key in FORMER:
-        section, _, name = key.partition(".")
-        keys = kept.get(section)
-        if isinstance(keys, Mapping) and name in keys:
-            kept[section] = {other: keys[other] for other in keys if other != name}
-            if not kept[section]:
-                del kept[section]
-    return kept
 
 
 def merge_overrides(
@@ -189,7 +176,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         settings = None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: is not the config.json of a run, nor a TOML file")
-    return without_former(settings)
+    return settings
 
 
 def _check_shape(settings: Mapping[str, Any], source: str) -> None:
@@ -297,10 +284,8 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     source = _source(key, sources)
     if detail["type"] == "extra_forbidden":
         within = next(iter(detail["input"]), "") if isinstance(detail["input"], dict) else ""
-        for former in {key, f"{key}.{within}"} & FORMER.keys():
-            return (
-                f"{source}: {former}: there is no such key any more, as {FORMER[former]}: drop it"
-            )
+        for former in {key, f"{key}.{within}"} & FORMER_KEYS.keys():
+            return f"{source}: {former}: there is no such key any more, as {FORMER_KEYS[former]}: drop it"
         meant = key_like(key) or key_like(f"{key}.{within}")
         return f"{source}: {key}: unknown key" + (f"; did you mean {meant}?" if meant else "")
     if detail["type"] == "missing":

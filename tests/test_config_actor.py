@@ -14,7 +14,7 @@ def config_of(**actor: Any) -> RunConfig:
     return validate_config(nested({"env.id": "X", **{f"actor.{k}": v for k, v in actor.items()}}))
 
 
-@pytest.mark.parametrize("sampler", ["auto", "parallel", "alternating", "central"])
+@pytest.mark.parametrize("sampler", ["auto", "parallel", "alternating"])
 def test_as_many_workers_as_environments_and_no_more(sampler: str) -> None:
     assert config_of(sampler=sampler, num_envs=4, num_workers=4).actor.num_workers == 4
     with pytest.raises(ConfigError, match=r"num_workers \(6\) must not exceed num_envs \(4\)"):
@@ -35,11 +35,18 @@ def test_groups_that_alternate_are_of_one_size() -> None:
     assert config_of(sampler="parallel", num_envs=7, num_workers=3).actor.num_envs == 7
 
 
-@pytest.mark.parametrize("sampler", ["serial", "vector", "parallel", "alternating"])
-def test_only_central_acts_on_a_device(sampler: str) -> None:
-    with pytest.raises(ConfigError, match=f"device does nothing with sampler {sampler}"):
-        config_of(sampler=sampler, device="cuda")
-    assert config_of(sampler="central", device="cuda:1").actor.device == "cuda:1"
+@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel", "alternating"])
+def test_any_sampler_acts_on_a_device(sampler: str) -> None:
+    assert config_of(sampler=sampler, device="cuda:1").actor.device == "cuda:1"
+
+
+def test_a_device_is_no_sampler() -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(sampler="central")
+    assert str(refused.value) == (
+        "config: actor.sampler: wants parallel, with where the policy acts in actor.device, "
+        'got "central"'
+    )
 
 
 def test_lockstep_has_one_message_per_actor() -> None:

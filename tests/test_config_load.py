@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.config_load import (
-    FORMER,
-    load_config,
-    merge_overrides,
-    validate_config,
-    without_former,
-)
+from impala_async.config_load import load_config, merge_overrides, validate_config
 from impala_async.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -123,44 +117,6 @@ def test_the_line_that_toml_does_not_read_is_shown(toml: Path, text: str, says: 
     toml.write_text(f"[env]\n{text}\n", newline="")
     (line,) = mistakes(toml)
     assert line.endswith(says.strip())
-
-
-# -------------------- keys that there are no more
-
-
-def written_by_an_earlier_release(path: Path, **sections: Any) -> Path:
-    settings = {"env": {"id": "X"}, "ingest": {"process": "child"}, **sections}
-    path.write_text(json.dumps({"run_id": "0" * 32, "config": settings}))
-    return path
-
-
-def test_a_run_that_has_them_written_down_is_read(tmp_path: Path) -> None:
-    path = written_by_an_earlier_release(tmp_path / "config.json", seed=5)
-    assert load_config(path) == load_config(None, ["env.id=X", "seed=5"])
-
-
-def test_without_them_other_keys_stay_as_they_are() -> None:
-    settings = {"seed": 1, "ingest": {"process": "auto", "other": 2}}
-    assert without_former(settings) == {"seed": 1, "ingest": {"other": 2}}
-    assert settings["ingest"] == {"process": "auto", "other": 2}
-    assert without_former({"ingest": "child"}) == {"ingest": "child"}
-
-
-@pytest.mark.parametrize("key", FORMER)
-def test_nobody_else_may_set_them(key: str) -> None:
-    assert mistake(f"{key}=1").startswith(f"--set: {key}: there is no such key any more, as ")
-
-
-def test_whoever_sets_one_is_told_why_it_is_gone(toml: Path, tmp_path: Path) -> None:
-    says = (
-        "ingest.process: there is no such key any more, as the learner takes trajectories in on "
-        "its own event loop: drop it"
-    )
-    assert mistake("ingest.process=inline") == f"--set: {says}"
-    toml.write_text("[env]\nid = 'X'\n[ingest]\nprocess = 'auto'\n")
-    assert mistakes(toml) == [f"{toml}: {says}"]
-    path = written_by_an_earlier_release(tmp_path / "config.json")
-    assert mistakes(path, "ingest.process=child") == [f"--set: {says}"]
 
 
 # -------------------- --set
@@ -362,8 +318,7 @@ def test_all_mistakes_are_told_at_once(toml: Path) -> None:
             f"{toml}: sede: unknown key; did you mean seed?",
             f'{toml}: env.id: wants text that is not empty, got ""',
             f"{toml}: learner.max_lag: wants a whole number from 1 to 10000, got 0",
-            "--set: actor.sampler: wants auto, serial, vector, parallel, alternating or central, "
-            'got "best"',
+            '--set: actor.sampler: wants auto, serial, vector, parallel or alternating, got "best"',
             "--set: algorithm.lr: wants a number over 0, got -1",
         ]
     )

@@ -123,8 +123,8 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "trajectory.rows": ([1, 65535], [*COUNT, 65536]),
     "actor.num_envs": ([1, 4096], [*COUNT, 4097]),
     "actor.sampler": (
-        ["auto", "serial", "vector", "parallel", "alternating", "central"],
-        ["threads", None],
+        ["auto", "serial", "vector", "parallel", "alternating"],
+        ["threads", "central", None],
     ),
     "actor.num_workers": ([1, 8, None], [*OPTIONAL_COUNT, 1025]),
     "actor.device": (["auto", "cpu", "cuda", "cuda:1"], ["gpu", "cuda:", "", None, 5]),

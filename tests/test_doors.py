@@ -48,7 +48,6 @@ FLAGS = {
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "record": RUN_FLAGS,
     "replay": {"--learner", "--exact", "--speed", "--loop", "--set", "--run-dir"},
-    "relay": {"--learner", "--bind"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
 EXIT_CODES = {
@@ -96,7 +95,6 @@ TWICE = [
     ("actor", ["--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
     ("replay", ["file", "--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
-    ("relay", ["--learner", "tcp://h:1", "--bind", "tcp://h:2", "--bind", "tcp://h:2"]),
     ("evaluate", ["run", "--episodes", "10", "--episodes", "20"]),
 ]
 
@@ -179,10 +177,6 @@ WRONG = [
     ("replay", ["/", "--exact", "--loop"]),
     ("replay", ["/", "--exact", "--set", "seed=1"]),
     ("replay", ["/", "--speed", "slow"]),
-    ("relay", []),
-    ("relay", ["--learner", "somewhere"]),
-    ("relay", ["--learner", "tcp://h:1", "--bind", "somewhere"]),
-    ("relay", ["--learner", "tcp://h:1", "--bind", "ipc://x"]),
     ("evaluate", ["/nowhere"]),
     ("evaluate", ["/", "--episodes", "0"]),
     ("evaluate", ["/", "--seed", "-1"]),

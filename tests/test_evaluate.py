@@ -28,7 +28,7 @@ from impala_async.team import Team
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 
-PROBES = "impala_async.envs.probes"
+PROBES = "bench.probes"
 
 
 class AlwaysOne:

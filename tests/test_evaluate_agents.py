@@ -40,7 +40,7 @@ def test_each_agent_counts_as_often(num_episodes: int, per_agent: int, num_envs:
 
 
 def test_a_single_agent_has_as_many_environments_as_before() -> None:
-    env = EnvSection(id="impala_async.envs.probes:Counting")
+    env = EnvSection(id="bench.probes:Counting")
     for num_episodes, num_envs in ((1, 1), (5, 5), (10, 8)):
         envs, _, num_agents = _build_enough(RunConfig(env=env), num_episodes)
         assert (envs.num_envs, num_agents) == (num_envs, 1)

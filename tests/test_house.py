@@ -32,7 +32,7 @@ FLOORS = {
     **dict.fromkeys(
         [
             *("config_actor", "config_bind", "config_learner"),
-            *("config_policies", "config_synonyms"),
+            *("config_policies", "config_synonyms", "config_former"),
         ],
         GROUND,
     ),
@@ -48,7 +48,7 @@ FLOORS = {
     "policy": LANDING,
     "team": UPPER_LANDING,
     "training": WORKSHOP,
-    **dict.fromkeys(["actor", "learner", "launch", "relay"], PROCESSES),
+    **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
 }
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "interrupts"}
@@ -69,9 +69,16 @@ TORCH_FREE = (
     ),
     *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
     *("beginning", "leaving"),
-    *("config_actor", "config_bind", "config_learner", "config_policies", "config_synonyms"),
+    *(
+        "config_actor",
+        "config_bind",
+        "config_learner",
+        "config_policies",
+        "config_synonyms",
+        "config_former",
+    ),
     *("json_file", "whole_file"),
-    *("wire", "envs", "launch", "relay"),
+    *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.front"),
     *("actor.playlist", "actor.stand_in"),
@@ -499,11 +506,11 @@ def docstrings(house: House) -> list[str]:
 
 
 def runs_on(house: House) -> list[str]:
-    law = "modules of actor, learner and relay say where they run"
+    law = "modules of actor and learner say where they run"
     return [
         module.at(1, law, "its docstring has no line `Runs on: ...`")
         for module in house
-        if module.room in {"actor", "learner", "relay"} and not module.is_package
+        if module.room in {"actor", "learner"} and not module.is_package
         if not any(
             line.strip().startswith("Runs on: ") for line in _docstring(module).splitlines()
         )

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from impala_async.config_load import without_former
+from impala_async.config_former import up_to_date
 from impala_async.errors import RecordingError
 from impala_async.spec import Schema
 from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of, map_file
@@ -83,7 +83,7 @@ class Playlist:
         return end
 
     def _begin_take(self, start: Start) -> None:
-        start = start._replace(settings=without_former(start.settings))
+        start = start._replace(settings=up_to_date(start.settings))
         before = self.takes[-1] if self.takes else None
         began_s = before.began_s + before.lasts_s if before else 0.0
         if before is not None and start.schema != self.schema:

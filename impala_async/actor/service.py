@@ -15,7 +15,8 @@ import torch
 from impala_async.actor.client import Client, NewRun, RunFinished
 from impala_async.actor.farewell import Farewell
 from impala_async.actor.offer import Offer
-from impala_async.actor.samplers.choose import Play, choose_stage
+from impala_async.actor.samplers.choose import choose_stage
+from impala_async.actor.samplers.measure import Play
 from impala_async.actor.samplers.protocols import Newest, Sampler
 from impala_async.actor.samplers.stage import Stage, set_stage
 from impala_async.config import ActorSettings
@@ -176,7 +177,7 @@ class ActorService:
         if actor.sampler != "auto":
             return stage
         if settings.pace.is_lockstep:
-            logger.info("actor.sampler auto takes %s: lockstep measures nothing", stage.name)
+            logger.info("actor.sampler auto takes %s: lockstep measures nothing", stage)
             return stage
         schema = _schema_of(stage, settings)
 

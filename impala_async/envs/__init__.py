@@ -1,1 +1,1 @@
-"""Environments: gymnasium spaces to our spec, one environment by name, batches of them, probes."""
+"""Environments: gymnasium spaces to our spec, one environment by name, batches of them."""

@@ -13,7 +13,7 @@ from impala_async.foreign import Foreign, one_line
 AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
 PACKAGE = __name__.rpartition(".")[0]
 # What a user's environment may be made of, though it is ours.
-FOREIGN_MODULES = {f"{PACKAGE}.probes", f"{PACKAGE}.pool"}
+FOREIGN_MODULE = f"{PACKAGE}.pool"
 RETURNS = {
     "in step": "step must return (observation, reward, terminated, truncated, info)",
     "in reset": "reset must return (observation, info)",
@@ -96,7 +96,7 @@ def _is_raised_here(error: BaseException) -> bool:
     if not isinstance(error, TypeError | ValueError):
         return False
     module = _raised_in(error)
-    return module.rpartition(".")[0] == PACKAGE and module not in FOREIGN_MODULES
+    return module.rpartition(".")[0] == PACKAGE and module != FOREIGN_MODULE
 
 
 def _miscalled(error: BaseException) -> str | None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from impala_async.config import RunConfig
-from impala_async.config_load import validate_config, without_former
+from impala_async.config_former import up_to_date
+from impala_async.config_load import validate_config
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.json_file import find_bytes, find_object
 from impala_async.whole_file import PUBLIC, beside, write_whole
@@ -226,7 +227,7 @@ class RunFolder:
 
     def load_settings(self) -> dict[str, Any]:
         """The settings of the run as nested keys, to be changed and validated again."""
-        return without_former(self._read_config()["config"])
+        return up_to_date(self._read_config()["config"])
 
     def load_config(self) -> RunConfig:
         return validate_config(self.load_settings(), {"": str(self._config)})

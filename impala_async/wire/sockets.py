@@ -1,5 +1,4 @@
-"""ZeroMQ sockets, thin: a ROUTER for a learner's or a relay's two ports, a DEALER for who
-dials them.
+"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them.
 
 Frames are received into buffers that the caller owns, so a trajectory lands where it stays.
 `recv_into` truncates silently but returns the true size: every caller compares it.
@@ -9,7 +8,7 @@ import ctypes
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import zmq
@@ -105,14 +104,6 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
-def _receive_frames(of: zmq.Socket[bytes]) -> list[memoryview] | None:
-    try:
-        frames = of.recv_multipart(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    return [frame.buffer for frame in frames]
-
-
 class Router:
     """The end that others dial. Never blocks: a peer that cannot be reached costs a counter."""
 
@@ -188,11 +179,6 @@ class Router:
             connections.note_first(route, int(frame.get(zmq.SRCFD)))
         return size
 
-    def receive_whole(self) -> tuple[bytes, list[memoryview]] | None:
-        """Route and all frames of a message, which are not copied; None when drained."""
-        frames = _receive_frames(self._socket)
-        return None if frames is None else (bytes(frames[0]), frames[1:])
-
     def receive_into(self, buffer: memoryview) -> int:
         """Receive the message's next frame; its true size, or NO_FRAME if there is none."""
         if not self._has_more:
@@ -266,19 +252,15 @@ class Router:
 
 
 class Dealer:
-    """The end of one connection that dials: an actor's, or a relay's for an actor."""
+    """The end of one connection that dials, which is an actor's."""
 
-    def __init__(
-        self, context: Context, url: str, max_queued: int = 1000, *, is_watched: bool = False
-    ) -> None:
-        """`max_queued` messages wait for a connection that is slow; more are not sent now.
-        Only one that `is_watched`, by two more sockets, can `greet`.
+    def __init__(self, context: Context, url: str, *, is_watched: bool = False) -> None:
+        """Only one that `is_watched`, by two more sockets, can `greet`.
 
         Raises:
             NoSocketError: there are too many.
         """
         self._socket = _new_socket(context, zmq.DEALER, url)
-        self._socket.set(zmq.SNDHWM, max_queued)
         self._socket.set(zmq.RCVHWM, MAX_UNREAD)
         self.is_local = url.startswith("ipc:")
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
@@ -340,7 +322,11 @@ class Dealer:
                 return None
             # Or it would wake every wait to come.
             self._find_connection()
-        return _receive_frames(self._socket)
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return [frame.buffer for frame in frames]
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait for a message, another connection or another descriptor; whether that woke us."""
@@ -361,28 +347,3 @@ class Dealer:
             self._is_connected = happening.event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._num_connections += self._is_connected
         return self._num_connections if self._is_connected else 0
-
-
-class Poller:
-    """Waits for input at any of several sockets; each has something to call then."""
-
-    def __init__(self) -> None:
-        self._poller = zmq.Poller()
-        self._takers: dict[zmq.Socket[bytes], Callable[[], None]] = {}
-
-    def add(self, end: Router | Dealer, take: Callable[[], None]) -> None:
-        self._poller.register(end._socket, zmq.POLLIN)
-        self._takers[end._socket] = take
-
-    def remove(self, end: Router | Dealer) -> None:
-        """Before it is closed."""
-        self._poller.unregister(end._socket)
-        del self._takers[end._socket]
-
-    def wait(self, timeout_s: float) -> None:
-        """Until there is input or the time is over; then call whoever has some."""
-        for ready, _ in self._poller.poll(int(timeout_s * 1000)):
-            # The call before may have ended this one.
-            take = self._takers.get(ready)
-            if take is not None:
-                take()

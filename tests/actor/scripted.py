@@ -324,7 +324,7 @@ def settings_for(
 ) -> ActorSettings:
     """For one of our own environments."""
     settings = settings_of(
-        f"impala_async.envs.probes:{probe}", trajectory=TrajectorySection(rows=rows), seed=seed
+        f"bench.probes:{probe}", trajectory=TrajectorySection(rows=rows), seed=seed
     )
     env = settings.env.model_copy(update={"kwargs": kwargs})
     actor = settings.actor.model_copy(update={"sampler": sampler})

@@ -65,7 +65,7 @@ def test_workers_are_processes_of_their_own_without_torch() -> None:
 
 
 def test_an_environment_that_raises_is_named_and_where() -> None:
-    env = section("impala_async.envs.probes:Failing", kwargs={"after": 2})
+    env = section("bench.probes:Failing", kwargs={"after": 2})
     envs = Crew("parallel", env, 4, 2).whole()
     envs.reset(0)
     envs.step(STILL)

@@ -46,6 +46,13 @@ def test_each_start_of_the_learner_is_a_take(path: Path) -> None:
     assert [take.end for take in playlist.takes] == [None, None, end(9)]
 
 
+def test_a_recording_with_the_name_of_a_former_sampler_is_played(path: Path) -> None:
+    old = start()
+    old.settings["actor"]["sampler"] = "central"
+    (take,) = Playlist(write(path, old, message(0))).takes
+    assert take.start.settings["actor"]["sampler"] == "parallel"
+
+
 def test_what_was_cut_is_left_out_and_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(path, start(), message(0), message(1))
     path.write_bytes(path.read_bytes()[:-1])

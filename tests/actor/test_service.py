@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from bench.probes import Probe
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
 from impala_async.config import ActorSettings, PaceSection
-from impala_async.envs.probes import Probe
 from impala_async.errors import EnvError, MismatchError
 from impala_async.interrupts import REQUESTS
 from impala_async.policy import Policy
@@ -153,7 +153,7 @@ def test_without_a_flag_the_learner_says_how_many_environments(scene: Scene) -> 
     [
         ("no_such_package:Env", "no_such_package"),
         ("NoSuchEnv-v0", "NoSuchEnv"),
-        ("impala_async.envs.probes:Missing", "Missing"),
+        ("bench.probes:Missing", "Missing"),
     ],
 )
 def test_an_environment_that_cannot_be_made_here_does_not_fit(
@@ -283,7 +283,7 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(
         give_weights(scene, session, settings)
         bye = scene.learner.data.find(Bye).message
         assert bye.session == session.id
-        assert bye.text.startswith("EnvError: impala_async.envs.probes:Failing failed in step: Run")
+        assert bye.text.startswith("EnvError: bench.probes:Failing failed in step: Run")
 
     with pytest.raises(EnvError, match=r"probes:Failing failed in step: RuntimeError") as caught:
         run(scene, serve)

@@ -86,7 +86,7 @@ def test_sigterm_ends_it_soon_whatever_it_does(site: Site, scene: Scene) -> None
 
 
 def test_an_environment_that_raises_ends_its_actor_and_nobody_else(site: Site) -> None:
-    learner = site.learner("env.id=impala_async.envs.probes:Failing", "env.kwargs={after=3000}")
+    learner = site.learner("env.id=bench.probes:Failing", "env.kwargs={after=3000}")
     first = site.actor()
     assert first.wait_exit() == 2
     (error,) = [line for line in first.log.splitlines() if line.startswith("error: ")]
@@ -101,7 +101,7 @@ def test_an_environment_that_raises_ends_its_actor_and_nobody_else(site: Site) -
 
 
 def test_an_actor_at_the_weights_port_is_told_the_way(site: Site) -> None:
-    learner = site.learner("env.id=impala_async.envs.probes:Counting")
+    learner = site.learner("env.id=bench.probes:Counting")
     lost = site.open("actor", "--learner", site.service["weights_url"])
     assert lost.wait_exit(within_s=20.0) == 78
     (error,) = [line for line in lost.log.splitlines() if line.startswith("error: ")]

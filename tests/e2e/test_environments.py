@@ -83,7 +83,7 @@ def test_images_in_a_dict_of_a_users_own_module(site: Site, probe: str) -> None:
 def test_vector_environments_of_either_autoreset(site: Site, autoreset: str) -> None:
     train(
         site,
-        "env.id=impala_async.envs.probes:CountingVector",
+        "env.id=bench.probes:CountingVector",
         f'env.kwargs.autoreset="{autoreset}"',
         "actor.sampler=vector",
         "actor.num_envs=4",

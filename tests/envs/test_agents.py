@@ -7,10 +7,10 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AutoresetMode
 
+from bench.probes import Counting
 from impala_async.config_policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.history import WithHistory
-from impala_async.envs.probes import Counting
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.errors import EnvError
 from impala_async.spec import ArraySpec

@@ -70,7 +70,7 @@ def test_an_environment_is_described_by_its_spaces() -> None:
 
 
 def test_the_sampler_decides_what_is_described() -> None:
-    vector = section("impala_async.envs.probes:CountingVector")
+    vector = section("bench.probes:CountingVector")
     obs, *_ = describe(vector, "vector")
     assert obs == ObsSpec((ArraySpec("", (3,), "float32"),))
     with pytest.raises(EnvError, match="cannot be stepped serially"):

@@ -12,13 +12,13 @@ import gymnasium as gym
 import pytest
 from gymnasium.envs.registration import registry
 
+from bench.probes import Counting, CountingVector
 from impala_async.envs import find
 from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
 from impala_async.envs.pool import PoolVector
-from impala_async.envs.probes import Counting, CountingVector
 from impala_async.errors import EnvError
 
-PROBES = "impala_async.envs.probes"
+PROBES = "bench.probes"
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 
+from bench.probes import Counting, CountingVector
 from impala_async.config_env import EnvSection
 from impala_async.envs.history import WithHistory
 from impala_async.envs.make import build_envs
-from impala_async.envs.probes import Counting, CountingVector
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.spec import ArraySpec
 
-PROBES = "impala_async.envs.probes"
+PROBES = "bench.probes"
 
 
 def both(envs: EnvBatch) -> WithHistory:

@@ -10,15 +10,15 @@ import pytest
 from gymnasium.envs.registration import registry
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from bench import probes
+from bench.probes import Counting, CountingVector, Probe
 from impala_async.config_env import EnvSection
 from impala_async.config_policies import PoliciesSection
-from impala_async.envs import probes
 from impala_async.envs.make import build_envs, build_usual, make_env, make_vector_env
-from impala_async.envs.probes import Counting, CountingVector, Probe
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 
-PROBES = "impala_async.envs.probes"
+PROBES = "bench.probes"
 
 
 def section(env_id: str, **kwargs: Any) -> EnvSection:
@@ -411,7 +411,7 @@ def test_a_single_agent_has_one_policy(env_id: str, sampler: Any) -> None:
         build_envs(sampler, section(env_id), 2, PAIR)
 
 
-@pytest.mark.parametrize("sampler", ["parallel", "alternating", "central"])
+@pytest.mark.parametrize("sampler", ["parallel", "alternating"])
 def test_workers_step_single_environments_where_there_are_any(sampler: Any) -> None:
     envs = build_envs(sampler, section("CartPole-v1"), 2)
     assert isinstance(envs, SerialEnvs)

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
-from impala_async.envs.probes import (
+from bench.probes import (
     ActionReward,
     Counting,
     CountingVector,

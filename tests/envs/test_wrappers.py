@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from bench.probes import Counting
 from impala_async.config_env import EnvSection, Wrapper
 from impala_async.envs.make import build_envs, make_env
-from impala_async.envs.probes import Counting
 from impala_async.envs.rehearse import rehearse
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.envs.wrappers import is_atari, wrap

@@ -239,7 +239,7 @@ def test_it_learns_in_a_short_run() -> None:
 
 def test_the_death_of_an_actor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = gym.envs.registration.EnvSpec(
-        "Failing-v0", entry_point="impala_async.envs.probes:Failing", disable_env_checker=True
+        "Failing-v0", entry_point="bench.probes:Failing", disable_env_checker=True
     )
     monkeypatch.setitem(gym.registry, "Failing-v0", spec)
     with pytest.raises(RuntimeError, match="fails as it was told to"):

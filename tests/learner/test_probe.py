@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.probes import Counting
 from impala_async.config import ActorSection, EnvSection, RunConfig
 from impala_async.config_model import ModelSection
 from impala_async.config_policies import PoliciesSection
-from impala_async.envs.probes import Counting
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner import probe
 from impala_async.learner.probe import SpaceProbe, check_columns
@@ -29,7 +29,7 @@ from impala_async.spec import (
     recurrent_state,
 )
 
-PROBES = "impala_async.envs.probes"
+PROBES = "bench.probes"
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_one_that_leaves_a_thread_ends_with_its_answer(
 ) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\n"
-        "from impala_async.envs.probes import Counting\n\n"
+        "from bench.probes import Counting\n\n"
         "class Env(Counting):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"

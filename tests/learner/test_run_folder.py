@@ -34,6 +34,14 @@ def test_a_new_run_has_settings_and_an_id(folder: RunFolder) -> None:
     assert RunFolder.open(folder.path).run_id == folder.run_id
 
 
+def test_a_run_with_the_name_of_a_former_sampler_is_opened(folder: RunFolder) -> None:
+    path = folder.path / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["actor"]["sampler"] = "central"
+    path.write_text(json.dumps(content))
+    assert RunFolder.open(folder.path).load_config().actor.sampler == "parallel"
+
+
 def test_every_run_has_an_id_of_its_own(folder: RunFolder, tmp_path: Path) -> None:
     other = RunFolder(tmp_path / "other")
     other.begin(CONFIG)

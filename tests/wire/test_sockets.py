@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
-from impala_async.wire.sockets import MAX_UNREAD, NO_FRAME, Dealer, Poller, Router
+from impala_async.wire.sockets import MAX_UNREAD, NO_FRAME, Dealer, Router
 from tests.wire import raw_peer
 from tests.wire.ends import DEADLINE_S, Ends, greeted, take, until
 
@@ -59,54 +59,6 @@ def test_frames_land_in_place_and_sizes_are_the_true_ones(router: Router, link: 
     assert bytes(memory) == b"12345678" + b"123....." + b"12345678" + b"........"
     assert router.receive_into(places[0]) == NO_FRAME
     assert bytes(places[0]) == b"12345678"
-
-
-def test_a_message_may_be_taken_whole(router: Router, link: Link) -> None:
-    dealer = link()
-    assert router.receive_whole() is None
-    until(lambda: dealer.send([b"header", b"x" * 100_000, b""]))
-    until(router.has_input)
-    arrived = router.receive_whole()
-    assert arrived is not None
-    route, frames = arrived
-    assert frames == [b"header", b"x" * 100_000, b""]
-    # As it came it can go on.
-    assert router.send(route, frames)
-    assert dealer.receive(DEADLINE_S) == frames
-
-
-def test_a_poller_calls_whoever_has_input(router: Router, link: Link) -> None:
-    dealers, called, poller = [link(), link()], [], Poller()
-    for name, dealer in zip("ab", dealers, strict=True):
-        poller.add(dealer, lambda name=name: called.append(name))  # type: ignore[misc]
-    routes = [greeted(router, dealer) for dealer in dealers]
-    poller.wait(0.0)
-    assert called == []
-    router.send(routes[1], [b"answer"])
-    poller.wait(DEADLINE_S)
-    assert called == ["b"]
-    poller.remove(dealers[1])
-    poller.wait(0.01)
-    assert called == ["b"]
-
-
-def test_a_call_may_end_the_one_after_it(router: Router, link: Link) -> None:
-    dealers, poller, called = [link(), link()], Poller(), 0
-    for dealer in dealers:
-        router.send(greeted(router, dealer), [b"answer"])
-
-    def end_all() -> None:
-        nonlocal called
-        called += 1
-        for dealer in dealers:
-            poller.remove(dealer)
-
-    for dealer in dealers:
-        # Both answers are here.
-        assert dealer._socket.poll(1000 * DEADLINE_S)
-        poller.add(dealer, end_all)
-    poller.wait(DEADLINE_S)
-    assert called == 1
 
 
 @pytest.mark.parametrize("timeout_s", [1e-9, 1e9, 1e300])

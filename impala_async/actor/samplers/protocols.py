@@ -75,10 +75,10 @@ class SamplerTimers:
 class Sampler(Protocol):
     """Steps environments with a policy and writes their trajectories.
 
-    What `actor.sampler` names differs in where environments are stepped and where the policy acts:
+    What `actor.sampler` names differs in where environments are stepped:
 
-        serial, vector, parallel, central   `DirectSampler` over one batch of environments
-        alternating                         `AlternatingSampler` over two
+        serial, vector, parallel   `DirectSampler` over one batch of environments
+        alternating                `AlternatingSampler` over two
     """
 
     @property

@@ -38,6 +38,9 @@ class Stage:
         self.num_columns = sum(envs.num_envs for envs in groups)
         self.columns_per_message = columns_per_message(groups[0])
 
+    def __str__(self) -> str:
+        return self.name if self.device == CPU else f"{self.name} on {self.device}"
+
     @property
     def num_streams(self) -> int:
         """How many messages are written side by side."""
@@ -90,12 +93,12 @@ def set_stage(
         EnvError: the environment cannot be made so.
         MismatchError: this actor's own number of environments, or this host, does not fit.
     """
+    device = pick_device(actor.device)
     if sampler == "auto":
         name, envs = build_usual(env, num_envs, policies)
-        return Stage(name, [envs])
+        return Stage(name, [envs], device)
     if sampler not in WITH_WORKERS:
-        return Stage(sampler, [build_envs(sampler, env, num_envs, policies)])
-    device = pick_device(actor.device) if sampler == "central" else CPU
+        return Stage(sampler, [build_envs(sampler, env, num_envs, policies)], device)
     num_workers = count_workers(sampler, actor.num_workers, num_envs)
     crew = Crew(sampler, env, num_envs, num_workers, policies, look_up)
     return Stage(sampler, crew.halves() if sampler == "alternating" else [crew.whole()], device)
@@ -120,13 +123,18 @@ def count_workers(sampler: SamplerName, wanted: int | None, num_envs: int) -> in
 
 
 def pick_device(name: str) -> str:
-    """The device that `actor.device` names; MismatchError when this host has no such one."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return "cuda" if num_gpus else CPU
-    if name != CPU and int(name.partition(":")[2] or 0) >= num_gpus:
+    """The device that `actor.device` names, `auto` unmeasured; MismatchError when this host has no
+    such one."""
+    if name in ("auto", CPU):
+        return CPU
+    if int(name.partition(":")[2] or 0) >= (num_gpus := count_gpus()):
         raise MismatchError(
             f"actor.device: {name} is not on this machine, which has {num_gpus} GPUs that torch "
             "can use: set it to cpu or auto"
         )
     return name
+
+
+def count_gpus() -> int:
+    """How many torch can use here."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

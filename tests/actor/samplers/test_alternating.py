@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.probes import CountingVector
 from impala_async.actor.crew import Crew
 from impala_async.actor.samplers.build import build_alternating
 from impala_async.actor.samplers.protocols import Sampler
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.envs.make import build_envs
-from impala_async.envs.probes import CountingVector
 from impala_async.envs.vector import Obs, Step, VectorEnvs
 from impala_async.spec import Schema
 from impala_async.weights import Version, Weights

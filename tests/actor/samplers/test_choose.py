@@ -9,7 +9,8 @@ import pytest
 from impala_async.actor.crew import Crew, WorkerEnvs
 from impala_async.actor.samplers import choose as choose_module
 from impala_async.actor.samplers import stage as stage_module
-from impala_async.actor.samplers.choose import Measured, Play, choose_stage
+from impala_async.actor.samplers.choose import choose_stage
+from impala_async.actor.samplers.measure import Measured, Play
 from impala_async.actor.samplers.stage import Stage, set_stage
 from impala_async.config_actor import ActorSection
 from impala_async.config_env import EnvSection
@@ -20,7 +21,6 @@ from impala_async.spec import Schema
 from tests.actor.fakes import FakeAction, FakePolicy
 from tests.actor.worlds import section
 
-AUTO = ActorSection()
 Choose = Callable[..., Stage]
 
 
@@ -40,7 +40,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
     ) -> Stage:
         for module in (choose_module, stage_module):
             monkeypatch.setattr(module, "count_cores", lambda: num_cores)
-        usual = set_stage("auto", AUTO, env, 4)
+        usual = set_stage("auto", ActorSection(**actor), env, 4)
         schema = Schema(usual.obs_spec, usual.action_spec, 4)
         choices = usual.action_spec.parts[0].choices[0]
         play = Play(schema, lambda _: (policy(choices), None), lambda: None)
@@ -67,7 +67,7 @@ def test_small_environments_stay_in_the_actor(choose: Choose, told: Callable[[],
     assert "workers not tried, at best" in told()
 
 
-SLOW = section("impala_async.envs.probes:Slow", kwargs={"step_s": 0.01})
+SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
 
 
 def test_slow_environments_get_workers(choose: Choose, told: Callable[[], str]) -> None:
@@ -109,7 +109,7 @@ def test_steps_that_wait_get_more_workers_than_cores(
 def test_what_cannot_be_measured_is_what_it_would_be_anyway(
     choose: Choose, told: Callable[[], str]
 ) -> None:
-    env = section("impala_async.envs.probes:Failing", kwargs={"after": 0})
+    env = section("bench.probes:Failing", kwargs={"after": 0})
     assert choose(env).name == "serial"
     assert "takes serial" in told()
 
@@ -152,5 +152,79 @@ def test_a_crew_that_fails_is_not_taken_and_is_ended(
         crews[0].groups[0].reset(0)
 
 
-def test_a_device_that_is_not_here_keeps_nobody_from_the_rest(choose: Choose) -> None:
-    assert choose(SLOW, device="cuda:99").name == "serial"
+def gpu_takes(times: dict[str, Measured], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A host with a GPU, and what is measured there; which stages were, in this order."""
+    asked: list[str] = []
+
+    def measure(stage: Stage, play: Play) -> Measured:
+        asked.append(str(stage))
+        return times[str(stage)]
+
+    for module in (choose_module, stage_module):
+        monkeypatch.setattr(module, "count_gpus", lambda: 1)
+    monkeypatch.setattr(choose_module, "measure", measure)
+    return asked
+
+
+def test_slow_acting_may_move_to_a_gpu(
+    choose: Choose, told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {
+        "serial": Measured(1.0, 0.1, 0.9),
+        "serial on cuda": Measured(0.2, 0.1, 0.1),
+        "parallel on cuda": Measured(0.19, 0.05, 0.1),
+        "alternating on cuda": Measured(0.15, 0.05, 0.1),
+    }
+    asked = gpu_takes(times, monkeypatch)
+    stage = choose(SLOW)
+    assert (stage.name, stage.device) == ("alternating", "cuda")
+    assert asked == list(times)
+    assert "takes alternating on cuda; " in told()
+    assert "serial 1e+03, serial on cuda 200" in told()
+
+
+@pytest.mark.parametrize("act_s", [0.0005, 0.9])
+def test_acting_stays_where_a_gpu_gains_nothing(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch, act_s: float
+) -> None:
+    slow = Measured(1.0, 0.1, act_s)
+    times = {name: slow for name in ("serial", "serial on cuda", "parallel", "alternating")}
+    asked = gpu_takes(times, monkeypatch)
+    stage = choose(SLOW)
+    assert (stage.name, stage.device) == ("serial", "cpu")
+    assert ("serial on cuda" in asked) == (act_s > 0.001)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_device_that_is_named_is_the_only_one(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    on = " on cuda" if device == "cuda" else ""
+    times = {f"{name}{on}": Measured(1.0, 0.8, 0.2) for name in ("serial", "parallel")}
+    times[f"alternating{on}"] = Measured(0.5, 0.4, 0.2)
+    asked = gpu_takes(times, monkeypatch)
+    stage = choose(SLOW, device=device)
+    assert (stage.name, stage.device) == ("alternating", device)
+    assert asked == list(times)
+
+
+def test_an_end_that_comes_while_it_measures_leaves_nothing_open(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Stage] = []
+
+    def measure(stage: Stage, play: Play) -> Measured:
+        seen.append(stage)
+        if stage.name == "parallel":
+            raise KeyboardInterrupt
+        return Measured(1.0, 0.9, 0.1)
+
+    closed: list[str] = []
+    monkeypatch.setattr(choose_module, "measure", measure)
+    monkeypatch.setattr(SerialEnvs, "close", lambda self: closed.append("serial"))
+    with pytest.raises(KeyboardInterrupt):
+        choose(SLOW)
+    assert [stage.name for stage in seen] == ["serial", "parallel"]
+    assert closed == ["serial"]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        seen[1].groups[0].reset(0)

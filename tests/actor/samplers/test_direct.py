@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
+from bench.probes import Counting, CountingVector, Endless, Failing, Slow
 from impala_async.actor.samplers.build import build_sampler
 from impala_async.actor.samplers.protocols import Sampler
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config import EnvSection
 from impala_async.envs.make import build_envs
-from impala_async.envs.probes import Counting, CountingVector, Endless, Failing, Slow
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs, spread_seed
 from impala_async.errors import EnvError
 from impala_async.spec import Schema

@@ -12,11 +12,11 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
+from bench.probes import Counting, CountingVector
 from impala_async.actor.samplers.build import build_sampler
 from impala_async.actor.unroll import Finished
 from impala_async.config_policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.probes import Counting, CountingVector
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
 from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import Version, Weights

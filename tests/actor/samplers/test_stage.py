@@ -31,7 +31,6 @@ def set_for(sampler: SamplerName, num_envs: int = 4, env: Any = POLE, **actor: A
         ("vector", VectorEnvs, [4], False),
         ("auto", VectorEnvs, [4], False),
         ("parallel", WorkerEnvs, [4], False),
-        ("central", WorkerEnvs, [4], False),
         ("alternating", WorkerEnvs, [2, 2], True),
     ],
 )
@@ -43,7 +42,8 @@ def test_each_name_has_its_environments_and_its_loop(
     assert [envs.num_envs for envs in stage.groups] == widths
     assert (stage.columns_per_message, stage.num_streams) == (widths[0], len(widths))
     assert stage.name == ("vector" if sampler == "auto" else sampler)
-    assert stage.device == ("cuda" if sampler == "central" and torch.cuda.is_available() else "cpu")
+    assert stage.device == "cpu"
+    assert str(stage) == stage.name
     schema = Schema(stage.obs_spec, stage.action_spec, 4)
     made = stage.build_sampler(
         schema, FakePolicy(), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=0
@@ -53,6 +53,17 @@ def test_each_name_has_its_environments_and_its_loop(
     messages = [message for _ in range(calls) for message in made.step()]
     assert [message.buffer.num_columns for message in messages] == widths
     made.close()
+
+
+@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel", "alternating"])
+def test_any_sampler_acts_on_the_device_that_is_named(
+    sampler: SamplerName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_module, "count_gpus", lambda: 2)
+    stage = set_for(sampler, device="cuda:1")
+    assert stage.device == "cuda:1"
+    assert str(stage) == f"{stage.name} on cuda:1"
+    stage.close()
 
 
 def test_columns_that_reset_in_their_step_travel_alone() -> None:
@@ -74,7 +85,7 @@ def test_all_groups_are_closed_and_the_first_fault_is_told() -> None:
         ("parallel", None, 3, 4, 3),
         ("parallel", None, 8, 1, 1),
         ("parallel", 6, 8, 2, 6),
-        ("central", None, 8, 5, 5),
+        ("parallel", None, 8, 5, 5),
         ("alternating", None, 8, 5, 4),
         ("alternating", None, 8, 1, 2),
         ("alternating", None, 2, 16, 2),
@@ -103,7 +114,7 @@ def test_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     names = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
-    assert [pick_device(name) for name in names] == ["cuda", "cpu", "cuda", "cuda:0", "cuda:1"]
+    assert [pick_device(name) for name in names] == ["cpu", "cpu", "cuda", "cuda:0", "cuda:1"]
     with pytest.raises(MismatchError, match=r"actor\.device: cuda:2 .* has 2 GPUs"):
         pick_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

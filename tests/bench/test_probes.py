@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from impala_async.envs import probes
-from impala_async.envs.probes import Probe
+from bench import probes
+from bench.probes import Probe
 
 
 def play(env: gym.Env, actions: Sequence[int]) -> tuple[list, list, list, list]:

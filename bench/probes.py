@@ -1,7 +1,7 @@
 """Tiny environments whose optimum is known, each of which finds out one mistake.
 
-Use them by name: `impala_async.envs.probes:DelayedReward`. Observations are float32 vectors,
-actions are Discrete(2) unless said otherwise.
+Tests and benchmarks use them by name: `bench.probes:DelayedReward`. Observations are float32
+vectors, actions are Discrete(2) unless said otherwise.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The sampler `central`: workers step, and a policy on the GPU acts for all of them at once."""
+"""Env workers step, and a policy on the GPU acts for all of them at once."""
 
 import numpy as np
 import pytest
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.gpu
 
 
 def test_it_acts_there_as_the_same_policy_would_here(device: torch.device) -> None:
-    actor = ActorSection(sampler="central", device=str(device), num_workers=2)
-    stage = set_stage("central", actor, section("Masked"), 6)
+    actor = ActorSection(sampler="parallel", device=str(device), num_workers=2)
+    stage = set_stage("parallel", actor, section("Masked"), 6)
     assert stage.device == str(device)
     schema = Schema(stage.obs_spec, stage.action_spec, 8)
     there = Policy(schema, ModelSection(), seed=1, device=stage.device)

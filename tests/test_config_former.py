@@ -1,0 +1,69 @@
+"""What run folders and recordings of earlier releases hold is read; nobody else may set it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impala_async.config_former import FORMER_KEYS, up_to_date
+from impala_async.config_load import load_config
+from impala_async.errors import ConfigError
+
+
+def of_an_earlier_run(path: Path, **sections: Any) -> Path:
+    settings = {"env": {"id": "X"}, "ingest": {"process": "child"}, **sections}
+    path.write_text(json.dumps({"run_id": "0" * 32, "config": settings}))
+    return path
+
+
+def mistake(path: Path | None, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+def test_keys_that_a_run_has_written_down_are_passed_over(tmp_path: Path) -> None:
+    path = of_an_earlier_run(tmp_path / "config.json", seed=5)
+    assert load_config(path) == load_config(None, ["env.id=X", "seed=5"])
+
+
+def test_the_sampler_of_an_old_run_has_its_name_of_today(tmp_path: Path) -> None:
+    sections = {"actor": {"sampler": "central", "device": "cuda"}}
+    path = of_an_earlier_run(tmp_path / "config.json", **sections)
+    found = load_config(path).actor
+    assert (found.sampler, found.device) == ("parallel", "cuda")
+    assert "in actor.device, got" in mistake(path, "actor.sampler=central")
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {},
+        {"seed": 1, "ingest": {"other": 2}},
+        {"ingest": "child", "actor": "central"},
+        {"actor": {"sampler": ["a"]}},
+    ],
+)
+def test_everything_else_stays_as_it_is(held: dict[str, Any]) -> None:
+    assert up_to_date(held) == held
+
+
+def test_what_was_read_is_not_changed() -> None:
+    settings = {"ingest": {"process": "auto", "other": 2}, "actor": {"sampler": "central"}}
+    today = up_to_date(settings)
+    assert today == {"ingest": {"other": 2}, "actor": {"sampler": "parallel"}}
+    assert settings == {"ingest": {"process": "auto", "other": 2}, "actor": {"sampler": "central"}}
+
+
+@pytest.mark.parametrize("key", FORMER_KEYS)
+def test_who_sets_a_former_key_is_told_why_it_is_gone(key: str, tmp_path: Path) -> None:
+    says = f"{key}: there is no such key any more, as {FORMER_KEYS[key]}: drop it"
+    assert mistake(None, "env.id=X", f"{key}=1") == f"--set: {says}"
+    section, _, name = key.partition(".")
+    toml = tmp_path / "run.toml"
+    toml.write_text(f"[env]\nid = 'X'\n[{section}]\n{name} = 'auto'\n")
+    assert mistake(toml) == f"{toml}: {says}"
+    path = of_an_earlier_run(tmp_path / "config.json")
+    assert mistake(path, f"{key}=child") == f"--set: {says}"
