@@ -285,7 +285,8 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     if detail["type"] == "extra_forbidden":
         within = next(iter(detail["input"]), "") if isinstance(detail["input"], dict) else ""
         for former in {key, f"{key}.{within}"} & FORMER_KEYS.keys():
-            return f"{source}: {former}: there is no such key any more, as {FORMER_KEYS[former]}: drop it"
+            why = FORMER_KEYS[former]
+            return f"{source}: {former}: there is no such key any more, as {why}: drop it"
         meant = key_like(key) or key_like(f"{key}.{within}")
         return f"{source}: {key}: unknown key" + (f"; did you mean {meant}?" if meant else "")
     if detail["type"] == "missing":
