@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
 LOOK_EVERY_S, LOOK_AGAIN_S = 0.25, 0.05
+# An actor that gets no credit meanwhile is told after so long what became of what it sent.
+ACKNOWLEDGE_AFTER_S = 0.1
 # Beside trajectories: what any peer may send between two looks.
 SPARE_BYTES = 1 << 17
 
@@ -115,9 +117,12 @@ class Front:
         )
         # From now on it notices if we stand still, as a learner does that builds a large model.
         self._desk.expire()
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
+        self._acknowledgements: asyncio.TimerHandle | None = None
         self._data = Port(loop, data, self._wire, self._on_data_message, self._answer)
-        self._weights = Port(loop, weights, self._wire, self._on_weights_message, lambda: None)
+        self._weights = Port(
+            self._loop, weights, self._wire, self._on_weights_message, lambda: None
+        )
 
     @property
     def num_actors(self) -> int:
@@ -230,6 +235,8 @@ class Front:
         }
 
     def close(self) -> None:
+        if self._acknowledgements is not None:
+            self._acknowledgements.cancel()
         if self._recorder is not None:
             self._recorder.close()
         self._data.close()
@@ -242,6 +249,12 @@ class Front:
 
     def _answer(self) -> None:
         self._ingest.answer(self._data)
+        if self._ingest.owes_acknowledgements and self._acknowledgements is None:
+            self._acknowledgements = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._acknowledgements = None
+        self._ingest.acknowledge(self._data)
 
     def _on_data_message(self, route: bytes, message: Message) -> None:
         if isinstance(message, Data):

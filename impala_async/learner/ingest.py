@@ -87,7 +87,8 @@ class Ingest:
         self._filler: Filler | None = None
         # By session and seq, in the order of their arrival.
         self._received: dict[tuple[bytes, int], _Received] = {}
-        self._to_answer: dict[bytes, Peer] = {}
+        # Sessions that have sent something since the last word to them.
+        self._to_acknowledge: dict[bytes, Peer] = {}
         self._is_closed = False
         self._num_turned_away = 0
         self._warn_at: dict[str, float] = {}
@@ -110,7 +111,7 @@ class Ingest:
             self._refuse(data, "unknown_session")
             raise ProtocolError("unknown_session")
         peer.data_route = route
-        self._to_answer[peer.session] = peer
+        self._to_acknowledge[peer.session] = peer
         if self._is_closed:
             return  # what is under way at the end never came: the actor is told so by our goodbye
         if self._filler is None:
@@ -158,17 +159,27 @@ class Ingest:
             self._filler.note_version(update)
 
     def answer(self, port: Port) -> None:
-        """Deal out the free credit; tell whoever got some, or waits for a word on what it sent."""
+        """Deal out the free credit, and tell whoever got some. The others wait: a word to each
+        message would cost the learner thread more than it tells the actor."""
         self.decide()
         # Before the first version nothing can be judged: what an earlier start earned looks wrong.
         is_ready = self._publisher.version != NO_VERSION and not self._is_closed
         is_held_back = self._recorder is not None and self._recorder.is_behind
         if self._filler is not None and is_ready and not is_held_back:
             for peer in self._filler.deal(self._table, self._clock()):
-                self._to_answer[peer.session] = peer
-        for peer in self._to_answer.values():
-            port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
-        self._to_answer.clear()
+                self._to_acknowledge.pop(peer.session, None)
+                self._grant(port, peer)
+
+    @property
+    def owes_acknowledgements(self) -> bool:
+        return bool(self._to_acknowledge)
+
+    def acknowledge(self, port: Port) -> None:
+        """Tell those what became of what they sent who got no credit since."""
+        self.decide()
+        for peer in self._to_acknowledge.values():
+            self._grant(port, peer)
+        self._to_acknowledge.clear()
 
     def close(self) -> None:
         """Nothing more comes in; what fills the last slot is given up."""
@@ -182,6 +193,9 @@ class Ingest:
             "credit/turned_away": self._num_turned_away,
             **(self._filler.report() if self._filler else {}),
         }
+
+    def _grant(self, port: Port, peer: Peer) -> None:
+        port.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
 
     def _judge(self, peer: Peer, data: Data, filler: Filler) -> str | None:
         """By the header: why it cannot be taken, if so."""

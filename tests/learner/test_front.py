@@ -65,6 +65,35 @@ async def test_what_is_granted_fits_into_what_is_free(make_harbour: Make) -> Non
     assert len(harbour.full) == sent // 4
 
 
+async def test_an_acknowledgement_waits_for_the_next_credit(
+    make_harbour: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each word to an actor takes the learner thread from its work."""
+    monkeypatch.setattr("impala_async.learner.front.ACKNOWLEDGE_AFTER_S", 60.0)
+    harbour = make_harbour(num_slots=1, learner={"batch_columns": 1})
+    actor = await harbour.join()
+    for seq in range(3):
+        num_words = len(actor.grants)
+        await actor.send(is_waiting=False)
+        await until(lambda: bool(harbour.full), "a full slot")
+        harbour.train()
+        await actor.hear(lambda: actor.settled > seq)  # noqa: B023
+        assert actor.granted == seq + 2
+        assert len(actor.grants) == num_words + 1
+
+
+async def test_without_credit_an_actor_is_told_soon_what_became_of_its_message(
+    make_harbour: Make,
+) -> None:
+    harbour = make_harbour(num_slots=1, learner={"batch_columns": 1})
+    actor = await harbour.join()
+    await actor.send(is_waiting=False)
+    await until(lambda: bool(harbour.full), "a full slot")
+    assert actor.settled == 0
+    await actor.hear(lambda: actor.settled == 1)
+    assert actor.granted == 1
+
+
 async def test_no_more_than_one_batch_ahead(make_harbour: Make) -> None:
     harbour = make_harbour(num_slots=3)
     for _ in range(6):
