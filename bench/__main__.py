@@ -10,6 +10,7 @@ BENCHES = {
     "peers": "training beside other systems, on the same cores",
     "end_to_end": "whole trainings: speed, start, time to 475, memory",
     "scaling": "actors against env steps trained per second",
+    "host": "one actor with env workers beside an actor for each core",
     "soak": "half an hour at full speed: does anything grow",
     "learner": "the learner service beside a bare training loop",
     "update": "the learner's update alone, compiled in each way beside as it is written",

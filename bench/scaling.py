@@ -100,7 +100,12 @@ def measure(case: Case, num_actors: int, name: str, verdicts: dict[str, str]) ->
             if first and last and last["time_s"] - first["time_s"] >= COUNTED_S:
                 verdicts[name] = str(last["bottleneck"])
                 print(f"{name}: {verdicts[name]}", file=sys.stderr)
-                return {"per_s": steps_per_s([first, last])}
+                steps = last["env_steps_trained"] - first["env_steps_trained"]
+                sent_bytes = last["weights/bytes"] - first["weights/bytes"]
+                return {
+                    "per_s": steps_per_s([first, last]),
+                    "weights_bytes_per_step": sent_bytes / steps,
+                }
     raise RuntimeError(f"{name}: the run ended before it was measured")
 
 

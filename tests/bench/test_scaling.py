@@ -43,6 +43,7 @@ class Leaving:
             "time_s": self._now,
             "learner/wall_s": self._now,
             "env_steps_trained": self._now**2,
+            "weights/bytes": 3 * self._now**2,
             "bottleneck": "learner: it is busy",
         }
 
@@ -55,7 +56,7 @@ def test_what_is_counted_begins_when_all_are_there(
 ) -> None:
     monkeypatch.setattr(scaling, "COUNTED_S", 2.0)
     monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(*num_actors)))
-    assert measure(ASLEEP, 2, "two", {}) == {"per_s": per_s}
+    assert measure(ASLEEP, 2, "two", {}) == {"per_s": per_s, "weights_bytes_per_step": 3.0}
 
 
 def test_a_run_that_ends_too_soon_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
