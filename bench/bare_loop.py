@@ -23,9 +23,9 @@ from torch import Tensor
 
 from impala_async.actor.playlist import Playlist
 from impala_async.algo.vtrace import vtrace
-from impala_async.config import RunConfig
-from impala_async.config_algorithm import AlgorithmSection
-from impala_async.config_load import validate_config
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.load import validate_config
+from impala_async.config.run import RunConfig
 from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.build import build_step
 from impala_async.learner.hardware import make_current, pick_device

@@ -22,7 +22,7 @@ from bench.one_run import CONFIGS, ENDLESS, one_run, steps_per_s
 from bench.paired import Figure, Sample, figure, figure_of, in_turns, publish, ratio
 from bench.processes import PeakMemory
 from bench.samplers import Case, bare_rate
-from impala_async.config_env import EnvSection
+from impala_async.config.env import EnvSection
 
 CARTPOLE, PONG = CONFIGS / "cartpole.toml", CONFIGS / "pong_impala.toml"
 NUM_BARE_ENVS = 16

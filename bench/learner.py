@@ -22,8 +22,8 @@ import torch
 from bench.door import run
 from bench.learner_ends import record, serve
 from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio, write_page
-from impala_async.config import RunConfig
-from impala_async.config_load import load_config
+from impala_async.config.load import load_config
+from impala_async.config.run import RunConfig
 from impala_async.learner.hardware import pick_device
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -20,9 +20,9 @@ from bench.door import run
 from bench.paired import Figure, figure, publish
 from impala_async.actor.samplers.measure import Scrap
 from impala_async.actor.samplers.stage import set_stage
-from impala_async.config_actor import ActorSection, SamplerName
-from impala_async.config_env import EnvSection
-from impala_async.config_model import ModelSection
+from impala_async.config.actor import ActorSection, SamplerName
+from impala_async.config.env import EnvSection
+from impala_async.config.model import ModelSection
 from impala_async.envs.make import make_env
 from impala_async.errors import EnvError
 from impala_async.policy import Policy

@@ -16,7 +16,7 @@ from bench.door import run
 from bench.learner import CONFIGS, ENDLESS, Case, loop, run_cases
 from bench.learner_ends import record
 from bench.paired import Figure, Sample, figure_of, in_turns, ratio
-from impala_async.config_load import load_config
+from impala_async.config.load import load_config
 
 NOTES = """
 Updates per second after the first ones. "First update" has compiling or recording in it. Compiled

@@ -21,7 +21,7 @@ import numpy as np
 from bench.door import run
 from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
 from bench.weights_ends import CASES, CPU
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.learner.publisher import Publisher
 from impala_async.policy import Policy
 from impala_async.weights import Version, Weights

@@ -20,7 +20,7 @@ import uvloop
 
 from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.offer import Offer
-from impala_async.config import RunConfig
+from impala_async.config.run import RunConfig
 from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Mailbox, on_thread

@@ -42,9 +42,9 @@ from impala_async.waiting import told_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from impala_async.config import RunConfig
-    from impala_async.config_bind import BindSection
-    from impala_async.learner.run_folder import RunFolder
+    from impala_async.config.bind import BindSection
+    from impala_async.config.run import RunConfig
+    from impala_async.runs.folder import RunFolder
 
 # What a resumed run may not change: its checkpoints and its actors' data depend on them.
 FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
@@ -108,8 +108,8 @@ class DoorParser(argparse.ArgumentParser):
 
     def _meant(self, flag: str, value: str) -> str | None:
         """The setting that may be meant by a flag that there is not, with its value."""
-        from impala_async.config_bind import like_url
-        from impala_async.config_load import key_like
+        from impala_async.config.bind import like_url
+        from impala_async.config.load import key_like
 
         flag, equals, after = flag.partition("=")
         name = flag.lstrip("-").replace("-", "_")
@@ -184,7 +184,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 def check_learner_url(url: str) -> None:
     """Raise ConfigError for what no learner can be reached at."""
     if not _is_reachable(url):
-        from impala_async.config_bind import like_url
+        from impala_async.config.bind import like_url
 
         like = like_url(url)
         hint = f"; did you mean {like}?" if like and _is_reachable(like) else ""
@@ -198,7 +198,7 @@ def _is_reachable(url: str) -> bool:
 
 def names_an_env(args: argparse.Namespace) -> bool:
     """Whether the flags say what to run, by a file or by env.id."""
-    from impala_async.config_load import merge_overrides
+    from impala_async.config.load import merge_overrides
 
     env = merge_overrides({}, args.overrides).settings.get("env")
     return args.config is not None or (isinstance(env, dict) and "id" in env)
@@ -234,8 +234,8 @@ def _config_file(name: str) -> Path:
 
 def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfig, RunFolder]":
     """Settings and folder of a new or a resumed run, before anything is written."""
-    from impala_async.config_load import load_config
-    from impala_async.learner.run_folder import RunFolder, default_run_path
+    from impala_async.config.load import load_config
+    from impala_async.runs.folder import RunFolder, default_run_path
 
     if args.resume:
         return _check_resumed(args)
@@ -246,8 +246,8 @@ def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfi
 
 
 def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
-    from impala_async.config_load import merge_overrides, validate_config
-    from impala_async.learner.run_folder import UNSAVED, RunFolder
+    from impala_async.config.load import merge_overrides, validate_config
+    from impala_async.runs.folder import UNSAVED, RunFolder
 
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
@@ -339,7 +339,7 @@ def actor_of_this_start() -> tuple[int, int]:
 
 def with_bind_of_this_start(config: "RunConfig") -> "RunConfig":
     """The settings for this start, with the ports that `train` has chosen if it has."""
-    from impala_async.config_bind import BindSection
+    from impala_async.config.bind import BindSection
 
     chosen = os.environ.get(BIND_VARIABLE)
     if chosen is None:

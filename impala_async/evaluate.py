@@ -21,10 +21,10 @@ from impala_async.metrics.returns import format_return
 from impala_async.waiting import Wait
 
 if TYPE_CHECKING:
-    from impala_async.config import RunConfig
+    from impala_async.config.run import RunConfig
     from impala_async.envs.vector import EnvBatch
-    from impala_async.learner.run_folder import RunFolder
     from impala_async.policy import Policy
+    from impala_async.runs.folder import RunFolder
     from impala_async.team import Team
     from impala_async.training.checkpoint import Checkpoint
 
@@ -93,7 +93,7 @@ def _tell(who: str, returns: list[float]) -> None:
 
 def _locate(path: Path) -> "tuple[RunFolder, Path]":
     """The run, and its checkpoints or one of them."""
-    from impala_async.learner.run_folder import RunFolder
+    from impala_async.runs.folder import RunFolder
 
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such folder")

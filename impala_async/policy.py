@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from impala_async.algo.distributions import Joint, distribution_of, forbid
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import TORSOS, build_model
 from impala_async.models.flat import unflatten

@@ -26,8 +26,8 @@ from impala_async.leaving import leave
 if TYPE_CHECKING:
     from impala_async.actor.player import Manner, Played
     from impala_async.actor.playlist import Playlist, Take
-    from impala_async.config import RunConfig
-    from impala_async.learner.run_folder import RunFolder
+    from impala_async.config.run import RunConfig
+    from impala_async.runs.folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _play_into(args: argparse.Namespace, playlist: "Playlist") -> int:
 
 
 def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
-    from impala_async.learner.run_folder import RunFolder, default_run_path
+    from impala_async.runs.folder import RunFolder, default_run_path
 
     config = _settings(args, playlist)
     folder = RunFolder(args.run_dir or default_run_path(config))
@@ -159,7 +159,7 @@ def _play_into_a_new_one(args: argparse.Namespace, playlist: "Playlist") -> int:
 def _start_and_play(
     args: argparse.Namespace, playlist: "Playlist", folder: "RunFolder", settings: Path
 ) -> int:
-    from impala_async.config_bind import BindSection
+    from impala_async.config.bind import BindSection
     from impala_async.launch.local import free_ports
     from impala_async.launch.lone import LoneLearner
 
@@ -193,7 +193,7 @@ def _start_and_play(
 
 def _settings(args: argparse.Namespace, playlist: "Playlist") -> "RunConfig":
     """The recorded ones, of the last start, for a learner that knows no environment and no goal."""
-    from impala_async.config_load import merge_overrides, validate_config
+    from impala_async.config.load import merge_overrides, validate_config
 
     start = (playlist.takes[0] if args.exact else playlist.takes[-1]).start
     goal: dict[str, Any] = dict(ENDLESS)
@@ -221,7 +221,7 @@ def _settings(args: argparse.Namespace, playlist: "Playlist") -> "RunConfig":
 
 
 def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
-    from impala_async.learner.run_folder import PRIVATE
+    from impala_async.runs.folder import PRIVATE
 
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

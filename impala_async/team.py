@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from impala_async.config_model import ModelSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.model import ModelSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.errors import ConfigError, EnvError
 from impala_async.models.flat import unflatten
 from impala_async.policy import Action, Arrays, Policy

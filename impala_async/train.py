@@ -27,12 +27,12 @@ from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, SHELL_
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.leaving import leave
 from impala_async.metrics.returns import RETURN_EPISODES, format_return
-from impala_async.plot import draw_at_end
+from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:
-    from impala_async.config import RunConfig
-    from impala_async.config_bind import BindSection
-    from impala_async.learner.run_folder import RunFolder
+    from impala_async.config.bind import BindSection
+    from impala_async.config.run import RunConfig
+    from impala_async.runs.folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def _train(
     door: str,
 ) -> int:
     """In a folder that is ours; the learner shares in the hold of it."""
-    from impala_async.learner.run_folder import HOLD_VARIABLE
+    from impala_async.runs.folder import HOLD_VARIABLE
 
     start_logging()
     unnamed = _unnamed_ports(config.bind)
@@ -120,7 +120,7 @@ def _unnamed_ports(bind: "BindSection") -> dict[str, str]:
 
 def _chosen(bind: "BindSection") -> "BindSection":
     """A port for each `*`: the actors are started at once, before the learner has a port."""
-    from impala_async.config_bind import BindSection
+    from impala_async.config.bind import BindSection
 
     data, weights = (
         f"{url.removesuffix('*')}{port}" if url.endswith(":*") else url

@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 
 from bench.learning.table import configs_table
 from impala_async import errors
-from impala_async.config import RunConfig
-from impala_async.config_load import load_config
+from impala_async.config.load import load_config
+from impala_async.config.run import RunConfig
 from impala_async.doors import check_not_over
 from impala_async.metrics.names import REGISTRY, markdown_table
 from impala_async.wire import messages

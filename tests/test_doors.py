@@ -16,8 +16,8 @@ import pytest
 from impala_async import __version__, errors, lifeline
 from impala_async.__main__ import DOORS
 from impala_async.actor import __main__ as actor_door
-from impala_async.config import BindSection, RunConfig
-from impala_async.config_load import load_config
+from impala_async.config.load import load_config
+from impala_async.config.run import BindSection, RunConfig
 from impala_async.doors import (
     FIXED_KEYS,
     FIXED_SECTIONS,
@@ -36,7 +36,7 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError, RunOver
-from impala_async.learner.run_folder import RunFolder
+from impala_async.runs.folder import RunFolder
 from impala_async.waiting import Wait
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,14 +15,14 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
-from impala_async.config import EnvSection, RunConfig
-from impala_async.config_model import ModelSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.model import ModelSection
+from impala_async.config.policies import PoliciesSection
+from impala_async.config.run import EnvSection, RunConfig
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch, SerialEnvs, Step, VectorEnvs
 from impala_async.evaluate import _play_greedily, main
-from impala_async.learner.run_folder import RunFolder
 from impala_async.policy import Policy
+from impala_async.runs.folder import RunFolder
 from impala_async.spec import ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.team import Team
 from impala_async.training.checkpoint import save_checkpoint

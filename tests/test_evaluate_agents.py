@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from impala_async.config import EnvSection, RunConfig
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
+from impala_async.config.run import EnvSection, RunConfig
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError
 from impala_async.evaluate import _build_enough, _play_greedily, main
-from impala_async.learner.run_folder import RunFolder
 from impala_async.policy import Policy
+from impala_async.runs.folder import RunFolder
 from impala_async.spec import Schema
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version

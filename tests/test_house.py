@@ -27,15 +27,7 @@ PACKAGE = "impala_async"
 GROUND, ROOMS, LANDING, UPPER_LANDING, WORKSHOP, PROCESSES, ROOF = range(7)
 FLOORS = {
     # The package's own __init__ stands on the ground too.
-    **dict.fromkeys(["__init__", "errors", "config", "config_load"], GROUND),
-    **dict.fromkeys(["config_algorithm", "config_env", "config_model", "config_section"], GROUND),
-    **dict.fromkeys(
-        [
-            *("config_actor", "config_bind", "config_learner"),
-            *("config_policies", "config_synonyms", "config_former"),
-        ],
-        GROUND,
-    ),
+    **dict.fromkeys(["__init__", "errors", "config"], GROUND),
     **dict.fromkeys(
         [
             *("layout", "spec", "trajectory", "screen", "weights"),
@@ -45,39 +37,20 @@ FLOORS = {
     ),
     **dict.fromkeys(["json_file", "whole_file"], GROUND),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
-    "policy": LANDING,
+    **dict.fromkeys(["policy", "runs"], LANDING),
     "team": UPPER_LANDING,
     "training": WORKSHOP,
     **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
 }
 GROUND_LIBRARIES = {"numpy", "pydantic"}
-LAUNCH_MAY_IMPORT = {"config", "config_load", "errors", "lifeline", "interrupts"}
+LAUNCH_MAY_IMPORT = {"config", "errors", "lifeline", "interrupts"}
 LAUNCH_MAY_IMPORT |= {"__init__", "launch", "json_file", "waiting"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
-    *(
-        "__init__",
-        "errors",
-        "config",
-        "config_load",
-        "layout",
-        "spec",
-        "trajectory",
-        "screen",
-        "weights",
-    ),
-    *("config_algorithm", "config_env", "config_model", "config_section", "lifeline", "interrupts"),
-    *("beginning", "leaving"),
-    *(
-        "config_actor",
-        "config_bind",
-        "config_learner",
-        "config_policies",
-        "config_synonyms",
-        "config_former",
-    ),
-    *("json_file", "whole_file"),
+    *("__init__", "errors", "config", "runs"),
+    *("layout", "spec", "trajectory", "screen", "weights"),
+    *("lifeline", "interrupts", "beginning", "leaving", "json_file", "whole_file"),
     *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.front"),
@@ -763,7 +736,7 @@ Law = Callable[[House], list[str]]
 CLEAN = {
     "impala_async/__init__.py": '"""A house."""\n',
     "impala_async/errors.py": '"""Errors."""\nimport numpy as np\n',
-    "impala_async/config.py": '"""Knobs."""\nfrom .errors import np\n',
+    "impala_async/config/run.py": '"""Knobs."""\nfrom .errors import np\n',
     "impala_async/wire/__init__.py": '"""The wire."""\n',
     "impala_async/wire/codec.py": '"""Frames."""\nfrom impala_async import config\n',
     "impala_async/wire/sockets.py": '"""Sockets."""\nimport zmq\n',

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from impala_async import interrupts
-from impala_async.config import EnvSection, RunConfig
+from impala_async.config.run import EnvSection, RunConfig
 from impala_async.interrupts import deaf_children, quit_at_once
-from impala_async.learner.run_folder import RunFolder
+from impala_async.runs.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

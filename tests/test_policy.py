@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.spec import (

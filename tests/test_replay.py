@@ -11,10 +11,10 @@ from impala_async import interrupts, replay
 from impala_async.actor import player as player_module
 from impala_async.actor.player import Manner, Played
 from impala_async.actor.playlist import Playlist
-from impala_async.config_load import load_config
+from impala_async.config.load import load_config
 from impala_async.doors import BIND_VARIABLE
 from impala_async.launch import lone
-from impala_async.learner.run_folder import RunFolder
+from impala_async.runs.folder import RunFolder
 from impala_async.weights import Version
 from impala_async.wire.recording import Record
 from tests.actor.tapes import end, message, start, write

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.config_model import ModelSection
-from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.config.model import ModelSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.errors import ConfigError, EnvError
 from impala_async.policy import Policy
 from impala_async.spec import (

@@ -23,7 +23,7 @@ from impala_async.actor.patience import Pauses, SeldomLog
 from impala_async.actor.refusals import tell_refusals
 from impala_async.actor.squeezer import Squeezer
 from impala_async.actor.unroll import Finished, MessageBuffer
-from impala_async.config import ActorSettings
+from impala_async.config.run import ActorSettings
 from impala_async.waiting import AFTER_S
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.messages import (

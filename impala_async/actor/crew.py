@@ -17,9 +17,9 @@ import numpy as np
 from impala_async.actor.block import Block, new_memory
 from impala_async.actor.env_worker import RESET, Order, Place
 from impala_async.actor.worker import Look, LookUp, Worker, end_workers
-from impala_async.config_actor import SamplerName
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.config.actor import SamplerName
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.actions import Actions
 from impala_async.envs.vector import Obs, Step
 from impala_async.errors import EnvError

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 from impala_async import lifeline
 from impala_async.actor.block import Block
-from impala_async.config_actor import SamplerName
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.actor import SamplerName
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch

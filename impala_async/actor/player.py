@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from impala_async.actor.playlist import Playlist
 from impala_async.actor.stand_in import POLL_S, RunOver, StandIn
-from impala_async.config import ActorSettings
-from impala_async.config_load import validate_config
+from impala_async.config.load import validate_config
+from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, RecordingError
 from impala_async.spec import recurrent_state
 from impala_async.team import build_policy

@@ -19,7 +19,7 @@ from impala_async.actor.samplers.choose import choose_stage
 from impala_async.actor.samplers.measure import Play
 from impala_async.actor.samplers.protocols import Newest, Sampler
 from impala_async.actor.samplers.stage import Stage, set_stage
-from impala_async.config import ActorSettings
+from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import with_id
 from impala_async.envs.watch import Watch
 from impala_async.errors import (

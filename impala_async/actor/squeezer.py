@@ -5,7 +5,7 @@ Runs on: sampler thread
 
 from typing import Literal
 
-from impala_async.config_bind import is_loopback
+from impala_async.config.bind import is_loopback
 from impala_async.layout import Bytes2D
 from impala_async.wire.compression import compress
 

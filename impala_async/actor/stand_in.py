@@ -20,7 +20,7 @@ from impala_async.actor.greeting import (
     say_goodbye,
 )
 from impala_async.actor.patience import SeldomLog
-from impala_async.config import ActorSettings
+from impala_async.config.run import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Version

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.actions import Actions
 from impala_async.envs.faults import RUNNING, Blame, close_all
 from impala_async.envs.mapping import PolicyMapping

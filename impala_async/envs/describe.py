@@ -17,9 +17,9 @@ from typing import NamedTuple, cast, get_args
 from pydantic import ValidationError
 
 from impala_async import lifeline
-from impala_async.config_actor import SamplerName
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.config.actor import SamplerName
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.faults import with_id
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError

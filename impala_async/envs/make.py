@@ -14,9 +14,9 @@ from typing import Any, Literal
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from impala_async.config_actor import SamplerName
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.config.actor import SamplerName
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.faults import close_all
 from impala_async.envs.find import blame, find_env, makes_vectors, registered

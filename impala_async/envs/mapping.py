@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.config_policies import SHUFFLED, PoliciesSection
+from impala_async.config.policies import SHUFFLED, PoliciesSection
 from impala_async.envs.faults import Blame
 from impala_async.envs.find import find_callable
 from impala_async.errors import EnvError

@@ -14,7 +14,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from impala_async.config_env import Wrapper
+from impala_async.config.env import Wrapper
 from impala_async.envs.agents import is_parallel
 from impala_async.envs.faults import Blame, close_all, env_name
 from impala_async.envs.find import find_callable

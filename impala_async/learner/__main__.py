@@ -26,15 +26,15 @@ from impala_async.doors import (
 from impala_async.errors import ConfigError, EnvError, RecordingError
 from impala_async.interrupts import undone
 from impala_async.leaving import flush_output, leave
-from impala_async.plot import draw_at_end
+from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from impala_async.config import RunConfig
+    from impala_async.config.run import RunConfig
     from impala_async.learner.recorder import Recorder
-    from impala_async.learner.run_folder import RunFolder
     from impala_async.metrics.sinks import Sink
+    from impala_async.runs.folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ def _sinks(config: "RunConfig", folder: "RunFolder", console: "Console") -> "lis
 
 
 def _show(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> None:
-    from impala_async.learner.summary import describe
+    from impala_async.runs.summary import describe
 
     logger.info("%s; run folder: %s", describe(summary), folder.path)
     # Whoever has started it draws one himself; and a SIGTERM leaves ten seconds.

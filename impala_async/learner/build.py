@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from impala_async.config import RunConfig
-from impala_async.config_learner import LearnerSection
+from impala_async.config.learner import LearnerSection
+from impala_async.config.run import RunConfig
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for

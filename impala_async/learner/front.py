@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from impala_async.config import ActorSettings, RunConfig
+from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.desk import Desk, Terms
 from impala_async.learner.ingest import Ingest

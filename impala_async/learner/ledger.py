@@ -12,9 +12,9 @@ Runs on: event loop
 from dataclasses import dataclass, field
 
 from impala_async.metrics.counter import Counters
+from impala_async.metrics.names import DROP_REASONS
 from impala_async.wire.messages import VERDICTS
 
-DROP_REASONS = ("stale", "nonfinite_update", "shutdown")
 COUNTS = ("received", "admitted", "trained")
 PASSES = ("done", "init_short")
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from impala_async.config import RunConfig
-from impala_async.config_model import TORSOS
+from impala_async.config.model import TORSOS
+from impala_async.config.run import RunConfig
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.build import build_model
 from impala_async.spec import Schema

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 
-from impala_async.config import RunConfig
-from impala_async.config_actor import ActorSection
-from impala_async.config_env import EnvSection
-from impala_async.config_model import ModelSection
-from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.config.actor import ActorSection
+from impala_async.config.env import EnvSection
+from impala_async.config.model import ModelSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
+from impala_async.config.run import RunConfig
 from impala_async.envs.describe import read_answer
 from impala_async.envs.faults import with_id
 from impala_async.errors import ConfigError, EnvError, how_it_ended

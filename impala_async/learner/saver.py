@@ -19,8 +19,8 @@ from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import on_thread
 from impala_async.learner.ledger import Ledger
 from impala_async.learner.reporter import EpisodeStats
-from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.thread_ports import Captured, Progress
+from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import (
     STATE,
     Checkpoint,

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from impala_async.config import RunConfig
+from impala_async.config.run import RunConfig
 from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
@@ -36,14 +36,14 @@ from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.reporter import EpisodeStats, Reporter
-from impala_async.learner.run_folder import UNSAVED, RunFolder
 from impala_async.learner.saver import Restored, Saver, begin_epoch
 from impala_async.learner.slots import Episodes
-from impala_async.learner.summary import summarise
 from impala_async.learner.thread_ports import NOT_FINITE, Captured, LearnerReport, Ports, Progress
 from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
+from impala_async.runs.folder import UNSAVED, RunFolder
+from impala_async.runs.summary import summarise
 from impala_async.spec import Schema
 from impala_async.waiting import Wait, told_of
 from impala_async.weights import Lineage

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala_async.config import StopSection
-from impala_async.config_learner import LearnerSection
+from impala_async.config.learner import LearnerSection
+from impala_async.config.run import StopSection
 from impala_async.learner.gauges import Gauges
 from impala_async.learner.handoff import ClosedError
 from impala_async.learner.hardware import make_current

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from impala_async.config import StopSection
+from impala_async.config.run import StopSection
 from impala_async.learner.handoff import Flag, Inbox, Mailbox
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.pulse import Pulse

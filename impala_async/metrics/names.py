@@ -14,6 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 Value: TypeAlias = int | float | str | Sequence[float | None] | None
 """What may stand in a report line; every one of these is strict JSON once it is finite."""
+DROP_REASONS = ("stale", "nonfinite_update", "shutdown")
+"""Why columns that were admitted are not trained: `dropped/` and `partial/` have one of each."""
 
 
 class Metric(NamedTuple):

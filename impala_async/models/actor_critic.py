@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.leaves import as_vector, is_image
 from impala_async.models.mlp import init_orthogonal, orthogonal_linear
 from impala_async.models.normalizer import Normalizer

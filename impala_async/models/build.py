@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.foreign import Foreign, is_of_python, one_line
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN

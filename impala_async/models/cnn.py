@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.leaves import as_image, image_shape, is_image, vector_size
 from impala_async.models.mlp import HIDDEN_GAIN, Hidden, init_orthogonal, joined
 from impala_async.spec import ArraySpec, ObsSpec

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.leaves import as_vector, vector_size
 from impala_async.spec import ArraySpec, ObsSpec
 

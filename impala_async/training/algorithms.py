@@ -15,7 +15,7 @@ from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss
 from impala_async.algo.losses_on_policy import a2c_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import clamped_exp
-from impala_async.config_algorithm import AlgorithmName, AlgorithmSection
+from impala_async.config.algorithm import AlgorithmName, AlgorithmSection
 from impala_async.policy import Evaluation
 from impala_async.training.target import TargetView
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
-from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config.algorithm import AlgorithmSection
 from impala_async.training.rmsprop_tf import RMSPropTF
 
 # What optimizers remember of a larger gradient, which is its square, would overflow.

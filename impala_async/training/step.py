@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from impala_async.algo.schedules import linear
-from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.algorithms import ALGORITHMS, Rows
 from impala_async.training.backprop import Backend, Backprop

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Evaluation, Policy
 
 KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5

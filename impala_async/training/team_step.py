@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from impala_async.config_algorithm import AlgorithmSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.spec import POLICY
 from impala_async.team import Team, member_seed_of
 from impala_async.training.batch import Batch

@@ -20,7 +20,7 @@ import numpy as np
 
 from impala_async.actor.client import Client
 from impala_async.actor.offer import Offer
-from impala_async.config import (
+from impala_async.config.run import (
     ActorSection,
     ActorSettings,
     EnvSection,

@@ -3,7 +3,7 @@
 import pytest
 
 from impala_async.actor.unroll import Finished
-from impala_async.config import ActorSettings, PaceSection, TrainSection
+from impala_async.config.run import ActorSettings, PaceSection, TrainSection
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Data, Get, Hello, Spec
 from tests.actor.scripted import (

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from impala_async.actor.unroll import Finished
-from impala_async.config import PaceSection
+from impala_async.config.run import PaceSection
 from impala_async.weights import Version
 from impala_async.wire.messages import Data, Get, Grant, Heartbeat, Hello, Spec
 from impala_async.wire.sockets import AddressError, Router

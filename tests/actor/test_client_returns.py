@@ -10,7 +10,7 @@ from impala_async.actor import greeting
 from impala_async.actor.client import NewRun, RunFinished
 from impala_async.actor.offer import Offer
 from impala_async.actor.unroll import Finished
-from impala_async.config import TrajectorySection
+from impala_async.config.run import TrajectorySection
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
 from impala_async.spec import ArraySpec
 from impala_async.weights import NO_VERSION, Version, WeightsLayout

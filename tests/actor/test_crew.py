@@ -8,7 +8,7 @@ import pytest
 
 from impala_async.actor import worker as worker_module
 from impala_async.actor.crew import Crew, shares
-from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError
 from tests.actor.worlds import PAIR, bytes_of, play, section

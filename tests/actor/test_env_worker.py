@@ -21,7 +21,7 @@ from impala_async.actor.env_worker import (
     write_json,
 )
 from impala_async.actor.worker import PROGRAM
-from impala_async.config_policies import ONE_POLICY
+from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.describe import read_answer
 from impala_async.envs.make import build_envs
 from tests.actor.worlds import section

@@ -16,7 +16,7 @@ from impala_async.actor.greeting import (
     say_goodbye,
 )
 from impala_async.actor.inquiry import Inquiry
-from impala_async.config import ActorSettings
+from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
 from impala_async.waiting import Wait
 from impala_async.wire.codec import encode_settings

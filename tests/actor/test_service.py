@@ -11,7 +11,7 @@ import torch
 from bench.probes import Probe
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
-from impala_async.config import ActorSettings, PaceSection
+from impala_async.config.run import ActorSettings, PaceSection
 from impala_async.errors import EnvError, MismatchError
 from impala_async.interrupts import REQUESTS
 from impala_async.policy import Policy

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from impala_async.actor.samplers.build import build_sampler
 from impala_async.actor.stacks import StackWriter
-from impala_async.config_env import EnvSection
+from impala_async.config.env import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs

@@ -18,8 +18,8 @@ from impala_async.actor import worker as worker_module
 from impala_async.actor.block import Block, new_memory
 from impala_async.actor.env_worker import RESET, Order, Place
 from impala_async.actor.worker import Worker, end_workers
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import ONE_POLICY
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.watch import describe
 from impala_async.errors import EnvError, EnvHangsError
@@ -150,7 +150,7 @@ ACTOR = """
 import sys
 import numpy as np
 from impala_async.actor.crew import Crew
-from impala_async.config_env import EnvSection
+from impala_async.config.env import EnvSection
 
 envs = Crew("parallel", EnvSection(id=sys.argv[1], kwargs={"after": 1}), 2, 2).whole()
 envs.reset(0)

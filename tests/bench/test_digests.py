@@ -9,8 +9,8 @@ import pytest
 
 from bench import digests
 from bench.digests import CASES, EVERYWHERE, Outcome, main
-from impala_async.config_algorithm import AlgorithmName
-from impala_async.config_load import load_config
+from impala_async.config.algorithm import AlgorithmName
+from impala_async.config.load import load_config
 
 Play = Callable[[dict[str, Outcome]], None]
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench import host
 from bench.scaling import Case
-from impala_async.config_load import load_config
+from impala_async.config.load import load_config
 
 
 def test_both_ways_are_compared_over_the_same_columns(

@@ -15,10 +15,10 @@ from bench.bare_loop import BareLoop, as_the_learner, measure
 from bench.learner import CARTPOLE, CONFIGS, ENDLESS, NO_ATARI, cases, figures_of, loop
 from bench.learner_ends import cpu_seconds, rates, record, serve
 from bench.sliding import Sliding
-from impala_async.config_algorithm import AlgorithmSection
-from impala_async.config_env import EnvSection
-from impala_async.config_load import load_config
-from impala_async.config_model import ModelSection
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.env import EnvSection
+from impala_async.config.load import load_config
+from impala_async.config.model import ModelSection
 from impala_async.envs.make import build_envs
 from impala_async.learner.loader import batch_over
 from impala_async.policy import Policy

@@ -15,7 +15,7 @@ from bench.learning.cases import CASES, CONFIGS, Case
 from bench.learning.table import is_held, measured, write
 from bench.learning.train import Outcome, train
 from bench.learning.trials import return_at_the_end
-from impala_async.config_load import load_config
+from impala_async.config.load import load_config
 
 CASE = Case("CartPole, briefly", "cartpole.toml", 475, 3_000)
 

@@ -14,13 +14,13 @@ from bench.learning import trials
 from bench.learning.cases import CONFIGS
 from bench.learning.trials import saved_of_random, unbeaten_by_random
 from examples.tictactoe import NUM_PLACES
-from impala_async.config import RunConfig
-from impala_async.config_env import EnvSection
-from impala_async.config_load import load_config
-from impala_async.config_model import ModelSection
+from impala_async.config.env import EnvSection
+from impala_async.config.load import load_config
+from impala_async.config.model import ModelSection
+from impala_async.config.run import RunConfig
 from impala_async.envs.make import build_envs
-from impala_async.learner.run_folder import RunFolder
 from impala_async.policy import Policy
+from impala_async.runs.folder import RunFolder
 from impala_async.spec import Schema
 from impala_async.team import build_policy
 from impala_async.training.checkpoint import save_checkpoint

@@ -10,7 +10,7 @@ from bench.learner import CARTPOLE, CONFIGS, ENDLESS, PONG, loop
 from bench.learner_ends import record
 from bench.paired import Sample
 from bench.update import figures_of, ways_of
-from impala_async.config_load import load_config
+from impala_async.config.load import load_config
 
 
 def test_a_graph_is_measured_only_where_there_is_one() -> None:

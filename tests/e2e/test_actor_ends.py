@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from impala_async.config import ActorSettings
+from impala_async.config.run import ActorSettings
 from impala_async.policy import Policy
 from impala_async.weights import Version, Weights
 from impala_async.wire.messages import Bye, ByeOk, Get, Heartbeat, Hello, Spec, WeightsReply

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AutoresetMode
 
 from bench.probes import Counting
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.history import WithHistory
 from impala_async.envs.spaces import SpaceOptions

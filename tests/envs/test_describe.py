@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from impala_async.config_actor import SamplerName
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.actor import SamplerName
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.envs.describe import describe, read_answer
 from impala_async.errors import EnvError
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, policy_leaf

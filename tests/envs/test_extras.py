@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from impala_async.config_actor import SamplerName
-from impala_async.config_env import EnvSection
+from impala_async.config.actor import SamplerName
+from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch, SerialEnvs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.probes import Counting
-from impala_async.config_env import EnvSection
+from impala_async.config.env import EnvSection
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name, with_id
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs

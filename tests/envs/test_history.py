@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector
-from impala_async.config_env import EnvSection
+from impala_async.config.env import EnvSection
 from impala_async.envs.history import WithHistory
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs

@@ -12,8 +12,8 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from bench import probes
 from bench.probes import Counting, CountingVector, Probe
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.envs.make import build_envs, build_usual, make_env, make_vector_env
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.envs.mapping import PolicyMapping
 from impala_async.errors import EnvError
 

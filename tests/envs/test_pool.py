@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from impala_async.config_env import EnvSection
+from impala_async.config.env import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.pool import PoolVector
 from impala_async.envs.vector import VectorEnvs

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-from impala_async.config_env import EnvSection
+from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.describe import describe
 from impala_async.envs.rehearse import NUM_STEPS, random_actions, rehearse

@@ -6,7 +6,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from bench.probes import Counting
-from impala_async.config_env import EnvSection, Wrapper
+from impala_async.config.env import EnvSection, Wrapper
 from impala_async.envs.make import build_envs, make_env
 from impala_async.envs.rehearse import rehearse
 from impala_async.envs.vector import SerialEnvs, VectorEnvs

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from examples.custom_env import MOVES, Courier
-from impala_async.config import EnvSection
+from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from tests.examples.conftest import Train
 

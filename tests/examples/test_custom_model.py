@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from examples.custom_model import MyTorso
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.build import build_model
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 from tests.examples.conftest import ROOT, Train

@@ -25,9 +25,9 @@ from examples.minimal_impala import (
 )
 from impala_async.algo import losses as package_losses
 from impala_async.algo import vtrace as package_vtrace
-from impala_async.config import AlgorithmSection
-from impala_async.config_load import load_config
-from impala_async.config_model import ModelSection
+from impala_async.config.load import load_config
+from impala_async.config.model import ModelSection
+from impala_async.config.run import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch

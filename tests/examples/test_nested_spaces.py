@@ -7,7 +7,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from examples.nested_spaces import NUM_BINS, NUM_PARCELS, SortingArm
-from impala_async.config import EnvSection
+from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from tests.examples.conftest import Train
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from examples.tictactoe import NUM_PLACES, WAIT, TicTacToe
-from impala_async.config_env import EnvSection
-from impala_async.config_load import load_config
+from impala_async.config.env import EnvSection
+from impala_async.config.load import load_config
 from impala_async.envs.make import build_envs
 from tests.examples.conftest import Train
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from impala_async.actor.samplers.stage import set_stage
-from impala_async.config_actor import ActorSection, SamplerName
-from impala_async.config_model import ModelSection
+from impala_async.config.actor import ActorSection, SamplerName
+from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
 from impala_async.spec import Schema
 from tests.actor.fakes import FakeBuffers, NoNews

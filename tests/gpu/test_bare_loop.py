@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.bare_loop import BareLoop
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from tests.bench.test_learner import SCHEMA, SECTION, batch

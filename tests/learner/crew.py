@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from impala_async.config import RunConfig
-from impala_async.learner.run_folder import RunFolder
+from impala_async.config.run import RunConfig
 from impala_async.learner.saver import Restored, load_newest
 from impala_async.learner.service import LearnerService
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks.jsonl import JsonlSink
 from impala_async.policy import Policy
+from impala_async.runs.folder import RunFolder
 from impala_async.spec import Schema
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from impala_async.config_learner import LearnerSection
+from impala_async.config.learner import LearnerSection
 from impala_async.errors import CheckpointError
 from impala_async.learner.build import (
     Learner,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.learner.ledger import DROP_REASONS, Ledger, Settlement
+from impala_async.learner.ledger import Ledger, Settlement
+from impala_async.metrics.names import DROP_REASONS
 from impala_async.metrics.report import merge
 from impala_async.wire.messages import VERDICTS
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.config_algorithm import AlgorithmSection
-from impala_async.config_model import ModelSection
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.model import ModelSection
 from impala_async.errors import ProtocolError
 from impala_async.learner.account import BatchAccount
 from impala_async.learner.lockstep import LockstepFiller

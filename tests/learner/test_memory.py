@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from impala_async.config import RunConfig
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
+from impala_async.config.run import RunConfig
 from impala_async.learner import memory
 from impala_async.learner.memory import GIB, check_memory
 from impala_async.spec import (
@@ -102,7 +102,7 @@ import re, sys
 from pathlib import Path
 import numpy as np
 import torch
-from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.trajectory import columns_over
 from impala_async.training.batch import Batch

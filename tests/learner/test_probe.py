@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from bench.probes import Counting
-from impala_async.config import ActorSection, EnvSection, RunConfig
-from impala_async.config_model import ModelSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.model import ModelSection
+from impala_async.config.policies import PoliciesSection
+from impala_async.config.run import ActorSection, EnvSection, RunConfig
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner import probe
 from impala_async.learner.probe import SpaceProbe, check_columns
@@ -122,8 +122,8 @@ def test_the_environment_is_never_imported_here() -> None:
     """In a process of its own, where no other test has imported anything."""
     code = (
         "import sys\n"
-        "from impala_async.config import ActorSection, EnvSection\n"
-        "from impala_async.config_model import ModelSection\n"
+        "from impala_async.config.run import ActorSection, EnvSection\n"
+        "from impala_async.config.model import ModelSection\n"
         "from impala_async.learner.probe import SpaceProbe\n"
         f"env = EnvSection(id='{PROBES}:Counting')\n"
         "actor = ActorSection(sampler='serial')\n"
@@ -208,8 +208,8 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
     )
     code = (
         "import time\n"
-        "from impala_async.config import ActorSection, EnvSection\n"
-        "from impala_async.config_model import ModelSection\n"
+        "from impala_async.config.run import ActorSection, EnvSection\n"
+        "from impala_async.config.model import ModelSection\n"
         "from impala_async.learner.probe import SpaceProbe\n"
         "probe = SpaceProbe(EnvSection(id='hanging:Env'), ActorSection(), ModelSection())\n"
         "time.sleep(100)\n"

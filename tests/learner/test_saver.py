@@ -18,10 +18,10 @@ from impala_async.errors import CheckpointError
 from impala_async.learner import saver
 from impala_async.learner.ledger import Ledger, Settlement
 from impala_async.learner.reporter import EpisodeStats
-from impala_async.learner.run_folder import RunFolder
 from impala_async.learner.saver import Saver, begin_epoch, load_newest
 from impala_async.learner.thread_ports import Captured, Progress
 from impala_async.policy import Policy
+from impala_async.runs.folder import RunFolder
 from impala_async.training.state import capture
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Lineage

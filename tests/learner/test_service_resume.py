@@ -9,7 +9,7 @@ import pytest
 from impala_async.errors import EXIT_DONE, CheckpointError
 from impala_async.learner import service
 from impala_async.learner.handoff import Mailbox
-from impala_async.learner.run_folder import RunFolder
+from impala_async.runs.folder import RunFolder
 from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, Heartbeat
 from tests.learner.crew import Voyage, voyage
 from tests.learner.hand_actor import Actor, until

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from impala_async.config import StopSection
-from impala_async.config_learner import LearnerSection
+from impala_async.config.learner import LearnerSection
+from impala_async.config.run import StopSection
 from impala_async.learner import thread
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.loader import LoadedBatch

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from impala_async.config_learner import LearnerSection
+from impala_async.config.learner import LearnerSection
 from impala_async.errors import EXIT_BUG
 from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.pulse import BUILD_PATIENCE

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.config import RunConfig
+from impala_async.config.run import RunConfig
 from impala_async.learner.front import Events, Front
 from impala_async.learner.ledger import Settlement
 from impala_async.learner.slots import Slot, allocate_slots

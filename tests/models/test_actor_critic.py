@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.actor_critic import ActorCritic, Output
 from impala_async.models.mlp import MLPTorso
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state

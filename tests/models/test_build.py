@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from impala_async.config_model import TORSOS, ModelSection
+from impala_async.config.model import TORSOS, ModelSection
 from impala_async.models.build import build_model
 from impala_async.models.mlp import Hidden, joined
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.mlp import MLPTorso, orthogonal_linear
 from impala_async.spec import ArraySpec, ObsSpec
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.models.quick import QuickNet
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state

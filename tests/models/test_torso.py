@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from impala_async.config_model import TORSOS, ModelSection
+from impala_async.config.model import TORSOS, ModelSection
 from impala_async.models import build
 from impala_async.models.torso import Torso
 from impala_async.spec import ArraySpec, ObsSpec

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.config import AlgorithmSection, ModelSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.policies import PoliciesSection
+from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.policy import Policy
 from impala_async.spec import (
     ActionPart,

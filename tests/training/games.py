@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala_async.config import ModelSection
-from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.run import ModelSection
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch

@@ -8,7 +8,7 @@ import torch
 from impala_async.algo import losses, losses_on_policy
 from impala_async.algo.gae import gae
 from impala_async.algo.vtrace import vtrace
-from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config.algorithm import AlgorithmSection
 from impala_async.training.algorithms import ALGORITHMS, Rows, View
 from impala_async.training.target import Target
 

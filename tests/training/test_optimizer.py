@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from impala_async.config import AlgorithmSection
+from impala_async.config.run import AlgorithmSection
 from impala_async.training.optimizer import (
     build_optimizer,
     can_skip,

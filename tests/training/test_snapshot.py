@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.config import ModelSection
+from impala_async.config.run import ModelSection
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.spec import ArraySpec

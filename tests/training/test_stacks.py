@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.config_algorithm import AlgorithmSection
-from impala_async.config_model import ModelSection
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch

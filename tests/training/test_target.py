@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from impala_async.config_algorithm import AlgorithmSection
+from impala_async.config.algorithm import AlgorithmSection
 from impala_async.training.target import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
 
 

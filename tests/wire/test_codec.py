@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.config import ActorSettings, RunConfig
+from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ProtocolError
 from impala_async.layout import Bytes2D
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema

@@ -14,9 +14,9 @@ from impala_async.actor.cores import count_cores
 from impala_async.actor.crew import Crew
 from impala_async.actor.samplers.measure import Measured, Play, measure
 from impala_async.actor.samplers.stage import Stage, count_gpus, count_workers
-from impala_async.config_actor import ActorSection
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.actor import ActorSection
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, MismatchError
 

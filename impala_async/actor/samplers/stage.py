@@ -16,9 +16,9 @@ from impala_async.actor.samplers.alternating import SplitBatch
 from impala_async.actor.samplers.build import build_alternating, build_sampler, columns_per_message
 from impala_async.actor.samplers.protocols import ActingPolicy, BufferSource, Newest, Sampler
 from impala_async.actor.worker import LookUp
-from impala_async.config_actor import WITH_WORKERS, ActorSection, SamplerName
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import ONE_POLICY, PoliciesSection
+from impala_async.config.actor import WITH_WORKERS, ActorSection, SamplerName
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.make import build_envs, build_usual
 from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EnvError, MismatchError

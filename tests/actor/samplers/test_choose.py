@@ -12,9 +12,9 @@ from impala_async.actor.samplers import stage as stage_module
 from impala_async.actor.samplers.choose import choose_stage
 from impala_async.actor.samplers.measure import Measured, Play
 from impala_async.actor.samplers.stage import Stage, set_stage
-from impala_async.config_actor import ActorSection
-from impala_async.config_env import EnvSection
-from impala_async.config_policies import ONE_POLICY
+from impala_async.config.actor import ActorSection
+from impala_async.config.env import EnvSection
+from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.spec import Schema

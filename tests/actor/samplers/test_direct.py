@@ -10,7 +10,7 @@ from bench.probes import Counting, CountingVector, Endless, Failing, Slow
 from impala_async.actor.samplers.build import build_sampler
 from impala_async.actor.samplers.protocols import Sampler
 from impala_async.actor.unroll import Finished, MessageBuffer
-from impala_async.config import EnvSection
+from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs, spread_seed
 from impala_async.errors import EnvError

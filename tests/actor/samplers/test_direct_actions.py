@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from impala_async.actor.samplers.build import build_sampler
-from impala_async.config_model import ModelSection
+from impala_async.config.model import ModelSection
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state

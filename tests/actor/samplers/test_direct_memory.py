@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bench.probes import Counting, CountingVector
 from impala_async.actor.samplers.build import build_sampler
 from impala_async.actor.unroll import Finished
-from impala_async.config_policies import PoliciesSection
+from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
 from impala_async.spec import ArraySpec, Schema

@@ -8,7 +8,7 @@ import pytest
 from impala_async.actor.samplers import measure as measure_module
 from impala_async.actor.samplers.measure import Play, Scrap, measure
 from impala_async.actor.samplers.stage import Stage, set_stage
-from impala_async.config_actor import ActorSection
+from impala_async.config.actor import ActorSection
 from impala_async.spec import Schema
 from tests.actor.fakes import FakePolicy
 from tests.actor.worlds import section

@@ -10,7 +10,7 @@ from impala_async.actor.samplers import stage as stage_module
 from impala_async.actor.samplers.alternating import AlternatingSampler
 from impala_async.actor.samplers.direct import DirectSampler
 from impala_async.actor.samplers.stage import Stage, count_workers, pick_device, set_stage
-from impala_async.config_actor import ActorSection, SamplerName
+from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError, MismatchError
 from impala_async.spec import Schema

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field, field_validator
 
-from impala_async.config_section import Section
+from impala_async.config.section import Section
 
 TCP_URL = re.compile(
     r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(\*|\d{1,5})", re.ASCII | re.IGNORECASE

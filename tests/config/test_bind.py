@@ -2,7 +2,7 @@
 
 import pytest
 
-from impala_async.config_bind import is_loopback
+from impala_async.config.bind import is_loopback
 from tests.test_config import complaint, config_of
 
 

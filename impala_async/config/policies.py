@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from impala_async.config_section import Section
+from impala_async.config.section import Section
 
 SHUFFLED = "shuffled"
 # They name tensors, and their numbers travel as a byte.

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from impala_async.config import RunConfig
-from impala_async.config_load import validate_config
+from impala_async.config.load import validate_config
+from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
 from tests.test_config import DEFAULTS, nested
 

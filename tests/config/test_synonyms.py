@@ -1,5 +1,5 @@
-from impala_async.config_load import key_like
-from impala_async.config_synonyms import SYNONYMS, our_key
+from impala_async.config.load import key_like
+from impala_async.config.synonyms import SYNONYMS, our_key
 
 
 def test_each_is_a_key_of_ours_and_no_name_stands_twice() -> None:

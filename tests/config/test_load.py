@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.config_load import load_config, merge_overrides, validate_config
+from impala_async.config.load import load_config, merge_overrides, validate_config
 from impala_async.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

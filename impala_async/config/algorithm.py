@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from impala_async.config_section import Section
+from impala_async.config.section import Section
 
 AlgorithmName = Literal["impala", "appo", "ppo", "a2c"]
 OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf"]

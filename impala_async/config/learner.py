@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from impala_async.config_actor import DEVICE, MAX_COLUMNS
-from impala_async.config_section import MOST_S, Section
+from impala_async.config.actor import DEVICE, MAX_COLUMNS
+from impala_async.config.section import MOST_S, Section
 
 
 class LearnerSection(Section):

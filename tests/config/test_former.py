@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from impala_async.config_former import FORMER_KEYS, up_to_date
-from impala_async.config_load import load_config
+from impala_async.config.former import FORMER_KEYS, up_to_date
+from impala_async.config.load import load_config
 from impala_async.errors import ConfigError
 
 

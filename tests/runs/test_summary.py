@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.config import RunConfig
+from impala_async.config.run import RunConfig
 from impala_async.learner.ledger import DROP_REASONS
-from impala_async.learner.summary import describe, lag_quantiles, summarise
 from impala_async.metrics.verdict import ADVICE, Verdict
+from impala_async.runs.summary import describe, lag_quantiles, summarise
 from tests.learner.columns import small_schema
 from tests.learner.world import config_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from impala_async.config_section import Section
+from impala_async.config.section import Section
 
 
 class Sample(Section):

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from impala_async.config_env import EnvSection, Wrapper
-from impala_async.config_load import load_config
+from impala_async.config.env import EnvSection, Wrapper
+from impala_async.config.load import load_config
 from impala_async.errors import ConfigError
 
 

@@ -1,6 +1,6 @@
 """Every knob of the system: one frozen section per owner, gathered in `RunConfig`.
 
-A function takes its own section, never the whole config. `config_load` reads them from a file
+A function takes its own section, never the whole config. `load.py` reads them from a file
 and the command line. Descriptions are what the help text and the configuration page show.
 """
 
@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from impala_async.config_actor import MAX_COLUMNS, ActorSection
-from impala_async.config_algorithm import AlgorithmSection
-from impala_async.config_bind import BindSection, is_loopback
-from impala_async.config_env import EnvSection
-from impala_async.config_learner import LearnerSection
-from impala_async.config_model import ModelSection
-from impala_async.config_policies import PoliciesSection
-from impala_async.config_section import MOST_S, Section
+from impala_async.config.actor import MAX_COLUMNS, ActorSection
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.bind import BindSection, is_loopback
+from impala_async.config.env import EnvSection
+from impala_async.config.learner import LearnerSection
+from impala_async.config.model import ModelSection
+from impala_async.config.policies import PoliciesSection
+from impala_async.config.section import MOST_S, Section
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, NoReturn
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from impala_async.config import DECIDED_BY_LOCKSTEP, RunConfig
-from impala_async.config_bind import like_url
-from impala_async.config_former import FORMER_KEYS, up_to_date
-from impala_async.config_synonyms import our_key
+from impala_async.config.bind import like_url
+from impala_async.config.former import FORMER_KEYS, up_to_date
+from impala_async.config.run import DECIDED_BY_LOCKSTEP, RunConfig
+from impala_async.config.synonyms import our_key
 from impala_async.errors import ConfigError
 from impala_async.json_file import why_unreadable
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from matplotlib import pyplot as plt
 
-from impala_async import plot, waiting
-from impala_async.learner.run_folder import RunFolder
-from impala_async.plot import _without_lost_branches, draw_learning_curve, read_reports
+from impala_async import waiting
+from impala_async.runs import plot
+from impala_async.runs.plot import _without_lost_branches, draw_learning_curve, read_reports
+from impala_async.runs.folder import RunFolder
 from impala_async.waiting import Wait
 
 

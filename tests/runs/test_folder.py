@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import CheckpointError, ConfigError
-from impala_async.learner.run_folder import HOLD_VARIABLE, RunFolder, default_run_path
+from impala_async.runs.folder import HOLD_VARIABLE, RunFolder, default_run_path
 from tests.learner.columns import small_schema
 from tests.learner.world import config_of
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from impala_async.config import (
+from impala_async.config.load import load_config, validate_config
+from impala_async.config.run import (
     ActorSettings,
     LearnerSection,
     RunConfig,
 )
-from impala_async.config_load import load_config, validate_config
 from impala_async.errors import ConfigError
 from impala_async.wire.codec import decode_settings, encode_settings
 

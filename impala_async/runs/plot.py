@@ -16,7 +16,7 @@ from impala_async.whole_file import write_whole
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from impala_async.learner.run_folder import RunFolder
+    from impala_async.runs.folder import RunFolder
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from impala_async.config_section import MOST_S, Section
+from impala_async.config.section import MOST_S, Section
 
 
 class Wrapper(Section):

@@ -17,9 +17,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from impala_async.config import RunConfig
-from impala_async.config_former import up_to_date
-from impala_async.config_load import validate_config
+from impala_async.config.former import up_to_date
+from impala_async.config.load import validate_config
+from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.json_file import find_bytes, find_object
 from impala_async.whole_file import PUBLIC, beside, write_whole

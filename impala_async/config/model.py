@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from impala_async.config_section import Section
+from impala_async.config.section import Section
 
 TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
 

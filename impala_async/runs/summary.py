@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from impala_async import __version__
-from impala_async.config import RunConfig
-from impala_async.learner.ledger import DROP_REASONS
-from impala_async.metrics.names import Value
+from impala_async.config.run import RunConfig
+from impala_async.metrics.names import DROP_REASONS, Value
 from impala_async.metrics.returns import format_mean_return
 from impala_async.metrics.verdict import Verdict
 

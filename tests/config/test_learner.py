@@ -1,6 +1,6 @@
 """The learner's limits: what is refused."""
 
-from impala_async.config_learner import LearnerSection
+from impala_async.config.learner import LearnerSection
 from tests.test_config import complaint
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from impala_async.config_section import MOST_S, Section
+from impala_async.config.section import MOST_S, Section
 
 MAX_COLUMNS = 4096
 SamplerName = Literal["auto", "serial", "vector", "parallel", "alternating"]

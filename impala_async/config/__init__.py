@@ -1,0 +1,1 @@
+"""Every setting: a section per owner, and how they are read."""
