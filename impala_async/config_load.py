@@ -29,7 +29,7 @@ COMMAND_LINE = "--set"
 # Where values have no type of ours.
 FREE_FORM = (["env"], ["env", "kwargs"], ["env", "wrappers"])
 MAX_SHOWN = 200
-# Keys of earlier releases, and why they are gone. A run that has them written down is still read.
+# These keys of earlier releases are gone, each for its reason. A run that wrote one down is read.
 FORMER = {"ingest.process": "the learner takes trajectories in on its own event loop"}
 # Beyond these Python gives up, at one place or another.
 MAX_DEPTH, MAX_BITS = 50, 10_000
