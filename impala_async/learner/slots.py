@@ -168,7 +168,7 @@ class IdleSlots:
         self._indices.append(index)
 
     def report(self) -> dict[str, object]:
-        """How many there were. Nobody waits for one: without a slot there is no credit."""
+        """Tell depth and capacity. Nobody waits for a slot: without one there is no credit."""
         return {
             "queue/idle_depth_quantiles": self._depth.summary().quantiles,
             "queue/idle_capacity": len(self._slots),
