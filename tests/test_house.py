@@ -736,9 +736,10 @@ Law = Callable[[House], list[str]]
 CLEAN = {
     "impala_async/__init__.py": '"""A house."""\n',
     "impala_async/errors.py": '"""Errors."""\nimport numpy as np\n',
-    "impala_async/config/run.py": '"""Knobs."""\nfrom .errors import np\n',
+    "impala_async/config/__init__.py": '"""Settings."""\n',
+    "impala_async/config/run.py": '"""Knobs."""\nfrom ..errors import np\n',
     "impala_async/wire/__init__.py": '"""The wire."""\n',
-    "impala_async/wire/codec.py": '"""Frames."""\nfrom impala_async import config\n',
+    "impala_async/wire/codec.py": '"""Frames."""\nfrom impala_async.config import run\n',
     "impala_async/wire/sockets.py": '"""Sockets."""\nimport zmq\n',
     "impala_async/training/__init__.py": '"""The workshop."""\n',
     "impala_async/training/step.py": '"""A step."""\nimport torch\n',
@@ -765,7 +766,7 @@ CLEAN = {
     ),
 }
 MIRRORS = (
-    *("test_errors.py", "test_config.py", "test_train.py", "training/test_step.py"),
+    *("test_errors.py", "config/test_run.py", "test_train.py", "training/test_step.py"),
     *("wire/test_codec.py", "wire/test_sockets.py"),
     *("learner/test_ingest.py", "learner/test_handoff.py", "learner/test_minibatch_buffer.py"),
 )
@@ -788,7 +789,7 @@ BROKEN: list[tuple[Law, str, str, int]] = [
     (no_doors_between_rooms, "actor/client.py", "import impala_async.learner.ingest as i", 2),
     (no_doors_between_rooms, "actor/__main__.py", "from impala_async.learner import ingest", 2),
     (known_rooms, "attic/box.py", "", 1),
-    (ground_libraries, "config.py", "import msgpack", 2),
+    (ground_libraries, "config/run.py", "import msgpack", 2),
     (launch_is_light, "launch/local.py", "from impala_async.wire import codec", 2),
     (torch_freeness, "wire/codec.py", "import torch.nn", 1),
     (torch_freeness, "envs/make.py", "import impala_async.training.step", 1),

@@ -79,14 +79,7 @@ class Front:
         self._is_lockstep = config.pace.is_lockstep
         self._lag = LoopLag()
         self.ledger = Ledger()
-        self.table = SessionTable(
-            run_id=run_id,
-            lineage=lineage,
-            lease_s=config.learner.lease_s,
-            max_lag=config.pace.lag if self._is_lockstep else config.learner.max_lag,
-            new_id=lambda: secrets.token_bytes(16),
-            num_ranks=config.train.num_actors if self._is_lockstep else None,
-        )
+        self.table = _make_table(config, run_id, lineage)
         # Before any actor is heard: what it sent to an earlier start must be known by then.
         if accounts is not None:
             self.ledger.restore(accounts["ledger"])
@@ -120,9 +113,7 @@ class Front:
         loop = self._loop = asyncio.get_running_loop()
         self._acknowledgements: asyncio.TimerHandle | None = None
         self._data = Port(loop, data, self._wire, self._on_data_message, self._answer)
-        self._weights = Port(
-            self._loop, weights, self._wire, self._on_weights_message, lambda: None
-        )
+        self._weights = Port(loop, weights, self._wire, self._on_weights_message, lambda: None)
 
     @property
     def num_actors(self) -> int:
@@ -325,6 +316,18 @@ class Front:
             else None,
             settings_frame=self._settings_frame,
         )
+
+
+def _make_table(config: RunConfig, run_id: bytes, lineage: Lineage) -> SessionTable:
+    is_lockstep = config.pace.is_lockstep
+    return SessionTable(
+        run_id=run_id,
+        lineage=lineage,
+        lease_s=config.learner.lease_s,
+        max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
+        new_id=lambda: secrets.token_bytes(16),
+        num_ranks=config.train.num_actors if is_lockstep else None,
+    )
 
 
 def _settings_frame(config: RunConfig) -> bytes:

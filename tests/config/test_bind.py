@@ -3,7 +3,7 @@
 import pytest
 
 from impala_async.config.bind import is_loopback
-from tests.test_config import complaint, config_of
+from tests.config.test_run import complaint, config_of
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The learner's limits: what is refused."""
 
 from impala_async.config.learner import LearnerSection
-from tests.test_config import complaint
+from tests.config.test_run import complaint
 
 
 def test_what_is_stuck_is_shown_before_it_is_ended() -> None:

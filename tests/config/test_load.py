@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from impala_async.config.load import load_config, merge_overrides, validate_config
 from impala_async.errors import ConfigError
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # They learn more from their passes than they lose by the lag of these; or are there to lag.
 REUSING = {"simple_spread.toml", "cartpole_lagged.toml"}
 

@@ -7,7 +7,7 @@ import pytest
 from impala_async.config.load import validate_config
 from impala_async.config.model import TORSOS, ModelSection
 from impala_async.errors import ConfigError
-from tests.test_config import nested
+from tests.config.test_run import nested
 
 
 def model_of(**settings: Any) -> ModelSection:

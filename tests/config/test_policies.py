@@ -8,7 +8,7 @@ from impala_async.config.load import validate_config
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
-from tests.test_config import nested
+from tests.config.test_run import nested
 
 PAIR = {"names": ["main", "past"], "copies": {"past": "main"}, "copy_every_updates": 5}
 

@@ -8,7 +8,7 @@ import pytest
 from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
-from tests.test_config import DEFAULTS, nested
+from tests.config.test_run import DEFAULTS, nested
 
 # What stands beside a value so that it is only its own range that counts.
 NEEDS = {

@@ -12,8 +12,8 @@ from matplotlib import pyplot as plt
 
 from impala_async import waiting
 from impala_async.runs import plot
-from impala_async.runs.plot import _without_lost_branches, draw_learning_curve, read_reports
 from impala_async.runs.folder import RunFolder
+from impala_async.runs.plot import _without_lost_branches, draw_learning_curve, read_reports
 from impala_async.waiting import Wait
 
 
