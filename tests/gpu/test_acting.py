@@ -1,11 +1,11 @@
-"""Env workers step, and a policy on the GPU acts for all of them at once."""
+"""A policy on the GPU acts for all columns, whatever steps the environments."""
 
 import numpy as np
 import pytest
 import torch
 
 from impala_async.actor.samplers.stage import set_stage
-from impala_async.config_actor import ActorSection
+from impala_async.config_actor import ActorSection, SamplerName
 from impala_async.config_model import ModelSection
 from impala_async.policy import Policy
 from impala_async.spec import Schema
@@ -15,9 +15,12 @@ from tests.actor.worlds import section
 pytestmark = pytest.mark.gpu
 
 
-def test_it_acts_there_as_the_same_policy_would_here(device: torch.device) -> None:
-    actor = ActorSection(sampler="parallel", device=str(device), num_workers=2)
-    stage = set_stage("parallel", actor, section("Masked"), 6)
+@pytest.mark.parametrize(("sampler", "num_workers"), [("serial", None), ("parallel", 2)])
+def test_it_acts_there_as_the_same_policy_would_here(
+    device: torch.device, sampler: SamplerName, num_workers: int | None
+) -> None:
+    actor = ActorSection(sampler=sampler, device=str(device), num_workers=num_workers)
+    stage = set_stage(sampler, actor, section("Masked"), 6)
     assert stage.device == str(device)
     schema = Schema(stage.obs_spec, stage.action_spec, 8)
     there = Policy(schema, ModelSection(), seed=1, device=stage.device)
