@@ -1,6 +1,6 @@
 """One actor with an env worker for each core of a host, beside as many actors without workers.
 
-The claim: the one actor steps as many environments, and fetches weights once for all of them.
+The claim: the one actor fetches weights once for all environments that these step.
 """
 
 import argparse

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from impala_async import plot, train
+from impala_async import train
+from impala_async.runs import plot
 from impala_async.config.load import load_config
 from impala_async.doors import BIND_VARIABLE, default_config_path
 from impala_async.errors import how_it_ended
