@@ -22,6 +22,7 @@ from impala_async.config.run import RunConfig
 from impala_async.doors import check_not_over
 from impala_async.metrics.names import REGISTRY, markdown_table
 from impala_async.wire import messages
+from tests import rooms
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -112,6 +113,7 @@ def _range(field: FieldInfo) -> str:
 
 
 GENERATED = {
+    "docs/architecture.md": rooms.picture,
     "docs/configuration.md": configuration_tables,
     "docs/metrics.md": markdown_table,
     "configs/README.md": configs_table,
