@@ -60,7 +60,7 @@ TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 
 ZMQ_FILES = {"wire/sockets.py", "wire/connections.py", "wire/monitor.py", "wire/security.py"}
 ASYNCIO_AND_THREADING_FILES = {"learner/handoff.py"}
-STREAM_FILES = {"learner/loader.py", "training/graphs.py", "training/host_copy.py"}
+STREAM_FILES = {"learner/loader.py", "training/graphs.py", "training/snapshot.py"}
 STREAMS = {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 PICKLING_CALLS = {"torch.load", "torch.save", "multiprocessing.reduction.ForkingPickler"}

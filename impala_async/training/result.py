@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from impala_async.training.parts import Part
+from impala_async.training.batch import Part
 from impala_async.training.rewards import Moments
 
 

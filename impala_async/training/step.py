@@ -20,9 +20,8 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.algorithms import ALGORITHMS, Rows
 from impala_async.training.backprop import Backend, Backprop
-from impala_async.training.batch import Batch
+from impala_async.training.batch import Batch, Part, living_mask, parts_of
 from impala_async.training.graphs import Graphs, Launched
-from impala_async.training.host_copy import HostCopy
 from impala_async.training.optimizer import (
     build_optimizer,
     can_skip,
@@ -36,9 +35,9 @@ from impala_async.training.optimizer import (
     step_unless,
     take_step,
 )
-from impala_async.training.parts import Part, living_mask, parts_of
 from impala_async.training.result import Outcome, StepResult, mean_stats, names_not_finite
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
+from impala_async.training.snapshot import HostCopy
 from impala_async.training.target import Target
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import torch
 from impala_async.algo import losses, losses_on_policy
 from impala_async.metrics.names import REGISTRY
 from impala_async.training import rewards
-from impala_async.training.parts import living_mask, parts_of
+from impala_async.training.batch import living_mask, parts_of
 from impala_async.training.rewards import Moments
 from impala_async.training.state import capture
 
