@@ -19,9 +19,8 @@ from impala_async.algo.schedules import linear
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.algorithms import ALGORITHMS, Rows
-from impala_async.training.backprop import Backend, Backprop
+from impala_async.training.backprop import Backend, Backprop, Graphs, Launched
 from impala_async.training.batch import Batch, Part, living_mask, parts_of
-from impala_async.training.graphs import Graphs, Launched
 from impala_async.training.optimizer import (
     build_optimizer,
     can_skip,
