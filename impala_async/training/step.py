@@ -34,7 +34,7 @@ from impala_async.training.optimizer import (
     step_unless,
     take_step,
 )
-from impala_async.training.result import Outcome, StepResult, mean_stats, names_not_finite
+from impala_async.training.result import Outcome, StepResult, failed_columns
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.snapshot import HostCopy
 from impala_async.training.target import Target
@@ -237,30 +237,16 @@ class UpdateStep:
         """What all parts together come to."""
         applied = [outcome for outcome in outcomes if outcome.is_applied]
         self.num_updates += len(applied)
-        is_failed_B = torch.zeros_like(this.alive_B)
-        for outcome in outcomes:
-            if outcome.is_applied:
-                self._num_failed_in_a_row = 0
-            elif outcome.is_failed:
-                self._num_failed_in_a_row += 1
-                is_failed_B |= outcome.part.is_in_B
         if this.is_first:
             # What neither failed nor lives has no valid row.
-            is_learned_B = this.alive_B & ~is_failed_B
+            is_learned_B = this.alive_B & ~failed_columns(outcomes)
             self._update_statistics(this.batch, is_learned_B, applied, this.scale)
         if self.target is not None:
             self.target.end_batch(self.policy)
-        stats = mean_stats([outcome.stats for outcome in applied or outcomes])
-        stats |= {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
-        num_valid = sum(outcome.num_valid for outcome in outcomes)
-        return StepResult(
-            len(applied),
-            num_valid,
-            is_failed_B,
-            stats | self._knobs(),
-            self._num_failed_in_a_row,
-            names_not_finite(outcomes),
-        )
+        knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
+        result = StepResult.of(outcomes, self._num_failed_in_a_row, knobs | self._knobs())
+        self._num_failed_in_a_row = result.num_failed_in_a_row
+        return result
 
     def _launch(
         self,

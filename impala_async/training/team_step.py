@@ -20,7 +20,7 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.spec import POLICY
 from impala_async.team import Team, member_seed_of
 from impala_async.training.batch import Batch
-from impala_async.training.result import StepResult, mean_stats
+from impala_async.training.result import StepResult
 from impala_async.training.step import UpdateStep
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class TeamStep:
         # Where there is a device, the host waits for it here.
         has_rows_PB = is_own_PBT.any(-1).cpu() & alive_B
         is_failed_B = torch.zeros_like(alive_B)
-        results = {}
+        results = []
         for (name, step), is_own_BT, has_rows_B in zip(
             self.steps.items(), is_own_PBT, has_rows_PB, strict=True
         ):
@@ -92,11 +92,11 @@ class TeamStep:
             result = step.run(own, alive_N, env_steps_trained, is_first_pass=is_first_pass)
             is_failed_B[columns_N] |= result.is_failed_B
             self._take_copies(name, num_before, step.num_updates)
-            results[name] = result
+            results.append(result)
         self._num_batches += 1
         if self._num_batches == WARN_AT_BATCH:
             self._warn_of_idle()
-        return _joined(list(results.values()), is_failed_B)
+        return StepResult.joined(results, is_failed_B)
 
     def begin(
         self,
@@ -133,16 +133,3 @@ class TeamStep:
             if copied == source:
                 members = self.policy.members
                 members[name].load_tensors(members[source].named_tensors())
-
-
-def _joined(results: list[StepResult], is_failed_B: Tensor) -> StepResult:
-    """Stats are means over the members that were updated, or over all if none was."""
-    told = [result for result in results if result.applied] or results
-    return StepResult(
-        num_updates=max((result.num_updates for result in results), default=0),
-        num_valid_rows=sum(result.num_valid_rows for result in results),
-        is_failed_B=is_failed_B,
-        stats=mean_stats([result.stats for result in told]) if told else {},
-        num_failed_in_a_row=max((result.num_failed_in_a_row for result in results), default=0),
-        not_finite=tuple(dict.fromkeys(name for result in results for name in result.not_finite)),
-    )
