@@ -38,9 +38,7 @@ from impala_async.learner.thread_ports import (
 )
 from impala_async.training.result import StepResult
 from impala_async.training.snapshot import Snapshot, WeightsCopy
-from impala_async.training.state import capture
-from impala_async.training.step import UpdateStep
-from impala_async.training.team_step import TeamStep
+from impala_async.training.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class LearnerThread:
     def __init__(
         self,
         *,
-        step: UpdateStep | TeamStep,
+        step: Step,
         snapshot: Snapshot,
         loader: Loader,
         section: LearnerSection,
@@ -333,7 +331,7 @@ class LearnerThread:
         self._ports.captures.post(self._capture())
 
     def _capture(self) -> Captured:
-        return Captured(self.progress, capture(self._step))
+        return Captured(self.progress, self._step.capture())
 
     def _report(self) -> LearnerReport:
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at

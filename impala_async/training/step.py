@@ -9,8 +9,8 @@ of observations in place, and nothing else.
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from impala_async.algo.schedules import linear
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
+from impala_async.team import Team
 from impala_async.training.algorithms import ALGORITHMS, Rows
 from impala_async.training.backprop import Backend, Backprop, Graphs, Launched
 from impala_async.training.batch import Batch, Part, living_mask, parts_of
@@ -26,10 +27,12 @@ from impala_async.training.optimizer import (
     can_skip,
     clip_gradients,
     clip_unseen,
+    flatten_optimizer,
     global_norm,
     make_capturable,
     may_overflow,
     norm_limit,
+    restore_optimizer,
     set_learning_rate,
     step_unless,
     take_step,
@@ -37,6 +40,7 @@ from impala_async.training.optimizer import (
 from impala_async.training.result import Outcome, StepResult, failed_columns
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.snapshot import HostCopy
+from impala_async.training.state import TrainingState, check_dtypes, copies_of
 from impala_async.training.target import Target
 
 logger = logging.getLogger(__name__)
@@ -59,6 +63,39 @@ class _Begun(NamedTuple):
     part: Part
     numbers: HostCopy
     names: tuple[str, ...]
+
+
+class Step(Protocol):
+    """The weights of a policy, or of each member of a team, one batch further and one more."""
+
+    @property
+    def policy(self) -> Policy | Team: ...
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether the next update can be launched before the host has looked at this one."""
+        ...
+
+    def prepare(self, batch: Batch) -> None:
+        """Compile what is to be compiled, by a batch without a valid row. That changes nothing."""
+        ...
+
+    def begin(
+        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
+    ) -> Callable[[], StepResult]:
+        """Launch the updates with a batch; the call of what comes back waits for their result.
+
+        Args:
+            batch: on the device of the policy. It may not change until the result is asked for.
+            alive_B: the columns to train on, a tensor on the CPU, which may not change either.
+            env_steps_trained: where the schedules of learning rate and entropy cost are.
+            is_first_pass: statistics of returns and observations take in a batch once.
+        """
+        ...
+
+    def capture(self) -> TrainingState: ...
+
+    def restore(self, state: TrainingState) -> None: ...
 
 
 class UpdateStep:
@@ -184,22 +221,34 @@ class UpdateStep:
         result = self._conclude(outcomes, this)
         return lambda: result
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides the tensors of model, target and optimizer."""
-        state: dict[str, Any] = {"num_updates": self.num_updates}
+    def capture(self) -> TrainingState:
+        """Copy its state, on the thread that trains, for another thread to write."""
+        optimizer, options = flatten_optimizer(self.optimizer)
+        algorithm: dict[str, Any] = {"num_updates": self.num_updates}
         if self.target is not None:
-            state["target"] = self.target.state()
+            algorithm["target"] = self.target.state()
         if self.return_scale is not None:
-            state["return_scale"] = self.return_scale.state()
-        return state
+            algorithm["return_scale"] = self.return_scale.state()
+        return TrainingState(
+            model=copies_of(self.policy.named_tensors()),
+            optimizer=copies_of(optimizer),
+            optimizer_options=options,
+            target={} if self.target is None else copies_of(self.target.tensors()),
+            algorithm=algorithm,
+        )
 
-    def restore(self, target: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Undo `state`, and take over the tensors of the target network, if there is one."""
-        self.num_updates = int(state["num_updates"])
-        if self.target is not None:
-            self.target.restore(target, state["target"])
-        if self.return_scale is not None:
-            self.return_scale.restore(state["return_scale"])
+    def restore(self, state: TrainingState) -> None:
+        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
+        with state.must_fit():
+            check_dtypes(state.model, self.policy.named_tensors())
+            check_dtypes(state.target, {} if self.target is None else self.target.tensors())
+            self.policy.load_tensors(state.model)
+            restore_optimizer(self.optimizer, state.optimizer, state.optimizer_options)
+            self.num_updates = int(state.algorithm["num_updates"])
+            if self.target is not None:
+                self.target.restore(state.target, state.algorithm["target"])
+            if self.return_scale is not None:
+                self.return_scale.restore(state.algorithm["return_scale"])
 
     def _begin_part(self, part: Part, this: _Pass) -> _Begun:
         """All that needs no look at it."""

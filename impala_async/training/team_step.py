@@ -9,7 +9,7 @@ which is where the member's episode began.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -18,9 +18,10 @@ from torch import Tensor
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.spec import POLICY
-from impala_async.team import Team, member_seed_of
+from impala_async.team import Team, member_seed_of, split_off
 from impala_async.training.batch import Batch
 from impala_async.training.result import StepResult
+from impala_async.training.state import TrainingState, copies_of
 from impala_async.training.step import UpdateStep
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,44 @@ class TeamStep:
         result = self.run(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)
         return lambda: result
 
+    def prepare(self, batch: Batch) -> None:
+        """Nothing is compiled: each batch is split anew by who played it."""
+
+    def capture(self) -> TrainingState:
+        """The states of its members, under names that begin with a member's, in the same groups.
+
+        Copies are in the weights, and have nothing else.
+        """
+        members = {name: step.capture() for name, step in self.steps.items()}
+        untrained = {
+            name: copies_of(policy.named_tensors())
+            for name, policy in self.policy.members.items()
+            if name not in members
+        }
+        return TrainingState(
+            model=_joined({name: one.model for name, one in members.items()} | untrained),
+            optimizer=_joined({name: one.optimizer for name, one in members.items()}),
+            optimizer_options={name: one.optimizer_options for name, one in members.items()},
+            target=_joined({name: one.target for name, one in members.items()}),
+            algorithm={name: one.algorithm for name, one in members.items()},
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
+        with state.must_fit():
+            self.policy.load_tensors(state.model)
+            for name, step in self.steps.items():
+                step.restore(
+                    TrainingState(
+                        model=split_off(state.model, name),
+                        optimizer=split_off(state.optimizer, name),
+                        optimizer_options=state.optimizer_options[name],
+                        target=split_off(state.target, name),
+                        algorithm=state.algorithm[name],
+                        origin=state.origin,
+                    )
+                )
+
     def _is_own(self, batch: Batch, number: int) -> Tensor:
         """[B, T]: the valid rows that the member with this number played."""
         return batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
@@ -133,3 +172,12 @@ class TeamStep:
             if copied == source:
                 members = self.policy.members
                 members[name].load_tensors(members[source].named_tensors())
+
+
+def _joined(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Undo `split_off` for all members."""
+    return {
+        f"{member}/{name}": tensor
+        for member, tensors in groups.items()
+        for name, tensor in tensors.items()
+    }

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from impala_async.training.backprop import NUM_WARM_UPDATES, Backprop, Graphs
-from impala_async.training.state import capture
 from impala_async.training.step import UpdateStep
 
 CPU = torch.device("cpu")
@@ -109,13 +108,13 @@ def test_what_is_prepared_is_compiled_for_another_thread_and_nothing_has_changed
     step = use(make_step(**settings), backend)
     model = step.policy.model
     model.policy_torso = torch.nn.Sequential(model.policy_torso, Drawing())
-    before, drawn = capture(step), torch.random.get_rng_state()
+    before, drawn = step.capture(), torch.random.get_rng_state()
     blank = make_batch()
     blank.mask_BT.fill_(False)
     step.prepare(blank)
     assert num_graphs == 1
     assert torch.equal(torch.random.get_rng_state(), drawn)
-    after = capture(step)
+    after = step.capture()
     assert before.state() == after.state()
     for group, tensors in before.tensors().items():
         assert tensors.keys() == after.tensors()[group].keys()

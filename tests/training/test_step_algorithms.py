@@ -11,7 +11,6 @@ from impala_async.metrics.names import REGISTRY
 from impala_async.training import rewards
 from impala_async.training.batch import living_mask, parts_of
 from impala_async.training.rewards import Moments
-from impala_async.training.state import capture
 
 PPO = {"name": "ppo", "num_minibatches": 3}
 APPO = {"name": "appo", "kl_coeff": 0.5, "target_update_every_updates": 2}
@@ -28,7 +27,7 @@ ALIVE = torch.ones(5, dtype=torch.bool)
 
 def snapshot(step):
     """All that a step remembers."""
-    captured = capture(step)
+    captured = step.capture()
     tensors = {
         f"{group}/{name}": tensor
         for group, members in captured.tensors().items()
