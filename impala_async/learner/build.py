@@ -18,7 +18,7 @@ from impala_async.learner.memory import check_memory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread
 from impala_async.learner.thread_ports import Ports, Progress
-from impala_async.models.precision import pick_precision
+from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema
 from impala_async.team import Team, build_policy
