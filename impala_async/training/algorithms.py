@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss
-from impala_async.algo.losses_on_policy import a2c_loss, ppo_loss
+from impala_async.algo.losses import a2c_loss, appo_loss, impact_ratios, impala_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import clamped_exp
 from impala_async.config.algorithm import AlgorithmName, AlgorithmSection

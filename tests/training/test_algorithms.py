@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from impala_async.algo import losses, losses_on_policy
+from impala_async.algo import losses
 from impala_async.algo.gae import gae
 from impala_async.algo.vtrace import vtrace
 from impala_async.config.algorithm import AlgorithmSection
@@ -21,12 +21,12 @@ CASES = {
         BARS | {"pg_rho_bar": 1.2, "lambda": 0.8, "clip": 0.05, "is_clip": 1.1, "kl_coeff": 0.4},
         losses.appo_loss,
     ),
-    "ppo": ({"clip": 0.05, "lambda": 0.8}, losses_on_policy.ppo_loss),
+    "ppo": ({"clip": 0.05, "lambda": 0.8}, losses.ppo_loss),
     "ppo, vtrace": (
         BARS | {"clip": 0.05, "lambda": 0.8, "returns": "vtrace"},
-        losses_on_policy.ppo_loss,
+        losses.ppo_loss,
     ),
-    "a2c": ({"lambda": 0.8}, losses_on_policy.a2c_loss),
+    "a2c": ({"lambda": 0.8}, losses.a2c_loss),
 }
 EACH = pytest.mark.parametrize("case", CASES)
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from impala_async.algo import losses, losses_on_policy
+from impala_async.algo import losses
 from impala_async.metrics.names import REGISTRY
 from impala_async.training import rewards
 from impala_async.training.batch import living_mask, parts_of
@@ -244,8 +244,8 @@ def test_losses_do_not_depend_on_the_size_of_rewards(make_step, make_batch, name
     [
         ("impala", losses, "vtrace"),
         ("appo", losses, "vtrace"),
-        ("ppo", losses_on_policy, "gae"),
-        ("a2c", losses_on_policy, "gae"),
+        ("ppo", losses, "gae"),
+        ("a2c", losses, "gae"),
     ],
 )
 def test_returns_are_computed_once_per_update(
