@@ -17,11 +17,9 @@ Weights must be float32. docs/models.md says more.
 N rows, F features
 """
 
-import importlib
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -29,7 +27,7 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError
-from impala_async.foreign import Foreign, is_of_python, one_line
+from impala_async.foreign import NamedInSetting, import_maker
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
 from impala_async.models.mlp import MLPTorso
 from impala_async.spec import ObsSpec
@@ -63,10 +61,10 @@ def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], Torso]:
     make = TORSOS.get(section.name)
     if make is not None:
         return partial(make, obs, section)
-    imported = _import_torso(section.name)
+    imported = import_maker("model.name", section.name, "torso")
 
     def make_own() -> Torso:
-        with _Blame(section.name, "when it was made"):
+        with NamedInSetting("model.name", section.name, "when it was made"):
             torso = imported(obs, section)
         _check_own(section.name, torso, obs)
         return cast(Torso, torso)
@@ -98,35 +96,6 @@ def has_bfloat16(device: torch.device) -> bool:
     return bool(CPU_FLAGS & _cpu_flags())
 
 
-class _Blame(Foreign):
-    """A context in which every exception is that of a user's own torso."""
-
-    def __init__(self, name: str, where: str) -> None:
-        self._name = name
-        self._where = where
-
-    def blame(self, error: BaseException) -> ValueError:
-        *_, (frame, line) = walk_tb(error.__traceback__)
-        place = f"{frame.f_code.co_filename}:{line}"
-        return ValueError(
-            f"model.name: {self._name} failed {self._where}, at {place}: {one_line(error)}"
-        )
-
-
-def _import_torso(name: str) -> Callable[..., Any]:
-    module_name, _, class_name = name.partition(":")
-    try:
-        made = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        hint = f"; write {name.replace('.py:', ':')} for that file" if ".py:" in name else ""
-        raise ValueError(f"model.name: cannot import {name}: {error}{hint}") from error
-    if not callable(made):
-        raise ValueError(f"model.name: {name} is of type {type(made).__name__} and makes no torso")
-    if is_of_python(made):
-        raise ValueError(f"model.name: {name} comes with Python, and makes no torso")
-    return made  # type: ignore[no-any-return]
-
-
 def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
     """Show it two rows of zeros: what does not fit would fail later, and say less."""
     num_out = getattr(torso, "num_out", None)
@@ -139,7 +108,7 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    with torch.no_grad(), _Blame(name, "on two rows of zeros"):
+    with torch.no_grad(), NamedInSetting("model.name", name, "on two rows of zeros"):
         features = torso(rows)
     if features.shape != (2, num_out) or features.dtype != torch.float32:
         raise ValueError(

@@ -19,7 +19,7 @@ from impala_async.algo.schedules import linear
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.team import Team
-from impala_async.training.algorithms import ALGORITHMS, Rows
+from impala_async.training.algorithms import Rows, make_algorithm
 from impala_async.training.backprop import Backend, Backprop, Graphs, Launched
 from impala_async.training.batch import Batch, Part, living_mask, parts_of
 from impala_async.training.optimizer import (
@@ -114,20 +114,15 @@ class UpdateStep:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
-        self.target = Target(policy, algorithm) if algorithm.name == "appo" else None
+        learning = make_algorithm(algorithm)
+        self.target = Target(policy, algorithm) if learning.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self._section = algorithm
         self._seed = seed
         self.num_updates = 0
         self._num_failed_in_a_row = 0
         self._device = torch.device(device)
-        self._backprop = Backprop(
-            policy,
-            self.target,
-            ALGORITHMS[algorithm.name](algorithm),
-            self.optimizer.zero_grad,
-            backend,
-        )
+        self._backprop = Backprop(policy, self.target, learning, self.optimizer.zero_grad, backend)
         self._is_risky = may_overflow(algorithm)
         self._norm_limit = norm_limit(algorithm.grad_clip)
         # On a GPU the host looks at an update when all of it is launched.
