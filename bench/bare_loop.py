@@ -30,10 +30,10 @@ from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.build import build_step
 from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.loader import batch_over
-from impala_async.models.precision import pick_precision
+from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
+from impala_async.training.backprop import NUM_WARM_UPDATES
 from impala_async.training.batch import Batch
-from impala_async.training.graphs import NUM_WARM_UPDATES
 from impala_async.training.optimizer import build_optimizer, make_capturable
 from impala_async.training.rewards import clip_rewards
 from impala_async.training.step import UpdateStep

@@ -25,7 +25,7 @@ from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Mailbox, on_thread
 from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.models.precision import pick_precision
+from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch

@@ -1,8 +1,11 @@
 """Foreign code, be it an environment or a network: whatever it raises becomes an error of ours."""
 
+import importlib
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -50,3 +53,40 @@ class Foreign(ABC):
     @abstractmethod
     def blame(self, error: BaseException) -> Exception | None:
         """The error of ours that says whose fault it was; None if it says so itself."""
+
+
+class NamedInSetting(Foreign):
+    """A context in which every exception is that of code which a setting names."""
+
+    __slots__ = ("_key", "_name", "_where")
+
+    def __init__(self, key: str, name: str, where: str) -> None:
+        self._key, self._name, self._where = key, name, where
+
+    def blame(self, error: BaseException) -> ValueError:
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        place = f"{frame.f_code.co_filename}:{line}"
+        return ValueError(
+            f"{self._key}: {self._name} failed {self._where}, at {place}: {one_line(error)}"
+        )
+
+
+def import_maker(key: str, name: str, product: str) -> Callable[..., Any]:
+    """Import the maker of a network or an algorithm; raises ValueError if it cannot be one.
+
+    Args:
+        key: the setting that names it.
+        name: package.module:Name.
+        product: the word for what it makes.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        maker = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        hint = f"; write {name.replace('.py:', ':')} for that file" if ".py:" in name else ""
+        raise ValueError(f"{key}: cannot import {name}: {error}{hint}") from error
+    if not callable(maker):
+        raise ValueError(f"{key}: {name} is of type {type(maker).__name__} and makes no {product}")
+    if is_of_python(maker):
+        raise ValueError(f"{key}: {name} comes with Python, and makes no {product}")
+    return maker  # type: ignore[no-any-return]

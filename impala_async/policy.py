@@ -20,9 +20,9 @@ from torch import Tensor
 from impala_async.algo.distributions import Joint, distribution_of, forbid
 from impala_async.config.model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.models.build import TORSOS, build_model
 from impala_async.models.flat import unflatten
 from impala_async.models.quick import QuickNet, sample
+from impala_async.models.torso import TORSOS
 from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
@@ -238,7 +238,7 @@ def _build_seeded(schema: Schema, section: ModelSection, seed: int) -> ActorCrit
     # Initialisation draws from the default CPU generator: lend it, seeded, then give it back.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return build_model(section, schema.inputs, schema.action)
+        return ActorCritic(section, schema.inputs, schema.action)
 
 
 def _rows(leaf_BS: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 
 ZMQ_FILES = {"wire/sockets.py", "wire/connections.py", "wire/monitor.py", "wire/security.py"}
 ASYNCIO_AND_THREADING_FILES = {"learner/handoff.py"}
-STREAM_FILES = {"learner/loader.py", "training/graphs.py", "training/host_copy.py"}
+STREAM_FILES = {"learner/loader.py", "training/backprop.py", "training/snapshot.py"}
 STREAMS = {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 PICKLING_CALLS = {"torch.load", "torch.save", "multiprocessing.reduction.ForkingPickler"}
@@ -82,8 +82,7 @@ LONG_FUNCTIONS: dict[str, str] = {  # "room/module.py:function": reason
 BROAD_EXCEPT_FILES: dict[str, str] = {  # "room/module.py": reason. The doors need no entry.
     "actor/link.py": "a thread body: what ends the link is raised on the sampler thread",
     "learner/handoff.py": "the thread-body helper: a thread has no caller to raise to",
-    "training/backprop.py": "compilers fail in many ways, and none of them ends a run",
-    "training/graphs.py": "what a network does may not be recordable, which ends no run",
+    "training/backprop.py": "what does not compile or is not recorded is computed as written",
 }
 
 

@@ -200,7 +200,7 @@ def test_what_is_no_matter_of_memory_is_raised_as_it_is(monkeypatch, error, kind
     def build(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr("impala_async.policy.build_model", build)
+    monkeypatch.setattr("impala_async.policy.ActorCritic", build)
     schema = replace(schema_of(None), policies=())
     with pytest.raises(kind) as caught:
         build_policy(schema, model_of(None), ONE_POLICY, seed=0)

@@ -32,7 +32,7 @@ from impala_async.errors import (
 )
 from impala_async.foreign import one_line
 from impala_async.interrupts import REQUESTS
-from impala_async.models.precision import pick_precision
+from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
 from impala_async.team import Team, build_policy, check_default_dtype

@@ -25,10 +25,14 @@ def gae(
     mask_TB: Tensor | None = None,
     lambda_: float = 0.95,
 ) -> Returns:
-    """On-policy advantages, and targets = advantages + values.
+    """On-policy advantages, and targets = advantages + values. On a masked row they are 0 and V.
 
-    `discounts_TB` is gamma, and 0 where the episode terminated; `mask_TB` is False on rows
-    that are no transitions. On those the target is the value itself and the advantage 0.
+    Args:
+        rewards_TB: r_t.
+        discounts_TB: gamma, and 0 where the episode terminated.
+        values_SB: V(x), the bootstrap row's at the end.
+        mask_TB: False on rows that are no transitions; None: all are.
+        lambda_: how much of later TD errors is carried back: 1 all, 0 nothing.
     """
     mask_TB = check_rows(values_SB, mask_TB, rewards_TB=rewards_TB, discounts_TB=discounts_TB)
     dtype = widest_dtype(rewards_TB, discounts_TB, values_SB)

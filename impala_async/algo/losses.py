@@ -1,17 +1,39 @@
-"""Losses of the learner: IMPALA (arXiv 1802.01561) and APPO, which is IMPACT (arXiv 1912.00167).
+"""The losses, each of an algorithm.
 
-Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
+    IMPALA  arXiv 1802.01561    PPO  arXiv 1707.06347
+    APPO    arXiv 1912.00167    A2C  arXiv 1602.01783      APPO is IMPACT.
 
-Both correct for data that older weights acted for. The returns are constants: no gradient flows
-into them, nor through the value of the bootstrap row.
+IMPALA and APPO correct for data that older weights acted for; PPO and A2C take it as nearly their
+own. Returns are computed anew on every pass, with the values of now. They are constants: no
+gradient flows into them, nor through the value of the bootstrap row.
+
+These arguments are the same in all losses; each function explains the others:
+
+    log_probs_TB            log pi(a|x) of the actions taken, of the weights of now, with gradient
+    behaviour_log_probs_TB  log mu(a|x), the actor's own number from when it acted
+    entropies_TB, values_SB of the weights of now, with gradient
+    rewards_TB, mask_TB     a mask is False on rows that are no transitions; None: on none
+    discounts_TB            gamma, and 0 where the episode terminated
+    value_cost, entropy_cost  weights of the squared value error and of the entropy bonus
+    reduction               "mean" over valid rows, or "sum" as in the IMPALA paper
+    normalize_advantages    give those of valid rows mean 0 and deviation 1
+    num_valid               what "mean" divides by instead of the valid rows of this batch: a part
+                            of a larger one gives the count of all, and the losses sum to its mean
+
+    T rows of a trajectory, S = T + 1 with the bootstrap row, B columns
 """
 
 import math
+from typing import Literal
 
+import torch
 from torch import Tensor
 
+from impala_async.algo.gae import gae
 from impala_async.algo.terms import LossTerms, Reduction, ValidRows, clipped_surrogate
-from impala_async.algo.vtrace import clamped_exp, vtrace
+from impala_async.algo.vtrace import Returns, clamped_exp, make_rows, vtrace
+
+ReturnsKind = Literal["gae", "vtrace"]
 
 
 def impala_loss(
@@ -35,8 +57,8 @@ def impala_loss(
 ) -> LossTerms:
     """Policy gradient on V-trace advantages, squared value error and entropy bonus.
 
-    "mean" divides by the valid rows, "sum" is the paper's. `num_valid` replaces the count of
-    this batch by the one over all ranks, whose losses then sum to the global mean.
+    Args:
+        rho_bar, c_bar, pg_rho_bar, lambda_: V-trace's, as `vtrace` explains them.
     """
     valid = ValidRows(
         values_SB,
@@ -96,7 +118,15 @@ def appo_loss(
     """Clipped surrogate around a slowly moving target network.
 
     V-trace corrects from the behaviour to the target network, with the current network's
-    values; the surrogate moves the current policy. `kl_TB` is KL(pi_target || pi) per row.
+    values; the surrogate moves the current policy.
+
+    Args:
+        target_log_probs_TB: log pi_target(a|x), of the target network.
+        rho_bar, c_bar, pg_rho_bar, lambda_: V-trace's, as `vtrace` explains them.
+        clip: epsilon, how far from 1 the surrogate follows the ratio.
+        is_clip: rho, the bar on mu / pi_target in the ratio.
+        kl_TB: KL(pi_target || pi) of each row, with gradient.
+        kl_coeff: its weight; where it is 0, no KL is needed.
     """
     if kl_TB is None and kl_coeff != 0:
         raise ValueError(f"kl_coeff is {kl_coeff}, so kl_TB is needed")
@@ -155,3 +185,140 @@ def impact_ratios(
         raise ValueError(f"is_clip must be above 0, got {is_clip}")
     log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
     return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
+
+
+def ppo_loss(
+    *,
+    log_probs_TB: Tensor,
+    behaviour_log_probs_TB: Tensor,
+    entropies_TB: Tensor,
+    values_SB: Tensor,
+    rewards_TB: Tensor,
+    discounts_TB: Tensor,
+    mask_TB: Tensor | None = None,
+    value_cost: float = 0.5,
+    entropy_cost: Tensor | float = 0.01,
+    clip: float = 0.2,
+    returns: ReturnsKind = "gae",
+    rho_bar: float | None = 1.0,
+    c_bar: float | None = 1.0,
+    lambda_: float = 0.95,
+    reduction: Reduction = "mean",
+    normalize_advantages: bool = True,
+    num_valid: Tensor | float | None = None,
+) -> LossTerms:
+    """The surrogate of the ratio to what acted, clipped around 1; squared value error; entropy.
+
+    Args:
+        clip: epsilon, how far from 1 the surrogate follows the ratio.
+        returns: "gae", or "vtrace" for data that older weights acted for.
+        rho_bar, c_bar: V-trace's, as `vtrace` explains them; with returns of GAE they do nothing.
+        lambda_: of either kind of returns.
+    """
+    valid = ValidRows(
+        values_SB,
+        mask_TB,
+        reduction,
+        num_valid,
+        log_probs_TB=log_probs_TB,
+        behaviour_log_probs_TB=behaviour_log_probs_TB,
+        entropies_TB=entropies_TB,
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+    )
+    log_ratios_TB = valid.take(log_probs_TB) - valid.take(behaviour_log_probs_TB).detach()
+    targets_TB, advantages_TB = ppo_returns(
+        log_rhos_TB=log_ratios_TB,
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+        values_SB=values_SB,
+        mask_TB=valid.mask_TB,
+        kind=returns,
+        rho_bar=rho_bar,
+        c_bar=c_bar,
+        lambda_=lambda_,
+    )
+    if normalize_advantages:
+        advantages_TB = valid.normalize(advantages_TB)
+    policy_TB = clipped_surrogate(clamped_exp(log_ratios_TB), advantages_TB, clip)
+    return valid.terms(policy_TB, targets_TB, values_SB, entropies_TB, value_cost, entropy_cost)
+
+
+@torch.no_grad()
+def ppo_returns(
+    *,
+    log_rhos_TB: Tensor,
+    rewards_TB: Tensor,
+    discounts_TB: Tensor,
+    values_SB: Tensor,
+    mask_TB: Tensor,
+    kind: ReturnsKind,
+    rho_bar: float | None,
+    c_bar: float | None,
+    lambda_: float,
+) -> Returns:
+    """GAE's, or V-trace's with advantages that carry no ratio: the surrogate has it already."""
+    if kind == "gae":
+        return gae(
+            rewards_TB=rewards_TB,
+            discounts_TB=discounts_TB,
+            values_SB=values_SB,
+            mask_TB=mask_TB,
+            lambda_=lambda_,
+        )
+    targets_TB = vtrace(
+        log_rhos_TB=log_rhos_TB,
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+        values_SB=values_SB,
+        mask_TB=mask_TB,
+        rho_bar=rho_bar,
+        c_bar=c_bar,
+        lambda_=lambda_,
+    ).targets_TB
+    rows = make_rows(rewards_TB, discounts_TB, values_SB, mask_TB, targets_TB.dtype)
+    next_targets_TB = torch.cat([targets_TB[1:], rows.values_SB[-1:]])
+    return Returns(targets_TB, rows.td_errors(next_targets_TB))
+
+
+def a2c_loss(
+    *,
+    log_probs_TB: Tensor,
+    entropies_TB: Tensor,
+    values_SB: Tensor,
+    rewards_TB: Tensor,
+    discounts_TB: Tensor,
+    mask_TB: Tensor | None = None,
+    value_cost: float = 0.5,
+    entropy_cost: Tensor | float = 0.01,
+    lambda_: float = 0.95,
+    reduction: Reduction = "mean",
+    normalize_advantages: bool = True,
+    num_valid: Tensor | float | None = None,
+) -> LossTerms:
+    """Policy gradient on GAE's advantages, as if the weights of now had acted.
+
+    Args:
+        lambda_: of GAE, as `gae` explains it.
+    """
+    valid = ValidRows(
+        values_SB,
+        mask_TB,
+        reduction,
+        num_valid,
+        log_probs_TB=log_probs_TB,
+        entropies_TB=entropies_TB,
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+    )
+    targets_TB, advantages_TB = gae(
+        rewards_TB=rewards_TB,
+        discounts_TB=discounts_TB,
+        values_SB=values_SB,
+        mask_TB=valid.mask_TB,
+        lambda_=lambda_,
+    )
+    if normalize_advantages:
+        advantages_TB = valid.normalize(advantages_TB)
+    policy_TB = -valid.take(log_probs_TB) * advantages_TB
+    return valid.terms(policy_TB, targets_TB, values_SB, entropies_TB, value_cost, entropy_cost)

@@ -58,10 +58,20 @@ def vtrace(
     pg_rho_bar: float | None = 1.0,
     lambda_: float = 1.0,
 ) -> Returns:
-    """Off-policy corrected targets; `log_rhos_TB` is log pi - log mu, a bar of None clips nothing.
+    """Off-policy corrected targets and advantages. On a masked row they are the value and 0.
 
-    `discounts_TB` is gamma, and 0 where the episode terminated; `mask_TB` is False on rows
-    that are no transitions. On those the target is the value itself and the advantage 0.
+    Args:
+        log_rhos_TB: log pi(a|x) - log mu(a|x), of the policy that learns and the one that acted.
+        rewards_TB: r_t.
+        discounts_TB: gamma, and 0 where the episode terminated.
+        values_SB: V(x), the bootstrap row's at the end.
+        mask_TB: False on rows that are no transitions; None: all are.
+        rho_bar: clips pi / mu where it weighs a TD error, so it decides which policy's values the
+            targets are; None clips nothing, here and below.
+        c_bar: clips pi / mu where it carries later TD errors back: how far, and with how much
+            variance, but not to which values.
+        pg_rho_bar: clips pi / mu where it weighs the advantages, in the policy gradient.
+        lambda_: times the clipped c, as in GAE: 1 carries back all, 0 nothing.
     """
     for name, bar in (("rho_bar", rho_bar), ("c_bar", c_bar), ("pg_rho_bar", pg_rho_bar)):
         if bar is not None and not bar >= 0:

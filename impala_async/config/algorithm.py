@@ -4,37 +4,40 @@ A key that does nothing in the chosen algorithm, or with the chosen optimizer, i
 is set to something else than its default.
 """
 
+import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from impala_async.config.section import Section
 
-AlgorithmName = Literal["impala", "appo", "ppo", "a2c"]
 OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf"]
 ReturnsName = Literal["vtrace", "gae"]
 
-# The first is the default.
-_RETURNS: dict[AlgorithmName, tuple[ReturnsName, ...]] = {
-    "impala": ("vtrace",),
-    "appo": ("vtrace",),
-    "ppo": ("gae", "vtrace"),
-    "a2c": ("gae",),
+
+class _Known(NamedTuple):
+    """What the settings have to know of an algorithm."""
+
+    keys: tuple[str, ...]
+    """Those that do something in it, of those that do not do so in all."""
+    returns: tuple[ReturnsName, ...] = ("vtrace",)
+    """The first is the default."""
+    has_normal_advantages: bool = False
+
+
+_BARS = ("rho_bar", "c_bar", "pg_rho_bar")
+_TARGET = ("tau", "target_update_every_updates", "kl_coeff", "kl_target")
+ALGORITHMS = {
+    "impala": _Known(_BARS),
+    "appo": _Known((*_BARS, "clip", "is_clip", *_TARGET, "num_minibatches")),
+    "ppo": _Known(("rho_bar", "c_bar", "clip", "num_minibatches"), ("gae", "vtrace"), True),
+    "a2c": _Known((), ("gae",), True),
 }
-# Where a key does something; keys that are not here do so everywhere.
-_ALGORITHMS: dict[str, tuple[AlgorithmName, ...]] = {
-    "rho_bar": ("impala", "appo", "ppo"),
-    "c_bar": ("impala", "appo", "ppo"),
-    "pg_rho_bar": ("impala", "appo"),
-    "clip": ("appo", "ppo"),
-    "is_clip": ("appo",),
-    "tau": ("appo",),
-    "target_update_every_updates": ("appo",),
-    "kl_coeff": ("appo",),
-    "kl_target": ("appo",),
-    "num_minibatches": ("ppo", "appo"),
-}
+"""A user's own may do something with every key."""
+
+_PARTLY = tuple(dict.fromkeys(key for known in ALGORITHMS.values() for key in known.keys))
+_OWN = _Known(_PARTLY, ("vtrace", "gae"))
 _OPTIMIZERS: dict[str, tuple[OptimizerName, ...]] = {
     "rms_decay": ("rmsprop", "rmsprop_tf"),
     "momentum": ("rmsprop", "rmsprop_tf"),
@@ -45,7 +48,11 @@ _OPTIMIZERS: dict[str, tuple[OptimizerName, ...]] = {
 class AlgorithmSection(Section):
     """The loss, its coefficients and the optimizer."""
 
-    name: AlgorithmName = Field("impala", description="The algorithm; appo is IMPACT.")
+    name: str = Field(
+        "impala",
+        description="The algorithm: impala, appo (which is IMPACT), ppo, a2c, or your own as "
+        "package.module:Name.",
+    )
     gamma: float = Field(0.99, ge=0, le=1, description="Discount per step.")
     lr: float = Field(5e-4, gt=0, le=1e30, description="Learning rate at the start.")
     lr_end: float | None = Field(
@@ -129,8 +136,26 @@ class AlgorithmSection(Section):
     weight_decay: float = Field(0.01, ge=0, le=1e30, description="adamw: decoupled weight decay.")
 
     @property
+    def _known(self) -> _Known:
+        return ALGORITHMS.get(self.name, _OWN)
+
+    @property
     def returns_kind(self) -> ReturnsName:
-        return self.returns or _RETURNS[self.name][0]
+        return self.returns or self._known.returns[0]
+
+    @property
+    def may_use_vtrace(self) -> bool:
+        return "vtrace" in self._known.returns
+
+    @property
+    def has_clip(self) -> bool:
+        """Whether a clip of the ratio of policies bounds what several passes can do."""
+        return "clip" in self._known.keys
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the loss corrects for the policy that acted in any way."""
+        return self.has_clip or "rho_bar" in self._known.keys
 
     @property
     def trace_decay(self) -> float:
@@ -142,7 +167,7 @@ class AlgorithmSection(Section):
     def has_normal_advantages(self) -> bool:
         if self.normalize_advantages is not None:
             return self.normalize_advantages
-        return self.name in ("ppo", "a2c")
+        return self._known.has_normal_advantages
 
     @property
     def epsilon(self) -> float:
@@ -183,15 +208,20 @@ class AlgorithmSection(Section):
             )
 
     def broken_rules(self) -> Iterator[str]:
+        if self.name not in ALGORITHMS and not re.fullmatch(r"[\w.]+:\w+", self.name):
+            yield (
+                f"name must be one of {', '.join(ALGORITHMS)}, or package.module:Name of your own, "
+                f"got {self.name!r}"
+            )
         yield from self._schedules_without_a_horizon()
         yield from self._idle_keys()
         if self.reward_scale == 0:
             yield f"reward_scale wants a number that is not 0, got {self.reward_scale}"
-        if self.returns_kind not in _RETURNS[self.name]:
-            fix = "impala" if self.name == "a2c" else "ppo"
+        if self.returns_kind not in self._known.returns:
+            fix = next(name for name, one in ALGORITHMS.items() if self.returns_kind in one.returns)
             yield (
                 f"returns ({self.returns}) do not go with name ({self.name}), whose returns are "
-                f"{_RETURNS[self.name][0]}: drop it, or set name = {fix}"
+                f"{self._known.returns[0]}: drop it, or set name = {fix}"
             )
         if self.kl_coeff > 0 and self.tau == 1 and self.target_update_every_updates == 1:
             yield (
@@ -219,7 +249,7 @@ class AlgorithmSection(Section):
                     f"{key} ({getattr(self, key)}) does nothing where {choice} is {chosen}: drop "
                     f"it, or set {choice} = {' or '.join(names)}"
                 )
-        if self.kl_coeff == 0 and self._is_set("kl_target") and self.name == "appo":
+        if self.kl_coeff == 0 and self._is_set("kl_target") and "kl_target" in self._known.keys:
             yield (
                 f"kl_target ({self.kl_target}) does nothing while kl_coeff is 0: drop it, or set "
                 "kl_coeff, at which the adapting begins"
@@ -227,12 +257,14 @@ class AlgorithmSection(Section):
 
     def _choices(self) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         """Keys, the key that decides whether they do something, its value, and those it needs."""
-        for key, algorithms in _ALGORITHMS.items():
-            yield key, "name", self.name, algorithms
+        for key in _PARTLY:
+            if key not in self._known.keys:
+                users = (name for name, one in ALGORITHMS.items() if key in one.keys)
+                yield key, "name", self.name, tuple(users)
         for key, optimizers in _OPTIMIZERS.items():
             yield key, "optimizer", self.optimizer, optimizers
-        if self.name == "ppo":
-            for key in ("rho_bar", "c_bar"):
+        for key in ("rho_bar", "c_bar"):
+            if key in self._known.keys:
                 yield key, "returns", self.returns_kind, ("vtrace",)
 
     def _is_set(self, key: str) -> bool:

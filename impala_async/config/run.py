@@ -239,8 +239,11 @@ class RunConfig(Section):
                 f"pace.lag ({lag}) makes all data a version old, and returns by GAE take it for "
                 f"new: set pace.lag to 0{self._or_vtrace}"
             )
-        # The clips of appo and ppo bound what passes can do.
-        elif algorithm.name == "impala" and num_updates > SAFE_LAG_UPDATES:
+        elif (
+            algorithm.returns_kind == "vtrace"
+            and not algorithm.has_clip
+            and num_updates > SAFE_LAG_UPDATES
+        ):
             yield (
                 f"from acting to the last pass over what was acted {num_updates} updates are made "
                 "(learner.num_passes * (pace.lag + 1)), and V-trace holds to about "
@@ -250,16 +253,16 @@ class RunConfig(Section):
     def _reuse_warnings(self) -> Iterator[str]:
         """Of passes that nothing corrects: ppo has its ratio, V-trace has its weights."""
         num_passes = self.learner.num_passes
-        if self.algorithm.name == "a2c" and num_passes > 1:
+        if not self.algorithm.has_ratio and num_passes > 1:
             yield (
-                f"learner.num_passes ({num_passes}): a2c has no ratio of policies to correct its "
-                "passes after the first, where the policy is no longer the one that acted: set "
-                "learner.num_passes to 1, or algorithm.name to ppo"
+                f"learner.num_passes ({num_passes}): {self.algorithm.name} has no ratio of "
+                "policies to correct its passes after the first, where the policy is no longer the "
+                "one that acted: set learner.num_passes to 1, or algorithm.name to ppo"
             )
 
     @property
     def _or_vtrace(self) -> str:
-        return ", or algorithm.returns to vtrace" if self.algorithm.name == "ppo" else ""
+        return ", or algorithm.returns to vtrace" if self.algorithm.may_use_vtrace else ""
 
 
 class ActorSettings(Section):

@@ -18,13 +18,13 @@ from impala_async.learner.memory import check_memory
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.thread import LearnerThread
 from impala_async.learner.thread_ports import Ports, Progress
-from impala_async.models.precision import pick_precision
+from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema
 from impala_async.team import Team, build_policy
 from impala_async.training.snapshot import Snapshot
-from impala_async.training.state import TrainingState, restore
-from impala_async.training.step import UpdateStep
+from impala_async.training.state import TrainingState
+from impala_async.training.step import Step, UpdateStep
 from impala_async.training.team_step import TeamStep
 from impala_async.weights import WeightsLayout
 
@@ -58,7 +58,7 @@ def build_learner(
     check_memory(config, schema, num_slots, device)
     step = build_step(config, schema, device)
     if training is not None:
-        restore(step, training)
+        step.restore(training)
     snapshot = Snapshot(_layout_sent(config, step.policy, device), device)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
     full = IndexQueue("full", num_slots)
@@ -98,15 +98,12 @@ def build_learner(
     return Learner(slots, full, loader, step.policy.layout.digest, bodies)
 
 
-def _compile(
-    step: UpdateStep | TeamStep, loader: Loader, section: LearnerSection, device: torch.device
-) -> None:
+def _compile(step: Step, loader: Loader, section: LearnerSection, device: torch.device) -> None:
     """What the learner thread would else compile, while it could not hear that the run ends."""
-    if isinstance(step, UpdateStep):
-        # As in that thread, or it would compile anew.
-        make_current(device)
-        torch.set_num_threads(section.threads)
-        step.prepare(loader.blank())
+    # As in that thread, or it would compile anew.
+    make_current(device)
+    torch.set_num_threads(section.threads)
+    step.prepare(loader.blank())
 
 
 def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device) -> WeightsLayout:
@@ -116,7 +113,7 @@ def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device)
     return policy.coarse_layout if is_coarse else policy.layout
 
 
-def build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
+def build_step(config: RunConfig, schema: Schema, device: torch.device) -> Step:
     """The policy and its update; raises ValueError if they cannot be built."""
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)

@@ -19,7 +19,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from impala_async.config.model import TORSOS
 from impala_async.config.run import RunConfig
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.models.build import build_model
 from impala_async.spec import Schema
 
 # Weights, gradients, two moments of the optimizer, and snapshots that are being sent.
@@ -83,7 +82,7 @@ def _model_wants(config: RunConfig, schema: Schema, device: torch.device) -> lis
 def _plan(config: RunConfig, schema: Schema) -> ActorCritic:
     """The model without its memory: `meta` tensors have a shape and nothing else."""
     with torch.device("meta"):
-        return build_model(config.model, schema.inputs, schema.action)
+        return ActorCritic(config.model, schema.inputs, schema.action)
 
 
 def _update_bytes(config: RunConfig, schema: Schema, model: ActorCritic) -> int:

@@ -36,12 +36,9 @@ from impala_async.learner.thread_ports import (
     Ports,
     Progress,
 )
-from impala_async.training.kept_batch import keep_batch
 from impala_async.training.result import StepResult
 from impala_async.training.snapshot import Snapshot, WeightsCopy
-from impala_async.training.state import capture
-from impala_async.training.step import UpdateStep
-from impala_async.training.team_step import TeamStep
+from impala_async.training.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +63,7 @@ class LearnerThread:
     def __init__(
         self,
         *,
-        step: UpdateStep | TeamStep,
+        step: Step,
         snapshot: Snapshot,
         loader: Loader,
         section: LearnerSection,
@@ -273,8 +270,7 @@ class LearnerThread:
         num_failed, update = result.num_failed_in_a_row, self._update
         if num_failed >= self._section.max_skipped_in_a_row and self._stop_reason is None:
             path = self._ports.run_path / f"not-finite-{self._epoch}-{update}.safetensors"
-            about = {"not_finite": what, "stats": str(result.stats)}
-            kept = keep_batch(path, loaded.tensors, result.is_failed_B, about)
+            kept = result.keep_batch(path, loaded.tensors)
             self._give_up(
                 f"{num_failed} updates in a row were skipped since update {update}, as these are "
                 f"not finite: {what} (learner.max_skipped_in_a_row); {kept}"
@@ -335,7 +331,7 @@ class LearnerThread:
         self._ports.captures.post(self._capture())
 
     def _capture(self) -> Captured:
-        return Captured(self.progress, capture(self._step))
+        return Captured(self.progress, self._step.capture())
 
     def _report(self) -> LearnerReport:
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at

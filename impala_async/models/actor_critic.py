@@ -5,27 +5,28 @@
 What a distribution over the parameters is, and which rows belong together, is `policy`'s business:
 rows come flat here, and only the core is told where columns begin.
 
-N rows, B columns, S observation rows, H hidden features, P parameters of all action parts
+N rows, B columns, S observation rows, H hidden features, K numbers of a state of the core,
+P parameters of all action parts
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
-from impala_async.models.leaves import as_vector, is_image
+from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.mlp import init_orthogonal, orthogonal_linear
-from impala_async.models.normalizer import Normalizer
-from impala_async.models.recurrent import Core, State
-from impala_async.models.torso import Torso
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from impala_async.models.torso import Torso, torso_maker
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
 POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
+
+State = tuple[Tensor, ...]
+"""One tensor `[B, K]` per entry of `specs`."""
 
 
 class Output(NamedTuple):
@@ -36,16 +37,14 @@ class Output(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """A policy and a value over one shared torso or over one each."""
+    """A policy and a value over one shared torso or over one each.
 
-    def __init__(
-        self,
-        section: ModelSection,
-        obs: ObsSpec,
-        action: ActionSpec,
-        make_torso: Callable[[], Torso],
-    ) -> None:
+    It is freshly initialised; its random numbers come from torch's default generator.
+    """
+
+    def __init__(self, section: ModelSection, obs: ObsSpec, action: ActionSpec) -> None:
         super().__init__()
+        make_torso = torso_maker(section, obs)
         # What torsos compute in. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
         self._leaves = obs.leaves
@@ -118,6 +117,42 @@ class ActorCritic(nn.Module):
         if not leaves:
             raise ValueError("model.normalize_obs: the observation has no vector of floats")
         return leaves
+
+
+class Core(nn.Module):
+    """One recurrent layer, an LSTM or a GRU with K units.
+
+    The state is zero before an episode's first row; no gradient crosses such a reset. Each row's
+    state is one vector per column, so the state that a trajectory began with can travel with it.
+    """
+
+    def __init__(self, kind: Literal["lstm", "gru"], num_in: int, size: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(num_in, size) if kind == "lstm" else nn.GRUCell(num_in, size)
+        for weight in (self.cell.weight_ih, self.cell.weight_hh):
+            nn.init.orthogonal_(weight)
+        for bias in (self.cell.bias_ih, self.cell.bias_hh):
+            nn.init.zeros_(bias)
+        self.num_out = size
+        self.specs = recurrent_state(kind, size)
+
+    def step(self, features_BH: Tensor, state: State) -> State:
+        """One row further; the first tensor of the new state is the output."""
+        if len(state) == 1:
+            return (self.cell(features_BH, state[0]),)
+        hidden_BK, cell_BK = self.cell(features_BH, state)
+        return hidden_BK, cell_BK
+
+    def forward(self, features_SBH: Tensor, state: State, is_first_SB: Tensor) -> Tensor:
+        """`[S, B, K]` outputs from the state before row 0; reset before rows that are first."""
+        outputs = []
+        keeps_SB1 = (~is_first_SB).unsqueeze(-1)
+        for features_BH, keeps_B1 in zip(features_SBH, keeps_SB1, strict=True):
+            # A `where`, so that no gradient and no NaN crosses a reset.
+            state = tuple(torch.where(keeps_B1, part, 0.0) for part in state)
+            state = self.step(features_BH, state)
+            outputs.append(state[0])
+        return torch.stack(outputs)
 
 
 class PolicyHead(nn.Linear):

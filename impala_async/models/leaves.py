@@ -1,4 +1,4 @@
-"""Observation leaves as what a network takes: vectors of numbers, or images.
+"""Observation leaves as what a network takes: vectors of numbers, normalised or not, or images.
 
 As an image, bytes become numbers up to 1. In a vector, numbers stay what they are.
 
@@ -10,11 +10,15 @@ from functools import lru_cache
 from itertools import accumulate
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from impala_async.spec import ArraySpec
 
 BYTE = 255
+EPSILON = 1e-8
+LARGEST = 10.0
+# From here on the statistics forget: float32 could not count further, and old data is old.
+MAX_COUNT = 1e7
 
 
 def is_image(leaf: ArraySpec) -> bool:
@@ -70,6 +74,49 @@ def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:
     if is_channels_last:
         return num_frames * third, first, second, True
     return num_frames * first, second, third, False
+
+
+class Normalizer(nn.Module):
+    """Subtracts the running mean of a vector, divides by its standard deviation, and clips.
+
+    It is part of the model, so its statistics travel with the weights.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("variance", torch.ones(num_features))
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, values_NF: Tensor) -> Tensor:
+        normal_NF = (values_NF - self.mean) * torch.rsqrt(self.variance + EPSILON)
+        return normal_NF.clamp(-LARGEST, LARGEST)
+
+    @torch.no_grad()
+    def update(self, values_NF: Tensor, is_valid_N: Tensor) -> None:
+        """Take in the valid rows (Chan et al.'s parallel variance).
+
+        Nothing here makes the host wait for the device. Invalid rows may hold anything.
+        """
+        is_valid_N1 = is_valid_N.unsqueeze(-1)
+        num_new = is_valid_N.sum(dtype=torch.float64)
+        divisor = num_new.clamp(min=1)
+        mean_F = torch.where(is_valid_N1, values_NF.double(), 0.0).sum(0) / divisor
+        gaps_NF = torch.where(is_valid_N1, values_NF - mean_F, 0.0)
+        variance_F = gaps_NF.square().sum(0) / divisor
+        count = self.count.double()
+        share = num_new / (count + num_new).clamp(min=1)
+        shift_F = mean_F - self.mean
+        spread_F = share * variance_F + share * (1 - share) * shift_F.square()
+        variance_F = (1 - share) * self.variance + spread_F
+        # Finite in float32 too, whatever was seen.
+        self.variance.copy_(variance_F.clamp(max=torch.finfo(torch.float32).max))
+        self.mean.copy_(self.mean + share * shift_F)
+        self.count.copy_((count + num_new).clamp(max=MAX_COUNT))
 
 
 def _side_by_side(stacks: Tensor, is_channels_last: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a torso is: from observation leaves to features. A user's own class may be one.
+"""Torsos, from observation leaves to features: those by name, and what a user's own has to be.
 
     class MyTorso(nn.Module):
         def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
@@ -17,9 +17,25 @@ Weights must be float32. docs/models.md says more.
 N rows, F features
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from impala_async.config.model import ModelSection
+from impala_async.errors import ConfigError
+from impala_async.foreign import NamedInSetting, import_maker
+from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
+from impala_async.models.mlp import MLPTorso
+from impala_async.spec import ObsSpec
+
+# For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
+LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
+# What /proc/cpuinfo calls it: of AMD and Intel, and of Arm.
+CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 class Torso(Protocol):
@@ -30,3 +46,84 @@ class Torso(Protocol):
     def __call__(self, obs: dict[str, Tensor]) -> Tensor:
         """`[N, ...]` leaves to `[N, num_out]` features."""
         ...
+
+
+TORSOS: dict[str, Callable[[ObsSpec, ModelSection], Torso]] = {
+    "mlp": MLPTorso,
+    "nature_cnn": NatureCNN,
+    "small_cnn": SmallCNN,
+    "impala_resnet": ImpalaResNet,
+}
+
+
+def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], Torso]:
+    """Makes torsos of the kind that `model.name` says; raises ValueError if there is none."""
+    make = TORSOS.get(section.name)
+    if make is not None:
+        return partial(make, obs, section)
+    imported = import_maker("model.name", section.name, "torso")
+
+    def make_own() -> Torso:
+        with NamedInSetting("model.name", section.name, "when it was made"):
+            torso = imported(obs, section)
+        _check_own(section.name, torso, obs)
+        return cast(Torso, torso)
+
+    return make_own
+
+
+def pick_precision(
+    name: Literal["auto", "float32", "bfloat16"], model_name: str, device: torch.device
+) -> torch.dtype:
+    """What torsos compute in on a device; `auto` is bfloat16 where it pays."""
+    if name == "float32":
+        return torch.float32
+    has_it = has_bfloat16(device)
+    if name == "bfloat16" and not has_it and device.type == "cuda":
+        raise ConfigError(
+            f"model.precision: {torch.cuda.get_device_name(device)} has no bfloat16; wants "
+            "float32 or auto"
+        )
+    if name == "bfloat16" or (has_it and (device.type == "cuda" or model_name in LARGE_MODELS)):
+        return torch.bfloat16
+    return torch.float32
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies in bfloat16, and does not only imitate it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return bool(CPU_FLAGS & _cpu_flags())
+
+
+def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
+    """Show it two rows of zeros: what does not fit would fail later, and say less."""
+    num_out = getattr(torso, "num_out", None)
+    if not isinstance(torso, nn.Module) or not isinstance(num_out, int):
+        raise ValueError(
+            f"model.name: {name} must make an nn.Module with a whole number num_out, as "
+            "impala_async/models/torso.py says"
+        )
+    rows = {
+        leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
+        for leaf in obs.leaves
+    }
+    with torch.no_grad(), NamedInSetting("model.name", name, "on two rows of zeros"):
+        features = torso(rows)
+    if features.shape != (2, num_out) or features.dtype != torch.float32:
+        raise ValueError(
+            f"model.name: {name} must give float32 of [N, {num_out}], its num_out; for two rows "
+            f"it gave {features.dtype} of {list(features.shape)}"
+        )
+
+
+@lru_cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    names = ("flags", "Features")
+    return frozenset(
+        flag for line in lines if line.startswith(names) for flag in line.partition(":")[2].split()
+    )

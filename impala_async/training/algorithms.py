@@ -1,6 +1,8 @@
-"""The algorithms: what loss each has, and what it reports.
+"""The algorithms: what loss each has, what it reports, and whether it wants a target network.
 
-Picked once, when an update step is built.
+A user's own is named `algorithm.name = "package.module:Name"`. It is made from the `algorithm`
+section, by a function that gives an `Algorithm`; docs/models.md says more. One of ours is a loss in
+`algo/`, a maker in the table here, and its keys in `config/algorithm.py`.
 
     B columns of a batch, T action rows, S = T+1 observation rows
 """
@@ -11,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss
-from impala_async.algo.losses_on_policy import a2c_loss, ppo_loss
+from impala_async.algo.losses import a2c_loss, appo_loss, impact_ratios, impala_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import clamped_exp
-from impala_async.config.algorithm import AlgorithmName, AlgorithmSection
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.foreign import NamedInSetting, import_maker
 from impala_async.policy import Evaluation
 from impala_async.training.target import TargetView
 
@@ -74,10 +76,14 @@ class View(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """`loss` takes the entropy cost of now."""
+    """What an update step learns by. Nothing in it may depend on what a tensor holds."""
 
     loss: Callable[[View, Tensor | float], LossTerms]
-    stats: Callable[[View], dict[str, Tensor]]
+    """Of what the weights of now see, and at the entropy cost of now."""
+    stats: Callable[[View], dict[str, Tensor]] = lambda _: {}
+    """Numbers to report, each under a name of docs/metrics.md."""
+    has_target: bool = False
+    """Whether there is a target network. Its `stats` then have `policy/kl`, the KL from it."""
 
 
 def _impala(section: AlgorithmSection) -> Algorithm:
@@ -87,7 +93,7 @@ def _impala(section: AlgorithmSection) -> Algorithm:
         inputs = view.values | view.policy | view.behaviour
         return impala_loss(**inputs, entropy_cost=entropy_cost, **weights, **bars)
 
-    return Algorithm(loss, lambda _: {})
+    return Algorithm(loss)
 
 
 def _appo(section: AlgorithmSection) -> Algorithm:
@@ -121,7 +127,7 @@ def _appo(section: AlgorithmSection) -> Algorithm:
             "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
         }
 
-    return Algorithm(loss, stats)
+    return Algorithm(loss, stats, has_target=True)
 
 
 def _ppo(section: AlgorithmSection) -> Algorithm:
@@ -158,7 +164,7 @@ def _a2c(section: AlgorithmSection) -> Algorithm:
         inputs = view.values | view.policy
         return a2c_loss(**inputs, entropy_cost=entropy_cost, lambda_=decay, **weights)
 
-    return Algorithm(loss, lambda _: {})
+    return Algorithm(loss)
 
 
 def _weights(section: AlgorithmSection) -> dict[str, Any]:
@@ -188,9 +194,25 @@ def _kl(view: View, target: TargetView) -> Tensor:
     return target.evaluation.joint_BT.kl(view.evaluation.joint_BT).t()
 
 
-ALGORITHMS: dict[AlgorithmName, Callable[[AlgorithmSection], Algorithm]] = {
+MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
     "impala": _impala,
     "appo": _appo,
     "ppo": _ppo,
     "a2c": _a2c,
 }
+
+
+def make_algorithm(section: AlgorithmSection) -> Algorithm:
+    """The one that the section names; raises ValueError where a user's own cannot be made."""
+    name = section.name
+    if name in MAKERS:
+        return MAKERS[name](section)
+    make = import_maker("algorithm.name", name, "algorithm")
+    with NamedInSetting("algorithm.name", name, "when it was made"):
+        made = make(section)
+    if not isinstance(made, Algorithm):
+        raise ValueError(
+            f"algorithm.name: {name} must make an Algorithm of impala_async/training/"
+            f"algorithms.py, not {type(made).__name__}"
+        )
+    return made

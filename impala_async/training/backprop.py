@@ -1,8 +1,11 @@
-"""From a batch to gradients: forward pass, loss, backward pass, compiled if that is asked for.
+"""From a batch to gradients: forward pass, loss, backward pass; compiled, or as a CUDA graph.
 
-What cannot be compiled is computed as it is written, and a warning says why.
+`Backprop` may have torch compile what it computes. `Graphs` records all that an update launches,
+and replays it in one launch. A graph reads and writes the memory that it was recorded with, so
+there is one for each batch whose memory is used again and again, which is a slot on the device.
+What cannot be compiled or recorded is computed as it is written, and a warning says why.
 
-    B columns of a batch, T action rows, S = T+1 observation rows
+    B columns of a batch, T action rows
 """
 
 import logging
@@ -23,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Callable[..., object]]
 """What torch.compile hands a graph to."""
+
+# Libraries choose their algorithms and take their memory in the first calls.
+NUM_WARM_UPDATES = 3
 
 
 class Loss(NamedTuple):
@@ -95,6 +101,90 @@ class Backprop:
         self._zero_grad()
         loss.terms.total.backward()
         return loss
+
+
+class Launched(NamedTuple):
+    """What an update will have come to: nobody has waited for the numbers."""
+
+    numbers: Tensor
+    """Its loss, the norm of its gradient, its valid rows, and then others."""
+    names: tuple[str, ...]
+    """Of the first of these others."""
+
+
+Launch = Callable[[Batch, Tensor, Tensor], Launched]
+"""An update of a batch with this mask and entropy cost."""
+
+
+class _Graph(NamedTuple):
+    """`batch` is kept, so that its memory stays where it is."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Batch
+    mask_BT: Tensor
+    launched: Launched
+
+
+class Graphs:
+    """A graph for each batch that comes by. Nothing in an update may depend on what it computes.
+
+    All share the memory of the first for what they compute, as no two are ever replayed at a time.
+    When a recording fails, none is used any more, and what they held is given back, as is the
+    current stream. What the failed one has taken may stay taken: torch's allocator may go on as if
+    something were being recorded.
+    """
+
+    def __init__(self, launch: Launch, device: torch.device) -> None:
+        self._launch = launch
+        self._cost = torch.zeros((), device=device)
+        self._graphs: dict[int, _Graph] = {}
+        self.is_given_up = False
+
+    def run(self, batch: Batch, mask_BT: Tensor, entropy_cost: float) -> Launched | None:
+        """As `launch`, or None if this cannot be recorded.
+
+        The numbers are overwritten by the next update.
+        """
+        known = self._graphs.get(id(batch)) or self._try_to_record(batch)
+        if known is None:
+            return None
+        known.mask_BT.copy_(mask_BT)
+        self._cost.fill_(entropy_cost)
+        known.graph.replay()
+        return known.launched
+
+    def _try_to_record(self, batch: Batch) -> _Graph | None:
+        if self.is_given_up:
+            return None
+        try:
+            known = self._graphs[id(batch)] = self._record(batch)
+        # Whatever it is in a network that cannot be recorded; what is wrong without, too, comes
+        # back when it is launched.
+        except Exception as error:
+            logger.warning("learner.compile: no CUDA graph: %s", one_line(error))
+            self.is_given_up = True
+            self._graphs.clear()
+            return None
+        return known
+
+    def _record(self, batch: Batch) -> _Graph:
+        # Without a valid row an update changes nothing: the right thing to warm up with.
+        mask_BT = torch.zeros_like(batch.mask_BT)
+        known = next(iter(self._graphs.values()), None)
+        pool = None if known is None else known.graph.pool()
+        graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.current_stream(mask_BT.device)
+        stream = torch.cuda.Stream(mask_BT.device)
+        stream.wait_stream(before)
+        # A recording that fails leaves its stream the current one: only this gives it back.
+        with torch.cuda.stream(stream):
+            for _ in range(NUM_WARM_UPDATES):
+                self._launch(batch, mask_BT, self._cost)
+            # The loader's thread goes on with its own stream meanwhile.
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                launched = self._launch(batch, mask_BT, self._cost)
+        before.wait_stream(stream)
+        return _Graph(graph, batch, mask_BT, launched)
 
 
 def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:

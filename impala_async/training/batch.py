@@ -1,11 +1,17 @@
-"""A batch as tensors, which view the memory of a slot.
+"""A batch as tensors, which view the memory of a slot, and the parts it is trained on in.
 
-B columns of a batch, T action rows, S = T+1 observation rows, F frames, K frames of a stack
+A part has whole columns, because a recurrent state runs along a column and returns run back along
+it.
+
+B columns of a batch, T action rows, S = T+1 observation rows, N columns of a part,
+F frames, K frames of a stack
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +62,46 @@ class Batch:
             else:
                 taken[item.name] = {name: leaf[columns_N] for name, leaf in part.items()}
         return Batch(**taken)
+
+
+class Part(NamedTuple):
+    """Some columns of a batch, or all of it, and which of the living columns it has."""
+
+    batch: Batch
+    mask_BT: Tensor
+    is_in_B: Tensor
+
+
+def parts_of(
+    batch: Batch, alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]
+) -> Iterator[Part]:
+    """Deal the living columns to parts at random; a single part is the batch as it is.
+
+    Args:
+        batch: on any device.
+        alive_B: which columns are trained on, a tensor on the CPU. Dead ones are masked.
+        max_parts: how many parts there are, if so many columns live. None is empty, and their
+            sizes differ by one at most.
+        seeds: the order hangs on these alone.
+    """
+    columns = alive_B.nonzero().flatten()
+    num_parts = min(max_parts, len(columns))
+    if num_parts <= 1:
+        yield Part(batch, living_mask(batch, alive_B), alive_B)
+        return
+    order = np.random.default_rng(seeds).permutation(len(columns))
+    for columns_N in columns[torch.from_numpy(order)].tensor_split(num_parts):
+        part = batch.take(columns_N.to(batch.mask_BT.device))
+        is_in_B = torch.zeros_like(alive_B).index_fill(0, columns_N, True)
+        yield Part(part, part.mask_BT, is_in_B)
+
+
+def living_mask(batch: Batch, alive_B: Tensor) -> Tensor:
+    """[B, T]: the valid rows of the columns that are alive, a tensor on the CPU."""
+    if alive_B.all():
+        # As it is with a dead column, or what is compiled would be compiled anew for it.
+        return batch.mask_BT.contiguous()
+    return batch.mask_BT & alive_B.to(batch.mask_BT.device, non_blocking=True).unsqueeze(-1)
 
 
 def _through(window_BSK: Tensor, frames_BF: Tensor) -> Tensor:

@@ -13,12 +13,66 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.training.rmsprop_tf import RMSPropTF
 
 # What optimizers remember of a larger gradient, which is its square, would overflow.
 MAX_NORM = 1e19
 # Up to here no step can make finite weights infinite: from 0 they would take 1e20 of the largest.
 _SAFE_RATE, _SAFE_DECAY, _SAFE_EPSILON = 1e10, 2.0, 1e-30
+
+
+class RMSPropTF(Optimizer):
+    """RMSProp as TensorFlow 1 had it, with which IMPALA (arXiv 1802.01561) was published.
+
+        ms  = decay ms + (1 - decay) g^2          starting at 1, where torch starts at 0
+        mom = momentum mom + lr g / sqrt(ms + eps)        torch: / (sqrt(ms) + eps)
+        w   = w - mom                             so a rate enters when its gradient does
+
+    The mean square that starts at 1 makes the first steps small; an epsilon inside the root bounds
+    1 / sqrt at a larger gradient than the same epsilon outside. There is no weight decay, and the
+    mean square is not centered.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        *,
+        decay: float = 0.99,
+        eps: float = 0.1,
+        momentum: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "decay": decay, "eps": eps, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            self._step_group(group)
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if not parameters:
+            return
+        gradients = [p.grad for p in parameters]
+        squares = [self._state_of(p, "square_avg", 1.0) for p in parameters]
+        torch._foreach_mul_(squares, group["decay"])
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["decay"])
+        roots = torch._foreach_add(squares, group["eps"])
+        torch._foreach_sqrt_(roots)
+        moves = list(torch._foreach_div(gradients, roots))
+        torch._foreach_mul_(moves, group["lr"])
+        if group["momentum"]:
+            buffers = [self._state_of(p, "momentum_buffer", 0.0) for p in parameters]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, moves)
+            moves = buffers
+        torch._foreach_sub_(parameters, moves)
+
+    def _state_of(self, parameter: Tensor, key: str, start: float) -> Tensor:
+        state = self.state[parameter]
+        if key not in state:
+            state[key] = torch.full_like(parameter, start)
+        tensor: Tensor = state[key]
+        return tensor
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSection) -> Optimizer:

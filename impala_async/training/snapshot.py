@@ -1,4 +1,7 @@
-"""Snapshots: the weights of one version, copied out of the model into a buffer of their own."""
+"""Copies that the host waits for when it wants them, and the snapshots of weights made of these.
+
+A snapshot is the weights of one version, copied out of the model into a buffer of their own.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,8 +10,37 @@ import torch
 from torch import Tensor
 
 from impala_async.models.flat import flatten
-from impala_async.training.host_copy import HostCopy, side_stream
 from impala_async.weights import Version, Weights, WeightsLayout
+
+
+class HostCopy:
+    """A tensor as it is when all that is launched by now is done; on a CPU, the tensor itself.
+
+    A side stream may read it after what is launched next: there it must not be written to again.
+    """
+
+    def __init__(self, tensor: Tensor, stream: torch.cuda.Stream | None = None) -> None:
+        self._tensor = tensor
+        self._copied: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._begin(tensor, stream)
+
+    def wait(self) -> Tensor:
+        """The copy, complete."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensor
+
+    def _begin(self, source: Tensor, side: torch.cuda.Stream | None) -> None:
+        self._tensor = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._copied = torch.cuda.Event()
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream(source.device))
+            # Its memory must not be another's as long as it is read there.
+            source.record_stream(side)
+        with torch.cuda.stream(side):
+            self._tensor.copy_(source, non_blocking=True)
+            self._copied.record(side or torch.cuda.current_stream(source.device))
 
 
 class WeightsCopy(NamedTuple):
@@ -50,7 +82,7 @@ class Snapshot:
         self._num_items = sum(array.num_items for array in layout.arrays)
         # A number takes four bytes in float32 and two in bfloat16.
         self._num_fine_bytes = 2 * layout.num_bytes - 4 * self._num_items
-        self._stream = side_stream(device)
+        self._stream = _side_stream(device)
 
     def take(self, tensors: Sequence[Tensor]) -> WeightsCopy:
         """Copy the tensors, given in the layout's order; they may change as soon as it returns."""
@@ -60,3 +92,8 @@ class Snapshot:
         flat = flatten(tensors, self._layout)
         copy = HostCopy(flat, self._stream)
         return WeightsCopy(copy, self._layout.digest, self._num_fine_bytes)
+
+
+def _side_stream(device: torch.device | str) -> torch.cuda.Stream | None:
+    """One beside that of the updates, on which a copy holds up none of them; none on a CPU."""
+    return torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None

@@ -9,8 +9,8 @@ of observations in place, and nothing else.
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,27 +18,29 @@ from torch import Tensor
 from impala_async.algo.schedules import linear
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
-from impala_async.training.algorithms import ALGORITHMS, Rows
-from impala_async.training.backprop import Backend, Backprop
-from impala_async.training.batch import Batch
-from impala_async.training.graphs import Graphs, Launched
-from impala_async.training.host_copy import HostCopy
+from impala_async.team import Team
+from impala_async.training.algorithms import Rows, make_algorithm
+from impala_async.training.backprop import Backend, Backprop, Graphs, Launched
+from impala_async.training.batch import Batch, Part, living_mask, parts_of
 from impala_async.training.optimizer import (
     build_optimizer,
     can_skip,
     clip_gradients,
     clip_unseen,
+    flatten_optimizer,
     global_norm,
     make_capturable,
     may_overflow,
     norm_limit,
+    restore_optimizer,
     set_learning_rate,
     step_unless,
     take_step,
 )
-from impala_async.training.parts import Part, living_mask, parts_of
-from impala_async.training.result import Outcome, StepResult, mean_stats, names_not_finite
+from impala_async.training.result import Outcome, StepResult, failed_columns
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
+from impala_async.training.snapshot import HostCopy
+from impala_async.training.state import TrainingState, check_dtypes, copies_of
 from impala_async.training.target import Target
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,39 @@ class _Begun(NamedTuple):
     names: tuple[str, ...]
 
 
+class Step(Protocol):
+    """The weights of a policy, or of each member of a team, one batch further and one more."""
+
+    @property
+    def policy(self) -> Policy | Team: ...
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether the next update can be launched before the host has looked at this one."""
+        ...
+
+    def prepare(self, batch: Batch) -> None:
+        """Compile what is to be compiled, by a batch without a valid row. That changes nothing."""
+        ...
+
+    def begin(
+        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
+    ) -> Callable[[], StepResult]:
+        """Launch the updates with a batch; the call of what comes back waits for their result.
+
+        Args:
+            batch: on the device of the policy. It may not change until the result is asked for.
+            alive_B: the columns to train on, a tensor on the CPU, which may not change either.
+            env_steps_trained: where the schedules of learning rate and entropy cost are.
+            is_first_pass: statistics of returns and observations take in a batch once.
+        """
+        ...
+
+    def capture(self) -> TrainingState: ...
+
+    def restore(self, state: TrainingState) -> None: ...
+
+
 class UpdateStep:
     """The policy's weights, one batch further. Batches lie on `device`, as the policy does."""
 
@@ -79,20 +114,15 @@ class UpdateStep:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
-        self.target = Target(policy, algorithm) if algorithm.name == "appo" else None
+        learning = make_algorithm(algorithm)
+        self.target = Target(policy, algorithm) if learning.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self._section = algorithm
         self._seed = seed
         self.num_updates = 0
         self._num_failed_in_a_row = 0
         self._device = torch.device(device)
-        self._backprop = Backprop(
-            policy,
-            self.target,
-            ALGORITHMS[algorithm.name](algorithm),
-            self.optimizer.zero_grad,
-            backend,
-        )
+        self._backprop = Backprop(policy, self.target, learning, self.optimizer.zero_grad, backend)
         self._is_risky = may_overflow(algorithm)
         self._norm_limit = norm_limit(algorithm.grad_clip)
         # On a GPU the host looks at an update when all of it is launched.
@@ -186,22 +216,34 @@ class UpdateStep:
         result = self._conclude(outcomes, this)
         return lambda: result
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides the tensors of model, target and optimizer."""
-        state: dict[str, Any] = {"num_updates": self.num_updates}
+    def capture(self) -> TrainingState:
+        """Copy its state, on the thread that trains, for another thread to write."""
+        optimizer, options = flatten_optimizer(self.optimizer)
+        algorithm: dict[str, Any] = {"num_updates": self.num_updates}
         if self.target is not None:
-            state["target"] = self.target.state()
+            algorithm["target"] = self.target.state()
         if self.return_scale is not None:
-            state["return_scale"] = self.return_scale.state()
-        return state
+            algorithm["return_scale"] = self.return_scale.state()
+        return TrainingState(
+            model=copies_of(self.policy.named_tensors()),
+            optimizer=copies_of(optimizer),
+            optimizer_options=options,
+            target={} if self.target is None else copies_of(self.target.tensors()),
+            algorithm=algorithm,
+        )
 
-    def restore(self, target: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Undo `state`, and take over the tensors of the target network, if there is one."""
-        self.num_updates = int(state["num_updates"])
-        if self.target is not None:
-            self.target.restore(target, state["target"])
-        if self.return_scale is not None:
-            self.return_scale.restore(state["return_scale"])
+    def restore(self, state: TrainingState) -> None:
+        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
+        with state.must_fit():
+            check_dtypes(state.model, self.policy.named_tensors())
+            check_dtypes(state.target, {} if self.target is None else self.target.tensors())
+            self.policy.load_tensors(state.model)
+            restore_optimizer(self.optimizer, state.optimizer, state.optimizer_options)
+            self.num_updates = int(state.algorithm["num_updates"])
+            if self.target is not None:
+                self.target.restore(state.target, state.algorithm["target"])
+            if self.return_scale is not None:
+                self.return_scale.restore(state.algorithm["return_scale"])
 
     def _begin_part(self, part: Part, this: _Pass) -> _Begun:
         """All that needs no look at it."""
@@ -239,30 +281,16 @@ class UpdateStep:
         """What all parts together come to."""
         applied = [outcome for outcome in outcomes if outcome.is_applied]
         self.num_updates += len(applied)
-        is_failed_B = torch.zeros_like(this.alive_B)
-        for outcome in outcomes:
-            if outcome.is_applied:
-                self._num_failed_in_a_row = 0
-            elif outcome.is_failed:
-                self._num_failed_in_a_row += 1
-                is_failed_B |= outcome.part.is_in_B
         if this.is_first:
             # What neither failed nor lives has no valid row.
-            is_learned_B = this.alive_B & ~is_failed_B
+            is_learned_B = this.alive_B & ~failed_columns(outcomes)
             self._update_statistics(this.batch, is_learned_B, applied, this.scale)
         if self.target is not None:
             self.target.end_batch(self.policy)
-        stats = mean_stats([outcome.stats for outcome in applied or outcomes])
-        stats |= {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
-        num_valid = sum(outcome.num_valid for outcome in outcomes)
-        return StepResult(
-            len(applied),
-            num_valid,
-            is_failed_B,
-            stats | self._knobs(),
-            self._num_failed_in_a_row,
-            names_not_finite(outcomes),
-        )
+        knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
+        result = StepResult.of(outcomes, self._num_failed_in_a_row, knobs | self._knobs())
+        self._num_failed_in_a_row = result.num_failed_in_a_row
+        return result
 
     def _launch(
         self,

@@ -9,7 +9,7 @@ which is where the member's episode began.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -18,9 +18,10 @@ from torch import Tensor
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.spec import POLICY
-from impala_async.team import Team, member_seed_of
+from impala_async.team import Team, member_seed_of, split_off
 from impala_async.training.batch import Batch
-from impala_async.training.result import StepResult, mean_stats
+from impala_async.training.result import StepResult
+from impala_async.training.state import TrainingState, copies_of
 from impala_async.training.step import UpdateStep
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class TeamStep:
         # Where there is a device, the host waits for it here.
         has_rows_PB = is_own_PBT.any(-1).cpu() & alive_B
         is_failed_B = torch.zeros_like(alive_B)
-        results = {}
+        results = []
         for (name, step), is_own_BT, has_rows_B in zip(
             self.steps.items(), is_own_PBT, has_rows_PB, strict=True
         ):
@@ -92,11 +93,11 @@ class TeamStep:
             result = step.run(own, alive_N, env_steps_trained, is_first_pass=is_first_pass)
             is_failed_B[columns_N] |= result.is_failed_B
             self._take_copies(name, num_before, step.num_updates)
-            results[name] = result
+            results.append(result)
         self._num_batches += 1
         if self._num_batches == WARN_AT_BATCH:
             self._warn_of_idle()
-        return _joined(list(results.values()), is_failed_B)
+        return StepResult.joined(results, is_failed_B)
 
     def begin(
         self,
@@ -109,6 +110,44 @@ class TeamStep:
         """As that of `UpdateStep`; never pipelined, as the host looks between the members."""
         result = self.run(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)
         return lambda: result
+
+    def prepare(self, batch: Batch) -> None:
+        """Nothing is compiled: each batch is split anew by who played it."""
+
+    def capture(self) -> TrainingState:
+        """The states of its members, under names that begin with a member's, in the same groups.
+
+        Copies are in the weights, and have nothing else.
+        """
+        members = {name: step.capture() for name, step in self.steps.items()}
+        untrained = {
+            name: copies_of(policy.named_tensors())
+            for name, policy in self.policy.members.items()
+            if name not in members
+        }
+        return TrainingState(
+            model=_joined({name: one.model for name, one in members.items()} | untrained),
+            optimizer=_joined({name: one.optimizer for name, one in members.items()}),
+            optimizer_options={name: one.optimizer_options for name, one in members.items()},
+            target=_joined({name: one.target for name, one in members.items()}),
+            algorithm={name: one.algorithm for name, one in members.items()},
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
+        with state.must_fit():
+            self.policy.load_tensors(state.model)
+            for name, step in self.steps.items():
+                step.restore(
+                    TrainingState(
+                        model=split_off(state.model, name),
+                        optimizer=split_off(state.optimizer, name),
+                        optimizer_options=state.optimizer_options[name],
+                        target=split_off(state.target, name),
+                        algorithm=state.algorithm[name],
+                        origin=state.origin,
+                    )
+                )
 
     def _is_own(self, batch: Batch, number: int) -> Tensor:
         """[B, T]: the valid rows that the member with this number played."""
@@ -135,14 +174,10 @@ class TeamStep:
                 members[name].load_tensors(members[source].named_tensors())
 
 
-def _joined(results: list[StepResult], is_failed_B: Tensor) -> StepResult:
-    """Stats are means over the members that were updated, or over all if none was."""
-    told = [result for result in results if result.applied] or results
-    return StepResult(
-        num_updates=max((result.num_updates for result in results), default=0),
-        num_valid_rows=sum(result.num_valid_rows for result in results),
-        is_failed_B=is_failed_B,
-        stats=mean_stats([result.stats for result in told]) if told else {},
-        num_failed_in_a_row=max((result.num_failed_in_a_row for result in results), default=0),
-        not_finite=tuple(dict.fromkeys(name for result in results for name in result.not_finite)),
-    )
+def _joined(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Undo `split_off` for all members."""
+    return {
+        f"{member}/{name}": tensor
+        for member, tensors in groups.items()
+        for name, tensor in tensors.items()
+    }

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import appo_loss, impala_loss
-from impala_async.algo.losses_on_policy import a2c_loss, ppo_loss
+from impala_async.algo.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
 from impala_async.algo.terms import ValidRows, clipped_surrogate
 
 nan = math.nan

@@ -1,7 +1,6 @@
 """The digests are those of real trainings that repeat to the last bit, and a difference is seen."""
 
 import json
-import typing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from bench import digests
 from bench.digests import CASES, EVERYWHERE, Outcome, main
-from impala_async.config.algorithm import AlgorithmName
+from impala_async.config.algorithm import ALGORITHMS
 from impala_async.config.load import load_config
 
 Play = Callable[[dict[str, Outcome]], None]
@@ -110,7 +109,7 @@ def test_a_word_that_no_case_has_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu() -> None:
     configs = [load_config(None, [*EVERYWHERE, *settings]) for settings in CASES.values()]
-    assert {config.algorithm.name for config in configs} == set(typing.get_args(AlgorithmName))
+    assert {config.algorithm.name for config in configs} == set(ALGORITHMS)
     assert {config.pace.lag for config in configs} == {0, 1}
     assert all(config.pace.is_lockstep for config in configs)
     assert {config.learner.device for config in configs} == {"cpu"}

@@ -136,3 +136,13 @@ def test_a_kl_from_the_policy_itself_is_refused() -> None:
 def test_a_scale_that_leaves_no_reward_is_refused() -> None:
     assert "reward_scale wants a number that is not 0, got 0.0" in complaint(reward_scale=0)
     section(reward_scale=-0.5)
+
+
+def test_a_users_own_may_use_every_key() -> None:
+    for key, (value, _) in USES.items():
+        assert getattr(section(name="a.b:C", **{key: value}), key) == value
+    plain = section(name="a.b:C")
+    assert (plain.returns_kind, plain.has_normal_advantages) == ("vtrace", False)
+    assert section(name="a.b:C", returns="gae").trace_decay == 0.95
+    names = "impala, appo, ppo, a2c, or package.module:Name of your own"
+    assert f"name must be one of {names}, got 'dqn'" in complaint(name="dqn")

@@ -360,7 +360,7 @@ def test_overrides_that_make_no_sense_hide_no_other_mistake(toml: Path) -> None:
         ("stop.mean_return=true", "wants a number, got true"),
         ("model.shared_torso=7", "wants true or false, got 7"),
         ("model.activation=gelu", 'wants tanh or relu, or none, got "gelu"'),
-        ("algorithm.name=dqn", 'wants impala, appo, ppo or a2c, got "dqn"'),
+        ("algorithm.optimizer=sgd", 'wants adam, adamw, rmsprop or rmsprop_tf, got "sgd"'),
         ("learner.device=5", "wants text, got 5"),
         ("env.kwargs=5", "wants a table, for example {size = 5}, got 5"),
         ("learner=5", "wants keys of its own, not a value, got 5"),

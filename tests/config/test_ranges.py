@@ -64,7 +64,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "env.last_reward": ([True, False], ["x", 2, None]),
     "env.step_timeout_s": ([0.5, 1e9, None], OPTIONAL_POSITIVE),
     "env.probe": (["learner", "actor"], ["nobody", None, 1]),
-    "algorithm.name": (["impala", "appo", "ppo", "a2c"], ["dqn", "", None]),
+    "algorithm.name": (["impala", "appo", "ppo", "a2c", "a.b:C"], ["dqn", "", "a:", "a.b", None]),
     "algorithm.gamma": ([0, 0.5, 1], [-0.01, 1.01, NAN, "x", None]),
     "algorithm.lr": ([1e-9, 1], POSITIVE),
     "algorithm.lr_end": ([0, 1e-5], NOT_NEGATIVE[:-1]),

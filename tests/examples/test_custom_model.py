@@ -5,7 +5,7 @@ import torch
 
 from examples.custom_model import MyTorso
 from impala_async.config.model import ModelSection
-from impala_async.models.build import build_model
+from impala_async.models.actor_critic import ActorCritic
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 from tests.examples.conftest import ROOT, Train
 
@@ -23,7 +23,7 @@ OBS = ObsSpec(
 @pytest.mark.parametrize("core", [None, "gru"])
 def test_the_package_finds_it_by_its_name(core: str | None) -> None:
     section = ModelSection.model_validate({"name": NAME, "hidden_sizes": (8, 8, 8), "core": core})
-    model = build_model(section, OBS, ACTION)
+    model = ActorCritic(section, OBS, ACTION)
     assert isinstance(model.policy_torso, MyTorso)
     assert len(model.policy_torso.layers) == 3
     obs = {
@@ -36,7 +36,7 @@ def test_the_package_finds_it_by_its_name(core: str | None) -> None:
 
 def test_what_it_cannot_build_is_said() -> None:
     with pytest.raises(ValueError, match=r"model\.hidden_sizes: MyTorso wants equal ones"):
-        build_model(ModelSection(name=NAME, hidden_sizes=(8, 9)), OBS, ACTION)
+        ActorCritic(ModelSection(name=NAME, hidden_sizes=(8, 9)), OBS, ACTION)
 
 
 @pytest.mark.e2e

@@ -18,7 +18,7 @@ from impala_async.learner.loader import HostLoader
 from impala_async.learner.thread_ports import Progress
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
-from impala_async.training.state import TrainingState, capture
+from impala_async.training.state import TrainingState
 from impala_async.training.step import UpdateStep
 from tests.learner.columns import small_schema
 from tests.learner.fakes import Listener
@@ -119,7 +119,7 @@ def test_a_checkpoint_is_put_into_the_model() -> None:
         config_of(schema, stop={"env_steps": 1}),
         schema,
         start=Progress(2, update=5, env_steps_trained=10),
-        training=capture(step),
+        training=step.capture(),
         ports=listener.ports,
         release=lambda index: None,
     )
@@ -165,4 +165,4 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
 
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     with pytest.raises(CheckpointError):
-        build(training=capture(step_of(hidden_sizes=[5])))
+        build(training=step_of(hidden_sizes=[5]).capture())

@@ -22,7 +22,6 @@ from impala_async.learner.saver import Saver, begin_epoch, load_newest
 from impala_async.learner.thread_ports import Captured, Progress
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
-from impala_async.training.state import capture
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Lineage
 from impala_async.wire.codec import EPISODE
@@ -71,7 +70,7 @@ class Ship:
         if mean_return is not None:
             self.episodes.take(np.array([(mean_return, 1)] * 100, EPISODE))
         progress = Progress(1, update, env_steps_trained=update * 10)
-        return await self.saver.save(Captured(progress, capture(self.step)))
+        return await self.saver.save(Captured(progress, self.step.capture()))
 
     def names(self) -> set[str]:
         return {path.name for path in self.folder.checkpoints.iterdir()}
@@ -199,7 +198,7 @@ async def test_whether_the_last_one_is_on_the_disk_is_known(
         with monkeypatch.context() as patch:
             if is_full:
                 patch.setattr(os, "fsync", no_space)
-            ship.saver.begin(Captured(Progress(1, update, 10), capture(ship.step)))
+            ship.saver.begin(Captured(Progress(1, update, 10), ship.step.capture()))
             await ship.saver.finish()
         assert ship.saver.is_saved == (not is_full)
 
@@ -261,7 +260,7 @@ async def test_the_newest_waits_for_a_slow_disk_and_the_others_are_left_out(
 
     monkeypatch.setattr(Saver, "_write", write_late)
     for update in range(1, 6):
-        ship.saver.begin(Captured(Progress(1, update, update * 10), capture(ship.step)))
+        ship.saver.begin(Captured(Progress(1, update, update * 10), ship.step.capture()))
         await asyncio.sleep(0)
     may_write.set()
     await ship.saver.finish()
@@ -278,7 +277,7 @@ async def test_a_slow_disk_is_waited_for_and_told(
     monkeypatch.setattr(saver, "NEWS_EVERY_S", 0.01)
     monkeypatch.setattr(Saver, "_write", lambda *_: is_done.wait(10))
     caplog.set_level("INFO")
-    ship.saver.begin(Captured(Progress(1, 1, 10), capture(ship.step)))
+    ship.saver.begin(Captured(Progress(1, 1, 10), ship.step.capture()))
     finishing = asyncio.create_task(ship.saver.finish())
     while caplog.text.count("still writing the last checkpoint") < 2:
         await asyncio.sleep(0.01)
@@ -297,7 +296,7 @@ async def test_a_save_that_dies_is_told(
         raise error
 
     monkeypatch.setattr(Saver, "_write", die)
-    ship.saver.begin(Captured(Progress(1, 1, 10), capture(ship.step)))
+    ship.saver.begin(Captured(Progress(1, 1, 10), ship.step.capture()))
     await ship.saver.finish()
     assert ship.deaths == [error]
 

@@ -104,7 +104,7 @@ async def test_a_save_that_dies_of_a_bug(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_a_thread_that_dies_while_the_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("impala_async.learner.thread.capture", boom)
+    monkeypatch.setattr(UpdateStep, "capture", boom)
     async with voyage(tmp_path) as run:
         await run.place()
         run.service.stop("terminated")

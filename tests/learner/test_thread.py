@@ -16,6 +16,7 @@ from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.thread import LearnerThread
 from impala_async.learner.thread_ports import Progress
 from impala_async.metrics.report import merge
+from impala_async.training.result import StepResult
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
 
 Script = Iterable[LoadedBatch | Callable[[], None] | None]
@@ -45,7 +46,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
     num_threads = torch.get_num_threads()
     monkeypatch.setattr(thread, "time", made)
-    monkeypatch.setattr(thread, "capture", lambda step: len(step.uses))
     yield made
     torch.set_num_threads(num_threads)
 
@@ -264,17 +264,16 @@ def test_a_run_of_updates_that_all_fail_is_ended_and_its_last_batch_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(thread, "keep_batch", lambda *told: kept.append(told) or "it is kept")
+    monkeypatch.setattr(StepResult, "keep_batch", lambda *told: kept.append(told) or "it is kept")
     batches = [batch_of(number) for number in range(20)]
     # One that is taken in between, and they are counted anew.
     step = FakeStep(nonfinite={*range(4), *range(5, 99)})
     run = Run(batches, step=step, max_skipped_in_a_row=5)()
     assert run.step.batches == list(range(10))
     assert run.listener.stops == ["not_finite"]
-    ((path, batch, is_failed_B, about),) = kept
+    ((result, path, batch),) = kept
     assert (path.name, batch.number) == ("not-finite-1-1.safetensors", 9)
-    assert is_failed_B.tolist() == ALL
-    assert about["not_finite"] == "loss/value, loss/total"
+    assert result.is_failed_B.tolist() == ALL
     (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert line == (
         "5 updates in a row were skipped since update 1, as these are not finite: loss/value, "

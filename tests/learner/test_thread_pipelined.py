@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.learner import thread
 from impala_async.learner.handoff import ClosedError
 from impala_async.learner.thread_ports import Progress
 from tests.learner.fakes import FakeStep, Listener, batch_of
@@ -23,7 +22,6 @@ NUM_BATCHES = 8
 @pytest.fixture(autouse=True)
 def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     num_threads = torch.get_num_threads()
-    monkeypatch.setattr(thread, "capture", lambda step: len(step.uses))
     yield
     torch.set_num_threads(num_threads)
 

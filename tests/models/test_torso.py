@@ -1,34 +1,216 @@
-"""Every torso of ours keeps the protocol that a user's own has to keep."""
+"""Torsos by name and of one's own, all by one protocol, and the precision that each computes in."""
 
 import pytest
 import torch
 from torch import nn
 
 from impala_async.config.model import TORSOS, ModelSection
-from impala_async.models import build
-from impala_async.models.torso import Torso
-from impala_async.spec import ArraySpec, ObsSpec
+from impala_async.errors import ConfigError
+from impala_async.models import torso
+from impala_async.models.actor_critic import ActorCritic
+from impala_async.models.mlp import Hidden, joined
+from impala_async.models.torso import pick_precision
+from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
-OBS = ObsSpec((ArraySpec("eye", (36, 36, 2), "uint8"), ArraySpec("speed", (2,), "float32")))
+HERE = __name__
+OBS = ObsSpec((ArraySpec("", (3,), "float32"),))
+EYE = ObsSpec((ArraySpec("", (36, 36, 2), "uint8"),))
+MIXED = ObsSpec((ArraySpec("eye", (36, 36, 2), "uint8"), ArraySpec("speed", (2,), "float32")))
+ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def test_the_config_names_those_that_there_are():
-    assert set(build.TORSOS) == set(TORSOS)
+    assert set(torso.TORSOS) == set(TORSOS)
 
 
 @pytest.mark.parametrize("name", TORSOS)
 def test_a_torso_makes_features_of_rows(name):
-    torso: Torso = build.TORSOS[name](OBS, ModelSection(name=name, hidden_sizes=(9,)))
-    assert isinstance(torso, nn.Module)
-    assert torso.num_out == 9
+    made: torso.Torso = torso.TORSOS[name](MIXED, ModelSection(name=name, hidden_sizes=(9,)))
+    assert isinstance(made, nn.Module)
+    assert made.num_out == 9
     obs = {
         "eye": torch.randint(0, 256, (5, 36, 36, 2), dtype=torch.uint8),
         "speed": torch.randn(5, 2),
     }
     before = {key: leaf.clone() for key, leaf in obs.items()}
-    features = torso(obs)
+    features = made(obs)
     assert (features.shape, features.dtype) == ((5, 9), torch.float32)
     assert all(torch.equal(obs[key], leaf) for key, leaf in before.items())
     # Rows know nothing of each other.
-    alone = torso({key: leaf[2:3] for key, leaf in obs.items()})
+    alone = made({key: leaf[2:3] for key, leaf in obs.items()})
     torch.testing.assert_close(alone[0], features[2], rtol=1e-4, atol=1e-5)
+
+
+def weights_of(seed, section, obs=OBS):
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return list(ActorCritic(section, obs, ACTION).parameters())
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        ModelSection(),
+        ModelSection(core="lstm", core_size=8),
+        *map(lambda n: ModelSection(name=n), TORSOS),
+    ],
+    ids=str,
+)
+def test_one_seed_gives_one_model_and_another_seed_another(section):
+    first, same, other = (weights_of(seed, section, EYE) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_the_section_decides_widths_and_torsos():
+    shapes = [tuple(p.shape) for p in weights_of(0, ModelSection(hidden_sizes=(5,)))]
+    assert shapes.count((5, 3)) == 2
+    shared = ModelSection(hidden_sizes=(5,), shared_torso=True)
+    assert [tuple(p.shape) for p in weights_of(0, shared)].count((5, 3)) == 1
+
+
+def test_it_is_built_without_memory_too():
+    """So a learner finds out what a model would take."""
+    with torch.device("meta"):
+        model = ActorCritic(ModelSection(name="impala_resnet", core="gru"), EYE, ACTION)
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
+
+
+# -------------------- a user's own torso
+
+
+class Own(nn.Module):
+    num_out = 6
+
+    def __init__(self, obs, section):
+        super().__init__()
+        self.leaves = obs.leaves
+        self.layers = Hidden(3, (*(section.hidden_sizes or ()), self.num_out), "tanh")
+
+    def forward(self, obs):
+        return self.layers.through(joined(self.leaves, obs))
+
+
+class TooWide(Own):
+    def forward(self, obs):
+        return torch.cat([super().forward(obs)] * 2, -1)
+
+
+class OneRow(Own):
+    def forward(self, obs):
+        return super().forward(obs)[:1]
+
+
+class InDouble(Own):
+    def forward(self, obs):
+        return super().forward(obs).double()
+
+
+class WithoutSize(Own):
+    num_out = property(lambda self: None, lambda self, value: None)
+
+    def __init__(self, obs, section):
+        nn.Module.__init__(self)
+
+
+class Fails(Own):
+    def forward(self, obs):
+        return obs["pixels"]
+
+
+class TakesNothing(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+
+class NoModule:
+    num_out = 6
+
+    def __init__(self, obs, section):
+        pass
+
+
+A_NUMBER = 5
+
+
+def own(name, **settings):
+    return ModelSection(name=f"{HERE}:{name}", **settings)
+
+
+def test_an_own_torso_gets_the_spec_and_the_section():
+    model = ActorCritic(own("Own", hidden_sizes=(5,), shared_torso=False), OBS, ACTION)
+    assert isinstance(model.policy_torso, Own)
+    assert isinstance(model.value_torso, Own)
+    assert model.policy_torso is not model.value_torso
+    assert model({"": torch.randn(4, 3)}).parameters_NP.shape == (4, 2)
+
+
+def test_by_default_policy_and_value_share_it():
+    assert ActorCritic(own("Own"), OBS, ACTION).value_torso is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("TooWide", r"must give float32 of \[N, 6\], .* it gave torch.float32 of \[2, 12\]"),
+        ("OneRow", r"it gave torch.float32 of \[1, 6\]"),
+        ("InDouble", r"it gave torch.float64 of \[2, 6\]"),
+        ("NoModule", "must make an nn.Module with a whole number num_out"),
+        ("WithoutSize", "must make an nn.Module with a whole number num_out"),
+        ("Fails", r"failed on two rows of zeros, at .*test_torso\.py:[0-9]+: KeyError: 'pixels'"),
+        ("TakesNothing", r"failed when it was made, at .*: TypeError: .* positional argument"),
+        ("A_NUMBER", "is of type int and makes no torso"),
+        ("Missing", "module .* has no attribute 'Missing'"),
+    ],
+)
+def test_a_torso_that_does_not_fit_is_told_why(name, text):
+    with pytest.raises(ValueError, match=rf"model\.name: .*{name}.*{text}"):
+        ActorCritic(own(name), OBS, ACTION)
+
+
+def test_a_module_that_is_not_there_is_named():
+    with pytest.raises(
+        ValueError, match=r"model\.name: cannot import no_such.module:Own: No module"
+    ):
+        ActorCritic(ModelSection(name="no_such.module:Own"), OBS, ACTION)
+
+
+def test_what_comes_with_python_is_not_called() -> None:
+    with pytest.raises(ValueError, match=r"model\.name: subprocess:Popen comes with Python"):
+        ActorCritic(ModelSection(name="subprocess:Popen"), OBS, ACTION)
+
+
+# -------------------- precision
+
+
+@pytest.mark.parametrize(
+    ("flags", "model", "taken"),
+    [
+        ({"avx2", "avx512_bf16"}, "nature_cnn", torch.bfloat16),
+        ({"amx_bf16"}, "impala_resnet", torch.bfloat16),
+        ({"avx2", "avx512f"}, "nature_cnn", torch.float32),
+        ({"avx512_bf16"}, "mlp", torch.float32),
+        ({"avx512_bf16"}, "small_cnn", torch.float32),
+    ],
+)
+def test_auto_takes_bfloat16_on_a_cpu_where_it_pays(flags, model, taken, monkeypatch):
+    monkeypatch.setattr(torso, "_cpu_flags", lambda: frozenset(flags))
+    assert pick_precision("auto", model, CPU) == taken
+
+
+def test_a_precision_that_was_asked_for_is_taken(monkeypatch):
+    monkeypatch.setattr(torso, "_cpu_flags", frozenset)
+    assert pick_precision("bfloat16", "mlp", CPU) == torch.bfloat16
+    monkeypatch.setattr(torso, "_cpu_flags", lambda: frozenset({"amx_bf16"}))
+    assert pick_precision("float32", "nature_cnn", CPU) == torch.float32
+
+
+def test_a_gpu_takes_bfloat16_when_it_is_new_enough(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert pick_precision("auto", "mlp", CUDA) == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert pick_precision("auto", "nature_cnn", CUDA) == torch.float32
+    with pytest.raises(ConfigError, match=r"model\.precision: Old GPU has no bfloat16"):
+        pick_precision("bfloat16", "nature_cnn", CUDA)

@@ -1,15 +1,16 @@
-"""Each name is its loss, with the section's settings; values regress to what the loss says."""
+"""Each name is its loss, with the section's settings; a user's own is one by its name alone."""
 
 import math
 
 import pytest
 import torch
 
-from impala_async.algo import losses, losses_on_policy
+from impala_async.algo import losses
 from impala_async.algo.gae import gae
+from impala_async.algo.terms import ValidRows
 from impala_async.algo.vtrace import vtrace
-from impala_async.config.algorithm import AlgorithmSection
-from impala_async.training.algorithms import ALGORITHMS, Rows, View
+from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
+from impala_async.training.algorithms import MAKERS, Algorithm, Rows, View, make_algorithm
 from impala_async.training.target import Target
 
 SHARED = {"value_cost": 0.7, "reduction": "sum"}
@@ -21,12 +22,12 @@ CASES = {
         BARS | {"pg_rho_bar": 1.2, "lambda": 0.8, "clip": 0.05, "is_clip": 1.1, "kl_coeff": 0.4},
         losses.appo_loss,
     ),
-    "ppo": ({"clip": 0.05, "lambda": 0.8}, losses_on_policy.ppo_loss),
+    "ppo": ({"clip": 0.05, "lambda": 0.8}, losses.ppo_loss),
     "ppo, vtrace": (
         BARS | {"clip": 0.05, "lambda": 0.8, "returns": "vtrace"},
-        losses_on_policy.ppo_loss,
+        losses.ppo_loss,
     ),
-    "a2c": ({"lambda": 0.8}, losses_on_policy.a2c_loss),
+    "a2c": ({"lambda": 0.8}, losses.a2c_loss),
 }
 EACH = pytest.mark.parametrize("case", CASES)
 
@@ -76,9 +77,8 @@ def wanted_inputs(case, view):
 def test_a_name_is_its_loss_with_the_settings_of_its_section(case, view, is_normal):
     settings, function = CASES[case]
     own = {("lambda_" if key == "lambda" else key): value for key, value in settings.items()}
-    got = ALGORITHMS[case.partition(",")[0]](section_of(case, normalize_advantages=is_normal)).loss(
-        view, 0.03
-    )
+    section = section_of(case, normalize_advantages=is_normal)
+    got = make_algorithm(section).loss(view, 0.03)
     want = function(
         **wanted_inputs(case, view),
         **own,
@@ -95,7 +95,7 @@ def test_a_name_is_its_loss_with_the_settings_of_its_section(case, view, is_norm
 @EACH
 def test_targets_are_those_of_the_value_loss(case, view):
     section = section_of(case, reduction="mean")
-    terms = ALGORITHMS[section.name](section).loss(view, 0.0)
+    terms = make_algorithm(section).loss(view, 0.0)
     errors_TB = (terms.targets_TB - view.evaluation.values_SB[:-1])[view.rows.mask_TB]
     torch.testing.assert_close(terms.value, 0.5 * 0.7 * errors_TB.square().mean())
     assert not terms.targets_TB.requires_grad
@@ -103,7 +103,7 @@ def test_targets_are_those_of_the_value_loss(case, view):
 
 def test_stats_of_appo_are_the_exact_kl_and_the_share_beyond_the_clip(view):
     section = section_of("appo")
-    stats = ALGORITHMS["appo"](section).stats(view)
+    stats = make_algorithm(section).stats(view)
     mask_TB = view.rows.mask_TB
     kl_TB = view.target.evaluation.joint_BT.kl(view.evaluation.joint_BT).t()
     torch.testing.assert_close(stats["policy/kl"], kl_TB[mask_TB].mean())
@@ -116,7 +116,7 @@ def test_stats_of_appo_are_the_exact_kl_and_the_share_beyond_the_clip(view):
 
 
 def test_stats_of_ppo_are_of_what_acted(view):
-    stats = ALGORITHMS["ppo"](section_of("ppo")).stats(view)
+    stats = make_algorithm(section_of("ppo")).stats(view)
     log_ratios_TB = view.evaluation.log_probs_TB - view.rows.behaviour_log_probs_TB
     ratios = log_ratios_TB[view.rows.mask_TB].exp()
     torch.testing.assert_close(stats["policy/kl"], (ratios - 1 - ratios.log()).mean())
@@ -131,7 +131,7 @@ def test_stats_know_nothing_of_masked_rows(view):
         behaviour_log_probs_TB=torch.where(mask_TB, view.rows.behaviour_log_probs_TB, math.nan)
     )
     for name in ("appo", "ppo"):
-        algorithm = ALGORITHMS[name](section_of(name))
+        algorithm = make_algorithm(section_of(name))
         got, want = algorithm.stats(view._replace(rows=dirty)), algorithm.stats(view)
         assert got == want
         assert all(stat.isfinite() for stat in got.values())
@@ -139,7 +139,7 @@ def test_stats_know_nothing_of_masked_rows(view):
 
 def test_without_kl_there_is_no_gradient_from_it(view):
     """And where it is infinite, the loss is finite."""
-    algorithm = ALGORITHMS["appo"](section_of("appo"))
+    algorithm = make_algorithm(section_of("appo"))
     free = view._replace(target=view.target._replace(kl_coeff=0.0))
     assert algorithm.loss(free, 0.0).kl == 0
     assert algorithm.loss(view, 0.0).kl > 0
@@ -148,7 +148,7 @@ def test_without_kl_there_is_no_gradient_from_it(view):
 def test_returns_are_of_the_kind_that_is_named(view):
     def targets_of(name):
         section = AlgorithmSection(name=name)
-        return valid(ALGORITHMS[name](section).loss(view, 0.0).targets_TB)
+        return valid(make_algorithm(section).loss(view, 0.0).targets_TB)
 
     def valid(targets_TB):
         return torch.where(view.rows.mask_TB, targets_TB, 0.0)
@@ -158,3 +158,71 @@ def test_returns_are_of_the_kind_that_is_named(view):
     log_rhos_TB = view.evaluation.log_probs_TB - view.rows.behaviour_log_probs_TB
     want = vtrace(log_rhos_TB=log_rhos_TB, **view.values).targets_TB
     assert torch.equal(targets_of("impala"), valid(want))
+
+
+def test_the_settings_know_those_that_there_are():
+    assert MAKERS.keys() == ALGORITHMS.keys()
+
+
+# -------------------- a user's own
+
+
+def imitation(section):
+    """A whole algorithm: it makes what was done likelier, near a target network; no value."""
+
+    def loss(view, entropy_cost):
+        evaluation = view.evaluation
+        rows = ValidRows(evaluation.values_SB, view.rows.mask_TB, section.reduction, None)
+        return rows.terms(
+            -rows.take(evaluation.log_probs_TB),
+            evaluation.values_SB[:-1].detach(),
+            evaluation.values_SB,
+            evaluation.entropies_TB,
+            section.value_cost,
+            entropy_cost,
+        )
+
+    def stats(view):
+        target_TB = view.target.evaluation.log_probs_TB
+        return {"policy/kl": view.mean(target_TB - view.evaluation.log_probs_TB)}
+
+    return Algorithm(loss, stats, has_target=True)
+
+
+def fails(section):
+    return {}["no such key"]
+
+
+def makes_nothing(section):
+    return None
+
+
+def own(name, **settings):
+    return {"name": f"{__name__}:{name}"} | settings
+
+
+def test_a_users_own_is_trained_with_and_resumed(make_step, make_batch, all_alive):
+    settings = own("imitation", target_update_every_updates=2, tau=0.5, rho_bar=3.0, clip=0.1)
+    step, resumed = make_step(lr=1e-2, **settings), make_step(seed=1, lr=1e-2, **settings)
+    batch = make_batch()
+    losses = [step.run(batch, all_alive, 0).stats["loss/policy"] for _ in range(9)]
+    assert losses[-1] < losses[0] - 0.01
+    resumed.restore(step.capture())
+    stats = [each.run(batch, all_alive, 0).stats for each in (step, resumed)]
+    assert stats[0] == stats[1]
+    assert stats[0]["policy/kl"] != 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fails", r"failed when it was made, at .*test_algorithms\.py:[0-9]+: KeyError"),
+        ("makes_nothing", "must make an Algorithm of .*, not NoneType"),
+        ("missing", "has no attribute 'missing'"),
+        ("SHARED", "is of type dict and makes no algorithm"),
+    ],
+)
+def test_one_that_cannot_be_made_is_told_why(name, text):
+    section = AlgorithmSection.model_validate(own(name))
+    with pytest.raises(ValueError, match=rf"^algorithm\.name: .*{name}.*{text}"):
+        make_algorithm(section)

@@ -1,11 +1,14 @@
-"""A batch shows what its slot holds: the columns' own memory, and stacks frame by frame."""
+"""A batch shows its slot's memory, and its living columns are dealt into nearly equal parts."""
 
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
-from impala_async.training.batch import Batch
+from impala_async.training.batch import Batch, living_mask, parts_of
+
+SEEDS = (0, 0)
 
 
 def test_a_batch_views_the_columns_memory(make_columns):
@@ -42,3 +45,40 @@ def test_a_stack_is_seen_through_the_windows_over_its_frames(make_batch):
     rows = batch.rows_of_obs()[""]
     assert rows.shape == (5, 7, 3)
     assert rows[4, 6].tolist() == [8, 9, 9]
+
+
+@pytest.mark.parametrize(("num_parts", "sizes"), [(2, [4, 3]), (3, [3, 2, 2]), (9, [1] * 7)])
+def test_parts_hold_each_living_column_once(make_batch, num_parts, sizes):
+    alive_B = torch.tensor([1, 1, 0, 1, 1, 0, 1, 1, 1]).bool()
+    batch = make_batch(num_columns=9)
+    parts = list(parts_of(batch, alive_B, num_parts, SEEDS))
+    assert [len(part.batch.mask_BT) for part in parts] == sizes
+    assert torch.equal(torch.stack([part.is_in_B for part in parts]).sum(0), alive_B.int())
+    rewards = torch.cat([part.batch.rewards_BT for part in parts])
+    assert sorted(rewards[:, 0].tolist()) == sorted(batch.rewards_BT[alive_B][:, 0].tolist())
+
+
+def test_the_order_is_the_seeds_and_no_others(make_batch):
+    batch = make_batch(num_columns=20)
+
+    def order(*seeds):
+        torch.manual_seed(len(orders))
+        parts = parts_of(batch, torch.ones(20) > 0, 4, seeds)
+        return tuple(torch.cat([part.batch.rewards_BT[:, 0] for part in parts]).tolist())
+
+    orders = {}
+    for seeds in ((0, 0), (0, 1), (1, 0), (3, 7)):
+        orders[seeds] = order(*seeds)
+        assert order(*seeds) == orders[seeds]
+    assert len(set(orders.values())) == 4
+
+
+def test_one_part_is_the_batch_itself_and_the_dead_are_masked(make_batch):
+    batch = make_batch()
+    some_B = torch.tensor([True, False, True, True, False])
+    for alive_B, num_parts in ((torch.ones(5) > 0, 1), (some_B, 1), (torch.arange(5) == 2, 4)):
+        (part,) = parts_of(batch, alive_B, num_parts, SEEDS)
+        assert part.batch is batch
+        assert torch.equal(part.is_in_B, alive_B)
+        assert torch.equal(part.mask_BT, batch.mask_BT & alive_B.unsqueeze(-1))
+        assert torch.equal(part.mask_BT, living_mask(batch, alive_B))

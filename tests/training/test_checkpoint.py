@@ -20,7 +20,7 @@ from impala_async.training.checkpoint import (
     read_digests,
     save_checkpoint,
 )
-from impala_async.training.state import TrainingState, capture, restore
+from impala_async.training.state import TrainingState
 from impala_async.weights import Version
 
 TENSORS = {"model": {"w": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(3)}}
@@ -95,14 +95,14 @@ RUNS = {
 def test_training_goes_on_bit_for_bit(folder, make_step, make_batch, num_before, settings):
     step = make_step(**settings)
     train(step, make_batch, range(num_before))
-    captured = capture(step)
+    captured = step.capture()
     save_checkpoint(folder, Version(1, num_before), captured.tensors(), captured.state())
     train(step, make_batch, range(num_before, 9))
 
     resumed = make_step(seed=5, **settings)
-    restore(resumed, found_in(folder))
+    resumed.restore(found_in(folder))
     train(resumed, make_batch, range(num_before, 9))
-    mine, theirs = capture(resumed), capture(step)
+    mine, theirs = resumed.capture(), step.capture()
     assert json.dumps(mine.state()) == json.dumps(theirs.state())
     for group, tensors in theirs.tensors().items():
         for name, tensor in tensors.items():
@@ -112,7 +112,7 @@ def test_training_goes_on_bit_for_bit(folder, make_step, make_batch, num_before,
 def test_the_target_network_has_its_own_file(folder, make_step, make_batch):
     step = make_step(name="appo")
     train(step, make_batch, range(2))
-    captured = capture(step)
+    captured = step.capture()
     path = save_checkpoint(folder, Version(1, 2), captured.tensors(), captured.state())
     assert (path / "target.safetensors").exists()
     found = newest_checkpoint(folder)
@@ -122,14 +122,14 @@ def test_the_target_network_has_its_own_file(folder, make_step, make_batch):
     assert state["algorithm"]["target"] == target
     # Without it such a run cannot go on; a run of another algorithm has none.
     with pytest.raises(CheckpointError, match="does not fit"):
-        restore(make_step(name="appo"), capture(make_step()))
-    assert "target" not in capture(make_step()).tensors()
+        make_step(name="appo").restore(make_step().capture())
+    assert "target" not in make_step().capture().tensors()
 
 
 def test_a_capture_is_a_copy_that_training_does_not_touch(make_step, make_batch):
     step = make_step(name="appo", normalize_returns=True)
     train(step, make_batch, range(2))
-    captured = capture(step)
+    captured = step.capture()
     state = json.dumps(captured.state())
     kept = {
         group: {name: tensor.clone() for name, tensor in members.items()}
@@ -148,7 +148,7 @@ def test_weights_in_another_memory_order_are_saved_by_their_indices(folder, make
     weight = step.policy.model.policy_head.weight
     weight.data = weight.data.t().contiguous().t()
     assert not weight.is_contiguous()
-    captured = capture(step)
+    captured = step.capture()
     save_checkpoint(folder, Version(1, 0), captured.tensors(), captured.state())
     tensors = newest_checkpoint(folder).tensors
     assert torch.equal(tensors["model"]["policy_head.weight"], weight.detach())
@@ -157,11 +157,11 @@ def test_weights_in_another_memory_order_are_saved_by_their_indices(folder, make
 def test_restoring_twice_from_one_capture_gives_two_independent_steps(make_step, make_batch):
     step = make_step()
     train(step, make_batch, range(2))
-    captured = capture(step)
+    captured = step.capture()
     first, second = make_step(seed=1), make_step(seed=2)
-    restore(first, captured)
+    first.restore(captured)
     train(first, make_batch, range(2, 5))
-    restore(second, captured)
+    second.restore(captured)
     train(second, make_batch, range(2, 5))
     for mine, theirs in zip(first.policy.tensors, second.policy.tensors, strict=True):
         assert torch.equal(mine, theirs)
@@ -501,27 +501,27 @@ def test_a_state_that_is_no_strict_json_is_refused_and_leaves_nothing(folder):
 
 
 def test_a_checkpoint_of_another_model_does_not_fit(folder, make_step):
-    captured = capture(make_step(hidden=(16, 16)))
+    captured = make_step(hidden=(16, 16)).capture()
     for other in ((16, 8), (16,), (16, 16, 16)):
         with pytest.raises(CheckpointError, match="does not fit"):
-            restore(make_step(hidden=other), captured)
+            make_step(hidden=other).restore(captured)
 
 
 @pytest.mark.parametrize("group", ["model", "optimizer", "target"])
 def test_a_checkpoint_of_other_numbers_does_not_fit(make_step, make_batch, group):
     step = make_step(name="appo")
     train(step, make_batch, range(2))
-    captured = capture(step)
+    captured = step.capture()
     tensors = {**captured.tensors()}
     tensors[group] = {name: tensor.to(torch.int64) for name, tensor in tensors[group].items()}
     state = TrainingState.of(tensors, captured.state(), "ckpt-1-2")
     with pytest.raises(CheckpointError, match=r"^ckpt-1-2 does not fit this run: .*torch.int64"):
-        restore(make_step(name="appo"), state)
+        make_step(name="appo").restore(state)
 
 
 @pytest.mark.parametrize("missing", ["model", "optimizer"])
 def test_a_checkpoint_without_a_part_is_named(make_step, missing):
-    captured = capture(make_step())
+    captured = make_step().capture()
     tensors = {name: group for name, group in captured.tensors().items() if name != missing}
     with pytest.raises(CheckpointError, match=missing):
         TrainingState.of(tensors, captured.state())

@@ -8,7 +8,7 @@ from impala_async.config.run import ModelSection
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.spec import ArraySpec
-from impala_async.training.snapshot import Snapshot
+from impala_async.training.snapshot import HostCopy, Snapshot
 from impala_async.weights import Version, WeightsLayout
 
 
@@ -91,3 +91,9 @@ def test_other_dtypes_and_other_sizes_are_refused():
     snapshot = Snapshot(WeightsLayout((ArraySpec("w", (4,), "float32"),)))
     with pytest.raises(ValueError, match="3 numbers in tensors, 4 in the layout"):
         snapshot.take([torch.zeros(3)]).as_version(Version(1, 1))
+
+
+def test_on_a_cpu_a_copy_is_the_tensor_itself_and_there_is_nothing_to_wait_for():
+    """Its work for a device is shown in `tests/gpu`."""
+    tensor = torch.arange(3.0)
+    assert HostCopy(tensor).wait() is tensor

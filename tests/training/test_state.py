@@ -9,7 +9,7 @@ import torch
 from impala_async.errors import CheckpointError
 from impala_async.spec import POLICY
 from impala_async.training.checkpoint import newest_checkpoint, save_checkpoint
-from impala_async.training.state import TrainingState, capture, restore
+from impala_async.training.state import TrainingState
 from impala_async.weights import Version
 
 RUNS = {
@@ -38,7 +38,7 @@ def train(step, make_batch, seeds):
 def test_a_team_goes_on_bit_for_bit(tmp_path, make_team_step, make_batch, num_before, settings):
     step = make_team_step(**settings)
     train(step, make_batch, range(num_before))
-    captured = capture(step)
+    captured = step.capture()
     save_checkpoint(tmp_path, Version(1, num_before), captured.tensors(), captured.state())
     train(step, make_batch, range(num_before, 11))
 
@@ -47,9 +47,9 @@ def test_a_team_goes_on_bit_for_bit(tmp_path, make_team_step, make_batch, num_be
     for name, one in resumed.steps.items():
         one._seed = step.steps[name]._seed
     found = newest_checkpoint(tmp_path)
-    restore(resumed, TrainingState.of(found.tensors, found.state))
+    resumed.restore(TrainingState.of(found.tensors, found.state))
     train(resumed, make_batch, range(num_before, 11))
-    mine, theirs = capture(resumed), capture(step)
+    mine, theirs = resumed.capture(), step.capture()
     assert json.dumps(mine.state()) == json.dumps(theirs.state())
     assert mine.tensors().keys() == theirs.tensors().keys()
     for group, tensors in theirs.tensors().items():
@@ -61,7 +61,7 @@ def test_a_team_goes_on_bit_for_bit(tmp_path, make_team_step, make_batch, num_be
 def test_the_copys_weights_are_among_them_and_nothing_else_of_it(make_team_step, make_batch):
     step = make_team_step(name="appo")
     train(step, make_batch, range(3))
-    captured = capture(step)
+    captured = step.capture()
     owners = {
         group: {name.partition("/")[0] for name in tensors}
         for group, tensors in captured.tensors().items()
@@ -77,7 +77,7 @@ def test_the_copys_weights_are_among_them_and_nothing_else_of_it(make_team_step,
 
 def test_a_capture_is_a_copy_that_training_does_not_touch(make_team_step, make_batch):
     step = make_team_step()
-    captured = capture(step)
+    captured = step.capture()
     kept = {name: tensor.clone() for name, tensor in captured.model.items()}
     train(step, make_batch, range(4))
     assert all(torch.equal(tensor, kept[name]) for name, tensor in captured.model.items())
@@ -85,8 +85,8 @@ def test_a_capture_is_a_copy_that_training_does_not_touch(make_team_step, make_b
 
 def test_the_state_of_another_kind_does_not_fit(make_team_step, make_step):
     with pytest.raises(CheckpointError, match="does not fit this run"):
-        restore(make_team_step(), capture(make_step()))
+        make_team_step().restore(make_step().capture())
     with pytest.raises(CheckpointError, match="does not fit this run"):
-        restore(make_step(), capture(make_team_step()))
+        make_step().restore(make_team_step().capture())
     with pytest.raises(CheckpointError, match="does not fit this run: it has no 'return_scale'"):
-        restore(make_step(normalize_returns=True), capture(make_step()))
+        make_step(normalize_returns=True).restore(make_step().capture())

@@ -6,12 +6,11 @@ import math
 import pytest
 import torch
 
-from impala_async.algo import losses, losses_on_policy
+from impala_async.algo import losses
 from impala_async.metrics.names import REGISTRY
 from impala_async.training import rewards
-from impala_async.training.parts import living_mask, parts_of
+from impala_async.training.batch import living_mask, parts_of
 from impala_async.training.rewards import Moments
-from impala_async.training.state import capture
 
 PPO = {"name": "ppo", "num_minibatches": 3}
 APPO = {"name": "appo", "kl_coeff": 0.5, "target_update_every_updates": 2}
@@ -28,7 +27,7 @@ ALIVE = torch.ones(5, dtype=torch.bool)
 
 def snapshot(step):
     """All that a step remembers."""
-    captured = capture(step)
+    captured = step.capture()
     tensors = {
         f"{group}/{name}": tensor
         for group, members in captured.tensors().items()
@@ -245,8 +244,8 @@ def test_losses_do_not_depend_on_the_size_of_rewards(make_step, make_batch, name
     [
         ("impala", losses, "vtrace"),
         ("appo", losses, "vtrace"),
-        ("ppo", losses_on_policy, "gae"),
-        ("a2c", losses_on_policy, "gae"),
+        ("ppo", losses, "gae"),
+        ("a2c", losses, "gae"),
     ],
 )
 def test_returns_are_computed_once_per_update(

@@ -67,7 +67,7 @@ def test_each_member_learns_as_if_it_were_alone_with_its_rows(
     for name in ("a", "b"):
         mine, theirs = team.steps[name], alone.steps[name]
         assert are_equal(weights_of(mine.policy), weights_of(theirs.policy))
-        assert mine.state() == theirs.state()
+        assert mine.capture().state() == theirs.capture().state()
 
 
 def test_what_others_play_has_no_influence(make_team_step, make_batch, all_alive):
