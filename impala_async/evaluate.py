@@ -17,7 +17,7 @@ from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.interrupts import REQUESTS, interrupt
 from impala_async.leaving import leave
-from impala_async.metrics.returns import format_return
+from impala_async.metrics.report import format_return
 from impala_async.waiting import Wait
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from impala_async.actor.squeezer import Squeezer
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.spec import Schema
 from impala_async.weights import WeightsLayout
-from impala_async.wire.codec import Frame, encode_data
-from impala_async.wire.compression import PLAIN
+from impala_async.wire.codec import PLAIN, Frame, encode_data
 from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Data, Spec, pack
 from impala_async.wire.peer import WINDOW
 

@@ -32,6 +32,7 @@ from impala_async.errors import (
 )
 from impala_async.foreign import one_line
 from impala_async.interrupts import REQUESTS
+from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
@@ -232,11 +233,10 @@ class ActorService:
         spent = sampler.timers.take()
         send_wait_s, weights_wait_s = self._client.take_waits()
         ms_per_trajectory = 1000 * rows / max(1, spent.num_steps)
+        spent_s = spent.env_time_s, spent.act_time_s, send_wait_s, weights_wait_s
         return {
-            "env_time_ms": spent.env_time_s * ms_per_trajectory,
-            "act_time_ms": spent.act_time_s * ms_per_trajectory,
-            "send_wait_ms": send_wait_s * ms_per_trajectory,
-            "weights_wait_ms": weights_wait_s * ms_per_trajectory,
+            name: seconds * ms_per_trajectory
+            for name, seconds in zip(ACTOR_TIMERS, spent_s, strict=True)
         }
 
     def _whose(self) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from impala_async.config.bind import is_loopback
 from impala_async.layout import Bytes2D
-from impala_async.wire.compression import compress
+from impala_async.wire.codec import compress
 
 # What is compressed must become this much smaller, or its time is better spent on acting.
 WORTH = 0.8

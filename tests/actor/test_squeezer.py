@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from impala_async.actor.squeezer import RETRY_AFTER, Squeezer
-from impala_async.wire.compression import decompress_into
+from impala_async.wire.codec import decompress_into
 
 FAR = "tcp://learner.example:5555"
 EVEN = np.zeros((4, 3000), np.uint8)
