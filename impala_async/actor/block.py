@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.envs.vector import Obs, Step
+from impala_async.envs.batch import Obs, Step
 from impala_async.spec import ActionSpec, ArraySpec, ObsSpec
 
 # Bits of what a step brought besides what every step brings.

@@ -20,8 +20,7 @@ from impala_async.actor.worker import Look, LookUp, Worker, end_workers
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.envs.actions import Actions
-from impala_async.envs.vector import Obs, Step
+from impala_async.envs.batch import Actions, Obs, Step
 from impala_async.errors import EnvError
 
 

@@ -29,9 +29,9 @@ from impala_async.actor.block import Block
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
+from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.interrupts import CTRL_C, REQUESTS
 from impala_async.leaving import leave

@@ -3,7 +3,7 @@ import os
 import numpy as np
 
 from impala_async.actor.block import HAS_FINAL_OBS, HAS_IDLE, HAS_UNTRAINED, Block, new_memory
-from impala_async.envs.vector import Step
+from impala_async.envs.batch import Step
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 OBS = ObsSpec((ArraySpec("a", (3,), "uint8"), ArraySpec("b", (), "float64")))

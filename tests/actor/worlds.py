@@ -18,7 +18,7 @@ from impala_async.actor.samplers.build import build_sampler
 from impala_async.actor.unroll import Finished
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.envs.vector import EnvBatch
+from impala_async.envs.batch import EnvBatch
 from impala_async.spec import Schema
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from impala_async.actor.samplers.alternating import AlternatingSampler, Group, SplitBatch
 from impala_async.actor.samplers.direct import DirectSampler, NextStepSampler, SameStepSampler
 from impala_async.actor.samplers.protocols import ActingPolicy, BufferSource, Newest, Sampler
-from impala_async.envs.vector import EnvBatch
+from impala_async.envs.batch import EnvBatch
 from impala_async.errors import MismatchError
 from impala_async.spec import Schema
 from impala_async.weights import Weights

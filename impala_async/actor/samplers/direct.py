@@ -30,7 +30,7 @@ from impala_async.actor.samplers.protocols import (
     SamplerTimers,
 )
 from impala_async.actor.unroll import Finished, Unroll
-from impala_async.envs.vector import EnvBatch, Step
+from impala_async.envs.batch import EnvBatch, Step
 from impala_async.spec import Schema
 
 

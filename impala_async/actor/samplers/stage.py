@@ -19,8 +19,8 @@ from impala_async.actor.worker import LookUp
 from impala_async.config.actor import WITH_WORKERS, ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
+from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs, build_usual
-from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EnvError, MismatchError
 from impala_async.spec import Schema
 

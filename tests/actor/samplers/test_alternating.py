@@ -11,8 +11,9 @@ from impala_async.actor.crew import Crew
 from impala_async.actor.samplers.build import build_alternating
 from impala_async.actor.samplers.protocols import Sampler
 from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.envs.batch import Obs, Step
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import Obs, Step, VectorEnvs
+from impala_async.envs.vector import VectorEnvs
 from impala_async.spec import Schema
 from impala_async.weights import Version, Weights
 from tests.actor.fakes import FakeAction, FakeBuffers, FakePolicy, NoNews, rows_of, weights_of

@@ -7,8 +7,9 @@ from impala_async.actor.samplers.build import build_sampler, columns_per_message
 from impala_async.actor.samplers.direct import NextStepSampler, SameStepSampler
 from impala_async.actor.samplers.protocols import Sampler
 from impala_async.config.run import EnvSection
+from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import EnvBatch, VectorEnvs
+from impala_async.envs.vector import VectorEnvs
 from impala_async.errors import EXIT_MISMATCH, MismatchError
 from impala_async.spec import Schema
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
