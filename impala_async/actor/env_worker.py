@@ -25,7 +25,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from impala_async import lifeline
-from impala_async.actor.block import Block
+from impala_async.actor.shared_memory import SharedColumns
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
@@ -111,9 +111,9 @@ def _work(commands: int, replies: int, memory: int) -> None:
     try:
         write_json(replies, _look(envs), before=REPLIES[0])
         place = Place(**read_json(commands))
-        block = Block.over(memory, envs.obs_spec, envs.action_spec, place.num_columns)
+        shared = SharedColumns.over(memory, envs.obs_spec, envs.action_spec, place.num_columns)
         os.close(memory)
-        mine = block.columns(place.first, place.first + envs.num_envs)
+        mine = shared.columns(place.first, place.first + envs.num_envs)
         RUNNING.place = mine.place
         _serve(envs, mine, order.first_env, commands, replies)
     except (EnvError, EOFError, BrokenPipeError):
@@ -124,14 +124,16 @@ def _work(commands: int, replies: int, memory: int) -> None:
     envs.close()
 
 
-def _serve(envs: EnvBatch, block: Block, first_env: int, commands: int, replies: int) -> None:
-    actions = block.actions
+def _serve(
+    envs: EnvBatch, shared: SharedColumns, first_env: int, commands: int, replies: int
+) -> None:
+    actions = shared.actions
     while command := os.read(commands, 1):
         brought = 0
         if command == STEP:
-            brought = block.write(envs.step(actions))
+            brought = shared.write(envs.step(actions))
         else:
-            block.write_obs(envs.reset(read_json(commands), first_env))
+            shared.write_obs(envs.reset(read_json(commands), first_env))
         os.write(replies, REPLIES[brought])
 
 

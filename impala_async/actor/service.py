@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from impala_async.actor.client import Client, NewRun, RunFinished
-from impala_async.actor.farewell import Farewell
-from impala_async.actor.offer import Offer
 from impala_async.actor.samplers.choose import choose_stage
 from impala_async.actor.samplers.measure import Play
 from impala_async.actor.samplers.protocols import Newest, Sampler
 from impala_async.actor.samplers.stage import Stage, set_stage
+from impala_async.actor.sending import ActorSpec
+from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import with_id
 from impala_async.envs.watch import Watch
@@ -74,14 +74,14 @@ class ActorService:
         )
         self._client.number, self._life = start
         self._watch = Watch(logger.warning, whose=self._whose)
-        self._farewell = Farewell(logger.warning, self._whose)
+        self._stopper = Stopper(logger.warning, self._whose)
 
     def run(self) -> int:
         """Until the learner is finished, or a signal comes; the exit code."""
         for number in REQUESTS:
             signal.signal(number, self._on_signal)
         self._watch.start()
-        self._farewell.start()
+        self._stopper.start()
         try:
             settings = self._client.connect()
             while True:
@@ -97,7 +97,7 @@ class ActorService:
             error = sys.exception()
             self._client.leave(one_line(error) if isinstance(error, Exception) else "")
             self._context.term()
-            self._farewell.close()
+            self._stopper.close()
         return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_DONE
 
     def _work(self, settings: ActorSettings) -> None:
@@ -127,8 +127,8 @@ class ActorService:
         schema = _schema_of(stage, settings)
         policy = _build_policy(schema, settings, stage.device)
         width, num_streams = stage.columns_per_message, stage.num_streams
-        offer = Offer(schema, policy.layout, width, num_streams, policy.coarse_layout)
-        self._client.join(offer)
+        spec = ActorSpec(schema, policy.layout, width, num_streams, policy.coarse_layout)
+        self._client.join(spec)
         newest, seed = self._begin(settings)
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
@@ -243,7 +243,7 @@ class ActorService:
         return f"actor {self._client.welcome.rank} ({self._client.settings.env.id})"
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._signal = self._signal or number  # of a second one the farewell hears
+        self._signal = self._signal or number  # of a second one the stopper hears
 
 
 def _schema_of(stage: Stage, settings: ActorSettings) -> Schema:

@@ -69,11 +69,11 @@ def encode_data(
     obs: Bytes2D,
     small: Bytes2D,
     episodes: Sequence[tuple[float, int]],
-    squeeze: Callable[[Bytes2D], bytes | None] | None = None,
+    compress_obs: Callable[[Bytes2D], bytes | None] | None = None,
 ) -> list[Frame]:
     """The frames of one trajectory message; big ones are views of the planes, not copies.
 
-    `squeeze` may compress the observations of a message that is not inline.
+    `compress_obs` may compress the observations of a message that is not inline.
     """
     tail = np.array(episodes, EPISODE).tobytes() if episodes else b""
     data = data._replace(num_episodes=len(episodes))
@@ -81,9 +81,9 @@ def encode_data(
         body = b"".join((obs.data.cast("B"), small.data.cast("B"), tail))
         return [pack(data._replace(body=body))]
     small_frame = b"".join((small.data.cast("B"), tail))
-    squeezed = squeeze(obs) if squeeze is not None else None
-    codec = PLAIN if squeezed is None else ZSTD
-    obs_frame = obs.data.cast("B") if squeezed is None else squeezed
+    compressed = compress_obs(obs) if compress_obs is not None else None
+    codec = PLAIN if compressed is None else ZSTD
+    obs_frame = obs.data.cast("B") if compressed is None else compressed
     return [pack(data._replace(body=None, codec=codec)), obs_frame, small_frame]
 
 

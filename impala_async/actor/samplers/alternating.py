@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from impala_async.actor.samplers.direct import DirectSampler
 from impala_async.actor.samplers.protocols import ChosenActions, SamplerTimers
-from impala_async.actor.unroll import Finished
+from impala_async.actor.sending import Finished
 from impala_async.envs.batch import Actions, EnvBatch, Step
 
 

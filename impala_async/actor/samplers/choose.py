@@ -10,10 +10,9 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from impala_async.actor.cores import count_cores
-from impala_async.actor.crew import Crew
 from impala_async.actor.samplers.measure import Measured, Play, measure
 from impala_async.actor.samplers.stage import Stage, count_gpus, count_workers
+from impala_async.actor.workers import Workers, count_cores
 from impala_async.config.actor import ActorSection
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
@@ -133,11 +132,13 @@ def _compare(
         contest.told.append("no workers for want of cores or environments")
     elif contest.could_win("workers", at_best_s):
         with _is_optional("workers"):
-            crew = Crew("parallel", env, num_envs, num_workers, policies, contest.play.look_up)
-            stages = [Stage("parallel", [crew.whole()], device)]
-            if crew.can_alternate:
-                stages.append(Stage("alternating", crew.halves(), device))
-            contest.enter(stages, crew.close)
+            workers = Workers(
+                "parallel", env, num_envs, num_workers, policies, contest.play.look_up
+            )
+            stages = [Stage("parallel", [workers.whole()], device)]
+            if workers.can_alternate:
+                stages.append(Stage("alternating", workers.halves(), device))
+            contest.enter(stages, workers.close)
 
 
 def _try_serial(

@@ -29,7 +29,8 @@ from impala_async.actor.samplers.protocols import (
     Newest,
     SamplerTimers,
 )
-from impala_async.actor.unroll import Finished, Unroll
+from impala_async.actor.sending import Finished
+from impala_async.actor.unroll import Unroll
 from impala_async.envs.batch import EnvBatch, Step
 from impala_async.spec import Schema
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from impala_async.actor.samplers.protocols import ActingPolicy, SamplerTimers
 from impala_async.actor.samplers.stage import Stage
-from impala_async.actor.unroll import MessageBuffer
+from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.worker import LookUp
 from impala_async.spec import Schema
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.actor.sending import Finished, MessageBuffer
 from impala_async.weights import Version, Weights
 
 Newest = Callable[[], Weights | None]

@@ -10,12 +10,11 @@ from typing import Any, cast
 
 import torch
 
-from impala_async.actor.cores import count_cores
-from impala_async.actor.crew import Crew
 from impala_async.actor.samplers.alternating import SplitBatch
 from impala_async.actor.samplers.build import build_alternating, build_sampler, columns_per_message
 from impala_async.actor.samplers.protocols import ActingPolicy, BufferSource, Newest, Sampler
 from impala_async.actor.worker import LookUp
+from impala_async.actor.workers import Workers, count_cores
 from impala_async.config.actor import WITH_WORKERS, ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
@@ -100,8 +99,10 @@ def set_stage(
     if sampler not in WITH_WORKERS:
         return Stage(sampler, [build_envs(sampler, env, num_envs, policies)], device)
     num_workers = count_workers(sampler, actor.num_workers, num_envs)
-    crew = Crew(sampler, env, num_envs, num_workers, policies, look_up)
-    return Stage(sampler, crew.halves() if sampler == "alternating" else [crew.whole()], device)
+    workers = Workers(sampler, env, num_envs, num_workers, policies, look_up)
+    return Stage(
+        sampler, workers.halves() if sampler == "alternating" else [workers.whole()], device
+    )
 
 
 def count_workers(sampler: SamplerName, wanted: int | None, num_envs: int) -> int:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor.crew import Crew, WorkerEnvs
 from impala_async.actor.samplers import choose as choose_module
 from impala_async.actor.samplers import stage as stage_module
 from impala_async.actor.samplers.choose import choose_stage
 from impala_async.actor.samplers.measure import Measured, Play
 from impala_async.actor.samplers.stage import Stage, set_stage
+from impala_async.actor.workers import WorkerEnvs, Workers
 from impala_async.config.actor import ActorSection
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY
@@ -93,11 +93,13 @@ def test_steps_that_wait_get_more_workers_than_cores(
 ) -> None:
     made: list[int] = []
 
-    def crew(sampler: str, env: EnvSection, num_envs: int, num_workers: int, *rest: Any) -> Crew:
+    def workers(
+        sampler: str, env: EnvSection, num_envs: int, num_workers: int, *rest: Any
+    ) -> Workers:
         made.append(num_workers)
         raise EnvError("enough")
 
-    monkeypatch.setattr(choose_module, "Crew", crew)
+    monkeypatch.setattr(choose_module, "Workers", workers)
     choose(SLOW, num_cores=1)
     choose(SLOW, num_workers=2)
     assert made == [4, 2]

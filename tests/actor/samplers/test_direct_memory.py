@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.probes import Counting, CountingVector
 from impala_async.actor.samplers.build import build_sampler
-from impala_async.actor.unroll import Finished
+from impala_async.actor.sending import Finished
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.batch import EnvBatch

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from impala_async.actor.crew import WorkerEnvs
 from impala_async.actor.samplers import stage as stage_module
 from impala_async.actor.samplers.alternating import AlternatingSampler
 from impala_async.actor.samplers.direct import DirectSampler
 from impala_async.actor.samplers.stage import Stage, count_workers, pick_device, set_stage
+from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError, MismatchError

@@ -12,7 +12,7 @@ from gymnasium.wrappers import FrameStackObservation
 from numpy.typing import NDArray
 
 from impala_async.actor.samplers.build import build_sampler
-from impala_async.actor.stacks import StackWriter
+from impala_async.actor.unroll import StackWriter
 from impala_async.config.env import EnvSection
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs
