@@ -3,11 +3,11 @@
     python -m impala_async.actor.env_worker COMMANDS REPLIES MEMORY
 
 The arguments are descriptors that it inherits: a pipe of commands, one of replies, and the memory.
-First it gets an `Order` and answers with what its environments look like, then it gets their place
-in the memory. From then on a command and its reply are a byte each: RESET (with a seed behind it)
-or STEP, answered by the bits of what the step brought. FAULT, with the reason behind it, is its
-last word. It ends when the pipe of commands is closed, which the death of its actor does as well;
-in mid-step the lifeline tells it.
+First it gets an `Order` and answers with what its environments look like. Then it gets the number
+of all columns in the memory, and which is the first of its own. From then on a command and its
+reply are a byte each: RESET (with a seed behind it) or STEP, answered by the bits of what the step
+brought. FAULT, with the reason behind it, is its last word. It ends when the pipe of commands is
+closed, which the death of its actor does as well; in mid-step the lifeline tells it.
 
 Never imports torch, which would cost each worker a second and some hundred megabytes.
 
@@ -57,13 +57,6 @@ class Order(NamedTuple):
     first_env: int
 
 
-class Place(NamedTuple):
-    """Where the columns of a worker are in the memory."""
-
-    num_columns: int
-    first: int
-
-
 def write_json(fd: int, value: Any, before: bytes = b"") -> None:
     """Send a value that a single byte cannot hold."""
     body = json.dumps(value).encode()
@@ -110,10 +103,10 @@ def _work(commands: int, replies: int, memory: int) -> None:
     envs = build_envs(order.sampler, section, order.num_envs, policies)
     try:
         write_json(replies, _look(envs), before=REPLIES[0])
-        place = Place(**read_json(commands))
-        shared = SharedColumns.over(memory, envs.obs_spec, envs.action_spec, place.num_columns)
+        num_columns, first = read_json(commands)
+        shared = SharedColumns.over(memory, envs.obs_spec, envs.action_spec, num_columns)
         os.close(memory)
-        mine = shared.columns(place.first, place.first + envs.num_envs)
+        mine = shared.columns(first, first + envs.num_envs)
         RUNNING.place = mine.place
         _serve(envs, mine, order.first_env, commands, replies)
     except (EnvError, EOFError, BrokenPipeError):

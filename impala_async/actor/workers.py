@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from impala_async.actor.env_worker import RESET, Order, Place
+from impala_async.actor.env_worker import RESET, Order
 from impala_async.actor.shared_memory import SharedColumns, new_memory
-from impala_async.actor.worker import Look, LookUp, Worker, end_workers
+from impala_async.actor.worker import LookUp, Worker, end_workers
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
@@ -57,12 +57,11 @@ def _quotas() -> list[int]:
 class WorkerEnvs:
     """Workers that stand side by side, as one batch. `send` and `receive` are a `step` in two."""
 
-    def __init__(
-        self, workers: Sequence[Worker], looks: Sequence[Look], shared: SharedColumns
-    ) -> None:
-        self.name, self.autoreset, spaces = looks[0]
-        self.obs_spec, self.action_spec, _ = spaces
-        self.num_envs = sum(look.spaces.num_columns for look in looks)
+    def __init__(self, workers: Sequence[Worker], shared: SharedColumns) -> None:
+        first = workers[0]
+        self.name, self.autoreset = first.name, first.autoreset
+        self.obs_spec, self.action_spec, _ = first.spaces
+        self.num_envs = sum(worker.spaces.num_columns for worker in workers)
         self._workers = list(workers)
         self._shared = shared
         self._steps = [shared.read(brought) for brought in range(8)]
@@ -126,15 +125,16 @@ class Workers:
                     order = Order(sampler, env, named, share, first)
                     self._workers.append(Worker(order, memory, look_up))
                     first += share
-                self._looks = [worker.hear_look() for worker in self._workers]
-                self._widths = [look.spaces.num_columns for look in self._looks]
+                for worker in self._workers:
+                    worker.hear_look()
+                self._widths = [worker.spaces.num_columns for worker in self._workers]
                 self._shared = self._lay_out(memory)
                 on_failure.pop_all()
 
     @property
     def can_alternate(self) -> bool:
         """Whether both halves have as many columns."""
-        middle = len(self._looks) // 2
+        middle = len(self._widths) // 2
         return sum(self._widths[:middle]) == sum(self._widths[middle:])
 
     def whole(self) -> WorkerEnvs:
@@ -151,21 +151,21 @@ class Workers:
 
     def _lay_out(self, memory: int) -> SharedColumns:
         """Only now is it known what goes into the memory."""
-        obs, action, _ = self._looks[0].spaces
-        for worker, look in zip(self._workers, self._looks, strict=True):
-            if (look.spaces.obs, look.spaces.action) != (obs, action):
+        obs, action, _ = self._workers[0].spaces
+        for worker in self._workers:
+            if (worker.spaces.obs, worker.spaces.action) != (obs, action):
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
         *firsts, num_columns = accumulate(self._widths, initial=0)
         shared = SharedColumns.over(memory, obs, action, num_columns)
         shared.touch()
         for worker, first, width in zip(self._workers, firsts, self._widths, strict=True):
             worker.place = shared.columns(first, first + width).place
-            worker.tell(Place(num_columns, first)._asdict())
+            worker.tell([num_columns, first])
         return shared
 
     def _batch(self, begin: int, end: int) -> WorkerEnvs:
         columns = self._shared.columns(sum(self._widths[:begin]), sum(self._widths[:end]))
-        return WorkerEnvs(self._workers[begin:end], self._looks[begin:end], columns)
+        return WorkerEnvs(self._workers[begin:end], columns)
 
 
 def shares(num_envs: int, num_workers: int) -> list[int]:

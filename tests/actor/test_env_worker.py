@@ -15,7 +15,6 @@ from impala_async.actor.env_worker import (
     RESET,
     STEP,
     Order,
-    Place,
     read_json,
     write_json,
 )
@@ -76,7 +75,7 @@ def test_it_steps_what_it_is_told_to_where_it_is_told_to() -> None:
         assert look["spaces"]["num_columns"] == 2
         shared = SharedColumns.over(worker.memory, here.obs_spec, here.action_spec, 6)
         shared.touch()
-        write_json(worker.commands, Place(num_columns=6, first=1)._asdict())
+        write_json(worker.commands, [6, 1])
         write_json(worker.commands, 11, before=RESET)
         assert os.read(worker.replies, 1) == b"\0"
         expected = here.reset(11)[""]

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 from numpy.typing import NDArray
 
-from impala_async.actor.samplers.build import build_sampler
+from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.unroll import StackWriter
 from impala_async.config.env import EnvSection
 from impala_async.envs.batch import EnvBatch

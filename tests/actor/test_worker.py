@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from impala_async.actor import worker as worker_module
-from impala_async.actor.env_worker import RESET, Order, Place
+from impala_async.actor.env_worker import RESET, Order
 from impala_async.actor.shared_memory import SharedColumns, new_memory
 from impala_async.actor.worker import Worker, end_workers
 from impala_async.config.env import EnvSection
@@ -39,9 +39,10 @@ def working(env: EnvSection, look_up: Any = lambda: None, num_envs: int = 1) -> 
     memory = new_memory()
     worker = Worker(Order("parallel", *given, num_envs, 0), memory, look_up)
     try:
-        spaces = worker.hear_look().spaces
+        worker.hear_look()
+        spaces = worker.spaces
         worker.place = SharedColumns.over(memory, spaces.obs, spaces.action, num_envs).place
-        worker.tell(Place(num_envs, 0)._asdict())
+        worker.tell([num_envs, 0])
         worker.tell(1, RESET)
         worker.hear()
         yield worker

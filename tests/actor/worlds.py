@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import Counting, Probe
-from impala_async.actor.samplers.build import build_sampler
+from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.sending import Finished
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection

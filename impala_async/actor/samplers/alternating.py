@@ -16,27 +16,26 @@ Runs on: sampler thread
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from impala_async.actor.samplers.direct import DirectSampler
-from impala_async.actor.samplers.protocols import ChosenActions, SamplerTimers
+from impala_async.actor.samplers.direct import DirectSampler, build_sampler
+from impala_async.actor.samplers.protocols import (
+    ActingPolicy,
+    BufferSource,
+    ChosenActions,
+    Newest,
+    SamplerTimers,
+)
 from impala_async.actor.sending import Finished
-from impala_async.envs.batch import Actions, EnvBatch, Step
-
-
-class SplitBatch(EnvBatch, Protocol):
-    """A batch whose `step` can be begun and waited for."""
-
-    def send(self, actions: Actions) -> None: ...
-
-    def receive(self) -> Step: ...
+from impala_async.actor.workers import WorkerEnvs
+from impala_async.spec import Schema
 
 
 class Group(NamedTuple):
     """A sampler, and its environments, which are stepped past it."""
 
     sampler: DirectSampler
-    envs: SplitBatch
+    envs: WorkerEnvs
 
 
 class AlternatingSampler:
@@ -70,3 +69,27 @@ class AlternatingSampler:
             self._acting.sampler.close()
         finally:
             self._stepping.sampler.close()
+
+
+def build_alternating(
+    schema: Schema,
+    groups: Sequence[WorkerEnvs],
+    policy: ActingPolicy,
+    rng: Any,
+    *,
+    buffers: BufferSource,
+    newest: Newest,
+    seed: int,
+) -> AlternatingSampler:
+    """As `build_sampler`, over two groups of equal width."""
+    # The second one plays with what the first one got.
+    asks: list[Newest] = [newest, lambda: None]
+    return AlternatingSampler(
+        [
+            Group(
+                build_sampler(schema, envs, policy, rng, buffers=buffers, newest=ask, seed=seed),
+                envs,
+            )
+            for envs, ask in zip(groups, asks, strict=True)
+        ]
+    )

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bench.probes import CountingVector
-from impala_async.actor.samplers.build import build_alternating
-from impala_async.actor.samplers.protocols import Sampler
+from impala_async.actor.samplers.alternating import build_alternating
+from impala_async.actor.samplers.setup import Sampler
 from impala_async.actor.sending import Finished, MessageBuffer
 from impala_async.actor.workers import Workers
 from impala_async.envs.batch import Obs, Step

@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from impala_async.actor.samplers.build import build_sampler
+from impala_async.actor.samplers.direct import build_sampler
 from impala_async.config.model import ModelSection
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.vector import SerialEnvs, VectorEnvs

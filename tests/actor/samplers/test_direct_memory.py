@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from bench.probes import Counting, CountingVector
-from impala_async.actor.samplers.build import build_sampler
+from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.sending import Finished
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs
