@@ -36,6 +36,8 @@ ATARI = {
     "grayscale": True,
     "stack_num": 4,
 }
+LAST_ACTION = "last_action"
+LAST_REWARD = "last_reward"
 
 
 def wrap(env: Any, wrappers: Iterable[Wrapper]) -> Any:
@@ -77,10 +79,6 @@ def make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         grayscale_obs=look["grayscale"],
     )
     return FrameStackObservation(screen, look["stack_num"], padding_type="zero")
-
-
-LAST_ACTION = "last_action"
-LAST_REWARD = "last_reward"
 
 
 class WithHistory:

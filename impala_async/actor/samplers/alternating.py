@@ -16,7 +16,7 @@ Runs on: sampler thread
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from impala_async.actor.samplers.direct import DirectSampler, build_sampler
 from impala_async.actor.samplers.protocols import (
@@ -30,12 +30,8 @@ from impala_async.actor.sending import Finished
 from impala_async.actor.workers import WorkerEnvs
 from impala_async.spec import Schema
 
-
-class Group(NamedTuple):
-    """A sampler, and its environments, which are stepped past it."""
-
-    sampler: DirectSampler
-    envs: WorkerEnvs
+Group = tuple[DirectSampler, WorkerEnvs]
+"""A sampler, and its environments, which are stepped past it."""
 
 
 class AlternatingSampler:
@@ -44,31 +40,31 @@ class AlternatingSampler:
     def __init__(self, groups: Sequence[Group]) -> None:
         self._acting, self._stepping = groups
         self.timers = SamplerTimers()
-        for group in groups:
-            group.sampler.timers = self.timers
+        for sampler, _ in groups:
+            sampler.timers = self.timers
         # What the stepping group does; nothing before its first turn.
         self._under_way: ChosenActions | None = None
 
     def step(self) -> list[Finished]:
         """Act for one group, then take the other one's step; the messages that are complete."""
-        group, other = self._acting, self._stepping
-        finished, chosen = group.sampler.choose()
-        group.envs.send(chosen.actions)
-        self._acting, self._stepping = other, group
+        (sampler, envs), (other, other_envs) = self._acting, self._stepping
+        finished, chosen = sampler.choose()
+        envs.send(chosen.actions)
+        self._acting, self._stepping = self._stepping, self._acting
         other_chosen, self._under_way = self._under_way, chosen
         if other_chosen is None:
             return finished
         before = perf_counter()
-        step = other.envs.receive()
+        step = other_envs.receive()
         self.timers.env_time_s += perf_counter() - before
-        return finished + other.sampler.take(other_chosen, step)
+        return finished + other.take(other_chosen, step)
 
     def close(self) -> None:
         """Close both groups; trajectories that are not full are lost."""
         try:
-            self._acting.sampler.close()
+            self._acting[0].close()
         finally:
-            self._stepping.sampler.close()
+            self._stepping[0].close()
 
 
 def build_alternating(
@@ -86,7 +82,7 @@ def build_alternating(
     asks: list[Newest] = [newest, lambda: None]
     return AlternatingSampler(
         [
-            Group(
+            (
                 build_sampler(schema, envs, policy, rng, buffers=buffers, newest=ask, seed=seed),
                 envs,
             )
