@@ -60,7 +60,7 @@ class Side(ABC):
 
 
 class Ours(Side):
-    """As `Offer.data_frames` packs and `Ingest` takes in."""
+    """As `ActorSpec.data_frames` packs and `Ingest` takes in."""
 
     def pack(self) -> Frames:
         obs, small = self.source_planes

@@ -18,8 +18,8 @@ import torch
 
 from bench.door import run
 from bench.paired import Figure, figure, publish
-from impala_async.actor.samplers.measure import Scrap
-from impala_async.actor.samplers.stage import set_stage
+from impala_async.actor.samplers.choose import Scrap
+from impala_async.actor.samplers.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.model import ModelSection
@@ -42,14 +42,17 @@ class Case(NamedTuple):
     num_envs: int
     model: str = "mlp"
     needs: str = "gymnasium"
+    num_workers: int | None = None
 
 
 SLEEP = EnvSection(id="bench.probes:Slow", kwargs={"step_s": 0.001, "length": 100})
+SLOW_IMAGES = EnvSection(id="bench.sliding:Sliding", kwargs={"step_s": 0.02})
 CASES = (
     Case("CartPole, 8", EnvSection(id="CartPole-v1"), 8),
     Case("CartPole, 64", EnvSection(id="CartPole-v1"), 64),
     Case("sleeps 1 ms, 8", SLEEP, 8),
     Case("computes 1 ms, 8", EnvSection(id="bench.burning:Burning"), 8),
+    Case("images that sleep 20 ms, 16", SLOW_IMAGES, 16, "impala_resnet", num_workers=8),
     Case("Pong, 8", EnvSection(id="ALE/Pong-v5"), 8, "nature_cnn", needs="ale_py"),
 )
 
@@ -130,14 +133,15 @@ def bare_rate(case: Case, stack: ExitStack) -> Rate:
 
 def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
     """All that an actor does but for sending."""
-    stage = set_stage(name, ActorSection(num_envs=case.num_envs), case.env, case.num_envs)
-    schema = Schema(stage.obs_spec, stage.action_spec, ROWS)
-    policy = Policy(schema, ModelSection(name=case.model), seed=0, device=stage.device)
+    actor = ActorSection(num_envs=case.num_envs, num_workers=case.num_workers)
+    setup = make_setup(name, actor, case.env, case.num_envs)
+    schema = Schema(setup.obs_spec, setup.action_spec, ROWS)
+    policy = Policy(schema, ModelSection(name=case.model), seed=0, device=setup.device)
     scrap = Scrap(schema)
-    rng = torch.Generator(stage.device)
-    sampler = stage.build_sampler(schema, policy, rng, buffers=scrap, newest=lambda: None, seed=0)
+    rng = torch.Generator(setup.device)
+    sampler = setup.build_sampler(schema, policy, rng, buffers=scrap, newest=lambda: None, seed=0)
     stack.callback(sampler.close)
-    num_rows = stage.num_columns / len(stage.groups)
+    num_rows = setup.num_columns / len(setup.groups)
 
     def rate(slice_s: float) -> float:
         begun, num_steps = time.perf_counter(), 0

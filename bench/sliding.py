@@ -1,5 +1,6 @@
 """An environment of images that slide by one frame per step, where there is no Atari."""
 
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -12,9 +13,13 @@ NUM_FRAMES, STACK = 64, 4
 
 
 class Sliding(gym.Env[Obs, np.int64]):
-    """Shows four of 64 frames of noise; they mean nothing, and every 100th step ends an episode."""
+    """Shows four of 64 frames of noise; they mean nothing, and every 100th step ends an episode.
 
-    def __init__(self) -> None:
+    A step sleeps for `step_s` seconds, as one does that waits for a simulator elsewhere.
+    """
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self._step_s = step_s
         self.observation_space = Box(0, 255, (STACK, 84, 84), np.uint8)
         self.action_space = Discrete(6)
         self._frames = np.random.default_rng(0).integers(0, 256, (NUM_FRAMES, 84, 84), np.uint8)
@@ -29,6 +34,8 @@ class Sliding(gym.Env[Obs, np.int64]):
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         self._num_steps += 1
+        if self._step_s:
+            time.sleep(self._step_s)
         return self._seen(), float(action), self._num_steps == 100, False, {}
 
     def _seen(self) -> Obs:

@@ -19,7 +19,7 @@ import torch
 import uvloop
 
 from impala_async.actor.client import Client, RunFinished
-from impala_async.actor.offer import Offer
+from impala_async.actor.sending import ActorSpec
 from impala_async.config.run import RunConfig
 from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.front import Events, Front
@@ -147,7 +147,7 @@ def subscribe(case: str, url: str) -> dict[str, Any]:
     settings = client.connect()
     policy = Policy(schema, settings.model, seed=1)
     policy.act_in(pick_precision(settings.model.precision, settings.model.name, CPU))
-    client.join(Offer(schema, policy.layout, settings.actor.num_envs, 1, policy.coarse_layout))
+    client.join(ActorSpec(schema, policy.layout, settings.actor.num_envs, 1, policy.coarse_layout))
     installed_at: dict[int, float] = {}
     try:
         while True:

@@ -17,12 +17,12 @@ from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.interrupts import REQUESTS, interrupt
 from impala_async.leaving import leave
-from impala_async.metrics.returns import format_return
+from impala_async.metrics.report import format_return
 from impala_async.waiting import Wait
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
-    from impala_async.envs.vector import EnvBatch
+    from impala_async.envs.batch import EnvBatch
     from impala_async.policy import Policy
     from impala_async.runs.folder import RunFolder
     from impala_async.team import Team
@@ -190,7 +190,7 @@ def _play_greedily(
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
 
-    from impala_async.envs.rehearse import check_numbers, check_obs_numbers
+    from impala_async.envs.describe import check_numbers, check_obs_numbers
     from impala_async.spec import POLICY
     from impala_async.team import Team
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.run import EnvSection, RunConfig
+from impala_async.envs.batch import EnvBatch, Step
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import EnvBatch, SerialEnvs, Step, VectorEnvs
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.evaluate import _play_greedily, main
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder

@@ -60,7 +60,7 @@ TORCH_FREE = (
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 
-ZMQ_FILES = {"wire/sockets.py", "wire/connections.py", "wire/monitor.py", "wire/security.py"}
+ZMQ_FILES = {"wire/sockets.py", "wire/connections.py", "wire/security.py"}
 ASYNCIO_AND_THREADING_FILES = {"learner/handoff.py"}
 STREAM_FILES = {"learner/loader.py", "training/backprop.py", "training/snapshot.py"}
 STREAMS = {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"}

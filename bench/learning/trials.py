@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala_async.envs.vector import EnvBatch, Obs
+from impala_async.envs.batch import EnvBatch, Obs
 from impala_async.evaluate import build_players
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder

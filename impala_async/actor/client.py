@@ -16,13 +16,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from impala_async.actor import greeting
+from impala_async.actor import joining
 from impala_async.actor.link import Link
-from impala_async.actor.offer import Offer
-from impala_async.actor.patience import Pauses, SeldomLog
-from impala_async.actor.refusals import tell_refusals
-from impala_async.actor.squeezer import Squeezer
-from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.actor.retrying import Pauses, SeldomLog
+from impala_async.actor.sending import ActorSpec, Compressor, Finished, MessageBuffer, tell_refusals
 from impala_async.config.run import ActorSettings
 from impala_async.waiting import AFTER_S
 from impala_async.weights import NO_VERSION, Version, Weights
@@ -73,7 +70,7 @@ class Client:
         self._data = Dealer(context, url, is_watched=True)
         self._welcome: Welcome | None = None
         self._settings: ActorSettings | None = None
-        self._offer: Offer | None = None
+        self._spec: ActorSpec | None = None
         self._link: Link | None = None
         self._outbox: Outbox[Finished] = Outbox()
         self._free: deque[MessageBuffer] = deque()
@@ -82,14 +79,14 @@ class Client:
         self._num_kept_left = 0
         self._named = NO_VERSION
         self._last_heard = time.monotonic()
-        self._squeezer = Squeezer("off", url)
+        self._compressor = Compressor("off", url)
         self._timers: Mapping[str, float] = {}
         self._send_wait_s = 0.0
         self._weights_wait_s = 0.0
         self._has_left = False
         self._has_session = False
         self._is_joined = self._is_coming_back = False
-        self._offered_at = self._offer_again_at = 0.0
+        self._told_at = self._tell_again_at = 0.0
         self._log = SeldomLog(logger)
         self._pauses = Pauses()
 
@@ -104,9 +101,9 @@ class Client:
         return self._settings
 
     @property
-    def offer(self) -> Offer:
-        assert self._offer is not None, "join comes first"
-        return self._offer
+    def spec(self) -> ActorSpec:
+        assert self._spec is not None, "join comes first"
+        return self._spec
 
     @property
     def link(self) -> Link:
@@ -121,9 +118,9 @@ class Client:
             MismatchError, NotAllowedError: this learner refuses this actor for good.
             NewRun: another run is at this address now.
         """
-        found = greeting.find_learner(
+        found = joining.find_learner(
             self._data,
-            greeting.hello_of(
+            joining.hello_of(
                 self.actor_id, self.number, self._welcome, self._outbox.lowest_unsettled
             ),
             url=self._url,
@@ -139,10 +136,10 @@ class Client:
         self._version = NO_VERSION
         return self.settings
 
-    def join(self, offer: Offer) -> None:
+    def join(self, spec: ActorSpec) -> None:
         """Tell the learner what this actor runs; from then on credit comes."""
-        self._offer = offer
-        self._free = deque(offer.make_buffers())
+        self._spec = spec
+        self._free = deque(spec.make_buffers())
         if not self._open_session():
             self._come_back(NO_CONNECTION)
 
@@ -156,7 +153,7 @@ class Client:
 
         To unroll further without credit would only make the data older.
         """
-        assert num_columns == self.offer.columns
+        assert num_columns == self.spec.columns
         before = time.perf_counter()
         while self._outbox.num_unsent or not self._free:
             self.pump(POLL_S)
@@ -214,7 +211,7 @@ class Client:
             frames = self._data.receive(0 if number else timeout_s)
             if frames is None:
                 break
-            self._take_message(greeting.read(frames[0], self._log))
+            self._take_message(joining.read(frames[0], self._log))
         for grant in self.link.take_grants():
             self._take_grant(grant)
         if not self._data.is_greeted:
@@ -223,9 +220,9 @@ class Client:
         self._tell_of_session(now)
         silent_s = now - max(self._last_heard, self.link.last_heard)
         # Weights on a thin line hold up everything else.
-        patience_s = self.welcome.lease_s + (self.offer.weights_s if self.link.is_asking else 0)
+        patience_s = self.welcome.lease_s + (self.spec.weights_s if self.link.is_asking else 0)
         # Without an answer to Spec it was lost, though heartbeats may go well.
-        unanswered_s = 0.0 if self._is_joined else now - self._offered_at
+        unanswered_s = 0.0 if self._is_joined else now - self._told_at
         if self.link.is_session_over:
             self._come_back("it has ended the session")
         elif max(silent_s, unanswered_s) > patience_s:
@@ -239,7 +236,7 @@ class Client:
             return
         self._has_left = True
         if self._has_session:
-            greeting.say_goodbye(self._data, self.welcome.session, why)
+            joining.say_goodbye(self._data, self.welcome.session, why)
         if self._link is not None:
             self._link.close()
         self._data.close()
@@ -251,7 +248,7 @@ class Client:
 
     def _tell_of_session(self, now: float) -> None:
         """What is waited for since the session began, or that all of it has come."""
-        if not self._is_joined and (waited_s := now - self._offered_at) > AFTER_S:
+        if not self._is_joined and (waited_s := now - self._told_at) > AFTER_S:
             self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
         elif self._lacks_weights_port and (waited_s := now - self.link.opened_at) > AFTER_S:
             self._log.warning(
@@ -287,9 +284,9 @@ class Client:
 
     def _open_session(self) -> bool:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
-        welcome, offer = self.welcome, self.offer
-        data_url, weights_url = greeting.best_urls(welcome, self._url)
-        self._squeezer = Squeezer(self.settings.actor.compress, data_url)
+        welcome, spec = self.welcome, self.spec
+        data_url, weights_url = joining.best_urls(welcome, self._url)
+        self._compressor = Compressor(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
             self._data = Dealer(self._context, data_url, is_watched=True)
@@ -297,10 +294,10 @@ class Client:
             self._context,
             weights_url,
             session=welcome.session,
-            layouts=offer.layouts,
+            layouts=spec.layouts,
             have=self._version,
             heartbeat_s=welcome.heartbeat_s,
-            reply_timeout_s=welcome.lease_s + offer.weights_s,
+            reply_timeout_s=welcome.lease_s + spec.weights_s,
             num_kept=1 + self.settings.pace.lag,
             log=self._log,
         )
@@ -312,15 +309,15 @@ class Client:
                 return False
             self._check_stop()
             time.sleep(SPEC_POLL_S)
-        self._last_heard = self._offered_at
+        self._last_heard = self._told_at
         self._is_joined = False
         return True
 
     def _say_spec(self) -> bool:
         """Tell the learner over a new connection who is here; False if there is none."""
-        if not self._data.greet(self.offer.spec_frames(self.welcome.session)):
+        if not self._data.greet(self.spec.spec_frames(self.welcome.session)):
             return False
-        self._offered_at = time.monotonic()
+        self._told_at = time.monotonic()
         return True
 
     def _take_message(self, message: Message | None) -> None:
@@ -333,7 +330,7 @@ class Client:
         elif isinstance(message, Reject):
             # With any other refusal the learner has ended the session.
             self._has_session &= message.code == REJECT_CODES.index("bad_message")
-            greeting.raise_if_final(message, is_joined=self._is_joined)
+            joining.raise_if_final(message, is_joined=self._is_joined)
             if message.code == REJECT_CODES.index("hello_again"):
                 self._come_back(f"it says {message.text!r}")
             else:
@@ -368,7 +365,7 @@ class Client:
             )
         while (next_one := self._outbox.sendable()) is not None:
             seq, finished = next_one
-            frames = self.offer.data_frames(session, seq, finished, self._squeezer)
+            frames = self.spec.data_frames(session, seq, finished, self._compressor)
             if not self._data.send(frames):
                 return
             self._outbox.mark_sent(seq, now)
@@ -383,8 +380,8 @@ class Client:
         if self._data.is_local:
             # No wire broke: the learner's process is gone, and its successor's path is another.
             self._come_back(NO_CONNECTION)
-        elif time.monotonic() >= self._offer_again_at and self._say_spec():
-            self._offer_again_at = self._offered_at + self._pauses.take()
+        elif time.monotonic() >= self._tell_again_at and self._say_spec():
+            self._tell_again_at = self._told_at + self._pauses.take()
             self._outbox.on_new_connection()
 
     def _come_back(self, why: str) -> None:

@@ -3,11 +3,11 @@
     python -m impala_async.actor.env_worker COMMANDS REPLIES MEMORY
 
 The arguments are descriptors that it inherits: a pipe of commands, one of replies, and the memory.
-First it gets an `Order` and answers with what its environments look like, then it gets their place
-in the memory. From then on a command and its reply are a byte each: RESET (with a seed behind it)
-or STEP, answered by the bits of what the step brought. FAULT, with the reason behind it, is its
-last word. It ends when the pipe of commands is closed, which the death of its actor does as well;
-in mid-step the lifeline tells it.
+First it gets an `Order` and answers with what its environments look like. Then it gets the number
+of all columns in the memory, and which is the first of its own. From then on a command and its
+reply are a byte each: RESET (with a seed behind it) or STEP, answered by the bits of what the step
+brought. FAULT, with the reason behind it, is its last word. It ends when the pipe of commands is
+closed, which the death of its actor does as well; in mid-step the lifeline tells it.
 
 Never imports torch, which would cost each worker a second and some hundred megabytes.
 
@@ -25,13 +25,13 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from impala_async import lifeline
-from impala_async.actor.block import Block
+from impala_async.actor.shared_memory import SharedColumns
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
+from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.interrupts import CTRL_C, REQUESTS
 from impala_async.leaving import leave
@@ -55,13 +55,6 @@ class Order(NamedTuple):
     policies: dict[str, Any]
     num_envs: int
     first_env: int
-
-
-class Place(NamedTuple):
-    """Where the columns of a worker are in the memory."""
-
-    num_columns: int
-    first: int
 
 
 def write_json(fd: int, value: Any, before: bytes = b"") -> None:
@@ -110,10 +103,10 @@ def _work(commands: int, replies: int, memory: int) -> None:
     envs = build_envs(order.sampler, section, order.num_envs, policies)
     try:
         write_json(replies, _look(envs), before=REPLIES[0])
-        place = Place(**read_json(commands))
-        block = Block.over(memory, envs.obs_spec, envs.action_spec, place.num_columns)
+        num_columns, first = read_json(commands)
+        shared = SharedColumns.over(memory, envs.obs_spec, envs.action_spec, num_columns)
         os.close(memory)
-        mine = block.columns(place.first, place.first + envs.num_envs)
+        mine = shared.columns(first, first + envs.num_envs)
         RUNNING.place = mine.place
         _serve(envs, mine, order.first_env, commands, replies)
     except (EnvError, EOFError, BrokenPipeError):
@@ -124,14 +117,16 @@ def _work(commands: int, replies: int, memory: int) -> None:
     envs.close()
 
 
-def _serve(envs: EnvBatch, block: Block, first_env: int, commands: int, replies: int) -> None:
-    actions = block.actions
+def _serve(
+    envs: EnvBatch, shared: SharedColumns, first_env: int, commands: int, replies: int
+) -> None:
+    actions = shared.actions
     while command := os.read(commands, 1):
         brought = 0
         if command == STEP:
-            brought = block.write(envs.step(actions))
+            brought = shared.write(envs.step(actions))
         else:
-            block.write_obs(envs.reset(read_json(commands), first_env))
+            shared.write_obs(envs.reset(read_json(commands), first_env))
         os.write(replies, REPLIES[brought])
 
 

@@ -14,8 +14,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from impala_async.actor.greeting import read
-from impala_async.actor.patience import Log
+from impala_async.actor.joining import read
+from impala_async.actor.retrying import Log
 from impala_async.envs.watch import hang_now
 from impala_async.errors import MismatchError, ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout

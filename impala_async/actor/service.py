@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 from impala_async.actor.client import Client, NewRun, RunFinished
-from impala_async.actor.farewell import Farewell
-from impala_async.actor.offer import Offer
-from impala_async.actor.samplers.choose import choose_stage
-from impala_async.actor.samplers.measure import Play
-from impala_async.actor.samplers.protocols import Newest, Sampler
-from impala_async.actor.samplers.stage import Stage, set_stage
+from impala_async.actor.samplers.choose import Play, choose_setup
+from impala_async.actor.samplers.protocols import Newest
+from impala_async.actor.samplers.setup import Sampler, Setup, make_setup
+from impala_async.actor.sending import ActorSpec
+from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import with_id
 from impala_async.envs.watch import Watch
@@ -32,6 +31,7 @@ from impala_async.errors import (
 )
 from impala_async.foreign import one_line
 from impala_async.interrupts import REQUESTS
+from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
@@ -73,14 +73,14 @@ class ActorService:
         )
         self._client.number, self._life = start
         self._watch = Watch(logger.warning, whose=self._whose)
-        self._farewell = Farewell(logger.warning, self._whose)
+        self._stopper = Stopper(logger.warning, self._whose)
 
     def run(self) -> int:
         """Until the learner is finished, or a signal comes; the exit code."""
         for number in REQUESTS:
             signal.signal(number, self._on_signal)
         self._watch.start()
-        self._farewell.start()
+        self._stopper.start()
         try:
             settings = self._client.connect()
             while True:
@@ -96,7 +96,7 @@ class ActorService:
             error = sys.exception()
             self._client.leave(one_line(error) if isinstance(error, Exception) else "")
             self._context.term()
-            self._farewell.close()
+            self._stopper.close()
         return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_DONE
 
     def _work(self, settings: ActorSettings) -> None:
@@ -104,9 +104,9 @@ class ActorService:
         torch.set_num_threads(settings.actor.threads)
         self._watch.limit(settings.env.step_timeout_s)
         with ExitStack() as stack:
-            stage = self._set_stage(settings)
-            stack.callback(_close, stage)
-            sampler = self._join(settings, stage)
+            setup = self._make_setup(settings)
+            stack.callback(_close, setup)
+            sampler = self._join(settings, setup)
             # From here on they are the sampler's to close.
             stack.pop_all()
             stack.callback(_close, sampler)
@@ -122,24 +122,24 @@ class ActorService:
             finally:
                 self._is_sampling = False
 
-    def _join(self, settings: ActorSettings, stage: Stage) -> Sampler:
-        schema = _schema_of(stage, settings)
-        policy = _build_policy(schema, settings, stage.device)
-        width, num_streams = stage.columns_per_message, stage.num_streams
-        offer = Offer(schema, policy.layout, width, num_streams, policy.coarse_layout)
-        self._client.join(offer)
+    def _join(self, settings: ActorSettings, setup: Setup) -> Sampler:
+        schema = _schema_of(setup, settings)
+        policy = _build_policy(schema, settings, setup.device)
+        width, num_streams = setup.columns_per_message, setup.num_streams
+        spec = ActorSpec(schema, policy.layout, width, num_streams, policy.coarse_layout)
+        self._client.join(spec)
         newest, seed = self._begin(settings)
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
             self._client.welcome.rank,
-            stage.num_columns,
+            setup.num_columns,
             settings.env.id,
-            str(_precision_of(settings, stage.device)).removeprefix("torch."),
+            str(_precision_of(settings, setup.device)).removeprefix("torch."),
         )
-        return stage.build_sampler(
+        return setup.build_sampler(
             schema,
             policy,
-            torch.Generator(stage.device).manual_seed(seed),
+            torch.Generator(setup.device).manual_seed(seed),
             buffers=self._client,
             newest=newest,
             seed=seed,
@@ -162,30 +162,30 @@ class ActorService:
         seed = seed_of(settings.seed, rank, epoch, begins_at)
         return _beginning_with(first, self._client.newest), seed
 
-    def _set_stage(self, settings: ActorSettings) -> Stage:
+    def _make_setup(self, settings: ActorSettings) -> Setup:
         """The environments that `actor.sampler` asks for, where it wants them."""
         num_envs = self._num_envs or settings.actor.num_envs
         self._check_num_envs(num_envs, settings)
         actor, env, policies = settings.actor, settings.env, settings.policies
         try:
-            stage = set_stage(actor.sampler, actor, env, num_envs, policies, self._look_up)
+            setup = make_setup(actor.sampler, actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
             if error.is_death:
                 raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(plain(str(with_id(error, env.id)))) from error
         if actor.sampler != "auto":
-            return stage
+            return setup
         if settings.pace.is_lockstep:
-            logger.info("actor.sampler auto takes %s: lockstep measures nothing", stage)
-            return stage
-        schema = _schema_of(stage, settings)
+            logger.info("actor.sampler auto takes %s: lockstep measures nothing", setup)
+            return setup
+        schema = _schema_of(setup, settings)
 
         def make_player(device: str) -> tuple[Policy | Team, torch.Generator]:
             return _build_policy(schema, settings, device), torch.Generator(device)
 
         play = Play(schema, make_player, self._look_up)
-        return choose_stage(stage, actor, env, num_envs, policies, play)
+        return choose_setup(setup, actor, env, num_envs, policies, play)
 
     def _look_up(self) -> None:
         """Called while env workers are waited for, however long they take."""
@@ -217,7 +217,7 @@ class ActorService:
                 self._client.send(finished)
                 now = time.monotonic()
                 if now >= report_at:
-                    self._client.set_timers(self._stage_times(sampler, rows))
+                    self._client.set_timers(self._times(sampler, rows))
                     report_at = now + TIMERS_EVERY_S
             num_steps += 1
             if self._signal is not None:
@@ -227,29 +227,28 @@ class ActorService:
                 self._client.pump(0)
                 pump_at = now + PUMP_EVERY_S
 
-    def _stage_times(self, sampler: Sampler, rows: int) -> dict[str, float]:
-        """Milliseconds per trajectory and stage, since the last call."""
+    def _times(self, sampler: Sampler, rows: int) -> dict[str, float]:
+        """Where the time went since the last call, in milliseconds per trajectory."""
         spent = sampler.timers.take()
         send_wait_s, weights_wait_s = self._client.take_waits()
         ms_per_trajectory = 1000 * rows / max(1, spent.num_steps)
+        spent_s = spent.env_time_s, spent.act_time_s, send_wait_s, weights_wait_s
         return {
-            "env_time_ms": spent.env_time_s * ms_per_trajectory,
-            "act_time_ms": spent.act_time_s * ms_per_trajectory,
-            "send_wait_ms": send_wait_s * ms_per_trajectory,
-            "weights_wait_ms": weights_wait_s * ms_per_trajectory,
+            name: seconds * ms_per_trajectory
+            for name, seconds in zip(ACTOR_TIMERS, spent_s, strict=True)
         }
 
     def _whose(self) -> str:
         return f"actor {self._client.welcome.rank} ({self._client.settings.env.id})"
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._signal = self._signal or number  # of a second one the farewell hears
+        self._signal = self._signal or number  # of a second one the stopper hears
 
 
-def _schema_of(stage: Stage, settings: ActorSettings) -> Schema:
+def _schema_of(setup: Setup, settings: ActorSettings) -> Schema:
     state = recurrent_state(settings.model.core, settings.model.core_size)
     rows, policies = settings.trajectory.rows, settings.policies.names
-    return Schema(stage.obs_spec, stage.action_spec, rows, state, policies)
+    return Schema(setup.obs_spec, setup.action_spec, rows, state, policies)
 
 
 def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> Policy | Team:
@@ -270,7 +269,7 @@ def _precision_of(settings: ActorSettings, device: str) -> torch.dtype:
     return pick_precision(model.precision, model.name, torch.device(device))
 
 
-def _close(owner: Stage | Sampler) -> None:
+def _close(owner: Setup | Sampler) -> None:
     """A fault in close must not hide why it is closed."""
     try:
         owner.close()

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from impala_async.actor.greeting import (
+from impala_async.actor.joining import (
     best_urls,
     find_learner,
     hello_of,
@@ -19,7 +19,7 @@ from impala_async.actor.greeting import (
     read,
     say_goodbye,
 )
-from impala_async.actor.patience import SeldomLog
+from impala_async.actor.retrying import SeldomLog
 from impala_async.config.run import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.spec import Schema

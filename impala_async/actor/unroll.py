@@ -1,6 +1,6 @@
 """Writes rows of env steps into message buffers, one trajectory after the other.
 
-`MessageBuffer` owns the two planes of one message. `Unroll` owns what outlives a trajectory: the
+`Unroll` owns what outlives a trajectory: the
 observation that ends one and begins the next, which columns wait for their reset, and the running
 episodes. Its columns share a cursor; columns that do not complete together need one `Unroll` each.
 
@@ -8,71 +8,94 @@ A row after an episode's end (the final observation) is no transition: mask Fals
 log-probability and reward 0, no flags. Such a row is in no return and no length. Rows of columns
 that wait for others, or whose policy is not trained, are masked in the same way.
 
-    C columns, T action rows, S = T+1 observation rows; leaves of a buffer are seen time-major here
+`StackWriter` writes an observation that is a window over frames: each frame once, and which ones a
+row shows. A column holds an empty frame, the frames of its first row, and one for each row after
+it. Whatever a row shows must be among those: its newest frame is new, and the others are in the
+row before it, or empty, or the newest itself, as behind a reset. What is not would be lost, so it
+is an error.
+
+    C columns, T action rows, S = T+1 observation rows, K frames of a window; leaves of a buffer are
+    seen time-major here
 
 Runs on: sampler thread
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.actor.stacks import StackWriter
-from impala_async.spec import Schema
-from impala_async.trajectory import Columns, columns_over
+from impala_async.actor.sending import Episode, Finished, MessageBuffer, Rows
+from impala_async.errors import EnvError
+from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version
 
 Obs = Mapping[str, NDArray[Any]]
 State = Mapping[str, NDArray[Any]]
-
 NO_STATE: State = {}
+EMPTY = 0
 
 
-class Episode(NamedTuple):
-    """One finished episode: the sum of its rewards as the environment gave them, and its steps."""
+class StackWriter:
+    """The frames of one leaf of some columns that share a cursor."""
 
-    episode_return: float
-    length: int
+    def __init__(self, leaf: ArraySpec, num_columns: int) -> None:
+        self._name = leaf.name
+        self._num_window = leaf.shape[0]
+        # The last row that was seen: what the next one continues.
+        self._last = np.zeros((num_columns, *leaf.shape), leaf.dtype)
+        self._words = _wide(self._last)
+        self._frames: NDArray[np.uint8]
+        self._windows: NDArray[np.int32]
+
+    def show(self, obs: NDArray[Any]) -> None:
+        """The row at which the next trajectory begins."""
+        np.copyto(self._last, obs)
+
+    def begin(self, frames: NDArray[np.uint8], windows: NDArray[np.int32]) -> None:
+        """Open a trajectory in `[C, frames, ...]` and `[C, S, K]`, with the last row as row 0."""
+        self._frames, self._windows = frames, windows
+        frames[:, EMPTY] = 0
+        first = slice(1, 1 + self._num_window)
+        frames[:, first] = self._last
+        windows[:, 0] = np.arange(1, 1 + self._num_window)
+
+    def write(self, row: int, obs: NDArray[Any]) -> None:
+        """The observation of a row after row 0, in order."""
+        newest = self._num_window + row
+        self._frames[:, newest] = obs[:, -1]
+        windows = self._windows
+        windows[:, row, :-1] = windows[:, row - 1, 1:]
+        windows[:, row, -1] = newest
+        words = _wide(obs)
+        if not np.array_equal(words[:, :-1], self._words[:, 1:]):
+            slides = (words[:, :-1] == self._words[:, 1:]).reshape(len(words), -1).all(1)
+            for column in np.flatnonzero(~slides).tolist():
+                windows[column, row] = self._find(column, row, newest, obs[column])
+        np.copyto(self._last, obs)
+
+    def _find(self, column: int, row: int, newest: int, window: NDArray[Any]) -> list[int]:
+        """Where a window that does not continue the last one has its frames."""
+        frames = self._frames[column]
+        known = [newest, EMPTY, *self._windows[column, row - 1].tolist()]
+        found = []
+        for frame in window:
+            place = next((place for place in known if np.array_equal(frames[place], frame)), None)
+            if place is None:
+                which = repr(self._name) if self._name else "the observation"
+                raise EnvError(
+                    f"env.frame_stack: {which} does not slide by one frame per step, and what "
+                    "does not would be lost: set it to off"
+                )
+            found.append(place)
+        return found
 
 
-class MessageBuffer:
-    """The memory of one message: some columns of one trajectory each, in two planes."""
-
-    def __init__(self, schema: Schema, num_columns: int) -> None:
-        layout = schema.layout
-        self.num_columns = num_columns
-        self.obs = np.empty((num_columns, layout.obs_bytes), np.uint8)
-        self.small = np.empty((num_columns, layout.small_bytes), np.uint8)
-        # Touches the pages, and gives the padding between leaves a value that can be sent.
-        self.obs.fill(0)
-        self.small.fill(0)
-        self.columns: Columns = columns_over(schema, self.obs, self.small)
-        self.rows = _Rows(self.columns)
-
-
-class Finished(NamedTuple):
-    """A whole trajectory in a buffer, the version at its first row, episodes that ended in it."""
-
-    buffer: MessageBuffer
-    version: Version
-    episodes: list[Episode]
-
-
-class _Rows:
-    """Time-major views of a buffer: `[t]` is a row of all columns, found without a slice."""
-
-    __slots__ = ("actions", "log_probs", "mask", "obs", "rewards", "terminated", "truncated")
-
-    def __init__(self, columns: Columns) -> None:
-        self.obs = {name: array.swapaxes(0, 1) for name, array in columns.obs.items()}
-        self.actions = {name: array.swapaxes(0, 1) for name, array in columns.actions.items()}
-        self.log_probs = columns.log_probs_CT.T
-        self.rewards = columns.rewards_CT.T
-        self.terminated = columns.terminated_CT.T
-        self.truncated = columns.truncated_CT.T
-        self.mask = columns.mask_CT.T
+def _wide(stacks: NDArray[Any]) -> NDArray[Any]:
+    """`[C, K, ...]` as `[C, K, words]`, of as many bytes as fit: fewer items to compare."""
+    flat = stacks.reshape(*stacks.shape[:2], -1)
+    return flat if flat.shape[-1] % 8 else flat.view(np.uint64)
 
 
 class Unroll:
@@ -178,7 +201,7 @@ class Unroll:
         for column in np.flatnonzero(masked).tolist():
             self._begun_at[column] = self._num_appended + 1
 
-    def _mask_row(self, rows: _Rows, t: int) -> None:
+    def _mask_row(self, rows: Rows, t: int) -> None:
         """Take out of row t the columns that are being reset in it."""
         is_over = self._is_over
         rows.mask[t][is_over] = False
@@ -189,7 +212,7 @@ class Unroll:
 
     def _end_episodes(
         self,
-        rows: _Rows,
+        rows: Rows,
         t: int,
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
@@ -54,16 +54,15 @@ class WorkerTraceback(Exception):
         return f"in an env worker\n{self.args[0]}"
 
 
-class Look(NamedTuple):
-    """What a worker's environments look like."""
+class Worker:
+    """One process. Whatever it is told is answered once; all of this may raise EnvError.
+
+    What its environments look like is known after `hear_look`.
+    """
 
     name: str
     autoreset: AutoresetMode
     spaces: Described
-
-
-class Worker:
-    """One process. Whatever it is told is answered once; all of this may raise EnvError."""
 
     def __init__(self, order: Order, memory: int, look_up: LookUp) -> None:
         self.first_env = order.first_env
@@ -118,16 +117,16 @@ class Worker:
             raise self._fault()
         return reply[0]
 
-    def hear_look(self) -> Look:
-        """What it has made; the rest of its first reply."""
+    def hear_look(self) -> None:
+        """Take in what it has made: the rest of its first reply."""
         self.hear()
         try:
             look = read_json(self._replies)
         except EOFError:
             raise self._death() from None
-        spaces = read_answer(json.dumps(look["spaces"]).encode())
+        self.name, self.autoreset = look["name"], AutoresetMode(look["autoreset"])
+        self.spaces = read_answer(json.dumps(look["spaces"]).encode())
         self._is_made = True
-        return Look(look["name"], AutoresetMode(look["autoreset"]), spaces)
 
     def hang_up(self) -> None:
         """It ends when it has finished its step."""

@@ -17,13 +17,13 @@ from gymnasium.vector import VectorEnv
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.envs.agents import AgentEnvs, is_parallel
+from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import close_all
 from impala_async.envs.find import blame, find_env, makes_vectors, registered
-from impala_async.envs.history import WithHistory
+from impala_async.envs.kinds import is_no_kind, kind_of
 from impala_async.envs.spaces import SpaceOptions
-from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
-from impala_async.envs.wrappers import ATARI_VECTOR, is_atari, make_atari, wrap
+from impala_async.envs.vector import VectorEnvs
+from impala_async.envs.wrappers import ATARI_VECTOR, WithHistory, is_atari, make_atari, wrap
 from impala_async.errors import EnvError
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ def build_envs(
     if sampler == "auto":
         return build_usual(section, num_envs, policies)[1]
     if sampler == "vector" or (sampler != "serial" and _is_only_vector(section)):
-        return _finish(_vector(section, num_envs), section, policies)
-    return _finish(_serial(section, num_envs, policies), section, policies)
+        return _finish(_vector(section, num_envs, policies), section)
+    return _finish(_serial(section, num_envs, policies), section)
 
 
 def build_usual(
@@ -55,24 +55,19 @@ def build_usual(
         return "vector", build_envs("vector", section, num_envs, policies)
     if _why_no_vector(section) is None:
         try:
-            envs = _vector(section, num_envs)
+            envs = _vector(section, num_envs, policies)
         except EnvError as error:
             serial = build_envs("serial", section, num_envs, policies)
             logger.warning("%s is stepped serially, its vector code cannot be used: %s",
                            section.id, error)  # fmt: skip
             return "serial", serial
-        return "vector", _finish(envs, section, policies)
+        return "vector", _finish(envs, section)
     return "serial", build_envs("serial", section, num_envs, policies)
 
 
-def _finish(envs: EnvBatch, section: EnvSection, policies: PoliciesSection) -> EnvBatch:
-    """What all batches have in common."""
+def _finish(envs: EnvBatch, section: EnvSection) -> EnvBatch:
+    """Add what any batch may also show."""
     try:
-        if policies.names and not isinstance(envs, AgentEnvs):
-            raise EnvError(
-                f"policies.names: {section.id} has a single agent, and only the agents of a "
-                "parallel environment of PettingZoo can have several: drop the section policies"
-            )
         if section.last_action or section.last_reward:
             return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
     except EnvError:
@@ -100,11 +95,8 @@ def make_env(section: EnvSection) -> Any:
         else:
             # The checker wraps every step for good, and what it would find is checked here anyway.
             env = gym.make(found, **{"disable_env_checker": True, **section.kwargs})
-    if not isinstance(env, gym.Env) and not is_parallel(env):
-        raise EnvError(
-            f"{section.id} made a {type(env).__name__}, which is no gymnasium.Env and no parallel "
-            "environment of PettingZoo"
-        )
+    if kind_of(env) is None:
+        raise EnvError(f"{section.id} made {is_no_kind(env)}")
     return wrap(env, section.wrappers)
 
 
@@ -157,21 +149,32 @@ def _serial(section: EnvSection, num_envs: int, policies: PoliciesSection) -> En
     envs: list[Any] = []
     try:
         envs.extend(make_env(section) for _ in range(num_envs))
-        if is_parallel(envs[0]):
-            return AgentEnvs(envs, _options(section), policies, section.id)
-        return SerialEnvs(envs, _options(section), section.id)
+        kind = kind_of(envs[0])
+        assert kind is not None, "make_env refuses what is none"
+        if policies.names and not kind.has_agents:
+            raise _only_one_policy(section)
+        return kind.batch(envs, _options(section), policies, section.id)
     except EnvError:
         close_all(envs, section.id)
         raise
 
 
-def _vector(section: EnvSection, num_envs: int) -> VectorEnvs:
+def _vector(section: EnvSection, num_envs: int, policies: PoliciesSection) -> VectorEnvs:
+    if policies.names:
+        raise _only_one_policy(section)
     env = make_vector_env(section, num_envs)
     try:
         return VectorEnvs(env, _options(section), section.id)
     except EnvError:
         close_all([env], section.id)
         raise
+
+
+def _only_one_policy(section: EnvSection) -> EnvError:
+    return EnvError(
+        f"policies.names: {section.id} has a single agent, and only the agents of a "
+        "parallel environment of PettingZoo can have several: drop the section policies"
+    )
 
 
 def _options(section: EnvSection) -> SpaceOptions:

@@ -1,16 +1,143 @@
-"""Gymnasium spaces to our spec: what a batch of environments needs to know of both its spaces."""
+"""Gymnasium spaces to our spec, and our actions to those that an environment takes.
+
+On our side every choice counts from 0, a MultiBinary is a choice of two for each bit, and numbers
+are unbounded: they are clipped, or squashed by a tanh, only here, on their way to `env.step`.
+"""
 
 import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from numpy.typing import NDArray
 
-from impala_async.envs.actions import ActionAdapter, action_parts
-from impala_async.envs.observations import ObsLeaf, obs_leaves, short
+from impala_async.envs.batch import Actions
+from impala_async.envs.observations import (
+    ObsLeaf,
+    arrays_of,
+    choices_of,
+    name_of,
+    obs_leaves,
+    short,
+)
 from impala_async.errors import EnvError
 from impala_async.spec import ActionPart, ActionSpec, ObsSpec
+
+SUPPORTED_ACTION = (
+    "supported are Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of those"
+)
+
+Turn = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+def action_parts(space: Space[Any], *, is_squashed: bool) -> tuple[ActionPart, ...]:
+    """The parts of an action space, in the order in which the spec has them."""
+    parts = tuple(_part(name_of(path), part, is_squashed) for path, part in arrays_of(space))
+    if not parts:
+        raise EnvError(f"action space {short(space)} is empty: {SUPPORTED_ACTION}")
+    if len({part.name for part in parts}) < len(parts):
+        raise EnvError(f"action space {short(space)} has two parts of one name: rename a key")
+    if is_squashed and all(part.kind == "discrete" for part in parts):
+        raise EnvError(
+            f"env.squash_actions: action space {short(space)} has no numbers to squash: drop it"
+        )
+    return parts
+
+
+class ActionAdapter:
+    """Turns our actions into those of a space, in the space's own dtypes.
+
+    Every call makes new arrays, since environments keep the actions that they are given.
+    """
+
+    def __init__(self, space: Space[Any], *, is_squashed: bool = False) -> None:
+        self._space = space
+        self._turns = {name_of(path): _turn(part, is_squashed) for path, part in arrays_of(space)}
+        self._scalars = {
+            name_of(path)
+            for path, part in arrays_of(space)
+            if isinstance(part, Box) and part.shape == ()
+        }
+        # An action that is no Dict and no Tuple needs no walk through its parts.
+        self._plain = None if isinstance(space, Dict | Tuple) else self._turns[""]
+
+    def batch(self, actions: Actions) -> Any:
+        """One nested action with an array of all columns at each leaf."""
+        if self._plain is not None:
+            return self._plain(actions[""])
+        return self._nest(self._space, (), self._turned(actions))
+
+    def each(self, actions: Actions) -> Iterable[Any]:
+        """One action per column."""
+        if self._plain is not None:
+            return self._per_column("", self._plain(actions[""]))
+        parts = {name: self._per_column(name, a) for name, a in self._turned(actions).items()}
+        return [
+            self._nest(self._space, (), dict(zip(parts, values, strict=True)))
+            for values in zip(*parts.values(), strict=True)
+        ]
+
+    def _turned(self, actions: Actions) -> dict[str, NDArray[Any]]:
+        return {name: turn(actions[name]) for name, turn in self._turns.items()}
+
+    def _per_column(self, name: str, values: NDArray[Any]) -> Iterable[Any]:
+        """The items of an array; a Box wants arrays, also where they have no dimension."""
+        return [values[i, ...] for i in range(len(values))] if name in self._scalars else values
+
+    def _nest(self, space: Space[Any], path: tuple[Any, ...], values: Mapping[str, Any]) -> Any:
+        if isinstance(space, Dict):
+            return {k: self._nest(part, (*path, k), values) for k, part in space.spaces.items()}
+        if isinstance(space, Tuple):
+            return tuple(self._nest(p, (*path, i), values) for i, p in enumerate(space.spaces))
+        return values[name_of(path)]
+
+
+def _part(name: str, space: Space[Any], is_squashed: bool) -> ActionPart:
+    at = f" at {name!r}" if name else ""
+    if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
+        choices = choices_of(space)
+        if not choices:
+            raise EnvError(f"action space {short(space)}{at} has no items to choose")
+        return ActionPart(name, "discrete", choices, tuple(space.shape or ()))
+    if isinstance(space, Box) and np.dtype(space.dtype).kind == "f":
+        if not all(space.shape):
+            raise EnvError(f"action space {short(space)}{at} has no numbers")
+        if not is_squashed:
+            return ActionPart(name, "continuous", (), tuple(space.shape))
+        if space.is_bounded():
+            return ActionPart(name, "squashed", (), tuple(space.shape))
+        raise EnvError(
+            f"env.squash_actions: action space {short(space)}{at} has no bounds to squash into"
+        )
+    raise EnvError(f"action space {short(space)}{at}: {SUPPORTED_ACTION}")
+
+
+def _turn(space: Any, is_squashed: bool) -> Turn:
+    """From our values of one part to a new array of the space's."""
+    dtype = np.dtype(space.dtype)
+    if not isinstance(space, Box):
+        start = getattr(space, "start", 0)
+        if np.any(start):
+            # int32 to a narrower dtype: the values fit, being below the number of choices.
+            return lambda values: np.add(values, start, dtype=dtype, casting="unsafe")
+        return lambda values: values.astype(dtype)
+    low, high = space.low, space.high
+    if not is_squashed:
+        return lambda values: np.minimum(np.maximum(values, low), high).astype(dtype, copy=False)
+    # In float64, since the width of a wide space may be beyond float32.
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    center, reach = high / 2 + low / 2, high / 2 - low / 2
+
+    def squash(values: NDArray[Any]) -> NDArray[Any]:
+        # The last bit of a product may lie beyond the bound.
+        squashed: NDArray[Any] = np.clip(center + reach * np.tanh(values), low, high)
+        return squashed.astype(dtype)
+
+    return squash
+
 
 logger = logging.getLogger(__name__)
 

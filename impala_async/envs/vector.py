@@ -1,92 +1,36 @@
-"""Batches of environments behind one Protocol, `EnvBatch`.
+"""Gymnasium's environments as batches.
 
-`SerialEnvs` steps single environments in turn; `VectorEnvs` speaks to any gymnasium VectorEnv.
-The arrays that they return are the batch's, or the environment's own: good until the next `step`
-or `reset`, and then overwritten.
+`SerialEnvs` steps single ones in turn; `VectorEnvs` speaks to any gymnasium VectorEnv. The arrays
+that they return are the batch's, or the environment's own: good until the next `step` or `reset`,
+and then overwritten.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from impala_async.envs.actions import Actions
+from impala_async.envs.batch import (
+    FLAGS,
+    REWARDS,
+    Actions,
+    Obs,
+    Step,
+    as_flag,
+    as_flags,
+    as_reward,
+    as_rewards,
+    spread_seed,
+)
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
 from impala_async.envs.observations import ChoicesCheck, ObsRows, check_obs, flatten_obs
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
-from impala_async.envs.transitions import FLAGS, REWARDS, as_flag, as_flags, as_reward, as_rewards
 from impala_async.errors import EnvError
-from impala_async.spec import ActionSpec, ObsSpec
-
-Obs = dict[str, NDArray[Any]]
 
 SUPPORTED_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
-
-
-class Step(NamedTuple):
-    """What one step of all columns gave.
-
-    `final_obs` is there when a SAME_STEP batch has a column that ended, and holds something only
-    in the rows of such columns; `obs` has their reset observation.
-
-    `idle` is there when a batch has columns that wait for others of their environment, as agents
-    do that are gone while the rest plays on. It marks the columns that made no transition in this
-    step, those that it reset among them: their row is masked. An idle column has reward 0 and no
-    flags, and `obs` repeats its observation until it shows the first one of a new episode.
-
-    `untrained` is there when a batch has several policies. It marks the columns whose policy is not
-    trained: they play as all others do, but their row is masked.
-    """
-
-    obs: Obs
-    rewards: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    final_obs: Obs | None = None
-    idle: NDArray[np.bool_] | None = None
-    untrained: NDArray[np.bool_] | None = None
-
-    @property
-    def masked(self) -> NDArray[np.bool_] | None:
-        """Columns whose row is masked, besides those that reset themselves."""
-        if self.idle is None or self.untrained is None:
-            return self.idle
-        return self.idle | self.untrained
-
-
-class EnvBatch(Protocol):
-    """`num_envs` environments of one kind that step together, each resetting itself.
-
-    NEXT_STEP: the step after a column's end resets it: the action is ignored, the reward 0.
-    SAME_STEP: the step that ends a column's episode returns its reset observation.
-
-    A batch may be a part of a larger one: `first_env` is the place of its first environment there,
-    and seeds are those of the larger one.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def num_envs(self) -> int: ...
-
-    @property
-    def obs_spec(self) -> ObsSpec: ...
-
-    @property
-    def action_spec(self) -> ActionSpec: ...
-
-    @property
-    def autoreset(self) -> AutoresetMode: ...
-
-    def reset(self, seed: int, first_env: int = 0) -> Obs: ...
-
-    def step(self, actions: Actions) -> Step: ...
-
-    def close(self) -> None: ...
 
 
 class SerialEnvs:
@@ -263,16 +207,6 @@ class VectorEnvs:
             ) from error
         self._choices.check(final_obs, is_over)
         return final_obs
-
-
-def spread_seed(seed: int) -> int:
-    """A seed far from those of the neighbours of `seed`, with room for a seed per column.
-
-    Gymnasium seeds column i with seed + i: without this, actors with neighbouring seeds would
-    step the same environments.
-    """
-    word = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return word % (2**31 - 2**16)
 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

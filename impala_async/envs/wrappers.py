@@ -1,4 +1,5 @@
-"""What is put around single environments: the wrappers of `env.wrappers`, and Atari's own.
+"""What is put around environments: the wrappers of `env.wrappers`, Atari's own, and `WithHistory`
+around a whole batch, which shows the last action and the last reward too.
 
 Atari is preprocessed as the papers do it (DQN, with the sticky actions of Machado et al., 2018):
 84 x 84 grey, the last four frames stacked, each action for four frames of which the last two are
@@ -11,14 +12,19 @@ from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from numpy.typing import NDArray
 
 from impala_async.config.env import Wrapper
-from impala_async.envs.agents import is_parallel
+from impala_async.envs.batch import Actions, EnvBatch, Obs, Step
 from impala_async.envs.faults import Blame, close_all, env_name
 from impala_async.envs.find import find_callable
+from impala_async.envs.kinds import is_no_kind, kind_of
 from impala_async.errors import EnvError
+from impala_async.spec import ArraySpec, ObsSpec
 
 # What ale_py's vector code would do of its own accord, and what would falsify reported returns.
 ATARI_VECTOR = {"reward_clipping": False, "use_fire_reset": False}
@@ -30,6 +36,8 @@ ATARI = {
     "grayscale": True,
     "stack_num": 4,
 }
+LAST_ACTION = "last_action"
+LAST_REWARD = "last_reward"
 
 
 def wrap(env: Any, wrappers: Iterable[Wrapper]) -> Any:
@@ -40,11 +48,8 @@ def wrap(env: Any, wrappers: Iterable[Wrapper]) -> Any:
             entry = find_callable(wrapper.name)
             with Blame(f"env.wrappers: {wrapper.name}", f"to wrap {env_name(env)}{given}"):
                 wrapped = entry(env, **wrapper.kwargs)
-            if not isinstance(wrapped, gym.Env) and not is_parallel(wrapped):
-                raise EnvError(
-                    f"env.wrappers: {wrapper.name} made a {type(wrapped).__name__}, which is no "
-                    "gymnasium.Env"
-                )
+            if kind_of(wrapped) is None:
+                raise EnvError(f"env.wrappers: {wrapper.name} made {is_no_kind(wrapped)}")
         except EnvError:
             close_all([env])
             raise
@@ -74,3 +79,69 @@ def make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         grayscale_obs=look["grayscale"],
     )
     return FrameStackObservation(screen, look["stack_num"], padding_type="zero")
+
+
+class WithHistory:
+    """A batch whose observations also hold the last action and the last reward.
+
+    They are leaves like any other, so acting and learning see the same numbers. On an episode's
+    first row they are 0.
+    """
+
+    def __init__(self, envs: EnvBatch, *, has_action: bool, has_reward: bool) -> None:
+        self._envs = envs
+        self.name = envs.name
+        self.num_envs = envs.num_envs
+        self.action_spec = envs.action_spec
+        self.autoreset = envs.autoreset
+        leaves = [_action_leaf(part.array, part.choices) for part in envs.action_spec.parts]
+        self._action_leaves = leaves if has_action else []
+        reward = [ArraySpec(LAST_REWARD, (), "float32")] if has_reward else []
+        added = (*self._action_leaves, *reward)
+        taken = {leaf.name for leaf in envs.obs_spec.leaves} & {leaf.name for leaf in added}
+        if taken:
+            key = min(taken).partition("/")[0]
+            raise EnvError(f"env.{key}: the observation has a key of that name already")
+        self.obs_spec = ObsSpec((*envs.obs_spec.leaves, *added))
+        self._added = {
+            leaf.name: np.zeros((envs.num_envs, *leaf.shape), leaf.dtype) for leaf in added
+        }
+        self._was_over = np.zeros(envs.num_envs, np.bool_)
+
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        obs = self._envs.reset(seed, first_env)
+        self._was_over = np.zeros(self.num_envs, np.bool_)
+        return {**obs, **{name: np.zeros_like(array) for name, array in self._added.items()}}
+
+    def step(self, actions: Actions) -> Step:
+        step = self._envs.step(actions)
+        added = self._history(actions, step.rewards)
+        is_over = step.terminated | step.truncated
+        final_obs = None
+        if self.autoreset is AutoresetMode.NEXT_STEP:
+            is_first, self._was_over = self._was_over, is_over
+            if step.idle is not None:
+                is_first = is_first | step.idle
+        else:
+            is_first = is_over
+            if step.final_obs is not None:
+                final_obs = {**step.final_obs, **{k: v.copy() for k, v in added.items()}}
+        for array in added.values():
+            array[is_first] = 0
+        return step._replace(obs={**step.obs, **added}, final_obs=final_obs)
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def _history(self, actions: Actions, rewards: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        added = self._added
+        for leaf, part in zip(self._action_leaves, self.action_spec.parts, strict=False):
+            added[leaf.name][...] = actions[part.name]
+        if LAST_REWARD in added:
+            added[LAST_REWARD][...] = rewards
+        return added
+
+
+def _action_leaf(part: ArraySpec, choices: tuple[int, ...]) -> ArraySpec:
+    name = f"{LAST_ACTION}/{part.name}" if part.name else LAST_ACTION
+    return ArraySpec(name, part.shape, part.dtype, choices)

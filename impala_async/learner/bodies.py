@@ -10,8 +10,15 @@ import numpy as np
 from impala_async.errors import ProtocolError
 from impala_async.learner.slots import Episodes, Landing
 from impala_async.spec import Schema
-from impala_async.wire.codec import BodySizes, body_sizes, decode_episodes, split_inline
-from impala_async.wire.compression import PLAIN, ZSTD, decompress_into
+from impala_async.wire.codec import (
+    PLAIN,
+    ZSTD,
+    BodySizes,
+    body_sizes,
+    decode_episodes,
+    decompress_into,
+    split_inline,
+)
 from impala_async.wire.messages import Data
 from impala_async.wire.sockets import NO_FRAME, Router
 

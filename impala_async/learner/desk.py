@@ -15,7 +15,8 @@ from impala_async.learner.peer_log import PeerLog
 from impala_async.learner.port import Port
 from impala_async.learner.publisher import Publisher
 from impala_async.learner.troubles import Troubles
-from impala_async.metrics.counter import Counters
+from impala_async.metrics.names import ACTOR_TIMERS
+from impala_async.metrics.report import Counters
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import Frame
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 MAX_SCHEMA_BYTES = 65536
 # Who reads of a difference is on either side.
 HERE, THERE = "at the learner", "at the actor"
-TIMER_NAMES = ("env_time_ms", "act_time_ms", "send_wait_ms", "weights_wait_ms")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Desk:
         if isinstance(message, Get):
             port.send(route, self._weights_for(peer, message))
         else:
-            timers = {k: float(v) for k, v in message.timers.items() if k in TIMER_NAMES}
+            timers = {k: float(v) for k, v in message.timers.items() if k in ACTOR_TIMERS}
             self._timers[peer.session] = timers
             self._troubles.hear_beat(peer.session, peer.rank, message.timers)
             port.send(route, [pack(peer.grant(self._publisher.version))])
@@ -176,7 +176,7 @@ class Desk:
         # A session may end without a word to this desk: by a second hello of the same actor.
         live = {peer.session for peer in self._table.joined}
         self._timers = {key: timers for key, timers in self._timers.items() if key in live}
-        for name in TIMER_NAMES:
+        for name in ACTOR_TIMERS:
             values = [timers[name] for timers in self._timers.values() if name in timers]
             report[f"actor/{name}"] = sum(values) / len(values) if values else None
         return report | self._troubles.report(live)

@@ -11,8 +11,8 @@ Runs on: event loop
 
 from dataclasses import dataclass, field
 
-from impala_async.metrics.counter import Counters
 from impala_async.metrics.names import DROP_REASONS
+from impala_async.metrics.report import Counters
 from impala_async.wire.messages import VERDICTS
 
 COUNTS = ("received", "admitted", "trained")

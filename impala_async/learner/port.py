@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from impala_async.errors import ProtocolError
-from impala_async.metrics.counter import Counters
+from impala_async.metrics.report import Counters
 from impala_async.wire.codec import Frame
 from impala_async.wire.connections import SAID_HELLO, SENT_TOO_MANY_FRAMES
 from impala_async.wire.messages import (

@@ -9,7 +9,7 @@ Runs on: event loop
 from collections import deque
 from dataclasses import dataclass, field
 
-from impala_async.metrics.counter import Counters
+from impala_async.metrics.report import Counters
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import Get, NotModified, WeightsReply, pack

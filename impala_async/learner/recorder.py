@@ -26,7 +26,7 @@ from impala_async.learner.handoff import ClosedError, Inbox, Spool, on_thread
 from impala_async.learner.slots import Episodes, Landing
 from impala_async.spec import Schema
 from impala_async.weights import Version
-from impala_async.wire.compression import PLAIN
+from impala_async.wire.codec import PLAIN
 from impala_async.wire.messages import Data
 from impala_async.wire.recording import (
     OPENING,

@@ -20,8 +20,7 @@ import psutil
 from impala_async.learner.handoff import Flag
 from impala_async.learner.slots import Episodes
 from impala_async.metrics.names import Value
-from impala_async.metrics.report import assemble
-from impala_async.metrics.returns import RETURN_EPISODES
+from impala_async.metrics.report import RETURN_EPISODES, assemble
 from impala_async.metrics.sinks import Sink
 from impala_async.metrics.verdict import RunTimes, Verdict, judge
 from impala_async.metrics.window import WindowStat

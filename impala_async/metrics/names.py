@@ -16,6 +16,13 @@ Value: TypeAlias = int | float | str | Sequence[float | None] | None
 """What may stand in a report line; every one of these is strict JSON once it is finite."""
 DROP_REASONS = ("stale", "nonfinite_update", "shutdown")
 """Why columns that were admitted are not trained: `dropped/` and `partial/` have one of each."""
+ACTOR_TIMERS = {
+    "env_time_ms": "in environments",
+    "act_time_ms": "in the policy",
+    "send_wait_ms": "waiting to send",
+    "weights_wait_ms": "waiting for weights",
+}
+"""Where an actor's time goes, in milliseconds per trajectory: its heartbeats say so."""
 
 
 class Metric(NamedTuple):
@@ -213,10 +220,10 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Actors",
         (
-            Metric("actor/env_time_ms", "ms", "in environments per trajectory, mean over actors"),
-            Metric("actor/act_time_ms", "ms", "in the policy per trajectory, mean over actors"),
-            Metric("actor/send_wait_ms", "ms", "waiting to send per trajectory, mean over actors"),
-            Metric("actor/weights_wait_ms", "ms", "waiting for weights per trajectory, mean"),
+            *(
+                Metric(f"actor/{name}", "ms", f"{where} per trajectory, mean over actors")
+                for name, where in ACTOR_TIMERS.items()
+            ),
             Metric("lockstep/num_done", "actors", "whose part of the next batch is there"),
             Metric("lockstep/waits_for", "text", "actors whose part is not: the first few of them"),
             Metric("actor/hang", "text", "the environment that has hung for longest; null: none"),

@@ -8,7 +8,7 @@ makes of all reports of a start one that can be judged in the same way.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from impala_async.metrics.names import Value
+from impala_async.metrics.names import ACTOR_TIMERS, Value
 
 WAIT_SHARE_THAT_LIMITS: Final = 0.2
 # A loop that is later than this on average has more to do than it can.
@@ -37,11 +37,10 @@ UPDATE_MS: Final = "timing_breakdown/learner_grad_time_ms"
 BATCH_WAIT_MS: Final = "timing_breakdown/learner_dequeue_time_ms"
 COPY_WAIT_MS: Final = "timing_breakdown/learner_load_wait_time_ms"
 _LOOP_LAG_MS: Final = "loop/lag_ms_mean"
-_SEND_WAIT_MS: Final = "actor/send_wait_ms"
-_WEIGHTS_WAIT_MS: Final = "actor/weights_wait_ms"
+_ENV_MS, _ACT_MS, _SEND_WAIT_MS, _WEIGHTS_WAIT_MS = (f"actor/{name}" for name in ACTOR_TIMERS)
 _ACTOR_STAGES: Final = (
-    ("actor/env_time_ms", "environment", "in environment steps"),
-    ("actor/act_time_ms", "inference", "in the policy"),
+    (_ENV_MS, "environment", "in environment steps"),
+    (_ACT_MS, "inference", "in the policy"),
     (_SEND_WAIT_MS, "network", "waiting to send"),
 )
 _TIMES: Final = (

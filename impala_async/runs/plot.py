@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async.interrupts import REQUESTS
-from impala_async.metrics.returns import format_mean_return
+from impala_async.metrics.report import format_mean_return
 from impala_async.waiting import told_of
 from impala_async.whole_file import write_whole
 

@@ -11,7 +11,7 @@ import numpy as np
 from impala_async import __version__
 from impala_async.config.run import RunConfig
 from impala_async.metrics.names import DROP_REASONS, Value
-from impala_async.metrics.returns import format_mean_return
+from impala_async.metrics.report import format_mean_return
 from impala_async.metrics.verdict import Verdict
 
 QUANTILES = (0, 10, 50, 90, 100)

@@ -2,7 +2,8 @@
 
 The body of `Data` is two frames: the observation planes of its columns one after the other, then
 their small planes followed by the statistics of the episodes that ended in them. A body under
-8 KiB goes inline, inside the header frame: one frame costs half of what three do.
+8 KiB goes inline, inside the header frame: one frame costs half of what three do. On a thin line
+the observations may be one zstd frame, at the level that costs least.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +11,12 @@ from typing import NamedTuple
 
 import msgpack
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
 from impala_async.errors import ProtocolError
 from impala_async.layout import Bytes2D, ColumnLayout
 from impala_async.weights import Version, Weights
-from impala_async.wire.compression import PLAIN, ZSTD
 from impala_async.wire.messages import (
     MAX_INLINE_BYTES,
     MAX_SETTINGS_BYTES,
@@ -25,8 +26,28 @@ from impala_async.wire.messages import (
 )
 
 Frame = bytes | memoryview
+PLAIN, ZSTD = 0, 1
 EPISODE_BYTES = 8
 EPISODE = np.dtype([("total", "<f4"), ("length", "<i4")])
+
+_compressor = zstandard.ZstdCompressor(level=1)
+_decompressor = zstandard.ZstdDecompressor()
+
+
+def compress(plain: memoryview) -> bytes:
+    """The bytes as one zstd frame that says how long they are."""
+    return _compressor.compress(plain)
+
+
+def decompress_into(target: memoryview, frame: memoryview) -> None:
+    """Unpack a frame that must fill the target exactly; ProtocolError if it does not."""
+    try:
+        size = zstandard.get_frame_parameters(frame).content_size
+        if size != len(target):
+            raise ProtocolError("wrong_size", f"it unpacks to {size} bytes, not {len(target)}")
+        target[:] = _decompressor.decompress(frame, max_output_size=len(target))
+    except (zstandard.ZstdError, ValueError) as error:
+        raise ProtocolError("wrong_size", f"it cannot be unpacked: {error}") from None
 
 
 class BodySizes(NamedTuple):
@@ -48,11 +69,11 @@ def encode_data(
     obs: Bytes2D,
     small: Bytes2D,
     episodes: Sequence[tuple[float, int]],
-    squeeze: Callable[[Bytes2D], bytes | None] | None = None,
+    compress_obs: Callable[[Bytes2D], bytes | None] | None = None,
 ) -> list[Frame]:
     """The frames of one trajectory message; big ones are views of the planes, not copies.
 
-    `squeeze` may compress the observations of a message that is not inline.
+    `compress_obs` may compress the observations of a message that is not inline.
     """
     tail = np.array(episodes, EPISODE).tobytes() if episodes else b""
     data = data._replace(num_episodes=len(episodes))
@@ -60,9 +81,9 @@ def encode_data(
         body = b"".join((obs.data.cast("B"), small.data.cast("B"), tail))
         return [pack(data._replace(body=body))]
     small_frame = b"".join((small.data.cast("B"), tail))
-    squeezed = squeeze(obs) if squeeze is not None else None
-    codec = PLAIN if squeezed is None else ZSTD
-    obs_frame = obs.data.cast("B") if squeezed is None else squeezed
+    compressed = compress_obs(obs) if compress_obs is not None else None
+    codec = PLAIN if compressed is None else ZSTD
+    obs_frame = obs.data.cast("B") if compressed is None else compressed
     return [pack(data._replace(body=None, codec=codec)), obs_frame, small_frame]
 
 

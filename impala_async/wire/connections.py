@@ -3,7 +3,8 @@
 ZeroMQ shows a message when it is whole. How many frames it takes to become so, it does not limit:
 2 bytes on the wire are 64 in memory. So the kernel is asked now and then how many bytes have come
 over each connection, and one that sends more than its peer has a reason to is shut down. That goes
-for tcp; who comes over ipc is this user.
+for tcp; who comes over ipc is this user. A `Monitor` reads what libzmq tells of a socket's
+connections: who came, whose handshake was done, who went.
 """
 
 import resource
@@ -12,11 +13,10 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeVar
 
 import zmq
-
-from impala_async.wire.monitor import Monitor
 
 Answer = TypeVar("Answer")
 
@@ -33,9 +33,43 @@ SENT_BEFORE = "sent much and had not joined"
 NEVER_JOINED = "never joined, as too many did not"
 SAID_HELLO = "said hello again and again"
 REPLACED = "gave way to another one of its session"
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # tcpi_bytes_received, since Linux 4.1.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_EVENT = struct.Struct("=Hi")
+_numbers = count()
+
+
+class Monitor:
+    """Reads the events of one socket; made before that binds or connects, closed before it is."""
+
+    def __init__(self, of: zmq.Socket[bytes], events: int) -> None:
+        """`events`: of which kinds, one bit each."""
+        address = f"inproc://monitor-{next(_numbers)}"
+        self._of: zmq.Socket[bytes] = of
+        of.monitor(address, events)
+        # For pollers.
+        self.socket: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
+        self.socket.set(zmq.LINGER, 0)
+        # An I/O thread waits for room to tell something: there is always some.
+        self.socket.set(zmq.RCVHWM, 0)
+        self.socket.connect(address)
+
+    def read(self) -> list[tuple[int, int]]:
+        """What happened since the last call: each `zmq.EVENT_...`, and its value, which mostly is a
+        descriptor. Does not wait."""
+        found: list[tuple[int, int]] = []
+        # Asked often, mostly in vain: a look costs a fraction of a refused `recv`.
+        while int(self.socket.get(_EVENTS)) & _POLLIN:
+            found.append(_EVENT.unpack(self.socket.recv_multipart(zmq.NOBLOCK)[0]))
+        return found
+
+    def close(self) -> None:
+        """Twice does no harm, as with a socket."""
+        if not self.socket.closed:
+            self._of.disable_monitor()
+            self.socket.close()
 
 
 @dataclass(slots=True)
@@ -59,7 +93,7 @@ class Connections:
         """Before the socket binds."""
         # By the reason, since the start.
         self.cut_off: Counter[str] = Counter()
-        self._monitor = Monitor(of, _EVENTS)
+        self._monitor = Monitor(of, _WATCHED)
         # By descriptor, in the order of their coming.
         self._open: dict[int, _Connection] = {}
         self._strangers: dict[int, None] = {}
@@ -95,7 +129,7 @@ class Connections:
 
     def read(self) -> None:
         """Take in who came and who went. Too many strangers make the oldest go."""
-        for event, fd, _ in self._monitor.read():
+        for event, fd in self._monitor.read():
             self._forget(fd)
             if event == zmq.EVENT_ACCEPTED:
                 route = self._early.pop(fd, b"")

@@ -23,8 +23,7 @@ from impala_async.wire.messages import (
     Reject,
     plain,
 )
-from impala_async.wire.peer import Peer
-from impala_async.wire.watermark import Watermark
+from impala_async.wire.peer import Peer, Watermark
 
 MAX_SESSIONS = 10_000
 # Of those who have said no Spec.

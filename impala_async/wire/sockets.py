@@ -14,9 +14,8 @@ from contextlib import suppress
 import zmq
 
 from impala_async.wire.codec import Frame
-from impala_async.wire.connections import Connections
+from impala_async.wire.connections import Connections, Monitor
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
-from impala_async.wire.monitor import Monitor
 
 NO_FRAME = -1
 # As plain numbers: an enum is looked up at every call, several times for each message.
@@ -343,7 +342,7 @@ class Dealer:
 
     def _find_connection(self) -> int:
         """The number of the connection that there is now; 0 if there is none."""
-        for happening in self._monitor.read() if self._monitor else []:
-            self._is_connected = happening.event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        for event, _ in self._monitor.read() if self._monitor else []:
+            self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._num_connections += self._is_connected
         return self._num_connections if self._is_connected else 0

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from impala_async.actor import greeting
+from impala_async.actor import joining
 from tests.actor.scripted import Scene, open_scene
 
 
 @pytest.fixture
 def quick_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times as often as they are said in earnest."""
-    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 0.1)
+    monkeypatch.setattr(joining, "HELLO_EVERY_S", 0.1)
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     # A scripted learner answers no goodbye.
-    monkeypatch.setattr(greeting, "BYE_OK_S", 0.01)
+    monkeypatch.setattr(joining, "BYE_OK_S", 0.01)
     with open_scene(tmp_path) as opened:
         yield opened

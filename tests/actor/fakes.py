@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.actor.sending import Finished, MessageBuffer
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import Columns
 from impala_async.weights import Version, Weights

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from impala_async.actor.client import Client
-from impala_async.actor.offer import Offer
+from impala_async.actor.sending import ActorSpec
 from impala_async.config.run import (
     ActorSection,
     ActorSettings,
@@ -54,7 +54,7 @@ from tests.wire.ends import until
 
 WITHIN_S = 10.0
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
-OFFER = Offer(schema_of(3), LAYOUT, 2, 1)
+ACTOR_SPEC = ActorSpec(schema_of(3), LAYOUT, 2, 1)
 V1 = Version(1, 1)
 Kind = TypeVar("Kind", bound=Message)
 Result = TypeVar("Result")
@@ -260,12 +260,12 @@ class Scene:
         return actor
 
     def join(
-        self, actor: Actor, offer: Offer, settings: ActorSettings | None = None, **welcome: Any
+        self, actor: Actor, spec: ActorSpec, settings: ActorSettings | None = None, **welcome: Any
     ) -> Session:
         connected = actor.begin(actor.client.connect)
         self.learner.welcome(self.learner.data.hear(Hello), settings or settings_of(), **welcome)
         connected.result(WITHIN_S)
-        joined = actor.begin(actor.client.join, offer)
+        joined = actor.begin(actor.client.join, spec)
         spec = self.learner.data.hear(Spec)
         joined.result(WITHIN_S)
         return Session(spec, actor.client.welcome)

@@ -4,8 +4,7 @@ import time
 import pytest
 
 from impala_async.actor.client import RunFinished
-from impala_async.actor.offer import Offer
-from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.actor.sending import ActorSpec, Finished, MessageBuffer
 from impala_async.weights import NO_VERSION
 from impala_async.wire.messages import Bye, Data, Get, Grant, Heartbeat, Hello, Spec
 from tests.actor.fakes import schema_of
@@ -27,8 +26,8 @@ SIZES = {"inline": 3, "small frames": 500, "big frames": 8000}
 MANY = 1000
 
 
-def offer_of(rows: int = 3, streams: int = 1) -> Offer:
-    return Offer(schema_of(rows), LAYOUT, 2, streams)
+def actor_spec_of(rows: int = 3, streams: int = 1) -> ActorSpec:
+    return ActorSpec(schema_of(rows), LAYOUT, 2, streams)
 
 
 def fill(buffer: MessageBuffer, seq: int) -> None:
@@ -57,7 +56,7 @@ def test_an_address_is_enough_and_spec_says_what_runs(scene: Scene) -> None:
     welcome = scene.learner.welcome(hello, settings_of("my:Env"))
     assert connected.result(WITHIN_S).env.id == "my:Env"
     assert actor.client.welcome.rank == 3
-    joined = actor.begin(actor.client.join, offer_of())
+    joined = actor.begin(actor.client.join, actor_spec_of())
     spec = scene.learner.data.hear(Spec)
     joined.result(WITHIN_S)
     assert spec.message.session == welcome.session
@@ -73,7 +72,7 @@ def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene: Scene) -
     nonce_path = str(learner.folder / "nonce")
     learner.welcome(hello, settings_of(), nonce_path=nonce_path, weights_port=1)
     connected.result(WITHIN_S)
-    joined = actor.begin(actor.client.join, offer_of())
+    joined = actor.begin(actor.client.join, actor_spec_of())
     spec = learner.data.hear(Spec)
     joined.result(WITHIN_S)
     # Another route: the connection over which it said hello is not the one that it uses now.
@@ -85,7 +84,7 @@ def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene: Scene) -
 
 def test_no_data_without_a_grant_and_no_more_than_granted(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, offer_of())
+    session = scene.join(actor, actor_spec_of())
     actor.do(unroll, actor, 0)
     for _ in range(5):
         actor.do(actor.client.pump, 0)
@@ -104,7 +103,7 @@ def test_no_data_without_a_grant_and_no_more_than_granted(scene: Scene) -> None:
 def test_data_says_session_seq_version_and_holds_the_buffer(scene: Scene) -> None:
     for rows in SIZES.values():
         actor = scene.actor()
-        session = scene.join(actor, offer_of(rows))
+        session = scene.join(actor, actor_spec_of(rows))
         session.grant(5)
         for seq in range(2):
             actor.do(unroll, actor, seq)
@@ -118,7 +117,7 @@ def test_data_says_session_seq_version_and_holds_the_buffer(scene: Scene) -> Non
 
 def test_take_waits_for_credit(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, offer_of(), heartbeat_s=0.1)
+    session = scene.join(actor, actor_spec_of(), heartbeat_s=0.1)
     actor.do(unroll, actor, 0)
     taken = actor.begin(actor.client.take, 2)
     assert scene.stays_blocked(taken)
@@ -132,7 +131,7 @@ def test_take_waits_for_credit(scene: Scene) -> None:
 
 def test_take_waits_until_a_buffer_is_settled(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, offer_of(streams=2), heartbeat_s=0.1)
+    session = scene.join(actor, actor_spec_of(streams=2), heartbeat_s=0.1)
     session.grant(MANY)
     buffers = [actor.do(unroll, actor, seq) for seq in range(6)]
     assert len({id(buffer) for buffer in buffers}) == 6
@@ -147,7 +146,7 @@ def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int)
     """The learner reads late and settles as it likes; what it reads is what was sent."""
     rng = random.Random(rows)
     actor = scene.actor()
-    session = scene.join(actor, offer_of(rows, streams=2))
+    session = scene.join(actor, actor_spec_of(rows, streams=2))
     num_messages, settled, num_read = 60, 0, 0
     session.grant(MANY)
     in_use: dict[int, int] = {}
@@ -175,7 +174,7 @@ def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int)
 
 def test_old_repeated_and_foreign_grants_change_nothing(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, offer_of())
+    session = scene.join(actor, actor_spec_of())
     session.grant(MANY, session=b"another session!")
     actor.do(unroll, actor, 0)
     actor.do(actor.client.pump, 0.01)
@@ -200,7 +199,7 @@ def test_old_repeated_and_foreign_grants_change_nothing(scene: Scene) -> None:
 
 def test_a_refused_trajectory_is_done_with(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, offer_of())
+    session = scene.join(actor, actor_spec_of())
     session.grant(3)
     first = [actor.do(unroll, actor, seq) for seq in range(3)]
     session.grant(4, settled=1, verdicts=[[0, 1]])
@@ -210,7 +209,7 @@ def test_a_refused_trajectory_is_done_with(scene: Scene) -> None:
 
 def test_credit_comes_over_the_weights_port_too(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, offer_of())
+    session = scene.join(actor, actor_spec_of())
     beat = scene.learner.weights.find(Heartbeat)
     actor.do(unroll, actor, 0)
     with actor.pumping():
@@ -223,7 +222,7 @@ def test_what_is_not_settled_for_a_lease_is_sent_again(
 ) -> None:
     caplog.set_level("INFO")
     actor = scene.actor()
-    session = scene.join(actor, offer_of(), lease_s=1.0, heartbeat_s=0.1)
+    session = scene.join(actor, actor_spec_of(), lease_s=1.0, heartbeat_s=0.1)
     session.grant(1)
     actor.do(unroll, actor, 0)
     first = scene.data_of(actor)

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from impala_async.actor import greeting, patience
-from impala_async.actor.unroll import Finished
+from impala_async.actor import joining, retrying
+from impala_async.actor.sending import Finished
 from impala_async.weights import NO_VERSION
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -23,7 +23,7 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.session import reject
 from tests.actor.scripted import (
-    OFFER,
+    ACTOR_SPEC,
     V1,
     Actor,
     Heard,
@@ -61,7 +61,7 @@ def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = scene.actor()
-    session = scene.join(actor, OFFER)
+    session = scene.join(actor, ACTOR_SPEC)
     with actor.pumping():
         began_at = time.monotonic()
         for _ in range(5):
@@ -82,10 +82,10 @@ def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
 
 def test_what_is_settled_ends_the_pauses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than any test: there is none, or this one fails.
-    monkeypatch.setattr(patience, "FIRST_S", 100.0)
-    monkeypatch.setattr(patience, "LONGEST_S", 100.0)
+    monkeypatch.setattr(retrying, "FIRST_S", 100.0)
+    monkeypatch.setattr(retrying, "LONGEST_S", 100.0)
     actor = scene.actor()
-    session = scene.join(actor, OFFER)
+    session = scene.join(actor, ACTOR_SPEC)
     for settled in (1, 2):
         session.grant(settled)
         actor.do(unroll, actor)
@@ -101,7 +101,7 @@ def test_one_that_never_grants_anything_is_told_of(
 ) -> None:
     monkeypatch.setattr("impala_async.actor.client.AFTER_S", 0.1)
     actor = scene.actor()
-    scene.join(actor, OFFER, lease_s=0.4)
+    scene.join(actor, ACTOR_SPEC, lease_s=0.4)
     with actor.pumping():
         for _ in range(2):
             scene.welcome_back(lease_s=0.4)
@@ -114,7 +114,7 @@ def test_words_without_pause_are_a_line_of_each_kind(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = scene.actor()
-    session = scene.join(actor, OFFER)
+    session = scene.join(actor, ACTOR_SPEC)
     session.grant(0)
     with actor.pumping():
         for _ in range(MANY):
@@ -142,7 +142,7 @@ def test_so_it_is_before_a_welcome(scene: Scene, caplog: pytest.LogCaptureFixtur
 
 def test_noise_is_no_sign_of_life(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, OFFER, lease_s=0.5)
+    session = scene.join(actor, ACTOR_SPEC, lease_s=0.5)
     session.grant(0)
     spoken = [session._spec]
     with actor.pumping():
@@ -161,7 +161,7 @@ def test_noise_is_no_sign_of_life(scene: Scene) -> None:
 def test_one_that_hangs_up_hears_hello_ever_less_often(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 100.0)
+    monkeypatch.setattr(joining, "HELLO_EVERY_S", 100.0)
     with proxy(scene.learner.url) as network:
         actor = scene.actor(host=HOST)
         connected = actor.begin(actor.client.connect)
@@ -179,7 +179,7 @@ def test_one_that_hangs_up_hears_hello_ever_less_often(
 def test_so_does_one_that_hangs_up_in_a_session(scene: Scene) -> None:
     with proxy(scene.learner.url, scene.learner.weights.router.url) as network:
         actor = scene.actor(host=HOST)
-        session = scene.join(actor, OFFER, lease_s=60.0)
+        session = scene.join(actor, ACTOR_SPEC, lease_s=60.0)
         session.grant(1)
         began_at = time.monotonic()
         with actor.pumping():
@@ -195,7 +195,7 @@ def test_so_does_one_that_hangs_up_in_a_session(scene: Scene) -> None:
 @pytest.mark.parametrize("heartbeat_s", [1e-3, 1e-9])
 def test_a_heartbeat_without_pause_is_not_to_be_had(scene: Scene, heartbeat_s: float) -> None:
     actor = scene.actor()
-    scene.join(actor, OFFER, heartbeat_s=heartbeat_s)
+    scene.join(actor, ACTOR_SPEC, heartbeat_s=heartbeat_s)
     began_at = time.monotonic()
     for _ in range(21):
         scene.learner.weights.find(Heartbeat)
@@ -219,7 +219,7 @@ def test_a_welcome_that_makes_no_sense_is_none(
 
 def test_a_goodbye_to_another_session_is_not_ours(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, OFFER)
+    session = scene.join(actor, ACTOR_SPEC)
     session.say(Bye(b"another session!", BYE_REASONS.index("finished")))
     session.grant(1)
     actor.do(unroll, actor)
@@ -230,7 +230,7 @@ def test_more_settled_than_granted_is_no_grant(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = scene.actor()
-    session = scene.join(actor, OFFER)
+    session = scene.join(actor, ACTOR_SPEC)
     session.grant(5, settled=2**62)
     session.grant(1)
     actor.do(unroll, actor)
@@ -261,7 +261,7 @@ def test_who_waits_for_weights_says_so(
     scene: Scene, answer: Message | None, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = scene.actor()
-    session = scene.join(actor, OFFER)
+    session = scene.join(actor, ACTOR_SPEC)
     get = of_session(scene, session, Get)
     get.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
     if answer is not None:
@@ -285,7 +285,7 @@ def test_a_weights_port_that_cannot_be_reached_is_named(
         # Nobody else gets this port, and nobody listens there.
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        session = scene.join(actor, OFFER, weights_port=port, lease_s=1.0)
+        session = scene.join(actor, ACTOR_SPEC, weights_port=port, lease_s=1.0)
         session.grant(1)
         with actor.pumping():
             scene.welcome_back(weights_port=port).grant(1)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from impala_async.actor.unroll import Finished
+from impala_async.actor.sending import Finished
 from impala_async.config.run import ActorSettings, PaceSection, TrainSection
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Data, Get, Hello, Spec
 from tests.actor.scripted import (
-    OFFER,
+    ACTOR_SPEC,
     WITHIN_S,
     Actor,
     Scene,
@@ -46,7 +46,7 @@ def serve(scene: Scene, update: int, have: Version | None = None) -> None:
 
 def join(scene: Scene, lag: int) -> tuple[Actor, Session]:
     actor = scene.actor()
-    return actor, scene.join(actor, OFFER, lockstep(lag), heartbeat_s=0.1)
+    return actor, scene.join(actor, ACTOR_SPEC, lockstep(lag), heartbeat_s=0.1)
 
 
 def begin(scene: Scene, actor: Actor, update: int) -> None:

@@ -6,13 +6,13 @@ from contextlib import suppress
 
 import pytest
 
-from impala_async.actor.unroll import Finished
+from impala_async.actor.sending import Finished
 from impala_async.config.run import PaceSection
 from impala_async.weights import Version
 from impala_async.wire.messages import Data, Get, Grant, Heartbeat, Hello, Spec
 from impala_async.wire.sockets import AddressError, Router
 from tests.actor.scripted import (
-    OFFER,
+    ACTOR_SPEC,
     V1,
     WITHIN_S,
     Actor,
@@ -58,7 +58,7 @@ def unroll(actor: Actor, value: int) -> None:
 
 def test_what_is_not_settled_goes_again_in_the_same_session(scene: Scene, network: Proxy) -> None:
     actor = scene.actor(host=HOST)
-    session = scene.join(actor, OFFER, **PATIENT)
+    session = scene.join(actor, ACTOR_SPEC, **PATIENT)
     session.grant(3)
     first = []
     for value in range(3):
@@ -83,7 +83,7 @@ def test_in_lockstep_nothing_is_given_up_for_a_broken_connection(
 ) -> None:
     actor = scene.actor(host=HOST)
     lockstep = settings_of(pace=PaceSection(mode="lockstep"))
-    session = scene.join(actor, OFFER, lockstep, **PATIENT)
+    session = scene.join(actor, ACTOR_SPEC, lockstep, **PATIENT)
     newest = actor.begin(actor.client.newest)
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V1)))
     newest.result(WITHIN_S)
@@ -106,7 +106,7 @@ def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_diall
     scene: Scene,
 ) -> None:
     actor, learner = scene.actor(), scene.learner
-    session = scene.join(actor, OFFER, nonce_path=str(learner.folder / "nonce"), **PATIENT)
+    session = scene.join(actor, ACTOR_SPEC, nonce_path=str(learner.folder / "nonce"), **PATIENT)
     session.grant(1)
     actor.do(unroll, actor, 7)
     sent = body_of(scene.data_of(actor))

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor import greeting
+from impala_async.actor import joining
 from impala_async.actor.client import NewRun, RunFinished
-from impala_async.actor.offer import Offer
-from impala_async.actor.unroll import Finished
+from impala_async.actor.sending import ActorSpec, Finished
 from impala_async.config.run import TrajectorySection
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
 from impala_async.spec import ArraySpec
@@ -18,8 +17,8 @@ from impala_async.wire.messages import Bye, ByeOk, Data, Get, Grant, Heartbeat, 
 from impala_async.wire.session import reject
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
+    ACTOR_SPEC,
     LAYOUT,
-    OFFER,
     V1,
     WITHIN_S,
     Actor,
@@ -45,7 +44,7 @@ def unroll(actor: Actor) -> None:
 def at_work(scene: Scene, num_sent: int = 0, **welcome: Any) -> tuple[Actor, Session]:
     """An actor that has sent some trajectories, none of them settled."""
     actor = scene.actor()
-    session = scene.join(actor, OFFER, **welcome)
+    session = scene.join(actor, ACTOR_SPEC, **welcome)
     session.grant(num_sent)
     for seq in range(num_sent):
         actor.do(unroll, actor)
@@ -110,9 +109,9 @@ def test_a_silence_shorter_than_the_lease_is_borne(scene: Scene) -> None:
 def test_weights_that_come_slowly_are_waited_for(scene: Scene) -> None:
     """A thin line is busy with them, and nothing else comes through."""
     layout = WeightsLayout((ArraySpec("w", (50_000,), "float32"),))
-    assert Offer(schema_of(3), layout, 2, 1).weights_s == 1.0
+    assert ActorSpec(schema_of(3), layout, 2, 1).weights_s == 1.0
     actor = scene.actor()
-    scene.join(actor, Offer(schema_of(3), layout, 2, 1), lease_s=0.2, heartbeat_s=0.1)
+    scene.join(actor, ActorSpec(schema_of(3), layout, 2, 1), lease_s=0.2, heartbeat_s=0.1)
     started = time.monotonic()
     with actor.pumping():
         scene.welcome_back()
@@ -121,7 +120,7 @@ def test_weights_that_come_slowly_are_waited_for(scene: Scene) -> None:
 
 def test_it_gives_up_after_reconnect_s(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, OFFER, settings_of(reconnect_s=0.4))
+    session = scene.join(actor, ACTOR_SPEC, settings_of(reconnect_s=0.4))
     lost = actor.begin(actor.pump_until, lambda: False)
     session.bye("restarting")
     started = time.monotonic()
@@ -151,7 +150,7 @@ def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene: Scene) -> N
     hello = scene.learner.data.hear(Hello)
     scene.learner.welcome(hello, settings_of(), **nonce, lease_s=0.2)
     connected.result(WITHIN_S)
-    joined = actor.begin(actor.client.join, OFFER)
+    joined = actor.begin(actor.client.join, ACTOR_SPEC)
     for _ in range(2):
         hello = scene.learner.data.hear(Hello)
         scene.learner.welcome(hello, settings_of(), **nonce, lease_s=0.2)
@@ -200,7 +199,7 @@ def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene: Scene) -> None:
     settings = actor.do(actor.client.begin_new_run)
     assert settings.env.id == "b:Env"
     assert settings.trajectory.rows == 7
-    joined = actor.begin(actor.client.join, Offer(schema_of(7), LAYOUT, 4, 1))
+    joined = actor.begin(actor.client.join, ActorSpec(schema_of(7), LAYOUT, 4, 1))
     spec = scene.learner.data.hear(Spec)
     joined.result(WITHIN_S)
     assert spec.message.columns == 4
@@ -230,7 +229,7 @@ def test_when_the_run_is_finished_so_is_the_actor(scene: Scene) -> None:
 def test_nothing_more_is_said_in_a_session_that_is_over(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(greeting, "BYE_OK_S", WITHIN_S)
+    monkeypatch.setattr(joining, "BYE_OK_S", WITHIN_S)
     actor, session = at_work(scene)
     pumped = actor.begin(actor.pump_until, lambda: False)
     (session.bye if how in ("finished", "restarting") else session.reject)(how)
@@ -247,7 +246,7 @@ def test_nothing_more_is_said_in_a_session_that_is_over(
 
 def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene: Scene) -> None:
     actor = scene.actor()
-    session = scene.join(actor, Offer(schema_of(1000, num_obs=2000), LAYOUT, 2, 1))
+    session = scene.join(actor, ActorSpec(schema_of(1000, num_obs=2000), LAYOUT, 2, 1))
     session.grant(1)
 
     def work() -> None:
@@ -283,7 +282,7 @@ def test_refusals_for_good(scene: Scene, code: str, error: type[Any], exit_code:
 def test_a_spec_that_is_not_understood_is_final(scene: Scene) -> None:
     """Another release of the learner, say: it would refuse the next one too."""
     actor = scene.actor()
-    session = scene.join(actor, OFFER)
+    session = scene.join(actor, ACTOR_SPEC)
     session.say(reject("bad_message", "wrong_size: a schema of 70000 bytes"))
     with pytest.raises(MismatchError, match="a schema of 70000 bytes"):
         actor.do(actor.pump_until, lambda: False)
@@ -322,7 +321,7 @@ def test_a_stop_is_heard_wherever_it_waits(scene: Scene, stage: str) -> None:
         waiting: Future[Any] = actor.begin(actor.client.connect)
         scene.learner.data.hear(Hello)
     else:
-        scene.join(actor, OFFER)
+        scene.join(actor, ACTOR_SPEC)
         actor.do(unroll, actor)
         waiting = actor.begin(
             *((actor.client.take, 2) if stage == "take" else [actor.client.newest])
@@ -346,7 +345,7 @@ def test_leave_says_bye_and_twice_does_no_harm(scene: Scene) -> None:
 def test_a_spec_that_was_lost_is_made_good(scene: Scene) -> None:
     """Heartbeats go well, but the learner does not know what this actor runs."""
     actor = scene.actor()
-    session = scene.join(actor, OFFER, lease_s=0.5, heartbeat_s=0.1)
+    session = scene.join(actor, ACTOR_SPEC, lease_s=0.5, heartbeat_s=0.1)
     give_up_at = time.monotonic() + WITHIN_S
     heard = []
     with actor.pumping():

@@ -8,7 +8,7 @@ import pytest
 from impala_async.weights import Version
 from impala_async.wire.messages import Get, Heartbeat
 from tests.actor.scripted import (
-    OFFER,
+    ACTOR_SPEC,
     V1,
     WITHIN_S,
     Actor,
@@ -22,7 +22,7 @@ from tests.actor.scripted import (
 
 def test_it_waits_for_its_first_weights(scene: Scene) -> None:
     actor = scene.actor()
-    scene.join(actor, OFFER, heartbeat_s=0.1)
+    scene.join(actor, ACTOR_SPEC, heartbeat_s=0.1)
     newest = actor.begin(actor.client.newest)
     assert scene.stays_blocked(newest)
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V1)))
@@ -40,7 +40,7 @@ def joined(scene: Scene) -> Callable[..., tuple[Actor, Session]]:
     def make(max_lag: int = 100) -> tuple[Actor, Session]:
         actor = scene.actor()
         settings = settings_of(max_lag=max_lag)
-        session = scene.join(actor, OFFER, settings, heartbeat_s=0.1)
+        session = scene.join(actor, ACTOR_SPEC, settings, heartbeat_s=0.1)
         newest = actor.begin(actor.client.newest)
         scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V1)))
         newest.result(WITHIN_S)

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor.block import Block, new_memory
 from impala_async.actor.env_worker import (
     FAULT,
     RESET,
     STEP,
     Order,
-    Place,
     read_json,
     write_json,
 )
+from impala_async.actor.shared_memory import SharedColumns, new_memory
 from impala_async.actor.worker import PROGRAM
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.describe import read_answer
@@ -74,19 +73,19 @@ def test_it_steps_what_it_is_told_to_where_it_is_told_to() -> None:
         assert (look["name"], look["autoreset"]) == ("CartPole-v1", "NextStep")
         here = build_envs("serial", POLE, 5)
         assert look["spaces"]["num_columns"] == 2
-        block = Block.over(worker.memory, here.obs_spec, here.action_spec, 6)
-        block.touch()
-        write_json(worker.commands, Place(num_columns=6, first=1)._asdict())
+        shared = SharedColumns.over(worker.memory, here.obs_spec, here.action_spec, 6)
+        shared.touch()
+        write_json(worker.commands, [6, 1])
         write_json(worker.commands, 11, before=RESET)
         assert os.read(worker.replies, 1) == b"\0"
         expected = here.reset(11)[""]
-        assert block.obs[""].tolist() == [[0] * 4, *expected[3:].tolist(), *[[0] * 4] * 3]
-        block.actions[""][1:3] = 1, 0
+        assert shared.obs[""].tolist() == [[0] * 4, *expected[3:].tolist(), *[[0] * 4] * 3]
+        shared.actions[""][1:3] = 1, 0
         os.write(worker.commands, STEP)
         assert os.read(worker.replies, 1) == b"\0"
-        step = here.step({"": block.actions[""][[0, 0, 0, 1, 2]]})
-        assert block.obs[""][1:3].tolist() == step.obs[""][3:].tolist()
-        assert block.rewards_C.tolist() == [0, 1, 1, 0, 0, 0]
+        step = here.step({"": shared.actions[""][[0, 0, 0, 1, 2]]})
+        assert shared.obs[""][1:3].tolist() == step.obs[""][3:].tolist()
+        assert shared.rewards_C.tolist() == [0, 1, 1, 0, 0, 0]
         worker.hang_up()
         assert worker.process.wait(20) == 0
 

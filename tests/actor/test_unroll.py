@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from impala_async.actor.unroll import Finished, MessageBuffer, Unroll
+from impala_async.actor.sending import Finished, MessageBuffer
+from impala_async.actor.unroll import Unroll
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import columns_over, find_fault
 from impala_async.weights import Version

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from impala_async.actor import worker as worker_module
-from impala_async.actor.block import Block, new_memory
-from impala_async.actor.env_worker import RESET, Order, Place
+from impala_async.actor.env_worker import RESET, Order
+from impala_async.actor.shared_memory import SharedColumns, new_memory
 from impala_async.actor.worker import Worker, end_workers
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY
@@ -39,9 +39,10 @@ def working(env: EnvSection, look_up: Any = lambda: None, num_envs: int = 1) -> 
     memory = new_memory()
     worker = Worker(Order("parallel", *given, num_envs, 0), memory, look_up)
     try:
-        spaces = worker.hear_look().spaces
-        worker.place = Block.over(memory, spaces.obs, spaces.action, num_envs).place
-        worker.tell(Place(num_envs, 0)._asdict())
+        worker.hear_look()
+        spaces = worker.spaces
+        worker.place = SharedColumns.over(memory, spaces.obs, spaces.action, num_envs).place
+        worker.tell([num_envs, 0])
         worker.tell(1, RESET)
         worker.hear()
         yield worker
@@ -149,10 +150,10 @@ def is_alive(process: psutil.Process) -> bool:
 ACTOR = """
 import sys
 import numpy as np
-from impala_async.actor.crew import Crew
+from impala_async.actor.workers import Workers
 from impala_async.config.env import EnvSection
 
-envs = Crew("parallel", EnvSection(id=sys.argv[1], kwargs={"after": 1}), 2, 2).whole()
+envs = Workers("parallel", EnvSection(id=sys.argv[1], kwargs={"after": 1}), 2, 2).whole()
 envs.reset(0)
 envs.step({"": np.zeros(2, np.int32)})
 print("ready", flush=True)

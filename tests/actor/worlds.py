@@ -14,11 +14,11 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import Counting, Probe
-from impala_async.actor.samplers.build import build_sampler
-from impala_async.actor.unroll import Finished
+from impala_async.actor.samplers.direct import build_sampler
+from impala_async.actor.sending import Finished
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.envs.vector import EnvBatch
+from impala_async.envs.batch import EnvBatch
 from impala_async.spec import Schema
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 

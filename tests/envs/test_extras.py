@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
+from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import EnvBatch, SerialEnvs
+from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 
 IMAGE_ALONE = ["minigrid.wrappers:ImgObsWrapper"]

@@ -10,8 +10,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.rehearse import rehearse
-from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
+from impala_async.envs.batch import EnvBatch
+from impala_async.envs.describe import try_steps
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from tests.envs.test_agents import Lives
 
@@ -95,7 +96,7 @@ def test_shapes_and_dtypes_are_looked_at_in_every_step(
     with pytest.raises(EnvError, match=says):
         step(envs, 1)
     with pytest.raises(EnvError, match=says):
-        rehearse(batch(kind, space, sound, then, at=at))
+        try_steps(batch(kind, space, sound, then, at=at))
 
 
 def test_the_first_step_of_an_agent_that_comes_late_is_looked_at_too() -> None:
@@ -121,7 +122,7 @@ def test_what_a_batch_can_hold_without_a_loss_is_fine(kind: str) -> None:
         (Box(-9, 9, (4,), np.int64), BLACK, np.ones(4, np.int8)),
         (Discrete(5), 0, np.int8(4)),
     ):
-        rehearse(batch(kind, space, sound, then))
+        try_steps(batch(kind, space, sound, then))
 
 
 # -------------------- categories
@@ -164,7 +165,7 @@ def test_a_category_that_is_none_is_named_whenever_it_comes(
         batch(kind, space, then, sound).reset(0)
     assert str(caught.value).endswith(f": {says}")
     with pytest.raises(EnvError) as caught:
-        rehearse(batch(kind, space, sound, then, at=5))
+        try_steps(batch(kind, space, sound, then, at=5))
     assert str(caught.value).endswith(f": {says}")
 
 
@@ -202,4 +203,4 @@ def test_the_first_and_the_last_choice_are_fine(kind: str) -> None:
         (CARDS, NO_CARDS, np.array([[1, 2], [3, 4]], np.int16)),
         (MultiDiscrete([255], dtype=np.uint8), np.zeros(1, np.uint8), np.full(1, 254, np.uint8)),
     ):
-        rehearse(batch(kind, space, sound, then, length=4))
+        try_steps(batch(kind, space, sound, then, length=4))

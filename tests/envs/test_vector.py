@@ -15,7 +15,8 @@ from bench.probes import (
     Failing,
     NotFinite,
 )
-from impala_async.envs.vector import EnvBatch, SerialEnvs, Step, VectorEnvs, spread_seed
+from impala_async.envs.batch import EnvBatch, Step, spread_seed
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 
 Mode = AutoresetMode

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.actor.samplers.stage import set_stage
+from impala_async.actor.samplers.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
@@ -20,13 +20,13 @@ def test_it_acts_there_as_the_same_policy_would_here(
     device: torch.device, sampler: SamplerName, num_workers: int | None
 ) -> None:
     actor = ActorSection(sampler=sampler, device=str(device), num_workers=num_workers)
-    stage = set_stage(sampler, actor, section("Masked"), 6)
-    assert stage.device == str(device)
-    schema = Schema(stage.obs_spec, stage.action_spec, 8)
-    there = Policy(schema, ModelSection(), seed=1, device=stage.device)
+    setup = make_setup(sampler, actor, section("Masked"), 6)
+    assert setup.device == str(device)
+    schema = Schema(setup.obs_spec, setup.action_spec, 8)
+    there = Policy(schema, ModelSection(), seed=1, device=setup.device)
     here = Policy(schema, ModelSection(), seed=1)
-    generator = torch.Generator(stage.device).manual_seed(0)
-    sampler = stage.build_sampler(
+    generator = torch.Generator(setup.device).manual_seed(0)
+    sampler = setup.build_sampler(
         schema, there, generator, buffers=FakeBuffers(schema), newest=NoNews(), seed=0
     )
     (message,) = [message for _ in range(8) for message in sampler.step()]

@@ -9,8 +9,7 @@ from impala_async.errors import ProtocolError
 from impala_async.learner.bodies import Bodies
 from impala_async.learner.slots import Landing
 from impala_async.spec import Schema
-from impala_async.wire.codec import Frame, encode_data
-from impala_async.wire.compression import compress
+from impala_async.wire.codec import Frame, compress, encode_data
 from impala_async.wire.messages import Data, unpack
 from impala_async.wire.sockets import NO_FRAME
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema

@@ -9,8 +9,7 @@ import pytest
 from impala_async.learner.slots import Landing
 from impala_async.spec import Schema
 from impala_async.weights import Lineage, Version
-from impala_async.wire.codec import EPISODE, encode_data
-from impala_async.wire.compression import ZSTD, compress
+from impala_async.wire.codec import EPISODE, ZSTD, compress, encode_data
 from impala_async.wire.messages import REJECT_CODES, VERDICTS, Data, pack
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import Actor

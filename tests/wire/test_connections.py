@@ -15,11 +15,60 @@ from impala_async.wire.connections import (
     SENT_TOO_MUCH,
     STRANGER_BYTES,
     Connections,
+    Monitor,
     most_descriptors,
 )
 from impala_async.wire.sockets import Router
 from tests.wire import raw_peer
-from tests.wire.ends import ANY_PORT, Ends, greeted, take, until
+from tests.wire.ends import ANY_PORT, DEADLINE_S, Ends, greeted, take, until
+
+EVENTS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+# Each is two events, and libzmq queues 2,000 unless it is told otherwise.
+NUM_PEERS = 1500
+
+
+@pytest.fixture
+def listening() -> Iterator[tuple[zmq.Socket[bytes], Monitor, str]]:
+    """A socket, its monitor, and where it listens."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.set(zmq.BACKLOG, NUM_PEERS)
+    monitor = Monitor(router, EVENTS)
+    router.bind(ANY_PORT)
+    yield router, monitor, router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    monitor.close()
+    context.destroy(linger=0)
+
+
+def call(url: str) -> None:
+    host, _, port = url.removeprefix("tcp://").partition(":")
+    socket.create_connection((host, int(port))).close()
+
+
+def test_who_comes_and_goes_is_told_in_order(
+    listening: tuple[zmq.Socket[bytes], Monitor, str],
+) -> None:
+    _, monitor, url = listening
+    assert monitor.read() == []
+    call(url)
+    heard: list[tuple[int, int]] = []
+    until(lambda: heard.extend(monitor.read()) or len(heard) >= 2)
+    came, went = heard
+    assert (came[0], went[0]) == (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED)
+    assert came[1] == went[1] > 0
+
+
+def test_what_nobody_reads_holds_nothing_up(
+    listening: tuple[zmq.Socket[bytes], Monitor, str],
+) -> None:
+    router, _, url = listening
+    for _ in range(NUM_PEERS):
+        call(url)
+    with router.context.socket(zmq.DEALER) as peer:
+        peer.connect(url)
+        peer.send(b"hello")
+        assert router.poll(DEADLINE_S * 1000)
+
 
 MUCH = 8 << 20
 Dial = Callable[[str], socket.socket]

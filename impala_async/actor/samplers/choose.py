@@ -1,24 +1,31 @@
 """What `actor.sampler = "auto"` takes: it plays a few steps with each sampler that may win.
 
 First in this process, with the environment's own vector code where it has some. How long that takes
-says what others could do at best; those that do not promise enough are not even made.
+says what others could do at best; those that do not promise enough are not even made. What is
+compared is a round: to step all columns once, acting included.
 
 Runs on: sampler thread
 """
 
 import logging
+import resource
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any, NamedTuple
 
-from impala_async.actor.cores import count_cores
-from impala_async.actor.crew import Crew
-from impala_async.actor.samplers.measure import Measured, Play, measure
-from impala_async.actor.samplers.stage import Stage, count_gpus, count_workers
+from impala_async.actor.samplers.protocols import ActingPolicy, SamplerTimers
+from impala_async.actor.samplers.setup import Setup, count_gpus, count_workers
+from impala_async.actor.sending import MessageBuffer
+from impala_async.actor.worker import LookUp
+from impala_async.actor.workers import Workers, count_cores
 from impala_async.config.actor import ActorSection
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, MismatchError
+from impala_async.spec import Schema
 
 logger = logging.getLogger(__name__)
 
@@ -32,37 +39,114 @@ HAND_OVER_S = 30e-6
 QUICK_ACT_S = 1e-3
 # Workers of steps that wait, which leave the cores to others. Each is a process.
 MOST_WAITING = 32
+# A setup is tried for so long; a round that takes longer is the only one.
+BUDGET_S = 0.15
+MAX_ROUNDS = 100
+# Steps wait if the process computes for less than this share of their time.
+WAIT_SHARE = 0.5
+
+
+class Measured(NamedTuple):
+    """Seconds of a round, how much of it environments and policy took, and whether the steps waited
+    more than they computed."""
+
+    round_s: float
+    env_s: float
+    act_s: float
+    is_waiting: bool = False
+
+
+class Play(NamedTuple):
+    """What is needed to try a setup, besides the setup."""
+
+    schema: Schema
+    make_player: Callable[[str], tuple[ActingPolicy, Any]]
+    """On a device: a policy, and the generator that it acts with."""
+    look_up: LookUp
+
+
+def measure(setup: Setup, play: Play) -> Measured:
+    """Play with a setup's environments, which a later reset starts anew."""
+    buffers = Scrap(play.schema)
+    policy, rng = play.make_player(setup.device)
+    sampler = setup.build_sampler(
+        play.schema, policy, rng, buffers=buffers, newest=lambda: None, seed=0
+    )
+    rounds: list[float] = []
+    spent: list[SamplerTimers] = []
+    ends_at = time.monotonic() + BUDGET_S
+    # The first one warms up. It may be all there is time for; of two groups it is not whole.
+    least = len(setup.groups)
+    cpu_s, num_sleeps = time.process_time(), _count_sleeps()
+    while len(rounds) < least or (len(rounds) <= MAX_ROUNDS and time.monotonic() < ends_at):
+        play.look_up()
+        before = time.perf_counter()
+        for _ in setup.groups:
+            for finished in sampler.step():
+                buffers.give_back(finished.buffer)
+        rounds.append(time.perf_counter() - before)
+        spent.append(sampler.timers.take())
+    # A busy machine takes the processor away too, but then nothing here went to sleep.
+    is_waiting = time.process_time() - cpu_s < WAIT_SHARE * sum(
+        one.env_time_s for one in spent
+    ) and _count_sleeps() - num_sleeps >= len(rounds)
+    rounds, spent = rounds[1:] or rounds, spent[1:] or spent
+    return Measured(
+        median(rounds),
+        median(one.env_time_s for one in spent),
+        median(one.act_time_s for one in spent),
+        is_waiting,
+    )
+
+
+def _count_sleeps() -> int:
+    """How often this thread gave up its processor by itself."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+class Scrap:
+    """Message buffers that nobody reads."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._free: list[MessageBuffer] = []
+
+    def take(self, num_columns: int) -> MessageBuffer:
+        return self._free.pop() if self._free else MessageBuffer(self._schema, num_columns)
+
+    def give_back(self, buffer: MessageBuffer) -> None:
+        self._free.append(buffer)
 
 
 class Contest:
-    """Holds the best stage so far, and closes those that lose; tells what was measured."""
+    """Holds the best setup so far, and closes those that lose; tells what was measured."""
 
-    def __init__(self, usual: Stage, play: Play) -> None:
+    def __init__(self, usual: Setup, play: Play) -> None:
         self.best, self.best_s = usual, float("inf")
         self.told: list[str] = []
         self.play = play
         self.close = usual.close
 
     def measure_first(self, may_move: bool) -> Measured:
-        """The stage that there is, and where its policy may move, also on a GPU."""
+        """The setup that there is, and where its policy may move, also on a GPU."""
         found = self._measure(self.best)
         self.best_s = found.round_s
         if may_move and found.act_s > QUICK_ACT_S and count_gpus():
-            moved = Stage(self.best.name, self.best.groups, "cuda")
+            moved = Setup(self.best.name, self.best.groups, "cuda")
             there = self._measure(moved)
             if there.round_s < MARGIN * found.round_s:
                 self.best, self.best_s, found = moved, there.round_s, there
         return found
 
-    def enter(self, stages: Sequence[Stage], close: Callable[[], None]) -> None:
-        """Measure stages over the same environments, which `close` ends."""
+    def enter(self, setups: Sequence[Setup], close: Callable[[], None]) -> None:
+        """Measure setups over the same environments, which `close` ends."""
         best, best_s = None, self.best_s
         with ExitStack() as losers:
             losers.callback(_quietly, close)
-            for stage in stages:
-                found = self._measure(stage)
+            for setup in setups:
+                found = self._measure(setup)
                 if found.round_s < MARGIN * best_s:
-                    best, best_s = stage, found.round_s
+                    best, best_s = setup, found.round_s
             if best is not None:
                 losers.pop_all()
                 losers.callback(_quietly, self.close)
@@ -75,21 +159,21 @@ class Contest:
         self.told.append(f"{name} not tried, at best {1000 * at_best_s:.3g}")
         return False
 
-    def _measure(self, stage: Stage) -> Measured:
-        found = measure(stage, self.play)
-        self.told.append(f"{stage} {1000 * found.round_s:.3g}")
+    def _measure(self, setup: Setup) -> Measured:
+        found = measure(setup, self.play)
+        self.told.append(f"{setup} {1000 * found.round_s:.3g}")
         return found
 
 
-def choose_stage(
-    usual: Stage,
+def choose_setup(
+    usual: Setup,
     actor: ActorSection,
     env: EnvSection,
     num_envs: int,
     policies: PoliciesSection,
     play: Play,
-) -> Stage:
-    """The stage with the shortest round, told in the log with what was measured.
+) -> Setup:
+    """The setup with the shortest round, told in the log with what was measured.
 
     `usual` is the one in this process, and is closed here if another one is better.
     """
@@ -133,11 +217,13 @@ def _compare(
         contest.told.append("no workers for want of cores or environments")
     elif contest.could_win("workers", at_best_s):
         with _is_optional("workers"):
-            crew = Crew("parallel", env, num_envs, num_workers, policies, contest.play.look_up)
-            stages = [Stage("parallel", [crew.whole()], device)]
-            if crew.can_alternate:
-                stages.append(Stage("alternating", crew.halves(), device))
-            contest.enter(stages, crew.close)
+            workers = Workers(
+                "parallel", env, num_envs, num_workers, policies, contest.play.look_up
+            )
+            setups = [Setup("parallel", [workers.whole()], device)]
+            if workers.can_alternate:
+                setups.append(Setup("alternating", workers.halves(), device))
+            contest.enter(setups, workers.close)
 
 
 def _try_serial(
@@ -145,14 +231,14 @@ def _try_serial(
 ) -> Measured:
     """One environment alone, and all of them if that promises enough."""
     device = contest.best.device
-    alone = Stage("serial", [build_envs("serial", env, 1, policies)], device)
+    alone = Setup("serial", [build_envs("serial", env, 1, policies)], device)
     try:
         found = measure(alone, contest.play)
     finally:
         alone.close()
     if contest.could_win("serial", found.env_s * num_envs):
-        stage = Stage("serial", [build_envs("serial", env, num_envs, policies)], device)
-        contest.enter([stage], stage.close)
+        setup = Setup("serial", [build_envs("serial", env, num_envs, policies)], device)
+        contest.enter([setup], setup.close)
     return found
 
 

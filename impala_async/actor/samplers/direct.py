@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from impala_async.actor.samplers.protocols import (
@@ -29,8 +30,10 @@ from impala_async.actor.samplers.protocols import (
     Newest,
     SamplerTimers,
 )
-from impala_async.actor.unroll import Finished, Unroll
-from impala_async.envs.vector import EnvBatch, Step
+from impala_async.actor.sending import Finished
+from impala_async.actor.unroll import Unroll
+from impala_async.envs.batch import EnvBatch, Step
+from impala_async.errors import MismatchError
 from impala_async.spec import Schema
 
 
@@ -61,7 +64,10 @@ class DirectSampler(ABC):
         self._is_any_waiting = True
 
     def step(self) -> list[Finished]:
-        """Step every column once; the messages that this completed, mostly none."""
+        """Step every column once; the messages that this completed, mostly none.
+
+        A message must be sent before the next call, which may wait for the credit for another.
+        """
         finished, chosen = self.choose()
         before = perf_counter()
         step = self._envs.step(chosen.actions)
@@ -227,6 +233,33 @@ class SameStepSampler(DirectSampler):
                 finished.append(message)
         self._resetting = waiting
         return finished
+
+
+def build_sampler(
+    schema: Schema,
+    envs: EnvBatch,
+    policy: ActingPolicy,
+    rng: Any,
+    *,
+    buffers: BufferSource,
+    newest: Newest,
+    seed: int,
+) -> DirectSampler:
+    """A sampler over these environments, which it resets now and closes in its own `close`.
+
+    MismatchError when they are not what the schema says: the learner described another version of
+    the environment, or the same one as another sampler sees it.
+    """
+    here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state, schema.policies)
+    if here != schema:
+        raise MismatchError(
+            "the environment of this actor is not the one that the learner knows: "
+            f"{here.difference(schema, 'here', 'at the learner')}"
+        )
+    kind: type[DirectSampler] = NextStepSampler
+    if envs.autoreset is AutoresetMode.SAME_STEP:
+        kind = SameStepSampler
+    return kind(schema, envs, policy, rng, buffers=buffers, newest=newest, seed=seed)
 
 
 def _cut(arrays: Mapping[str, NDArray[Any]], columns: slice) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""What a sampler is, and what it asks of the others: a policy, buffers, newer weights.
+"""What a sampler asks of the others: a policy, buffers, newer weights; and its timers.
 
 Runs on: sampler thread
 """
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.actor.sending import MessageBuffer
 from impala_async.weights import Version, Weights
 
 Newest = Callable[[], Weights | None]
@@ -70,25 +70,3 @@ class SamplerTimers:
         self.act_time_s = self.env_time_s = 0.0
         self.num_steps = 0
         return taken
-
-
-class Sampler(Protocol):
-    """Steps environments with a policy and writes their trajectories.
-
-    What `actor.sampler` names differs in where environments are stepped:
-
-        serial, vector, parallel   `DirectSampler` over one batch of environments
-        alternating                `AlternatingSampler` over two
-    """
-
-    @property
-    def timers(self) -> SamplerTimers: ...
-
-    def step(self) -> list[Finished]:
-        """Step every column of a group once; the messages that this completed, mostly none.
-
-        A message must be sent before the next call, which may wait for the credit for another.
-        """
-        ...
-
-    def close(self) -> None: ...

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from impala_async.metrics.names import Value
-from impala_async.metrics.returns import format_mean_return
+from impala_async.metrics.report import format_mean_return
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from bench.probes import CountingVector
-from impala_async.actor.crew import Crew
-from impala_async.actor.samplers.build import build_alternating
-from impala_async.actor.samplers.protocols import Sampler
-from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.actor.samplers.alternating import build_alternating
+from impala_async.actor.samplers.setup import Sampler
+from impala_async.actor.sending import Finished, MessageBuffer
+from impala_async.actor.workers import Workers
+from impala_async.envs.batch import Obs, Step
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import Obs, Step, VectorEnvs
+from impala_async.envs.vector import VectorEnvs
 from impala_async.spec import Schema
 from impala_async.weights import Version, Weights
 from tests.actor.fakes import FakeAction, FakeBuffers, FakePolicy, NoNews, rows_of, weights_of
@@ -163,7 +164,7 @@ def test_closing_it_closes_both_groups() -> None:
 
 def test_over_workers_it_has_the_trajectories_of_one_process() -> None:
     env = section("Masked")
-    groups = Crew("alternating", env, 6, 4).halves()
+    groups = Workers("alternating", env, 6, 4).halves()
     schema = Schema(groups[0].obs_spec, groups[0].action_spec, 8)
     sampler = build_alternating(
         schema, groups, FakePolicy(3), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=3

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor.crew import Crew, WorkerEnvs
 from impala_async.actor.samplers import choose as choose_module
-from impala_async.actor.samplers import stage as stage_module
-from impala_async.actor.samplers.choose import choose_stage
-from impala_async.actor.samplers.measure import Measured, Play
-from impala_async.actor.samplers.stage import Stage, set_stage
+from impala_async.actor.samplers import setup as making
+from impala_async.actor.samplers.choose import Measured, Play, Scrap, choose_setup, measure
+from impala_async.actor.samplers.setup import Setup, make_setup
+from impala_async.actor.workers import WorkerEnvs, Workers
 from impala_async.config.actor import ActorSection
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY
@@ -21,7 +20,53 @@ from impala_async.spec import Schema
 from tests.actor.fakes import FakeAction, FakePolicy
 from tests.actor.worlds import section
 
-Choose = Callable[..., Stage]
+SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
+
+
+def play_of(setup: Setup, look_up: Any = lambda: None) -> Play:
+    choices = setup.action_spec.parts[0].choices[0]
+    schema = Schema(setup.obs_spec, setup.action_spec, 4)
+    return Play(schema, lambda _: (FakePolicy(choices), None), look_up)
+
+
+def test_steps_that_wait_are_told_from_those_that_compute() -> None:
+    for env, is_waiting in ((SLOW, True), (section("Busy"), False)):
+        setup = make_setup("serial", ActorSection(), env, 2)
+        found = measure(setup, play_of(setup))
+        setup.close()
+        assert found.is_waiting == is_waiting
+        assert 0 < found.env_s <= found.round_s
+        assert 0 <= found.act_s < found.round_s
+        if env is SLOW:
+            assert found.env_s >= 0.02
+
+
+def test_it_ends_after_its_time_or_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = make_setup("serial", ActorSection(), section("CartPole-v1"), 1)
+    looks: list[float] = []
+    play = play_of(setup, lambda: looks.append(time.monotonic()))
+    monkeypatch.setattr(choose_module, "BUDGET_S", 60.0)
+    monkeypatch.setattr(choose_module, "MAX_ROUNDS", 10)
+    measure(setup, play)
+    assert len(looks) == 11
+    monkeypatch.setattr(choose_module, "BUDGET_S", 0.0)
+    looks.clear()
+    measure(setup, play)
+    assert len(looks) == 1
+    setup.close()
+
+
+def test_buffers_that_come_back_are_used_again() -> None:
+    setup = make_setup("serial", ActorSection(), section("CartPole-v1"), 1)
+    scrap = Scrap(play_of(setup).schema)
+    first = scrap.take(1)
+    assert scrap.take(1) is not first
+    scrap.give_back(first)
+    assert scrap.take(1) is first
+    setup.close()
+
+
+Choose = Callable[..., Setup]
 
 
 class SlowPolicy(FakePolicy):
@@ -33,24 +78,24 @@ class SlowPolicy(FakePolicy):
 @pytest.fixture
 def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
     """`auto` for four environments on two cores; what it gave is closed."""
-    made: list[Stage] = []
+    made: list[Setup] = []
 
     def run(
         env: EnvSection, num_cores: int = 2, policy: type[FakePolicy] = FakePolicy, **actor: Any
-    ) -> Stage:
-        for module in (choose_module, stage_module):
+    ) -> Setup:
+        for module in (choose_module, making):
             monkeypatch.setattr(module, "count_cores", lambda: num_cores)
-        usual = set_stage("auto", ActorSection(**actor), env, 4)
+        usual = make_setup("auto", ActorSection(**actor), env, 4)
         schema = Schema(usual.obs_spec, usual.action_spec, 4)
         choices = usual.action_spec.parts[0].choices[0]
         play = Play(schema, lambda _: (policy(choices), None), lambda: None)
-        chosen = choose_stage(usual, ActorSection(**actor), env, 4, ONE_POLICY, play)
+        chosen = choose_setup(usual, ActorSection(**actor), env, 4, ONE_POLICY, play)
         made.append(chosen)
         return chosen
 
     yield run
-    for stage in made:
-        stage.close()
+    for setup in made:
+        setup.close()
 
 
 @pytest.fixture
@@ -60,20 +105,17 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 
 def test_small_environments_stay_in_the_actor(choose: Choose, told: Callable[[], str]) -> None:
-    stage = choose(section("CartPole-v1"))
-    assert stage.name in ("vector", "serial")
-    assert type(stage.groups[0]) in (VectorEnvs, SerialEnvs)
-    assert told().startswith(f"actor.sampler auto takes {stage.name}; ms for a step of all 4")
+    setup = choose(section("CartPole-v1"))
+    assert setup.name in ("vector", "serial")
+    assert type(setup.groups[0]) in (VectorEnvs, SerialEnvs)
+    assert told().startswith(f"actor.sampler auto takes {setup.name}; ms for a step of all 4")
     assert "workers not tried, at best" in told()
 
 
-SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
-
-
 def test_slow_environments_get_workers(choose: Choose, told: Callable[[], str]) -> None:
-    stage = choose(SLOW)
-    assert stage.name in ("parallel", "alternating")
-    assert all(type(envs) is WorkerEnvs for envs in stage.groups)
+    setup = choose(SLOW)
+    assert setup.name in ("parallel", "alternating")
+    assert all(type(envs) is WorkerEnvs for envs in setup.groups)
     assert "columns: serial " in told()
     assert ", parallel " in told()
 
@@ -93,11 +135,13 @@ def test_steps_that_wait_get_more_workers_than_cores(
 ) -> None:
     made: list[int] = []
 
-    def crew(sampler: str, env: EnvSection, num_envs: int, num_workers: int, *rest: Any) -> Crew:
+    def workers(
+        sampler: str, env: EnvSection, num_envs: int, num_workers: int, *rest: Any
+    ) -> Workers:
         made.append(num_workers)
         raise EnvError("enough")
 
-    monkeypatch.setattr(choose_module, "Crew", crew)
+    monkeypatch.setattr(choose_module, "Workers", workers)
     choose(SLOW, num_cores=1)
     choose(SLOW, num_workers=2)
     assert made == [4, 2]
@@ -123,9 +167,9 @@ def test_of_equals_the_simpler_one_is_taken(
 ) -> None:
     asked: list[str] = []
 
-    def measure(stage: Stage, play: Play) -> Measured:
-        asked.append(stage.name)
-        return Measured({"serial": 1.0}.get(stage.name, 0.95), 0.9, 0.05)
+    def measure(setup: Setup, play: Play) -> Measured:
+        asked.append(setup.name)
+        return Measured({"serial": 1.0}.get(setup.name, 0.95), 0.9, 0.05)
 
     monkeypatch.setattr(choose_module, "measure", measure)
     assert choose(SLOW).name == "serial"
@@ -135,13 +179,13 @@ def test_of_equals_the_simpler_one_is_taken(
 def test_a_crew_that_fails_is_not_taken_and_is_ended(
     choose: Choose, told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crews: list[Stage] = []
+    crews: list[Setup] = []
 
-    def measure(stage: Stage, play: Play) -> Measured:
-        if stage.name == "serial":
+    def measure(setup: Setup, play: Play) -> Measured:
+        if setup.name == "serial":
             return Measured(1.0, 0.9, 0.1)
-        crews.append(stage)
-        if stage.name == "alternating":
+        crews.append(setup)
+        if setup.name == "alternating":
             raise EnvError("a worker died")
         return Measured(0.4, 0.3, 0.1)
 
@@ -153,14 +197,14 @@ def test_a_crew_that_fails_is_not_taken_and_is_ended(
 
 
 def gpu_takes(times: dict[str, Measured], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A host with a GPU, and what is measured there; which stages were, in this order."""
+    """A host with a GPU, and what is measured there; which setups were, in this order."""
     asked: list[str] = []
 
-    def measure(stage: Stage, play: Play) -> Measured:
-        asked.append(str(stage))
-        return times[str(stage)]
+    def measure(setup: Setup, play: Play) -> Measured:
+        asked.append(str(setup))
+        return times[str(setup)]
 
-    for module in (choose_module, stage_module):
+    for module in (choose_module, making):
         monkeypatch.setattr(module, "count_gpus", lambda: 1)
     monkeypatch.setattr(choose_module, "measure", measure)
     return asked
@@ -176,8 +220,8 @@ def test_slow_acting_may_move_to_a_gpu(
         "alternating on cuda": Measured(0.15, 0.05, 0.1),
     }
     asked = gpu_takes(times, monkeypatch)
-    stage = choose(SLOW)
-    assert (stage.name, stage.device) == ("alternating", "cuda")
+    setup = choose(SLOW)
+    assert (setup.name, setup.device) == ("alternating", "cuda")
     assert asked == list(times)
     assert "takes alternating on cuda; " in told()
     assert "serial 1e+03, serial on cuda 200" in told()
@@ -190,8 +234,8 @@ def test_acting_stays_where_a_gpu_gains_nothing(
     slow = Measured(1.0, 0.1, act_s)
     times = {name: slow for name in ("serial", "serial on cuda", "parallel", "alternating")}
     asked = gpu_takes(times, monkeypatch)
-    stage = choose(SLOW)
-    assert (stage.name, stage.device) == ("serial", "cpu")
+    setup = choose(SLOW)
+    assert (setup.name, setup.device) == ("serial", "cpu")
     assert ("serial on cuda" in asked) == (act_s > 0.001)
 
 
@@ -203,19 +247,19 @@ def test_a_device_that_is_named_is_the_only_one(
     times = {f"{name}{on}": Measured(1.0, 0.8, 0.2) for name in ("serial", "parallel")}
     times[f"alternating{on}"] = Measured(0.5, 0.4, 0.2)
     asked = gpu_takes(times, monkeypatch)
-    stage = choose(SLOW, device=device)
-    assert (stage.name, stage.device) == ("alternating", device)
+    setup = choose(SLOW, device=device)
+    assert (setup.name, setup.device) == ("alternating", device)
     assert asked == list(times)
 
 
 def test_an_end_that_comes_while_it_measures_leaves_nothing_open(
     choose: Choose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Stage] = []
+    seen: list[Setup] = []
 
-    def measure(stage: Stage, play: Play) -> Measured:
-        seen.append(stage)
-        if stage.name == "parallel":
+    def measure(setup: Setup, play: Play) -> Measured:
+        seen.append(setup)
+        if setup.name == "parallel":
             raise KeyboardInterrupt
         return Measured(1.0, 0.9, 0.1)
 
@@ -224,7 +268,7 @@ def test_an_end_that_comes_while_it_measures_leaves_nothing_open(
     monkeypatch.setattr(SerialEnvs, "close", lambda self: closed.append("serial"))
     with pytest.raises(KeyboardInterrupt):
         choose(SLOW)
-    assert [stage.name for stage in seen] == ["serial", "parallel"]
+    assert [setup.name for setup in seen] == ["serial", "parallel"]
     assert closed == ["serial"]
     with pytest.raises(OSError, match="Bad file descriptor"):
         seen[1].groups[0].reset(0)

@@ -7,12 +7,13 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector, Endless, Failing, Slow
-from impala_async.actor.samplers.build import build_sampler
-from impala_async.actor.samplers.protocols import Sampler
-from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.actor.samplers.direct import build_sampler
+from impala_async.actor.samplers.setup import Sampler
+from impala_async.actor.sending import Finished, MessageBuffer
 from impala_async.config.run import EnvSection
+from impala_async.envs.batch import EnvBatch, spread_seed
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs, spread_seed
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.spec import Schema
 from impala_async.trajectory import find_fault

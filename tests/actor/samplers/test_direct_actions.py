@@ -9,9 +9,10 @@ import torch
 from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from impala_async.actor.samplers.build import build_sampler
+from impala_async.actor.samplers.direct import build_sampler
 from impala_async.config.model import ModelSection
-from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
+from impala_async.envs.batch import EnvBatch
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.policy import Policy
 from impala_async.spec import Schema, recurrent_state
 from impala_async.trajectory import Columns, find_fault

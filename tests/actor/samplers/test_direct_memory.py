@@ -13,11 +13,12 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from bench.probes import Counting, CountingVector
-from impala_async.actor.samplers.build import build_sampler
-from impala_async.actor.unroll import Finished
+from impala_async.actor.samplers.direct import build_sampler
+from impala_async.actor.sending import Finished
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
+from impala_async.envs.batch import EnvBatch
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.spec import ArraySpec, Schema
 from impala_async.weights import Version, Weights
 from tests.actor.fakes import FakeAction, FakeBuffers, NoNews

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.envs.vector import Obs, Step
+from impala_async.envs.batch import Obs, Step
 from impala_async.spec import ActionSpec, ArraySpec, ObsSpec
 
 # Bits of what a step brought besides what every step brings.
@@ -30,7 +30,7 @@ def new_memory() -> int:
     return os.memfd_create("impala-async-columns")
 
 
-class Block:
+class SharedColumns:
     """Typed views of the memory, or of some columns in it."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Block:
         self.idle_C, self.untrained_C = flags["idle"], flags["untrained"]
 
     @staticmethod
-    def over(memory: int, obs: ObsSpec, action: ActionSpec, num_columns: int) -> "Block":
+    def over(memory: int, obs: ObsSpec, action: ActionSpec, num_columns: int) -> "SharedColumns":
         """Give the memory its size, if it has none, and map it."""
         arrays = _Arrays(num_columns)
         observed = [arrays.of_all(obs.leaves) for _ in range(2)]
@@ -67,7 +67,7 @@ class Block:
             {name: _view(buffer, *place) for name, place in group.items()}
             for group in (*observed, actions, flags, rewards, places)
         )
-        return Block(obs_C, final_obs_C, actions_C, flags_C, rewards_C[""], places_C[""])
+        return SharedColumns(obs_C, final_obs_C, actions_C, flags_C, rewards_C[""], places_C[""])
 
     @property
     def place(self) -> memoryview:
@@ -86,13 +86,13 @@ class Block:
         ):
             array.fill(0)
 
-    def columns(self, first: int, last: int) -> "Block":
+    def columns(self, first: int, last: int) -> "SharedColumns":
         """Views of the columns from `first` to before `last`."""
 
         def cut(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             return {name: array[first:last] for name, array in arrays.items()}
 
-        return Block(
+        return SharedColumns(
             cut(self.obs),
             cut(self.final_obs),
             cut(self.actions),

@@ -11,12 +11,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 from numpy.typing import NDArray
 
-from impala_async.actor.samplers.build import build_sampler
-from impala_async.actor.stacks import StackWriter
+from impala_async.actor.samplers.direct import build_sampler
+from impala_async.actor.unroll import StackWriter
 from impala_async.config.env import EnvSection
+from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs
 from impala_async.envs.spaces import SpaceOptions
-from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.spec import ArraySpec, Schema
 from impala_async.trajectory import Columns, find_fault

@@ -1,17 +1,55 @@
 """Env workers are to a sampler what the same environments are in one process."""
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from impala_async.actor import worker as worker_module
-from impala_async.actor.crew import Crew, shares
+from impala_async.actor import workers as module
+from impala_async.actor.workers import Workers, count_cores, shares
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError
 from tests.actor.worlds import PAIR, bytes_of, play, section
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Eight cores, and control groups without a word about them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(module, "CGROUPS", tmp_path)
+    monkeypatch.setattr(module, "OWN_CGROUP", tmp_path / "own")
+    (tmp_path / "own").write_text("0::/outer/inner\n")
+    (tmp_path / "outer/inner").mkdir(parents=True)
+    return tmp_path
+
+
+def test_those_of_the_affinity(machine: Path) -> None:
+    assert count_cores() == 8
+    (machine / "own").unlink()
+    assert count_cores() == 8
+
+
+@pytest.mark.parametrize("group", [".", "outer", "outer/inner"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8), ("", 8)],
+)
+def test_no_more_than_the_quota_of_any_group_around_it(
+    machine: Path, group: str, text: str, expected: int
+) -> None:
+    (machine / group / "cpu.max").write_text(text + "\n")
+    assert count_cores() == expected
+
+
+def test_this_machine_has_some() -> None:
+    assert 1 <= count_cores() <= (os.cpu_count() or 1)
+
 
 LIVES = "tests.envs.test_agents:Lives"
 STILL = {"": np.zeros(4, np.int32)}
@@ -35,7 +73,7 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(
 ) -> None:
     env = section(name, **settings)
     expected = play(build_envs("parallel", env, 5, policies), 64)
-    found = play(Crew("parallel", env, 5, num_workers, policies).whole(), 64)
+    found = play(Workers("parallel", env, 5, num_workers, policies).whole(), 64)
     assert len(found) >= 8
     assert bytes_of(found) == bytes_of(expected)
     assert any(message.episodes for message in found)
@@ -43,19 +81,19 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(
 
 def test_it_looks_like_the_batch_in_one_process() -> None:
     env = section("short_poles")
-    crew, here = Crew("parallel", env, 4, 2), build_envs("vector", env, 4)
-    both = crew.whole(), here
+    workers, here = Workers("parallel", env, 4, 2), build_envs("vector", env, 4)
+    both = workers.whole(), here
     for name in ("name", "num_envs", "obs_spec", "action_spec", "autoreset"):
         there, expected = (getattr(envs, name) for envs in both)
         assert there == expected
-    assert crew.can_alternate
-    assert [half.num_envs for half in crew.halves()] == [2, 2]
-    crew.close()
+    assert workers.can_alternate
+    assert [half.num_envs for half in workers.halves()] == [2, 2]
+    workers.close()
     here.close()
 
 
 def test_workers_are_processes_of_their_own_without_torch() -> None:
-    envs = Crew("parallel", section("Telling"), 4, 2).whole()
+    envs = Workers("parallel", section("Telling"), 4, 2).whole()
     envs.reset(0)
     seen = envs.step(STILL).obs[""]
     # A process id may be more than a float32 holds; two of them are still two.
@@ -66,7 +104,7 @@ def test_workers_are_processes_of_their_own_without_torch() -> None:
 
 def test_an_environment_that_raises_is_named_and_where() -> None:
     env = section("bench.probes:Failing", kwargs={"after": 2})
-    envs = Crew("parallel", env, 4, 2).whole()
+    envs = Workers("parallel", env, 4, 2).whole()
     envs.reset(0)
     envs.step(STILL)
     envs.step(STILL)
@@ -88,7 +126,7 @@ def test_an_environment_that_raises_is_named_and_where() -> None:
     ],
 )
 def test_a_worker_that_dies_is_named(how: str, says: str) -> None:
-    envs = Crew("parallel", section("Dying", kwargs={"after": 0, "how": how}), 4, 2).whole()
+    envs = Workers("parallel", section("Dying", kwargs={"after": 0, "how": how}), 4, 2).whole()
     envs.reset(0)
     with pytest.raises(EnvError, match=says):
         envs.step(STILL)
@@ -98,7 +136,7 @@ def test_a_worker_that_dies_is_named(how: str, says: str) -> None:
 
 
 def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe() -> None:
-    envs = Crew("parallel", section("Forking"), 2, 1).whole()
+    envs = Workers("parallel", section("Forking"), 2, 1).whole()
     envs.reset(0)
     before = time.monotonic()
     with pytest.raises(EnvError, match=r"was killed \(SIGKILL"):
@@ -109,9 +147,9 @@ def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe() -> None:
 
 def test_a_worker_that_cannot_make_its_environments_says_why() -> None:
     with pytest.raises(EnvError, match="Unmade failed to be made: ValueError: not today"):
-        Crew("parallel", section("Unmade"), 2, 2)
+        Workers("parallel", section("Unmade"), 2, 2)
     with pytest.raises(EnvError, match="nobody_has_this"):
-        Crew("parallel", section("nobody_has_this:Env"), 2, 2)
+        Workers("parallel", section("nobody_has_this:Env"), 2, 2)
 
 
 class Enough(Exception):
@@ -120,7 +158,7 @@ class Enough(Exception):
 
 def test_environments_that_look_unlike_are_refused() -> None:
     with pytest.raises(EnvError, match=r"env worker of environment 1 .* has other spaces than"):
-        Crew("parallel", section("Moody"), 2, 2)
+        Workers("parallel", section("Moody"), 2, 2)
 
 
 def test_while_a_worker_hangs_others_are_heard_and_an_end_comes() -> None:
@@ -132,7 +170,9 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes() -> None:
             raise Enough
 
     is_patient = True
-    envs = Crew("parallel", section("Hanging", kwargs={"after": 1}), 4, 2, look_up=look_up).whole()
+    envs = Workers(
+        "parallel", section("Hanging", kwargs={"after": 1}), 4, 2, look_up=look_up
+    ).whole()
     envs.reset(0)
     envs.step(STILL)
     is_patient = False
@@ -145,13 +185,13 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes() -> None:
 
 
 def test_a_fault_in_close_is_told() -> None:
-    envs = Crew("parallel", section("BadEnd"), 4, 2).whole()
+    envs = Workers("parallel", section("BadEnd"), 4, 2).whole()
     with pytest.raises(EnvError, match="BadEnd failed in close: RuntimeError: cannot close"):
         envs.close()
 
 
 def test_what_an_environment_starts_holds_nobody_up() -> None:
-    envs = Crew("parallel", section("Parent"), 2, 2).whole()
+    envs = Workers("parallel", section("Parent"), 2, 2).whole()
     envs.reset(0)
     before = time.monotonic()
     envs.close()
@@ -159,14 +199,14 @@ def test_what_an_environment_starts_holds_nobody_up() -> None:
 
 
 def test_a_step_that_was_given_up_does_not_get_into_the_next_run() -> None:
-    crew = Crew("parallel", section("CartPole-v1"), 4, 2)
-    first, second = crew.halves()
+    workers = Workers("parallel", section("CartPole-v1"), 4, 2)
+    first, second = workers.halves()
     expected = {name: array.copy() for name, array in first.reset(3).items()}
     second.reset(3)
     first.send({"": np.zeros(2, np.int32)})
-    whole = crew.whole().reset(3)
+    whole = workers.whole().reset(3)
     np.testing.assert_array_equal(whole[""][:2], expected[""])
-    crew.close()
+    workers.close()
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor import greeting
-from impala_async.actor.greeting import (
+from impala_async.actor import joining
+from impala_async.actor.joining import (
     best_urls,
     find_learner,
     raise_if_final,
     say_goodbye,
 )
-from impala_async.actor.inquiry import Inquiry
+from impala_async.actor.retrying import Inquiry
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
 from impala_async.waiting import Wait
@@ -86,7 +86,7 @@ def test_hello_is_said_until_it_is_answered(scene: Scene, find: Find) -> None:
 def test_hello_is_not_said_more_often_than_that(
     scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 60.0)
+    monkeypatch.setattr(joining, "HELLO_EVERY_S", 60.0)
     found = find()
     hello = scene.learner.data.hear(Hello)
     for _ in range(5):
@@ -327,7 +327,7 @@ def test_ports_are_joined_to_the_host_that_was_dialled() -> None:
 def test_goodbye_is_answered(
     scene: Scene, socket: Dealer, monkeypatch: pytest.MonkeyPatch, last_word: Any
 ) -> None:
-    monkeypatch.setattr(greeting, "BYE_OK_S", WITHIN_S)
+    monkeypatch.setattr(joining, "BYE_OK_S", WITHIN_S)
     with ThreadPoolExecutor(1) as thread:
         # Sent at once, or not at all: there must be a connection.
         while not socket.send([pack(HELLO)]):
@@ -361,7 +361,7 @@ def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, socket: Dealer) ->
 def test_a_hello_that_was_lost_with_its_connection_is_said_again_at_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(greeting, "HELLO_EVERY_S", 10 * WITHIN_S)
+    monkeypatch.setattr(joining, "HELLO_EVERY_S", 10 * WITHIN_S)
     with proxy(scene.learner.url) as network:
         actor = scene.actor(host=HOST)
         connected = actor.begin(actor.client.connect)

@@ -1,8 +1,8 @@
 """An actor's env workers together, and the batch of environments that they are to a sampler.
 
-`Crew` starts them and lays out the memory that they share. `WorkerEnvs` is an `EnvBatch` over all
-or half of them: its columns have the seeds that they would have in one process, so a policy that
-chooses alike gets the same trajectories to the last bit.
+`Workers` starts them and lays out the memory that they share. `WorkerEnvs` is an `EnvBatch` over
+all or half of them: its columns have the seeds that they would have in one process, so a policy
+that chooses alike gets the same trajectories to the last bit.
 
 Runs on: sampler thread
 """
@@ -11,30 +11,60 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import accumulate
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from impala_async.actor.block import Block, new_memory
-from impala_async.actor.env_worker import RESET, Order, Place
-from impala_async.actor.worker import Look, LookUp, Worker, end_workers
+from impala_async.actor.env_worker import RESET, Order
+from impala_async.actor.shared_memory import SharedColumns, new_memory
+from impala_async.actor.worker import LookUp, Worker, end_workers
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.envs.actions import Actions
-from impala_async.envs.vector import Obs, Step
+from impala_async.envs.batch import Actions, Obs, Step
 from impala_async.errors import EnvError
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def count_cores() -> int:
+    """How many this process may use: those of its affinity, and no more than its quota.
+
+    At least one. A container's quota counts in whole cores.
+    """
+    return max(1, min(len(os.sched_getaffinity(0)), *_quotas()))
+
+
+def _quotas() -> list[int]:
+    """Of this control group and those around it; containers see their own as the root."""
+    try:
+        (own,) = [
+            line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")
+        ]
+    except (OSError, ValueError):
+        own = "/"
+    found = [os.cpu_count() or 1]
+    for group in (PurePosixPath(own), *PurePosixPath(own).parents):
+        try:
+            quota, period = (CGROUPS / str(group).lstrip("/") / "cpu.max").read_text().split()
+            found.append(int(quota) // int(period))
+        except (OSError, ValueError):
+            continue  # there is no such file, or it says "max"
+    return found
 
 
 class WorkerEnvs:
     """Workers that stand side by side, as one batch. `send` and `receive` are a `step` in two."""
 
-    def __init__(self, workers: Sequence[Worker], looks: Sequence[Look], block: Block) -> None:
-        self.name, self.autoreset, spaces = looks[0]
-        self.obs_spec, self.action_spec, _ = spaces
-        self.num_envs = sum(look.spaces.num_columns for look in looks)
+    def __init__(self, workers: Sequence[Worker], shared: SharedColumns) -> None:
+        first = workers[0]
+        self.name, self.autoreset = first.name, first.autoreset
+        self.obs_spec, self.action_spec, _ = first.spaces
+        self.num_envs = sum(worker.spaces.num_columns for worker in workers)
         self._workers = list(workers)
-        self._block = block
-        self._steps = [block.read(brought) for brought in range(8)]
+        self._shared = shared
+        self._steps = [shared.read(brought) for brought in range(8)]
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew, wherever these workers stand among those of the actor."""
@@ -44,7 +74,7 @@ class WorkerEnvs:
             worker.tell(seed, RESET)
         for worker in self._workers:
             worker.hear()
-        return self._block.obs
+        return self._shared.obs
 
     def step(self, actions: Actions) -> Step:
         self.send(actions)
@@ -52,7 +82,7 @@ class WorkerEnvs:
 
     def send(self, actions: Actions) -> None:
         """Begin a step; until `receive`, nothing of the last one may be looked at."""
-        for name, array in self._block.actions.items():
+        for name, array in self._shared.actions.items():
             np.copyto(array, actions[name])
         for worker in self._workers:
             worker.begin_step()
@@ -69,7 +99,7 @@ class WorkerEnvs:
         end_workers(self._workers)
 
 
-class Crew:
+class Workers:
     """The workers of an actor, with about as many environments each. Whoever steps them closes
     them: `whole`, or both of `halves`."""
 
@@ -95,15 +125,16 @@ class Crew:
                     order = Order(sampler, env, named, share, first)
                     self._workers.append(Worker(order, memory, look_up))
                     first += share
-                self._looks = [worker.hear_look() for worker in self._workers]
-                self._widths = [look.spaces.num_columns for look in self._looks]
-                self._block = self._lay_out(memory)
+                for worker in self._workers:
+                    worker.hear_look()
+                self._widths = [worker.spaces.num_columns for worker in self._workers]
+                self._shared = self._lay_out(memory)
                 on_failure.pop_all()
 
     @property
     def can_alternate(self) -> bool:
         """Whether both halves have as many columns."""
-        middle = len(self._looks) // 2
+        middle = len(self._widths) // 2
         return sum(self._widths[:middle]) == sum(self._widths[middle:])
 
     def whole(self) -> WorkerEnvs:
@@ -118,23 +149,23 @@ class Crew:
         """End the workers, all at once; then raise what their environments had to say."""
         end_workers(self._workers)
 
-    def _lay_out(self, memory: int) -> Block:
+    def _lay_out(self, memory: int) -> SharedColumns:
         """Only now is it known what goes into the memory."""
-        obs, action, _ = self._looks[0].spaces
-        for worker, look in zip(self._workers, self._looks, strict=True):
-            if (look.spaces.obs, look.spaces.action) != (obs, action):
+        obs, action, _ = self._workers[0].spaces
+        for worker in self._workers:
+            if (worker.spaces.obs, worker.spaces.action) != (obs, action):
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
         *firsts, num_columns = accumulate(self._widths, initial=0)
-        block = Block.over(memory, obs, action, num_columns)
-        block.touch()
+        shared = SharedColumns.over(memory, obs, action, num_columns)
+        shared.touch()
         for worker, first, width in zip(self._workers, firsts, self._widths, strict=True):
-            worker.place = block.columns(first, first + width).place
-            worker.tell(Place(num_columns, first)._asdict())
-        return block
+            worker.place = shared.columns(first, first + width).place
+            worker.tell([num_columns, first])
+        return shared
 
     def _batch(self, begin: int, end: int) -> WorkerEnvs:
-        columns = self._block.columns(sum(self._widths[:begin]), sum(self._widths[:end]))
-        return WorkerEnvs(self._workers[begin:end], self._looks[begin:end], columns)
+        columns = self._shared.columns(sum(self._widths[:begin]), sum(self._widths[:end]))
+        return WorkerEnvs(self._workers[begin:end], columns)
 
 
 def shares(num_envs: int, num_workers: int) -> list[int]:

@@ -1,6 +1,10 @@
-"""What a sampler stands on: its environments, wherever they are stepped, and the policy's device.
+"""How an actor samples: its environments, wherever they are stepped, the policy's device, and the
+sampler over both.
 
-Built before anything is agreed with the learner, since the schema follows from it.
+Environments are made before anything is agreed with the learner, since the schema follows from it.
+
+    serial, vector, parallel   `DirectSampler` over one batch of environments
+    alternating                `AlternatingSampler` over two
 
 Runs on: sampler thread
 """
@@ -9,25 +13,28 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from gymnasium.vector import AutoresetMode
 
-from impala_async.actor.cores import count_cores
-from impala_async.actor.crew import Crew
-from impala_async.actor.samplers.alternating import SplitBatch
-from impala_async.actor.samplers.build import build_alternating, build_sampler, columns_per_message
-from impala_async.actor.samplers.protocols import ActingPolicy, BufferSource, Newest, Sampler
+from impala_async.actor.samplers.alternating import AlternatingSampler, build_alternating
+from impala_async.actor.samplers.direct import DirectSampler, build_sampler
+from impala_async.actor.samplers.protocols import ActingPolicy, BufferSource, Newest
 from impala_async.actor.worker import LookUp
+from impala_async.actor.workers import WorkerEnvs, Workers, count_cores
 from impala_async.config.actor import WITH_WORKERS, ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
+from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs, build_usual
-from impala_async.envs.vector import EnvBatch
 from impala_async.errors import EnvError, MismatchError
 from impala_async.spec import Schema
 
 CPU = "cpu"
 
+Sampler = DirectSampler | AlternatingSampler
+"""Over one group of environments, or over two."""
 
-class Stage:
+
+class Setup:
     """Groups of environments that are stepped together: one, or two that alternate."""
 
     def __init__(self, name: SamplerName, groups: Sequence[EnvBatch], device: str = CPU) -> None:
@@ -36,7 +43,8 @@ class Stage:
         self.device = device
         self.obs_spec, self.action_spec = groups[0].obs_spec, groups[0].action_spec
         self.num_columns = sum(envs.num_envs for envs in groups)
-        self.columns_per_message = columns_per_message(groups[0])
+        is_whole = groups[0].autoreset is not AutoresetMode.SAME_STEP
+        self.columns_per_message = groups[0].num_envs if is_whole else 1
 
     def __str__(self) -> str:
         return self.name if self.device == CPU else f"{self.name} on {self.device}"
@@ -62,7 +70,7 @@ class Stage:
             return build_sampler(
                 schema, envs, policy, rng, buffers=buffers, newest=newest, seed=seed
             )
-        groups = [cast(SplitBatch, envs) for envs in self.groups]
+        groups = [cast(WorkerEnvs, envs) for envs in self.groups]
         return build_alternating(
             schema, groups, policy, rng, buffers=buffers, newest=newest, seed=seed
         )
@@ -79,15 +87,15 @@ class Stage:
             raise faults[0]
 
 
-def set_stage(
+def make_setup(
     sampler: SamplerName,
     actor: ActorSection,
     env: EnvSection,
     num_envs: int,
     policies: PoliciesSection = ONE_POLICY,
     look_up: LookUp = lambda: None,
-) -> Stage:
-    """The stage of a sampler by name; for `auto` that of `envs.make`, unmeasured.
+) -> Setup:
+    """The setup of a sampler by name; for `auto` that of `envs.make`, unmeasured.
 
     Raises:
         EnvError: the environment cannot be made so.
@@ -96,12 +104,14 @@ def set_stage(
     device = pick_device(actor.device)
     if sampler == "auto":
         name, envs = build_usual(env, num_envs, policies)
-        return Stage(name, [envs], device)
+        return Setup(name, [envs], device)
     if sampler not in WITH_WORKERS:
-        return Stage(sampler, [build_envs(sampler, env, num_envs, policies)], device)
+        return Setup(sampler, [build_envs(sampler, env, num_envs, policies)], device)
     num_workers = count_workers(sampler, actor.num_workers, num_envs)
-    crew = Crew(sampler, env, num_envs, num_workers, policies, look_up)
-    return Stage(sampler, crew.halves() if sampler == "alternating" else [crew.whole()], device)
+    workers = Workers(sampler, env, num_envs, num_workers, policies, look_up)
+    return Setup(
+        sampler, workers.halves() if sampler == "alternating" else [workers.whole()], device
+    )
 
 
 def count_workers(sampler: SamplerName, wanted: int | None, num_envs: int) -> int:

@@ -6,8 +6,8 @@ from gymnasium.spaces import Box
 
 from bench.probes import Counting, CountingVector
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.transitions import as_flag, as_flags, as_reward, as_rewards
-from impala_async.envs.vector import EnvBatch, SerialEnvs, VectorEnvs
+from impala_async.envs.batch import EnvBatch, as_flag, as_flags, as_reward, as_rewards
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from tests.envs.test_agents import Lives
 

@@ -2,8 +2,14 @@ import os
 
 import numpy as np
 
-from impala_async.actor.block import HAS_FINAL_OBS, HAS_IDLE, HAS_UNTRAINED, Block, new_memory
-from impala_async.envs.vector import Step
+from impala_async.actor.shared_memory import (
+    HAS_FINAL_OBS,
+    HAS_IDLE,
+    HAS_UNTRAINED,
+    SharedColumns,
+    new_memory,
+)
+from impala_async.envs.batch import Step
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 OBS = ObsSpec((ArraySpec("a", (3,), "uint8"), ArraySpec("b", (), "float64")))
@@ -28,9 +34,9 @@ def step_of(num_columns: int, value: int, is_full: bool) -> Step:
 
 def test_what_one_side_writes_the_other_reads_and_neighbours_keep_theirs() -> None:
     memory = new_memory()
-    here = Block.over(memory, OBS, ACTION, C)
+    here = SharedColumns.over(memory, OBS, ACTION, C)
     here.touch()
-    there = Block.over(os.dup(memory), OBS, ACTION, C)
+    there = SharedColumns.over(os.dup(memory), OBS, ACTION, C)
     os.close(memory)
     first, rest = there.columns(0, 2), there.columns(2, 5)
     assert first.write(step_of(2, 7, is_full=False)) == 0
@@ -55,29 +61,29 @@ def test_what_one_side_writes_the_other_reads_and_neighbours_keep_theirs() -> No
 
 
 def test_what_a_step_did_not_bring_is_not_there() -> None:
-    block = Block.over(new_memory(), OBS, ACTION, C)
-    step = block.read(block.write(step_of(C, 1, is_full=False)))
+    shared = SharedColumns.over(new_memory(), OBS, ACTION, C)
+    step = shared.read(shared.write(step_of(C, 1, is_full=False)))
     assert step.final_obs is None
     assert step.idle is None
     assert step.untrained is None
 
 
 def test_no_array_reaches_into_another() -> None:
-    block = Block.over(new_memory(), OBS, ACTION, C)
-    block.touch()
-    arrays = [*block.obs.values(), *block.final_obs.values(), *block.actions.values()]
-    arrays += [block.rewards_C, block.terminated_C, block.truncated_C, block.idle_C]
+    shared = SharedColumns.over(new_memory(), OBS, ACTION, C)
+    shared.touch()
+    arrays = [*shared.obs.values(), *shared.final_obs.values(), *shared.actions.values()]
+    arrays += [shared.rewards_C, shared.terminated_C, shared.truncated_C, shared.idle_C]
     for number, array in enumerate(arrays):
         array.reshape(-1).view(np.uint8).fill(number + 1)
     for number, array in enumerate(arrays):
         assert {*array.reshape(-1).view(np.uint8).tolist()} == {number + 1}
         assert array.ctypes.data % array.itemsize == 0
-    assert not block.untrained_C.any()
+    assert not shared.untrained_C.any()
 
 
 def test_it_has_no_name_that_could_be_left_behind() -> None:
     before = set(os.listdir("/dev/shm"))
     memory = new_memory()
-    Block.over(memory, OBS, ACTION, 1000).touch()
+    SharedColumns.over(memory, OBS, ACTION, 1000).touch()
     assert set(os.listdir("/dev/shm")) <= before
     os.close(memory)

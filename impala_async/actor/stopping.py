@@ -3,7 +3,7 @@
 A handler would run on the thread that is in foreign code then, maybe never. But the interpreter
 also writes the number of a signal into a pipe, in C and as it comes, and a thread reads that.
 
-Runs on: farewell thread; `start` and `close` on the main thread
+Runs on: stopper thread; `start` and `close` on the main thread
 """
 
 import os
@@ -24,7 +24,7 @@ END_AFTER_S = 10.0
 WAITED_FOR = (*RETURNS, "in close")
 
 
-class Farewell:
+class Stopper:
     """Owns the thread. `whose` says who has the environments."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Farewell:
         heard, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
         self._before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        threading.Thread(target=self._run, args=(heard,), name="farewell", daemon=True).start()
+        threading.Thread(target=self._run, args=(heard,), name="stopper", daemon=True).start()
 
     def close(self) -> None:
         signal.set_wakeup_fd(self._before)

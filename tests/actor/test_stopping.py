@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from impala_async.actor import farewell as farewell_module
-from impala_async.actor.farewell import Farewell
+from impala_async.actor import stopping
+from impala_async.actor.stopping import Stopper
 from impala_async.envs.faults import RUNNING, Blame
 
 WITHIN_S = 20.0
@@ -21,7 +21,7 @@ class Stage:
         self.now = 100.0
         self.told: list[str] = []
         self.codes: list[int] = []
-        self.farewell = Farewell(
+        self.stopper = Stopper(
             self.told.append,
             lambda: "actor 2 (Game-v1)",
             leave=self.codes.append,
@@ -30,7 +30,7 @@ class Stage:
 
     def pass_s(self, seconds: float) -> None:
         self.now += seconds
-        self.farewell.look()
+        self.stopper.look()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_an_environment_that_does_not_come_back_is_told_of_and_then_left(
     code: int,
 ) -> None:
     be(where)
-    stage.farewell.take(number)
+    stage.stopper.take(number)
     stage.pass_s(2.9)
     assert stage.told == []
     stage.pass_s(0.1)
@@ -75,15 +75,15 @@ def test_an_environment_that_does_not_come_back_is_told_of_and_then_left(
 
 def test_what_only_starts_ends_at_once(stage: Stage) -> None:
     be("to be made")
-    stage.farewell.take(signal.SIGTERM)
+    stage.stopper.take(signal.SIGTERM)
     stage.pass_s(0.5)
     assert (stage.codes, stage.told) == ([0], [])
 
 
 def test_a_second_signal_ends_it_at_once(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
-    stage.farewell.take(signal.SIGTERM)
+    stage.stopper.take(signal.SIGTERM)
     assert stage.codes == []
-    stage.farewell.take(signal.SIGINT)
+    stage.stopper.take(signal.SIGINT)
     assert stage.codes == [130]
     assert capfd.readouterr().err == "interrupted\n"
 
@@ -92,7 +92,7 @@ def test_a_second_signal_ends_it_at_once(stage: Stage, capfd: pytest.CaptureFixt
 def test_nobody_is_hurried_for_nothing(stage: Stage, is_told: bool) -> None:
     """One that is about to end, one whose env workers can be left, one that nobody told."""
     if is_told:
-        stage.farewell.take(signal.SIGTERM)
+        stage.stopper.take(signal.SIGTERM)
         stage.pass_s(60.0)
         be("in step", is_here=False)
     else:
@@ -104,10 +104,10 @@ def test_nobody_is_hurried_for_nothing(stage: Stage, is_told: bool) -> None:
 def test_it_hears_a_signal_wherever_the_main_thread_is(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(farewell_module, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(farewell_module, "END_AFTER_S", 0.0)
+    monkeypatch.setattr(stopping, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(stopping, "END_AFTER_S", 0.0)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
-    stage.farewell.start()
+    stage.stopper.start()
     try:
         be("in step")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -117,6 +117,6 @@ def test_it_hears_a_signal_wherever_the_main_thread_is(
             time.sleep(0.005)
         assert stage.codes[0] == 0
     finally:
-        stage.farewell.close()
+        stage.stopper.close()
         signal.signal(signal.SIGTERM, before)
     assert signal.set_wakeup_fd(-1) == -1

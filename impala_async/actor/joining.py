@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pydantic import ValidationError
 
 from impala_async import __version__
-from impala_async.actor.inquiry import Inquiry
-from impala_async.actor.patience import Log, Pauses
+from impala_async.actor.retrying import Inquiry, Log, Pauses
 from impala_async.config.run import ActorSettings
 from impala_async.errors import (
     ImpalaAsyncError,

@@ -1,10 +1,45 @@
+import logging
 import socket
 import threading
 
 import pytest
 
-from impala_async.actor import inquiry as inquiry_module
-from impala_async.actor.inquiry import UNKNOWN, Inquiry, why_silent
+from impala_async.actor import retrying
+from impala_async.actor.retrying import (
+    FIRST_S,
+    LONGEST_S,
+    UNKNOWN,
+    Inquiry,
+    Pauses,
+    SeldomLog,
+    why_silent,
+)
+from impala_async.waiting import EVERY_S
+
+
+def test_pauses_double_until_something_succeeds() -> None:
+    pauses = Pauses()
+    taken = [pauses.take() for _ in range(9)]
+    assert taken[:4] == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+    assert taken[-1] == LONGEST_S
+    pauses.reset()
+    assert pauses.take() == 0.0
+
+
+def test_of_each_kind_of_line_one_is_said_in_ten_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    now = 100.0
+    log = SeldomLog(logging.getLogger("some"), lambda: now)
+    for number in range(3):
+        log.warning("refused: %d", number)
+        log.info("looking")
+    assert caplog.messages == ["refused: 0", "looking"]
+    now += EVERY_S
+    log.warning("refused: %d", 7)
+    assert caplog.messages[2:] == ["refused: 7"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
 def test_a_port_that_nobody_listens_at_refuses() -> None:
@@ -48,7 +83,7 @@ def test_nobody_waits_long_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> Non
         assert may_answer.wait(20)
         return f"found of {url}"
 
-    monkeypatch.setattr(inquiry_module, "why_silent", ask)
+    monkeypatch.setattr(retrying, "why_silent", ask)
     inquiry = Inquiry("tcp://there:1")
     assert inquiry.why(0.01) == inquiry.why(0.01) == UNKNOWN
     may_answer.set()

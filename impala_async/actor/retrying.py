@@ -1,0 +1,99 @@
+"""How an actor deals with a learner with which it gets nowhere: it waits ever longer, says little,
+and finds out why, as far as a plain connection can tell.
+
+Runs on: sampler thread; `SeldomLog` on the link thread too; `Inquiry._ask` on the inquiry thread
+"""
+
+import contextlib
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from impala_async.waiting import EVERY_S
+
+FIRST_S, LONGEST_S = 0.1, 5.0
+CONNECT_S = 3.0
+UNKNOWN = "it is not known yet why"
+
+
+class Pauses:
+    """None before the first try, then a longer one before each other, until something succeeds."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def take(self) -> float:
+        """How many seconds to wait before this try."""
+        pause_s = self._next_s
+        self._next_s = min(max(2 * pause_s, FIRST_S), LONGEST_S)
+        return pause_s
+
+    def reset(self) -> None:
+        """Something has succeeded."""
+        self._next_s = 0.0
+
+
+class SeldomLog:
+    """Says of each kind of line, which is its text before any arguments, one in ten seconds."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._said_at: dict[str, float] = {}
+
+    def info(self, text: str, *args: object) -> None:
+        self._say(logging.INFO, text, args)
+
+    def warning(self, text: str, *args: object) -> None:
+        self._say(logging.WARNING, text, args)
+
+    def _say(self, level: int, text: str, args: tuple[object, ...]) -> None:
+        now = self._clock()
+        if now - self._said_at.get(text, -math.inf) >= EVERY_S:
+            self._said_at[text] = now
+            self._logger.log(level, text, *args)
+
+
+Log = logging.Logger | SeldomLog
+
+
+class Inquiry:
+    """Asks in a thread, since to look up a name may take long; anew whenever it is asked."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._found = UNKNOWN
+        self._thread: threading.Thread | None = None
+
+    def why(self, wait_s: float = 0.2) -> str:
+        """What is known now; what is found out later is for the next one to ask."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._ask, name="inquiry", daemon=True)
+            self._thread.start()
+        self._thread.join(wait_s)
+        return self._found
+
+    def _ask(self) -> None:
+        self._found = why_silent(self._url)
+
+
+def why_silent(url: str) -> str:
+    """One clause; takes up to `CONNECT_S`, and what it takes to look up the name."""
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), CONNECT_S)
+    except socket.gaierror:
+        return f"the name {host} does not resolve"
+    except ConnectionRefusedError:
+        return "the connection is refused, nothing listens there"
+    except TimeoutError:
+        return "there is no answer at all from that host"
+    except OSError as error:
+        return f"there is no way to it ({error.strerror or error})"
+    except (ValueError, UnicodeError):
+        return "that is no address"
+    with contextlib.closing(connection):
+        return "something listens there, but has said nothing: it may be starting, or no learner"

@@ -1,0 +1,164 @@
+"""What an actor sends: what it runs, and its trajectories, compressed where the line is long and it
+pays. What the learner refused of them is told here too.
+
+Runs on: sampler thread
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from impala_async.config.bind import is_loopback
+from impala_async.layout import Bytes2D
+from impala_async.spec import Schema
+from impala_async.trajectory import Columns, columns_over
+from impala_async.weights import Version, WeightsLayout
+from impala_async.wire.codec import PLAIN, Frame, compress, encode_data
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S, VERDICTS, Data, Grant, Spec, pack
+from impala_async.wire.peer import WINDOW
+
+logger = logging.getLogger(__name__)
+
+# What is compressed must become this much smaller, or its time is better spent on acting.
+WORTH = 0.8
+# So many messages go plain before it is tried again.
+RETRY_AFTER = 100
+
+
+class Episode(NamedTuple):
+    """One finished episode: the sum of its rewards as the environment gave them, and its steps."""
+
+    episode_return: float
+    length: int
+
+
+class MessageBuffer:
+    """The memory of one message: some columns of one trajectory each, in two planes."""
+
+    def __init__(self, schema: Schema, num_columns: int) -> None:
+        layout = schema.layout
+        self.num_columns = num_columns
+        self.obs = np.empty((num_columns, layout.obs_bytes), np.uint8)
+        self.small = np.empty((num_columns, layout.small_bytes), np.uint8)
+        # Touches the pages, and gives the padding between leaves a value that can be sent.
+        self.obs.fill(0)
+        self.small.fill(0)
+        self.columns: Columns = columns_over(schema, self.obs, self.small)
+        self.rows = Rows(self.columns)
+
+
+class Finished(NamedTuple):
+    """A whole trajectory in a buffer, the version at its first row, episodes that ended in it."""
+
+    buffer: MessageBuffer
+    version: Version
+    episodes: list[Episode]
+
+
+class Rows:
+    """Time-major views of a buffer: `[t]` is a row of all columns, found without a slice."""
+
+    __slots__ = ("actions", "log_probs", "mask", "obs", "rewards", "terminated", "truncated")
+
+    def __init__(self, columns: Columns) -> None:
+        self.obs = {name: array.swapaxes(0, 1) for name, array in columns.obs.items()}
+        self.actions = {name: array.swapaxes(0, 1) for name, array in columns.actions.items()}
+        self.log_probs = columns.log_probs_CT.T
+        self.rewards = columns.rewards_CT.T
+        self.terminated = columns.terminated_CT.T
+        self.truncated = columns.truncated_CT.T
+        self.mask = columns.mask_CT.T
+
+
+class Compressor:
+    """Compresses while that pays, and tries again from time to time where it did not."""
+
+    def __init__(self, choice: Literal["auto", "on", "off"], data_url: str) -> None:
+        is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
+        self._is_off = choice == "off" or (choice == "auto" and not is_remote)
+        self._num_to_skip = 0
+
+    def compress(self, obs: Bytes2D) -> bytes | None:
+        """The planes in one compressed frame; None if they should go as they are."""
+        if self._is_off:
+            return None
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+            return None
+        frame = compress(obs.data.cast("B"))
+        if len(frame) <= WORTH * obs.nbytes:
+            return frame
+        self._num_to_skip = RETRY_AFTER
+        return None
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """What an actor runs, agreed once per session; sizes and dtypes never travel with the data."""
+
+    schema: Schema
+    layout: WeightsLayout
+    columns: int
+    """Of each message."""
+    streams: int
+    """Messages that are written side by side."""
+    coarse_layout: WeightsLayout | None = None
+    """The other one that weights may come in."""
+
+    @property
+    def weights_s(self) -> float:
+        """How long weights may take to come down."""
+        return self.layout.num_bytes / SLOWEST_BYTES_PER_S
+
+    @property
+    def layouts(self) -> tuple[WeightsLayout, ...]:
+        """Weights come in one of these, or are those of another model."""
+        return tuple(layout for layout in (self.layout, self.coarse_layout) if layout is not None)
+
+    def make_buffers(self) -> list[MessageBuffer]:
+        """For each stream a window under way, and one that is being written."""
+        num_buffers = self.streams * (WINDOW + 1)
+        return [MessageBuffer(self.schema, self.columns) for _ in range(num_buffers)]
+
+    def spec_frames(self, session: bytes) -> list[Frame]:
+        digests = self.schema.digest, self.layout.digest
+        spec = Spec(session, *digests, self.columns, self.streams, gives_way=1)
+        return [pack(spec), self.schema.to_json()]
+
+    def data_frames(
+        self, session: bytes, seq: int, finished: Finished, compressor: Compressor
+    ) -> list[Frame]:
+        """Big frames are views of the buffer, which must stay as it is until seq is settled."""
+        buffer = finished.buffer
+        data = Data(
+            session=session,
+            seq=seq,
+            epoch=finished.version.epoch,
+            update=finished.version.update,
+            rows=self.schema.rows,
+            columns=buffer.num_columns,
+            codec=PLAIN,
+            num_episodes=0,
+            body=None,
+        )
+        return encode_data(data, buffer.obs, buffer.small, finished.episodes, compressor.compress)
+
+
+def tell_refusals(grant: Grant, env_id: str) -> None:
+    """Mostly it is nobody's fault; numbers that are not finite are the environment's, or its
+    policy's."""
+    for seq, verdict in grant.verdicts:
+        logger.debug("trajectory %d was refused: %s", seq, VERDICTS[verdict])
+        if VERDICTS[verdict] == "nonfinite":
+            _warn_once(
+                f"the learner refuses trajectories of {env_id}: an observation, a reward or an "
+                "action in them is not finite"
+            )
+
+
+@cache
+def _warn_once(line: str) -> None:
+    logger.warning("%s", line)

@@ -1,0 +1,154 @@
+"""Batches of environments behind one Protocol, `EnvBatch`, and what a step of one gives.
+
+A reward and the two flags of an end are looked at before numpy takes them for something: None for
+NaN, the text "False" for true, and one number for those of all columns.
+"""
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from impala_async.errors import EnvError
+from impala_async.spec import ActionSpec, ObsSpec
+
+Actions = Mapping[str, NDArray[Any]]
+Obs = dict[str, NDArray[Any]]
+# Types that need no look.
+REWARDS = frozenset({float, int, np.float32, np.float64})
+FLAGS = frozenset({bool, np.bool_})
+_NUMBERS = "biuf"
+_BOOL = np.dtype(np.bool_)
+
+
+class Step(NamedTuple):
+    """What one step of all columns gave.
+
+    `final_obs` is there when a SAME_STEP batch has a column that ended, and holds something only
+    in the rows of such columns; `obs` has their reset observation.
+
+    `idle` is there when a batch has columns that wait for others of their environment, as agents
+    do that are gone while the rest plays on. It marks the columns that made no transition in this
+    step, those that it reset among them: their row is masked. An idle column has reward 0 and no
+    flags, and `obs` repeats its observation until it shows the first one of a new episode.
+
+    `untrained` is there when a batch has several policies. It marks the columns whose policy is not
+    trained: they play as all others do, but their row is masked.
+    """
+
+    obs: Obs
+    rewards: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_obs: Obs | None = None
+    idle: NDArray[np.bool_] | None = None
+    untrained: NDArray[np.bool_] | None = None
+
+    @property
+    def masked(self) -> NDArray[np.bool_] | None:
+        """Columns whose row is masked, besides those that reset themselves."""
+        if self.idle is None or self.untrained is None:
+            return self.idle
+        return self.idle | self.untrained
+
+
+class EnvBatch(Protocol):
+    """`num_envs` environments of one kind that step together, each resetting itself.
+
+    NEXT_STEP: the step after a column's end resets it: the action is ignored, the reward 0.
+    SAME_STEP: the step that ends a column's episode returns its reset observation.
+
+    A batch may be a part of a larger one: `first_env` is the place of its first environment there,
+    and seeds are those of the larger one.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_envs(self) -> int: ...
+
+    @property
+    def obs_spec(self) -> ObsSpec: ...
+
+    @property
+    def action_spec(self) -> ActionSpec: ...
+
+    @property
+    def autoreset(self) -> AutoresetMode: ...
+
+    def reset(self, seed: int, first_env: int = 0) -> Obs: ...
+
+    def step(self, actions: Actions) -> Step: ...
+
+    def close(self) -> None: ...
+
+
+def spread_seed(seed: int) -> int:
+    """A seed far from those of the neighbours of `seed`, with room for a seed per column.
+
+    Gymnasium seeds column i with seed + i: without this, actors with neighbouring seeds would
+    step the same environments.
+    """
+    word = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return word % (2**31 - 2**16)
+
+
+def as_reward(value: Any) -> Any:
+    """One number."""
+    if type(value) in REWARDS:
+        return value
+    return _one(value, "reward", "a number")
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """True or False."""
+    if type(value) in FLAGS:
+        return bool(value)
+    wanted = "True or False"
+    number = _one(value, name, wanted)
+    if number not in (0, 1):
+        raise EnvError(_says(value, name, wanted))
+    return bool(number)
+
+
+def as_rewards(values: Any, num_columns: int) -> NDArray[Any]:
+    """A number for each column."""
+    return _many(values, "rewards", num_columns)
+
+
+def as_flags(values: Any, name: str, num_columns: int) -> NDArray[np.bool_]:
+    """A flag for each column."""
+    array = _many(values, name, num_columns)
+    if array.dtype is _BOOL:
+        return array
+    flags: NDArray[np.bool_] = array.astype(np.bool_)
+    if (flags != array).any():
+        raise EnvError(_says(values, name, "flags"))
+    return flags
+
+
+def _many(values: Any, name: str, num_columns: int) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != (num_columns,) or array.dtype.kind not in _NUMBERS:
+        what = "numbers" if name == "rewards" else "flags"
+        raise EnvError(_says(values, name, f"{what} of shape ({num_columns},)"))
+    return array
+
+
+def _one(value: Any, name: str, wanted: str) -> Any:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # it is ragged
+        array = np.empty(0)
+    if array.size != 1 or array.dtype.kind not in _NUMBERS:
+        raise EnvError(_says(value, name, wanted))
+    return array.item()
+
+
+def _says(value: Any, name: str, wanted: str) -> str:
+    shown = " ".join(reprlib.repr(value).split())
+    return f"{name} in step: wants {wanted}, got {shown} ({type(value).__name__})"

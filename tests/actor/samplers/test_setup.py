@@ -1,0 +1,178 @@
+"""What each sampler is made of, and what does not fit."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.probes import CountingVector
+from impala_async.actor.samplers import setup as making
+from impala_async.actor.samplers.alternating import AlternatingSampler
+from impala_async.actor.samplers.direct import (
+    DirectSampler,
+    NextStepSampler,
+    SameStepSampler,
+    build_sampler,
+)
+from impala_async.actor.samplers.setup import Sampler, Setup, count_workers, make_setup, pick_device
+from impala_async.actor.workers import WorkerEnvs
+from impala_async.config.actor import ActorSection, SamplerName
+from impala_async.config.run import EnvSection
+from impala_async.envs.batch import EnvBatch
+from impala_async.envs.make import build_envs
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
+from impala_async.errors import EXIT_MISMATCH, EnvError, MismatchError
+from impala_async.spec import Schema
+from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+from tests.actor.worlds import section
+
+
+def schema_for(envs: EnvBatch, rows: int = 4) -> Schema:
+    return Schema(envs.obs_spec, envs.action_spec, rows)
+
+
+def build(envs: EnvBatch, schema: Schema) -> Sampler:
+    buffers = FakeBuffers(schema)
+    return build_sampler(schema, envs, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0)
+
+
+@pytest.mark.parametrize("sampler", ["serial", "vector", "auto"])
+def test_next_step_batches_get_one_message_of_all_columns(sampler: str) -> None:
+    envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 3)  # type: ignore[arg-type]
+    made = build(envs, schema_for(envs))
+    assert isinstance(made, NextStepSampler)
+    assert Setup("vector", [envs]).columns_per_message == 3
+    (message,) = [message for _ in range(4) for message in made.step()]
+    assert message.buffer.num_columns == 3
+    made.close()
+
+
+def test_same_step_batches_get_a_message_per_column() -> None:
+    envs = VectorEnvs(CountingVector(3, autoreset="SameStep"))
+    made = build(envs, schema_for(envs))
+    assert isinstance(made, SameStepSampler)
+    assert Setup("vector", [envs]).columns_per_message == 1
+    messages = [message for _ in range(4) for message in made.step()]
+    assert {message.buffer.num_columns for message in messages} == {1}
+
+
+def test_an_environment_that_the_learner_does_not_know_is_a_mismatch() -> None:
+    envs = build_envs("serial", EnvSection(id="CartPole-v1"), 2)
+    other = build_envs("serial", EnvSection(id="Acrobot-v1"), 2)
+    with pytest.raises(
+        MismatchError, match=r"choices: \(2,\) here, \(3,\) at the learner"
+    ) as caught:
+        build(envs, schema_for(other))
+    assert caught.value.exit_code == EXIT_MISMATCH
+    wide = replace(schema_for(envs), obs=other.obs_spec)
+    with pytest.raises(MismatchError, match=r"shape: \(4,\) here, \(6,\) at the learner"):
+        build(envs, wide)
+    envs.close()
+    other.close()
+
+
+POLE = section("CartPole-v1")
+
+
+def set_for(sampler: SamplerName, num_envs: int = 4, env: Any = POLE, **actor: Any) -> Setup:
+    return make_setup(sampler, ActorSection(sampler=sampler, **actor), env, num_envs)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "kind", "widths", "has_two_groups"),
+    [
+        ("serial", SerialEnvs, [4], False),
+        ("vector", VectorEnvs, [4], False),
+        ("auto", VectorEnvs, [4], False),
+        ("parallel", WorkerEnvs, [4], False),
+        ("alternating", WorkerEnvs, [2, 2], True),
+    ],
+)
+def test_each_name_has_its_environments_and_its_loop(
+    sampler: SamplerName, kind: type, widths: list[int], has_two_groups: bool
+) -> None:
+    setup = set_for(sampler)
+    assert all(type(envs) is kind for envs in setup.groups)
+    assert [envs.num_envs for envs in setup.groups] == widths
+    assert (setup.columns_per_message, setup.num_streams) == (widths[0], len(widths))
+    assert setup.name == ("vector" if sampler == "auto" else sampler)
+    assert setup.device == "cpu"
+    assert str(setup) == setup.name
+    schema = Schema(setup.obs_spec, setup.action_spec, 4)
+    made = setup.build_sampler(
+        schema, FakePolicy(), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=0
+    )
+    assert isinstance(made, AlternatingSampler if has_two_groups else DirectSampler)
+    calls = 4 * len(widths) + len(widths) - 1
+    messages = [message for _ in range(calls) for message in made.step()]
+    assert [message.buffer.num_columns for message in messages] == widths
+    made.close()
+
+
+@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel", "alternating"])
+def test_any_sampler_acts_on_the_device_that_is_named(
+    sampler: SamplerName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "count_gpus", lambda: 2)
+    setup = set_for(sampler, device="cuda:1")
+    assert setup.device == "cuda:1"
+    assert str(setup) == f"{setup.name} on cuda:1"
+    setup.close()
+
+
+def test_columns_that_reset_in_their_step_travel_alone() -> None:
+    setup = set_for("alternating", env=section("short_poles"))
+    assert (setup.columns_per_message, setup.num_streams) == (1, 4)
+    setup.close()
+
+
+def test_all_groups_are_closed_and_the_first_fault_is_told() -> None:
+    setup = set_for("alternating", env=section("BadEnd"))
+    with pytest.raises(EnvError, match="BadEnd failed in close"):
+        setup.close()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "wanted", "num_envs", "num_cores", "expected"),
+    [
+        ("parallel", None, 8, 4, 4),
+        ("parallel", None, 3, 4, 3),
+        ("parallel", None, 8, 1, 1),
+        ("parallel", 6, 8, 2, 6),
+        ("parallel", None, 8, 5, 5),
+        ("alternating", None, 8, 5, 4),
+        ("alternating", None, 8, 1, 2),
+        ("alternating", None, 2, 16, 2),
+    ],
+)
+def test_a_worker_for_each_core_unless_the_config_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    sampler: SamplerName,
+    wanted: int | None,
+    num_envs: int,
+    num_cores: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(making, "count_cores", lambda: num_cores)
+    assert count_workers(sampler, wanted, num_envs) == expected
+
+
+def test_an_actors_own_number_of_environments_must_fit() -> None:
+    with pytest.raises(MismatchError, match=r"--num-envs: actor\.num_workers is 4.*got 3"):
+        count_workers("parallel", 4, 3)
+    with pytest.raises(MismatchError, match=r"--num-envs: .*alternating.*got 5: .*even number"):
+        count_workers("alternating", None, 5)
+
+
+def test_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    names = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
+    assert [pick_device(name) for name in names] == ["cpu", "cpu", "cuda", "cuda:0", "cuda:1"]
+    with pytest.raises(MismatchError, match=r"actor\.device: cuda:2 .* has 2 GPUs"):
+        pick_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == pick_device("cpu") == "cpu"
+    with pytest.raises(MismatchError, match=r"cuda is not on this machine, which has 0 GPUs"):
+        pick_device("cuda")
