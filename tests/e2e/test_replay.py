@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor.playlist import Playlist
+from impala_async.replay.index import RecordingIndex
 from tests.e2e import harness
 from tests.e2e.harness import Door, Site, identities_hold, wait_until
 
@@ -73,8 +73,8 @@ def test_so_it_is_with_passes_rings_and_actors_of_any_width(tmp_path: Path, site
         site.actor("--num-envs", str(width))
     assert learner.wait_exit(60) == 0, learner.log
     recorded = outcome(site.run_dir)
-    playlist = Playlist(recording)
-    widths = {playlist.message(number).data.columns for number in range(len(playlist))}
+    index = RecordingIndex(recording)
+    widths = {index.message(number).data.columns for number in range(len(index))}
     assert widths == {1, 3, 7}
     assert {f"{name}.safetensors" for name in ("model", "optimizer", "target")} <= recorded.keys()
     again, run_dir = replay(tmp_path / "again", recording, "--exact", "--speed", "original")
@@ -106,7 +106,7 @@ def test_a_killed_learner_s_recording_goes_on_with_its_run(tmp_path: Path, site:
     site.wait_report("training", lambda r: bool(r["recording/messages"] and r["updates"]))
     second.signal(signal.SIGTERM)
     assert second.wait_exit() == 0, second.log
-    killed, resumed = Playlist(recording).takes
+    killed, resumed = RecordingIndex(recording).takes
     assert (killed.end, killed.start.epoch, killed.start.update) == (None, 1, 0)
     assert resumed.start.epoch == 2
     assert resumed.end is not None

@@ -1,8 +1,6 @@
 """A recording as a list of messages: read and checked once, then taken in any order.
 
 Nothing of it is held in memory but where each message begins; the rest is a mapping of the file.
-
-Runs on: main thread of the replay door
 """
 
 import logging
@@ -34,7 +32,7 @@ class Take:
     """None if it did not end in good order."""
 
 
-class Playlist:
+class RecordingIndex:
     """All messages of a recording, of all its takes."""
 
     def __init__(self, path: Path) -> None:
@@ -58,6 +56,14 @@ class Playlist:
     def schema(self) -> Schema:
         """Of all messages."""
         return self.takes[0].start.schema
+
+    @property
+    def num_updates(self) -> int | None:
+        """How many the first take made, or those of them that a later one went on from."""
+        first, *later = self.takes
+        if later:
+            return later[0].start.update
+        return None if first.end is None else first.end.update
 
     def message(self, number: int) -> Recorded:
         """A message, by its place in the order of admission."""

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor import player as module
-from impala_async.actor.player import Manner, Played, Player, describe
-from impala_async.actor.playlist import Playlist
 from impala_async.errors import MismatchError, RecordingError, UnreachableError
 from impala_async.learner.slots import Slot
+from impala_async.replay import player as module
+from impala_async.replay.index import RecordingIndex
+from impala_async.replay.player import Manner, Played, Player, describe
 from impala_async.wire.recording import Record
-from tests.actor.tapes import SCHEMA, message, planes, start, write
 from tests.learner.columns import big_schema, same
 from tests.learner.hand_actor import LAYOUT, until
 from tests.learner.world import Harbour
+from tests.replay.recordings import SCHEMA, message, planes, start, write
 
 ONCE, EXACT = Manner(), Manner(is_exact=True)
 
@@ -41,10 +41,10 @@ class Stage:
         self._playing: asyncio.Task[Played] | None = None
 
     def play(self, *records: Record, manner: Manner = ONCE, url: str = "") -> None:
-        playlist = Playlist(write(self._path, *records))
+        index = RecordingIndex(write(self._path, *records))
         self.player = Player(
             url or self.harbour.front.data_url,
-            playlist,
+            index,
             manner,
             should_stop=lambda: bool(self._told),
             connect_s=0.3 if url else 10.0,
@@ -210,7 +210,7 @@ async def test_the_end_is_waited_for_as_long_as_versions_come(make_stage: Make) 
         await asyncio.sleep(0.03)
         stage.harbour.publish(update)
     played = await stage.end()
-    assert stage.player._stand_in.newest.update == 7
+    assert stage.player._client.newest.update == 7
     assert not played.is_finished
 
 

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from impala_async import interrupts, replay
-from impala_async.actor import player as player_module
-from impala_async.actor.player import Manner, Played
-from impala_async.actor.playlist import Playlist
+from impala_async import interrupts
 from impala_async.config.load import load_config
 from impala_async.doors import BIND_VARIABLE
-from impala_async.launch import lone
+from impala_async.replay import __main__ as replay
+from impala_async.replay import learner as learner_module
+from impala_async.replay import player as player_module
+from impala_async.replay.index import RecordingIndex
+from impala_async.replay.player import Manner, Played
 from impala_async.runs.folder import RunFolder
 from impala_async.weights import Version
 from impala_async.wire.recording import Record
-from tests.actor.tapes import end, message, start, write
+from tests.replay.recordings import end, message, start, write
 
 SUMMARY = {"updates": 7, "env_steps_trained": 1234, "env_steps_per_s": 99.5, "bottleneck": "it"}
 
@@ -53,13 +54,13 @@ class FakePlayer:
     def __init__(
         self,
         url: str,
-        playlist: Playlist,
+        index: RecordingIndex,
         manner: Manner,
         *,
         should_stop: Callable[[], bool],
         connect_s: float,
     ) -> None:
-        self.url, self.playlist, self.manner = url, playlist, manner
+        self.url, self.index, self.manner = url, index, manner
         self.should_stop = should_stop
         FakePlayer.made.append(self)
 
@@ -73,7 +74,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for fake in (FakeLearner, FakePlayer):
         monkeypatch.setattr(fake, "made", [], raising=False)
-    monkeypatch.setattr(lone, "LoneLearner", FakeLearner)
+    monkeypatch.setattr(learner_module, "StartedLearner", FakeLearner)
     monkeypatch.setattr(player_module, "Player", FakePlayer)
     monkeypatch.setattr(replay.signal, "signal", lambda *_: None)
 
@@ -114,7 +115,7 @@ def test_a_recording_of_an_earlier_release_is_played() -> None:
     for folder, recorded in (("before", before), ("now", now)):
         assert replay.main([tape(recorded, message(0)), "--run-dir", folder]) == 0
     assert settings_of(FakeLearner.made[0]) == settings_of(FakeLearner.made[1])
-    assert Playlist(Path(tape(before, message(0)))).takes[0].start.settings == now.settings
+    assert RecordingIndex(Path(tape(before, message(0)))).takes[0].start.settings == now.settings
 
 
 def test_settings_of_a_benchmark_may_be_changed() -> None:

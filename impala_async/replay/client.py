@@ -1,8 +1,6 @@
 """An actor's session without an actor: hello, spec, credit, heartbeats, weights. It acts nothing.
 
 It never comes back to a learner that it has lost: what it plays makes sense only in one piece.
-
-Runs on: main thread of the replay door
 """
 
 import logging
@@ -58,7 +56,7 @@ class RunOver(Exception):
     """The learner said goodbye, or this process is to end."""
 
 
-class StandIn:
+class ReplayClient:
     """Owns both sockets of one session. `pump` is to be called often, whatever is waited for."""
 
     def __init__(
