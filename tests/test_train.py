@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from impala_async import plot, train
+from impala_async import train
 from impala_async.config.load import load_config
 from impala_async.doors import BIND_VARIABLE, default_config_path
 from impala_async.errors import how_it_ended
+from impala_async.runs import plot
 from impala_async.runs.folder import HOLD_VARIABLE, RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
