@@ -4,7 +4,6 @@ It starts a learner with the recorded settings, or takes one that runs already (
 """
 
 import argparse
-import logging
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,10 +24,8 @@ from impala_async.leaving import leave
 
 if TYPE_CHECKING:
     from impala_async.replay.index import RecordingIndex
-    from impala_async.replay.player import Manner, Played
+    from impala_async.replay.player import Played
     from impala_async.runs.folder import RunFolder
-
-logger = logging.getLogger(__name__)
 
 CONNECT_S = 60.0
 # A learner that has reached its goal, and said so, is about to end by itself.
@@ -50,12 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--exact",
         action="store_true",
         help="with the recorded versions, for the same weights to the last bit",
-    )
-    parser.add_argument(
-        "--speed",
-        choices=("max", "original"),
-        default="max",
-        help="max: as fast as the learner takes it (default); original: as it was recorded",
     )
     parser.add_argument("--loop", action="store_true", help="again and again, until Ctrl-C")
     parser.add_argument(
@@ -104,7 +95,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _check_exact(index: "RecordingIndex") -> None:
     """Only what began with a seed can be made again from it."""
-    start = index.takes[0].start
+    start = index.start
     if start.settings.get("pace", {}).get("mode") == "lockstep":
         raise RecordingError(
             f"--exact: {index.path} was recorded in lockstep, where the same settings make the "
@@ -117,18 +108,11 @@ def _check_exact(index: "RecordingIndex") -> None:
         )
     if index.num_updates == 0:
         raise RecordingError(f"--exact: {index.path} ended before the first update")
-    left = sum(take.stop - take.first for take in index.takes[1:])
-    if left:
-        logger.warning(
-            "--exact plays the first start of the recorded learner; %d messages of later ones are "
-            "left out",
-            left,
-        )
 
 
 def _play_into(args: argparse.Namespace, index: "RecordingIndex") -> int:
     told: list[int] = []
-    played = _play(args.learner, index, _manner(args), told, lambda: bool(told))
+    played = _play(args, args.learner, index, told, lambda: bool(told))
     return _tell(played, index, told)
 
 
@@ -161,8 +145,7 @@ def _start_and_play(
     grace_s = 0.0
     try:
         with undone(learner.kill):
-            manner = _manner(args)
-            played = _play(data, index, manner, told, lambda: bool(told) or not learner.is_running)
+            played = _play(args, data, index, told, lambda: bool(told) or not learner.is_running)
         grace_s = GRACE_S if played.is_finished else 0.0
     finally:
         code = learner.end(grace_s)
@@ -177,25 +160,17 @@ def _start_and_play(
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
 
 
-def _manner(args: argparse.Namespace) -> "Manner":
-    with start_told_of("torch is loaded"):
-        from impala_async.replay.player import Manner
-
-    return Manner(
-        is_exact=args.exact, is_looped=args.loop, is_original_speed=args.speed == "original"
-    )
-
-
 def _play(
+    args: argparse.Namespace,
     url: str,
     index: "RecordingIndex",
-    manner: "Manner",
     told: list[int],
     should_stop: Callable[[], bool],
 ) -> "Played":
-    import torch
+    with start_told_of("torch is loaded"):
+        import torch
 
-    from impala_async.replay.player import Player
+        from impala_async.replay.player import Player
 
     # Nothing is computed here, and a pool of threads would only stand in the learner's way.
     torch.set_num_threads(1)
@@ -207,7 +182,14 @@ def _play(
 
     for number in REQUESTS:
         signal.signal(number, hear)
-    return Player(url, index, manner, should_stop=should_stop, connect_s=CONNECT_S).run()
+    return Player(
+        url,
+        index,
+        is_exact=args.exact,
+        is_looped=args.loop,
+        should_stop=should_stop,
+        connect_s=CONNECT_S,
+    ).run()
 
 
 def _tell(played: "Played", index: "RecordingIndex", told: list[int]) -> int:

@@ -52,16 +52,15 @@ class StartedLearner:
 
 
 def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: bool) -> RunConfig:
-    """The recorded settings, of the last start, for a learner that knows no environment or goal."""
-    start = (index.takes[0] if is_exact else index.takes[-1]).start
+    """The recorded settings, for a learner that knows no environment or goal."""
     goal: dict[str, Any] = dict(ENDLESS)
     if is_exact:
         # The steps come to what they were at that update, and the schedules ended with them.
-        steps = start.settings.get("stop", {}).get("env_steps")
+        steps = index.start.settings.get("stop", {}).get("env_steps")
         goal |= {"updates": index.num_updates, "env_steps": steps}
     recorded: dict[str, Any] = {
-        **start.settings,
-        "env": {**start.settings.get("env", {}), "probe": "actor"},
+        **index.start.settings,
+        "env": {**index.start.settings.get("env", {}), "probe": "actor"},
         "bind": {"data": ANY_PORT, "weights": ANY_PORT},
         "stop": goal,
     }
@@ -96,20 +95,22 @@ def compare(folder: RunFolder, index: RecordingIndex, *, is_finished: bool) -> s
     """
     from impala_async.training.checkpoint import read_digests
 
-    take, wanted = index.takes[0], index.num_updates
-    if wanted is not None and not is_finished:
+    if index.end is None:
+        return "the recording does not say what the weights were: nothing to compare"
+    wanted = index.end.update
+    if not is_finished:
         # A learner that is killed may have trained on what was not on the disk yet.
         summary = folder.read_json("summary.json")
         raise RecordingError(
             f"--exact: {index.path}: its messages make {summary and summary['updates']} updates, "
             f"and the learner that was recorded made {wanted}"
         )
-    if take.end is None or take.end.update != wanted or not take.end.digests:
+    if not index.end.digests:
         return "the recording does not say what the weights were: nothing to compare"
-    if read_digests(folder.checkpoints, Version(1, wanted)) != take.end.digests:
+    if read_digests(folder.checkpoints, Version(1, wanted)) != index.end.digests:
         raise RecordingError(
             f"--exact: after {wanted} updates the weights are not those of the recording. "
             "They are on a CPU of the same kind, with the same releases of impala-async, torch and "
-            f"numpy; it was recorded with impala-async {take.start.package}"
+            f"numpy; it was recorded with impala-async {index.start.package}"
         )
     return f"the same weights and optimizer state as recorded, to the last bit ({wanted} updates)"

@@ -35,15 +35,6 @@ STUCK_S = 60.0
 STILL_GAPS = 3.0
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How to play."""
-
-    is_exact: bool = False
-    is_looped: bool = False
-    is_original_speed: bool = False
-
-
 @dataclass
 class Played:
     """What was played."""
@@ -58,20 +49,21 @@ class Played:
 
 
 class Player:
-    """One playing of one recording."""
+    """Plays a recording once, or looped until it is told to stop."""
 
     def __init__(
         self,
         url: str,
         index: RecordingIndex,
-        manner: Manner,
         *,
+        is_exact: bool,
+        is_looped: bool,
         should_stop: Callable[[], bool],
         connect_s: float,
     ) -> None:
         self.played = Played()
         self._index = index
-        self._manner = manner
+        self._is_exact, self._is_looped = is_exact, is_looped
         self._context = new_context()
         self._client = ReplayClient(
             self._context, url, should_stop=should_stop, connect_s=connect_s
@@ -103,7 +95,7 @@ class Player:
                 "pace.mode: the learner is in lockstep, and waits for actors of its own: replay "
                 "into one with pace.mode = async"
             )
-        if self._manner.is_exact:
+        if self._is_exact:
             self._check_same(settings)
         if recurrent_state(settings.model.core, settings.model.core_size) != schema.state:
             raise MismatchError(
@@ -115,14 +107,14 @@ class Player:
         streams = max(1, -(-batch_columns // (WINDOW * most_columns)))
         digest = policy.layout.digest
         self._client.join(schema, digest, columns=most_columns, streams=streams)
-        if self._manner.is_exact and self._client.newest.update != 0:
+        if self._is_exact and self._client.newest.update != 0:
             raise MismatchError(
                 f"--exact: the learner has made {self._client.newest.update} updates: start it anew"
             )
 
     def _check_same(self, theirs: ActorSettings) -> None:
         """As far as an actor is told; the rest is up to who started the learner."""
-        recorded = validate_config(self._index.takes[0].start.settings)
+        recorded = validate_config(self._index.start.settings)
         ours = ActorSettings.of(recorded)
         for section in ("seed", "model", "policies", "trajectory", "max_lag"):
             if getattr(ours, section) != getattr(theirs, section):
@@ -138,32 +130,24 @@ class Player:
             )
 
     def _play_all(self) -> None:
-        seq, loops_s, is_first = 0, 0.0, True
-        takes = self._index.takes[:1] if self._manner.is_exact else self._index.takes
-        while is_first or self._manner.is_looped:
-            is_first = False
-            for take in takes:
-                for number in range(take.first, take.stop):
-                    message = self._index.message(number)
-                    due_s = loops_s + take.began_s + message.arrived_s
-                    self._wait(seq, message.data, due_s)
-                    self._send(seq, message)
-                    seq += 1
-            loops_s += takes[-1].began_s + takes[-1].lasts_s
+        seq, num_messages = 0, len(self._index)
+        while seq < num_messages or self._is_looped:
+            message = self._index.message(seq % num_messages)
+            self._wait(seq, message.data)
+            self._send(seq, message)
+            seq += 1
         while self._client.settled < seq:
             self._pump()
-        if self._manner.is_exact:
+        if self._is_exact:
             self._wait_for_the_end()
 
-    def _wait(self, seq: int, data: Data, due_s: float) -> None:
-        """For credit; for its time; for its version."""
+    def _wait(self, seq: int, data: Data) -> None:
+        """For credit, and for its version."""
         client = self._client
         while seq >= client.granted:
             self._pump()
-        while self._manner.is_original_speed and time.monotonic() - self._began_at < due_s:
-            self._pump()
         since = time.monotonic()
-        while self._manner.is_exact and client.newest.update < data.update:
+        while self._is_exact and client.newest.update < data.update:
             client.ask()
             self._pump()
             if self._stands_still(since, STUCK_S):
@@ -176,7 +160,7 @@ class Player:
     def _send(self, seq: int, message: Recorded) -> None:
         client, data = self._client, message.data
         version = client.newest
-        if self._manner.is_exact:
+        if self._is_exact:
             # A learner that is started anew has an epoch of its own.
             version = Version(client.welcome.epoch, data.update)
         data = data._replace(
@@ -198,7 +182,7 @@ class Player:
         client.pump(POLL_S)
         now = time.monotonic()
         self.played.seconds = now - self._began_at
-        if not self._manner.is_exact:
+        if not self._is_exact:
             client.pull()
         elif client.refused:
             self._refuse_refusal()
