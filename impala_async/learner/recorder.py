@@ -54,7 +54,7 @@ class Recorder:
         self._run_id = run_id
         self._most_waiting_bytes = most_waiting_bytes
         self._fd = _create(path)
-        self._spool: Spool[Record] | None = None
+        self._queue: Spool[Record] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._began_at = 0.0
         self._num_messages = 0
@@ -70,7 +70,7 @@ class Recorder:
     @property
     def is_behind(self) -> bool:
         """Whether the disk must catch up before more may come."""
-        is_behind = self._spool is not None and not self._has_failed and self._spool.is_behind
+        is_behind = self._queue is not None and not self._has_failed and self._queue.is_behind
         if is_behind and self._behind_since is None:
             self._behind_since = now = time.monotonic()
             if now >= self._warn_at:
@@ -98,7 +98,7 @@ class Recorder:
             has_room()
 
         self._has_room = has_room
-        self._spool = Spool(self._most_waiting_bytes, Inbox(loop, catch_up))
+        self._queue = Spool(self._most_waiting_bytes, Inbox(loop, catch_up))
         self._began_at = time.monotonic()
         self._put(Start(self._run_id, *first, __version__, time.time(), schema, settings))
         self._writing = loop.create_task(on_thread("recorder", self._write_all), name="recorder")
@@ -107,38 +107,38 @@ class Recorder:
 
     def take(self, rank: int, data: Data, landing: Landing, episodes: Episodes | None) -> None:
         """Keep an admitted message, of which everything is copied."""
-        if self._spool is None or self._has_failed:
+        if self._queue is None or self._has_failed:
             return
         tail = b"" if episodes is None else episodes.tobytes()
         body = b"".join((landing.obs.data.cast("B"), landing.small.data.cast("B"), tail))
         arrived_s = time.monotonic() - self._began_at
-        # As it was before anything was squeezed for the line.
+        # It is recorded as it was before it was compressed for the network.
         plain = data._replace(body=None, codec=PLAIN)
         self._put(Recorded(rank, arrived_s, plain, body), len(body))
         self._num_messages += 1
 
     async def finish(self, reason: str, update: int, digests: dict[str, str]) -> None:
         """Write the end, and wait until all is on the disk."""
-        if self._spool is None or self._writing is None:
+        if self._queue is None or self._writing is None:
             return
         self._put(End(reason, update, digests))
-        self._spool.close()
+        self._queue.close()
         while not self._writing.done():
             _, left = await asyncio.wait([self._writing], timeout=NEWS_EVERY_S)
             if left:
-                mib = self._spool.waiting_bytes / 2**20
+                mib = self._queue.waiting_bytes / 2**20
                 logger.info("still writing the recording: %.0f MiB are left", mib)
         if not self._has_failed:
             logger.info("recorded %d messages in %s", self._num_messages, self._path)
 
     def close(self) -> None:
         """However the run ended; twice does no harm. What is waiting is written all the same."""
-        if self._spool is not None:
-            self._spool.close()
+        if self._queue is not None:
+            self._queue.close()
 
     def withdraw(self) -> None:
         """Where the run never began, leave no empty file."""
-        if self._spool is None:
+        if self._queue is None:
             self._path.unlink(missing_ok=True)
             os.close(self._fd)
 
@@ -148,22 +148,22 @@ class Recorder:
         return {
             "recording/messages": self._num_messages,
             "recording/bytes": self._num_bytes,
-            "recording/waiting_bytes": self._spool.waiting_bytes if self._spool else 0,
+            "recording/waiting_bytes": self._queue.waiting_bytes if self._queue else 0,
             "recording/behind_total_s": self._behind_total_s + behind_s,
         }
 
     def _put(self, record: Record, num_bytes: int = 0) -> None:
-        assert self._spool is not None
-        self._spool.put(record, num_bytes)
+        assert self._queue is not None
+        self._queue.put(record, num_bytes)
 
     def _write_all(self) -> None:
         """The body of the thread. Whatever has come is in the hands of the kernel soon after."""
-        assert self._spool is not None
+        assert self._queue is not None
         with os.fdopen(self._fd, "ab", BUFFER_BYTES) as file:
             try:
                 file.write(OPENING)
                 while True:
-                    for record in self._spool.get():
+                    for record in self._queue.get():
                         for part in encode_record(record):
                             file.write(part)
                             self._num_bytes += len(part)

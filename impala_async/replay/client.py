@@ -132,7 +132,7 @@ class ReplayClient:
         while (frames := self._weights.receive(0)) is not None:
             self._take(read(frames[0], self._log))
         now = time.monotonic()
-        if now >= self._beat_at and self._weights.send([pack(Heartbeat(self._session, {}))]):
+        if now >= self._beat_at and self._weights.send([pack(Heartbeat(self.welcome.session, {}))]):
             self._beat_at = now + self.welcome.heartbeat_s
         self._check_lost()
 
@@ -148,25 +148,21 @@ class ReplayClient:
     def leave(self) -> None:
         """Say goodbye and close everything."""
         if self._has_session:
-            say_goodbye(self._data, self._session)
+            say_goodbye(self._data, self.welcome.session)
         self._data.close()
         if self._weights is not None:
             self._weights.close()
-
-    @property
-    def _session(self) -> bytes:
-        return self.welcome.session
 
     def _ask(self, have: Version) -> None:
         assert self._weights is not None, "join comes first"
         now = time.monotonic()
         is_waiting = self._asked_at is not None and now - self._asked_at < ASK_AGAIN_S
-        if not is_waiting and self._weights.send([pack(Get(self._session, *have))]):
+        if not is_waiting and self._weights.send([pack(Get(self.welcome.session, *have))]):
             self._asked_at = now
 
     def _take(self, message: Message | None) -> None:
         self._last_heard = time.monotonic()
-        if isinstance(message, Grant) and message.session == self._session:
+        if isinstance(message, Grant) and message.session == self.welcome.session:
             self.granted = max(self.granted, message.granted)
             self.settled = max(self.settled, message.settled)
             self._note(message)

@@ -95,22 +95,22 @@ def compare(folder: RunFolder, index: RecordingIndex, *, is_finished: bool) -> s
     """
     from impala_async.training.checkpoint import read_digests
 
-    if index.end is None:
-        return "the recording does not say what the weights were: nothing to compare"
-    wanted = index.end.update
-    if not is_finished:
+    end = index.end
+    if end is not None and not is_finished:
         # A learner that is killed may have trained on what was not on the disk yet.
         summary = folder.read_json("summary.json")
         raise RecordingError(
             f"--exact: {index.path}: its messages make {summary and summary['updates']} updates, "
-            f"and the learner that was recorded made {wanted}"
+            f"and the learner that was recorded made {end.update}"
         )
-    if not index.end.digests:
+    if end is None or not end.digests:
         return "the recording does not say what the weights were: nothing to compare"
-    if read_digests(folder.checkpoints, Version(1, wanted)) != index.end.digests:
+    if read_digests(folder.checkpoints, Version(1, end.update)) != end.digests:
         raise RecordingError(
-            f"--exact: after {wanted} updates the weights are not those of the recording. "
+            f"--exact: after {end.update} updates the weights are not those of the recording. "
             "They are on a CPU of the same kind, with the same releases of impala-async, torch and "
             f"numpy; it was recorded with impala-async {index.start.package}"
         )
-    return f"the same weights and optimizer state as recorded, to the last bit ({wanted} updates)"
+    return (
+        f"the same weights and optimizer state as recorded, to the last bit ({end.update} updates)"
+    )
