@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Train on this machine, and write all that the learner takes from its actors to a file, "
         "for `replay`.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the recording")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the recording, a new file")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     return run_door(lambda: train(args, ["--record", str(args.file)]))

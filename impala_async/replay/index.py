@@ -5,13 +5,12 @@ Nothing of it is held in memory but where each message begins; the rest is a map
 
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from impala_async.config.former import up_to_date
 from impala_async.errors import RecordingError
 from impala_async.spec import Schema
-from impala_async.wire.recording import End, Reader, Record, Recorded, Start, has_body_of, map_file
+from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of, map_file
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +25,11 @@ class RecordingIndex:
         self.end: End | None = None
         """None if the learner did not end in good order."""
         self.most_columns = 0
+        self._start: Start | None = None
         self._offsets: list[int] = []
         buffer = map_file(path)
         self._reader = Reader(buffer, str(path))
-        records = self._reader.records()
-        first, whole = next(((record, end) for _, record, end in records), (None, 0))
-        if first is not None and not isinstance(first, Start):
-            raise RecordingError(f"{path}: its first record says nothing of its run")
-        if isinstance(first, Start):
-            self.start = first._replace(settings=up_to_date(first.settings))
-            whole = self._read_all(records, whole, len(buffer))
+        whole = self._read_all(len(buffer))
         if not self._offsets:
             raise RecordingError(f"{path}: holds no message")
         if whole < len(buffer):
@@ -43,6 +37,12 @@ class RecordingIndex:
 
     def __len__(self) -> int:
         return len(self._offsets)
+
+    @property
+    def start(self) -> Start:
+        """The run, with its settings as this release has them."""
+        assert self._start is not None, "a recording with messages has one"
+        return self._start
 
     @property
     def schema(self) -> Schema:
@@ -61,22 +61,32 @@ class RecordingIndex:
         assert isinstance(found[0], Recorded)
         return found[0]
 
-    def _read_all(self, records: Iterator[tuple[int, Record, int]], end: int, size: int) -> int:
+    def _read_all(self, size: int) -> int:
         """Note where messages begin; up to where the file is whole."""
-        say_at = time.monotonic() + NEWS_EVERY_S
-        for begin, record, end in records:
+        say_at, end = time.monotonic() + NEWS_EVERY_S, 0
+        for begin, record, end in self._reader.records():
             if isinstance(record, Start):
-                raise RecordingError(f"{self.path}: holds more than one start of a learner")
-            if isinstance(record, End):
+                self._begin(record)
+            elif self._start is None:
+                raise RecordingError(f"{self.path}: its first record says nothing of its run")
+            elif isinstance(record, End):
                 self.end = record
-            elif has_body_of(self.schema, record):
-                self._offsets.append(begin)
-                self.most_columns = max(self.most_columns, record.data.columns)
             else:
-                raise RecordingError(
-                    f"{self.path}: the message at byte {begin} does not fit its environment"
-                )
+                self._add(begin, record)
             if time.monotonic() > say_at:
                 say_at += NEWS_EVERY_S
                 logger.info("%s: %.0f %% checked", self.path, 100 * end / size)
         return end
+
+    def _begin(self, start: Start) -> None:
+        if self._start is not None:
+            raise RecordingError(f"{self.path}: holds more than one start of a learner")
+        self._start = start._replace(settings=up_to_date(start.settings))
+
+    def _add(self, offset: int, message: Recorded) -> None:
+        if not has_body_of(self.schema, message):
+            raise RecordingError(
+                f"{self.path}: the message at byte {offset} does not fit its environment"
+            )
+        self._offsets.append(offset)
+        self.most_columns = max(self.most_columns, message.data.columns)
