@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from impala_async.actor.playlist import Playlist
 from impala_async.algo.vtrace import vtrace
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.load import validate_config
@@ -33,6 +32,7 @@ from impala_async.learner.loader import batch_over
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.training.backprop import NUM_WARM_UPDATES
+from impala_async.replay.index import RecordingIndex
 from impala_async.training.batch import Batch
 from impala_async.training.optimizer import build_optimizer, make_capturable
 from impala_async.training.rewards import clip_rewards
@@ -120,18 +120,18 @@ class Updates(NamedTuple):
     way: Callable[[], str]
 
 
-def build(kind: str, playlist: Playlist, config: RunConfig) -> Updates:
+def build(kind: str, index: RecordingIndex, config: RunConfig) -> Updates:
     """Updates as the learner of these settings would make them, or by hand."""
     device = pick_device(config.learner.device)
-    batch = first_batch(playlist, config.learner.batch_columns, device)
+    batch = first_batch(index, config.learner.batch_columns, device)
     if kind == "bare":
-        policy = Policy(playlist.schema, config.model, seed=config.seed, device=device)
+        policy = Policy(index.schema, config.model, seed=config.seed, device=device)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, device))
         bare = BareLoop(policy, config.algorithm, batch)
         # The best of its device, whatever is asked of the learner.
         update = bare.recorded() if device.type == "cuda" else bare.update
         return Updates(update, lambda: config.learner.compile)
-    step = build_step(config, playlist.schema, device)
+    step = build_step(config, index.schema, device)
     assert isinstance(step, UpdateStep), "a recording of several policies is not measured here"
     return Updates(as_the_learner(step, batch), lambda: step.way)
 
@@ -149,21 +149,21 @@ def as_the_learner(step: UpdateStep, batch: Batch) -> Callable[[], None]:
     return update
 
 
-def first_batch(playlist: Playlist, num_columns: int, device: torch.device) -> Batch:
+def first_batch(index: RecordingIndex, num_columns: int, device: torch.device) -> Batch:
     """So many columns of a recording, from its beginning; a short one is taken over again."""
-    layout = playlist.schema.layout
+    layout = index.schema.layout
     obs: list[np.ndarray] = []
     small: list[np.ndarray] = []
     number = found = 0
     while found < num_columns:
-        message = playlist.message(number % len(playlist))
+        message = index.message(number % len(index))
         body, columns = np.frombuffer(message.body, np.uint8), message.data.columns
         middle = columns * layout.obs_bytes
         obs.append(body[:middle].reshape(columns, -1))
         small.append(body[middle : middle + columns * layout.small_bytes].reshape(columns, -1))
         number, found = number + 1, found + columns
     planes = (torch.from_numpy(np.concatenate(plane)[:num_columns]) for plane in (obs, small))
-    return batch_over(playlist.schema, *(plane.to(device) for plane in planes))
+    return batch_over(index.schema, *(plane.to(device) for plane in planes))
 
 
 def wait_for(device: torch.device) -> None:
@@ -196,7 +196,7 @@ def main() -> None:
     torch.set_num_threads(config.learner.threads)
     device = pick_device(config.learner.device)
     make_current(device)
-    make, way = build(kind, Playlist(Path(recording)), config)
+    make, way = build(kind, RecordingIndex(Path(recording)), config)
     begun = time.perf_counter()
     make()
     wait_for(device)

@@ -3,7 +3,6 @@
 For actors on other hosts there is `python -m impala_async.learner --record FILE`.
 """
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,13 +16,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(
         "record",
         "Train on this machine, and write all that the learner takes from its actors to a file, "
-        "for `replay`. A resumed run goes on with its file.",
+        "for `replay`.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the recording")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the recording, a new file")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    door = f"record {shlex.quote(str(args.file))}"
-    return run_door(lambda: train(args, ["--record", str(args.file)], door=door))
+    return run_door(lambda: train(args, ["--record", str(args.file)]))
 
 
 if __name__ == "__main__":

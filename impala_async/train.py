@@ -52,12 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_door(lambda: train(args))
 
 
-def train(args: argparse.Namespace, extra_flags: Sequence[str] = (), *, door: str = "train") -> int:
+def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
     """A run, as the flags say it. The extra ones are for the learner alone."""
     config, folder = check_run(args, default=default_config_path())
     hold = folder.hold()
     try:
-        return _train(args, config, folder, hold, extra_flags, door)
+        return _train(args, config, folder, hold, extra_flags)
     finally:
         folder.let_go()
 
@@ -68,7 +68,6 @@ def _train(
     folder: "RunFolder",
     hold: int,
     extra_flags: Sequence[str],
-    door: str,
 ) -> int:
     """In a folder that is ours; the learner shares in the hold of it."""
     from impala_async.runs.folder import HOLD_VARIABLE
@@ -105,11 +104,11 @@ def _train(
             print(f"learning curve: {curve}")
     # A learner that was told to end while it started has nothing to sum up.
     elif code not in (EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED):
-        tell_death(code, folder, door)
+        tell_death(code, folder, "train")
     elif run.has_killed_learner:
-        tell_death(SHELL_SIGNAL + signal.SIGKILL, folder, door, "did not answer, and was killed")
+        tell_death(SHELL_SIGNAL + signal.SIGKILL, folder, "train", "did not answer, and was killed")
     elif run.has_quit:
-        tell_death(code, folder, door, "was told to quit at once")
+        tell_death(code, folder, "train", "was told to quit at once")
     return code
 
 

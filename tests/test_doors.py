@@ -47,7 +47,7 @@ FLAGS = {
     "learner": RUN_FLAGS | {"--record"},
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "record": RUN_FLAGS,
-    "replay": {"--learner", "--exact", "--speed", "--loop", "--set", "--run-dir"},
+    "replay": {"--learner", "--exact", "--loop", "--set", "--run-dir"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
 EXIT_CODES = {
@@ -176,7 +176,6 @@ WRONG = [
     ("replay", ["/", "--learner", "tcp://h:1", "--run-dir", "r"]),
     ("replay", ["/", "--exact", "--loop"]),
     ("replay", ["/", "--exact", "--set", "seed=1"]),
-    ("replay", ["/", "--speed", "slow"]),
     ("evaluate", ["/nowhere"]),
     ("evaluate", ["/", "--episodes", "0"]),
     ("evaluate", ["/", "--seed", "-1"]),

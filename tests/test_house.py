@@ -24,7 +24,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "impala_async"
 
-GROUND, ROOMS, LANDING, UPPER_LANDING, WORKSHOP, PROCESSES, ROOF = range(7)
+GROUND, ROOMS, LANDING, UPPER_LANDING, WORKSHOP, PROCESSES, UPPER_PROCESSES, ROOF = range(8)
 FLOORS = {
     # The package's own __init__ stands on the ground too.
     **dict.fromkeys(["__init__", "errors", "config"], GROUND),
@@ -41,6 +41,8 @@ FLOORS = {
     "team": UPPER_LANDING,
     "training": WORKSHOP,
     **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
+    # It starts a learner as `launch` does, and speaks to it as an actor does.
+    "replay": UPPER_PROCESSES,
 }
 # Root modules that anybody may run, and what these share.
 DOORS = {"__main__", "doors", "train", "record", "replay", "evaluate"}
@@ -56,7 +58,7 @@ TORCH_FREE = (
     *("wire", "envs", "launch"),
     *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.front"),
-    *("actor.playlist", "actor.stand_in"),
+    *("replay.index", "replay.client", "replay.learner"),
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 

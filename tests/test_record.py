@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from impala_async import record, train
-from tests.test_train import FakeRun
+from tests.test_train import FakeRun, write_down
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +48,14 @@ def test_settings_are_checked_first(capsys: pytest.CaptureFixture[str]) -> None:
     made: list[Any] = FakeRun.made
     assert made == []
     assert "seed" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_goes_on_without_its_recording(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/impala-async", "record"])
+    monkeypatch.setattr(FakeRun, "code", 137)
+    monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
+    assert record.main(["file", "--run-dir", "here"]) == 137
+    (told,) = caplog.messages
+    assert told.endswith("to go on: impala-async train --resume --run-dir here")

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("learner", "Train from the trajectories of any number of actors.")
     add_run_flags(parser)
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write all that actors send to this file"
+        "--record", type=Path, metavar="FILE", help="write all that actors send to this new file"
     )
     args = parser.parse_args(argv)
 

@@ -9,12 +9,9 @@ Runs on: event loop; the file is written on the recorder thread, and opened befo
 
 import asyncio
 import errno
-import fcntl
 import logging
 import math
-import mmap
 import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +33,6 @@ from impala_async.wire.recording import (
     Recorded,
     Start,
     encode_record,
-    is_recording,
     map_file,
 )
 
@@ -49,7 +45,7 @@ WARN_EVERY_S = 10.0
 
 
 class Recorder:
-    """Owns the file of a recording. It is opened, and an earlier part of it checked, at once."""
+    """Owns the file of a recording, which it makes at once."""
 
     def __init__(
         self, path: Path, run_id: bytes, *, most_waiting_bytes: int = MOST_WAITING_BYTES
@@ -57,8 +53,8 @@ class Recorder:
         self._path = path
         self._run_id = run_id
         self._most_waiting_bytes = most_waiting_bytes
-        self._fd = open_to_append(path, run_id)
-        self._spool: Spool[Record] | None = None
+        self._fd = _create(path)
+        self._queue: Spool[Record] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._began_at = 0.0
         self._num_messages = 0
@@ -74,7 +70,7 @@ class Recorder:
     @property
     def is_behind(self) -> bool:
         """Whether the disk must catch up before more may come."""
-        is_behind = self._spool is not None and not self._has_failed and self._spool.is_behind
+        is_behind = self._queue is not None and not self._has_failed and self._queue.is_behind
         if is_behind and self._behind_since is None:
             self._behind_since = now = time.monotonic()
             if now >= self._warn_at:
@@ -102,7 +98,7 @@ class Recorder:
             has_room()
 
         self._has_room = has_room
-        self._spool = Spool(self._most_waiting_bytes, Inbox(loop, catch_up))
+        self._queue = Spool(self._most_waiting_bytes, Inbox(loop, catch_up))
         self._began_at = time.monotonic()
         self._put(Start(self._run_id, *first, __version__, time.time(), schema, settings))
         self._writing = loop.create_task(on_thread("recorder", self._write_all), name="recorder")
@@ -111,40 +107,39 @@ class Recorder:
 
     def take(self, rank: int, data: Data, landing: Landing, episodes: Episodes | None) -> None:
         """Keep an admitted message, of which everything is copied."""
-        if self._spool is None or self._has_failed:
+        if self._queue is None or self._has_failed:
             return
         tail = b"" if episodes is None else episodes.tobytes()
         body = b"".join((landing.obs.data.cast("B"), landing.small.data.cast("B"), tail))
         arrived_s = time.monotonic() - self._began_at
-        # As it was before anything was squeezed for the line.
+        # It is recorded as it was before it was compressed for the network.
         plain = data._replace(body=None, codec=PLAIN)
         self._put(Recorded(rank, arrived_s, plain, body), len(body))
         self._num_messages += 1
 
     async def finish(self, reason: str, update: int, digests: dict[str, str]) -> None:
         """Write the end, and wait until all is on the disk."""
-        if self._spool is None or self._writing is None:
+        if self._queue is None or self._writing is None:
             return
         self._put(End(reason, update, digests))
-        self._spool.close()
+        self._queue.close()
         while not self._writing.done():
             _, left = await asyncio.wait([self._writing], timeout=NEWS_EVERY_S)
             if left:
-                mib = self._spool.waiting_bytes / 2**20
+                mib = self._queue.waiting_bytes / 2**20
                 logger.info("still writing the recording: %.0f MiB are left", mib)
         if not self._has_failed:
             logger.info("recorded %d messages in %s", self._num_messages, self._path)
 
     def close(self) -> None:
         """However the run ended; twice does no harm. What is waiting is written all the same."""
-        if self._spool is not None:
-            self._spool.close()
+        if self._queue is not None:
+            self._queue.close()
 
     def withdraw(self) -> None:
-        """The run never began: leave no empty file."""
-        if self._spool is None:
-            if os.fstat(self._fd).st_size == 0:
-                self._path.unlink(missing_ok=True)
+        """Where the run never began, leave no empty file."""
+        if self._queue is None:
+            self._path.unlink(missing_ok=True)
             os.close(self._fd)
 
     def report(self) -> dict[str, object]:
@@ -153,24 +148,22 @@ class Recorder:
         return {
             "recording/messages": self._num_messages,
             "recording/bytes": self._num_bytes,
-            "recording/waiting_bytes": self._spool.waiting_bytes if self._spool else 0,
+            "recording/waiting_bytes": self._queue.waiting_bytes if self._queue else 0,
             "recording/behind_total_s": self._behind_total_s + behind_s,
         }
 
     def _put(self, record: Record, num_bytes: int = 0) -> None:
-        assert self._spool is not None
-        self._spool.put(record, num_bytes)
+        assert self._queue is not None
+        self._queue.put(record, num_bytes)
 
     def _write_all(self) -> None:
         """The body of the thread. Whatever has come is in the hands of the kernel soon after."""
-        assert self._spool is not None
+        assert self._queue is not None
         with os.fdopen(self._fd, "ab", BUFFER_BYTES) as file:
-            start = file.tell()
-            if start == 0:
-                start = file.write(OPENING)
             try:
+                file.write(OPENING)
                 while True:
-                    for record in self._spool.get():
+                    for record in self._queue.get():
                         for part in encode_record(record):
                             file.write(part)
                             self._num_bytes += len(part)
@@ -181,7 +174,7 @@ class Recorder:
                 found = os.fstat(file.fileno())
                 if not os.path.samestat(found, self._path.stat()):
                     raise FileNotFoundError(errno.ENOENT, "another file is there") from None
-                if found.st_size != start + self._num_bytes:
+                if found.st_size != len(OPENING) + self._num_bytes:
                     what = "somebody else has cut it, or written to it"
                     raise FileNotFoundError(errno.ENOENT, what) from None
 
@@ -209,39 +202,21 @@ class Recorder:
             self._behind_since = None
 
 
-def open_to_append(path: Path, run_id: bytes) -> int:
-    """The file of a new recording, or of one of this run that goes on.
+def _create(path: Path) -> int:
+    """A new file, to append to: whatever somebody does to it then shows in its size.
 
     Raises:
-        RecordingError: it cannot be written, or holds something else.
+        RecordingError: there is something already, or it cannot be written.
     """
     try:
-        # A device is not waited for.
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    except FileExistsError:
+        raise RecordingError(
+            f"{path}: is there already, and a recording is of one start of a learner: name "
+            "another file"
+        ) from None
     except OSError as error:
         raise RecordingError(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise RecordingError(f"{path}: is no regular file: name another one")
-        _take_hold(fd, path)
-        end = _whole_bytes(fd, path, run_id)
-        size = os.fstat(fd).st_size
-        if end < size:
-            logger.warning("%s: its last record is cut off: %d bytes", path, size - end)
-            os.ftruncate(fd, end)
-    except (OSError, RecordingError):
-        os.close(fd)
-        raise
-    return fd
-
-
-def _take_hold(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RecordingError(
-            f"{path}: another learner is recording to it: name another file"
-        ) from None
 
 
 def _holds_message(path: Path) -> bool:
@@ -251,21 +226,3 @@ def _holds_message(path: Path) -> bool:
         return any(isinstance(record, Recorded) for _, record, _ in records)
     except RecordingError:
         return False
-
-
-def _whole_bytes(fd: int, path: Path, run_id: bytes) -> int:
-    """Up to where a file is a recording of this run."""
-    if os.fstat(fd).st_size == 0:
-        return 0
-    buffer = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
-    if not is_recording(buffer):
-        raise RecordingError(f"{path}: holds something that is no recording: name another file")
-    whole, say_at = 0, time.monotonic() + NEWS_EVERY_S
-    for _, record, end in Reader(buffer, str(path)).records():
-        if isinstance(record, Start) and record.run_id != run_id:
-            raise RecordingError(f"{path}: holds a recording of another run: name another file")
-        if time.monotonic() > say_at:
-            say_at += NEWS_EVERY_S
-            logger.info("%s: %.0f %% checked", path, 100 * end / len(buffer))
-        whole = end
-    return whole

@@ -41,7 +41,7 @@ OPENING = _OPENING.pack(MAGIC, FORMAT)
 
 
 class Start(NamedTuple):
-    """A learner began to take messages: the first one of a file, and each that went on with it."""
+    """The first record: a learner begins to take messages."""
 
     run_id: bytes
     epoch: int
@@ -99,7 +99,9 @@ class Reader:
     def __init__(self, buffer: memoryview, name: str) -> None:
         self._buffer = buffer
         self._name = name
-        if not is_recording(buffer):
+        begin = bytes(buffer[: len(MAGIC)])
+        # It may have been cut before its opening was written.
+        if begin != MAGIC[: len(begin)]:
             raise RecordingError(f"{name}: is not a recording of impala-async")
         if len(buffer) < _OPENING.size:
             return
@@ -166,12 +168,6 @@ def map_file(path: Path) -> memoryview:
     except ValueError:
         # Nothing can be mapped of an empty file.
         raise RecordingError(f"{path}: is empty") from None
-
-
-def is_recording(buffer: memoryview) -> bool:
-    """Whether it begins like one; so does what was cut before its opening was written."""
-    begin = bytes(buffer[: len(MAGIC)])
-    return begin == MAGIC[: len(begin)]
 
 
 def _decode(head: memoryview, body: memoryview) -> Record:

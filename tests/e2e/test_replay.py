@@ -1,5 +1,5 @@
 """Recording and replaying with real processes: the same run to the last bit, though nobody waited
-for anybody when it was recorded; a learner that is killed and goes on; a benchmark."""
+for anybody when it was recorded; a learner that is killed; a benchmark."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor.playlist import Playlist
+from impala_async.replay.index import RecordingIndex
 from tests.e2e import harness
 from tests.e2e.harness import Door, Site, identities_hold, wait_until
 
@@ -73,17 +73,19 @@ def test_so_it_is_with_passes_rings_and_actors_of_any_width(tmp_path: Path, site
         site.actor("--num-envs", str(width))
     assert learner.wait_exit(60) == 0, learner.log
     recorded = outcome(site.run_dir)
-    playlist = Playlist(recording)
-    widths = {playlist.message(number).data.columns for number in range(len(playlist))}
+    index = RecordingIndex(recording)
+    widths = {index.message(number).data.columns for number in range(len(index))}
     assert widths == {1, 3, 7}
     assert {f"{name}.safetensors" for name in ("model", "optimizer", "target")} <= recorded.keys()
-    again, run_dir = replay(tmp_path / "again", recording, "--exact", "--speed", "original")
+    again, run_dir = replay(tmp_path / "again", recording, "--exact")
     assert outcome(run_dir) == recorded
     assert "to the last bit" in again.log
 
 
-def test_a_killed_learner_s_recording_goes_on_with_its_run(tmp_path: Path, site: Site) -> None:
-    recording = tmp_path / "recording"
+def test_a_killed_learner_leaves_a_recording_and_its_resumed_run_makes_another(
+    tmp_path: Path, site: Site
+) -> None:
+    recording, another = tmp_path / "recording", tmp_path / "another"
     settings = (
         *("stop.mean_return=none", "stop.env_steps=none"),
         *("checkpoint.every_s=2", "checkpoint.keep=1000"),
@@ -100,23 +102,32 @@ def test_a_killed_learner_s_recording_goes_on_with_its_run(tmp_path: Path, site:
     # As a kill in mid-write leaves it.
     with recording.open("ab") as file:
         file.write(b"half a record")
-    second = site.learner(resume=True, record=str(recording))
-    assert "its last record is cut off" in second.log
+    before = recording.read_bytes()
+    refused = site.open(
+        "learner", "--resume", "--run-dir", str(site.run_dir), "--record", str(recording)
+    )
+    assert refused.wait_exit() == 2
+    assert "a recording is of one start of a learner: name another file" in refused.log
+    assert recording.read_bytes() == before
+    second = site.learner(resume=True, record=str(another))
     site.actor()
     site.wait_report("training", lambda r: bool(r["recording/messages"] and r["updates"]))
     second.signal(signal.SIGTERM)
     assert second.wait_exit() == 0, second.log
-    killed, resumed = Playlist(recording).takes
+    killed, resumed = RecordingIndex(recording), RecordingIndex(another)
     assert (killed.end, killed.start.epoch, killed.start.update) == (None, 1, 0)
     assert resumed.start.epoch == 2
     assert resumed.end is not None
     assert resumed.end.update >= resumed.start.update > 0
-    # The run of a killed learner is what its successor went on from.
-    _, run_dir = replay(tmp_path / "again", recording, "--exact")
-    checkpoint = run_dir / "checkpoints" / f"ckpt-1-{resumed.start.update}"
-    original = site.run_dir / "checkpoints" / checkpoint.name
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (checkpoint / name).read_bytes() == (original / name).read_bytes()
+    again, run_dir = replay(tmp_path / "again", recording, "--exact")
+    assert "its last record is cut off, and left out" in again.log
+    assert "nothing to compare" in again.log
+    # All that a checkpoint was made of is there.
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["updates"] >= resumed.start.update
+    late = site.open("replay", str(another), "--exact")
+    assert late.wait_exit() == 2
+    assert f"begins at update {resumed.start.update}" in late.log
 
 
 def test_a_learner_is_fed_from_a_file_as_long_as_one_likes(tmp_path: Path, site: Site) -> None:
@@ -143,21 +154,3 @@ def test_a_learner_is_fed_from_a_file_as_long_as_one_likes(tmp_path: Path, site:
         other = fed.open("replay", str(recording), "--learner", fed.service["data_url"], "--exact")
         assert other.wait_exit() == 78
         assert "start it anew" in other.log
-
-
-def test_a_file_belongs_to_one_run(tmp_path: Path, site: Site) -> None:
-    recording = tmp_path / "recording"
-    learner = site.learner(
-        "stop.mean_return=none", "stop.env_steps=500", config=CARTPOLE, record=str(recording)
-    )
-    site.actor()
-    assert learner.wait_exit(60) == 0, learner.log
-    before = recording.read_bytes()
-    other = site.open(
-        *("learner", "--config", CARTPOLE, "--run-dir", str(tmp_path / "other")),
-        *("--record", str(recording)),
-    )
-    assert other.wait_exit() == 2
-    assert "holds a recording of another run: name another file" in other.log
-    assert not (tmp_path / "other").exists()
-    assert recording.read_bytes() == before

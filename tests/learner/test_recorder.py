@@ -13,7 +13,7 @@ import pytest
 from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner import recorder as module
-from impala_async.learner.recorder import Recorder, open_to_append
+from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Landing
 from impala_async.metrics.names import undeclared
 from impala_async.weights import Version
@@ -100,27 +100,6 @@ async def test_what_was_taken_is_there_when_the_learner_is_killed(path: Path) ->
     assert len(records(path)) == 2
 
 
-async def test_a_recording_goes_on_where_it_ended(path: Path, tmp_path: Path) -> None:
-    for number, tail in enumerate((b"", b"a record that was cut", b"\0")):
-        recorder = Recorder(path, RUN)
-        begin(recorder, update=number)
-        take(recorder, number)
-        await recorder.finish("terminated", number, {})
-        kinds = [type(record) for record in records(path)]
-        assert kinds == [Start, Recorded, End] * (number + 1)
-        with path.open("ab") as file:
-            file.write(b"".join(encode_record(End("x", 1, {})))[: len(tail)])
-
-
-async def test_a_cut_opening_is_begun_anew(path: Path) -> None:
-    for size in (1, len(OPENING) - 1, len(OPENING)):
-        path.write_bytes(OPENING[:size])
-        recorder = Recorder(path, RUN)
-        begin(recorder)
-        await recorder.finish("terminated", 0, {})
-        assert [type(record) for record in records(path)] == [Start, End]
-
-
 async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,12 +147,11 @@ async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
     had_messages: bool,
 ) -> None:
     room: list[str] = []
-    if had_messages:
-        earlier = Recorder(path, RUN)
-        begin(earlier)
-        take(earlier, 0)
-        await earlier.finish("terminated", 1, {})
     recorder = Recorder(path, RUN, most_waiting_bytes=10)
+    if had_messages:
+        first = Start(RUN, 1, 0, "0.1", 0.0, small_schema(), {})
+        records = first, Recorded(0, 0.0, DATA._replace(body=None), b"body")
+        path.write_bytes(OPENING + b"".join(b"".join(encode_record(each)) for each in records))
     monkeypatch.setattr(os, "fdopen", open_full)
     begin(recorder, has_room=lambda: room.append("room"))
     take(recorder, 0)
@@ -210,23 +188,14 @@ async def test_a_file_that_is_gone_at_the_end_is_no_recording(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.9])
-@pytest.mark.parametrize("is_resumed", [True, False])
 async def test_a_file_that_is_cut_in_mid_run_is_no_recording(
-    path: Path, caplog: pytest.LogCaptureFixture, share: float, *, is_resumed: bool
+    path: Path, caplog: pytest.LogCaptureFixture, share: float
 ) -> None:
     """As logrotate's copytruncate does it, or a part of it."""
     caplog.set_level("INFO")
-    if is_resumed:
-        earlier = Recorder(path, RUN)
-        begin(earlier)
-        take(earlier, 0)
-        await earlier.finish("terminated", 1, {})
-        assert not earlier.is_empty
-        caplog.clear()
-    size = path.stat().st_size if is_resumed else 0
     recorder = Recorder(path, RUN)
     begin(recorder)
-    await until(lambda: path.stat().st_size > size, "the first bytes")
+    await until(lambda: path.stat().st_size > 0, "the first bytes")
     os.truncate(path, int(path.stat().st_size * share))
     take(recorder, 1)
     await recorder.finish("terminated", 1, {})
@@ -273,15 +242,6 @@ def test_a_run_that_never_began_leaves_no_file(path: Path) -> None:
     assert not path.exists()
 
 
-async def test_a_run_that_never_went_on_leaves_its_file(path: Path) -> None:
-    recorder = Recorder(path, RUN)
-    begin(recorder)
-    await recorder.finish("env_steps", 1, {})
-    size = path.stat().st_size
-    Recorder(path, RUN).withdraw()
-    assert path.stat().st_size == size
-
-
 async def test_a_recording_that_never_began_has_no_end(path: Path) -> None:
     recorder = Recorder(path, RUN)
     take(recorder, 1)
@@ -294,29 +254,27 @@ async def test_a_recording_that_never_began_has_no_end(path: Path) -> None:
 
 def test_what_cannot_be_recorded_to(path: Path) -> None:
     def refused(says: str, file: Path = path) -> None:
-        with pytest.raises(RecordingError, match=says):
+        with pytest.raises(RecordingError, match=rf"^{file}: {says}"):
             Recorder(file, RUN)
 
-    refused("cannot be written: No such file", path / "in a file")
-    refused("cannot be written: Is a directory", path.parent)
-    refused("is no regular file: name another one", Path("/dev/full"))
-    os.mkfifo(path.with_name("pipe"))
-    refused("is no regular file: name another one", path.with_name("pipe"))
     path.write_bytes(b"precious")
-    refused("holds something that is no recording: name another file")
+    path.with_name("link").symlink_to(path.with_name("nothing"))
+    os.mkfifo(path.with_name("pipe"))
+    taken = (path, path.parent, Path("/dev/full"), path.with_name("link"), path.with_name("pipe"))
+    for file in taken:
+        refused("is there already, and a recording is of one start .*: name another file", file)
     assert path.read_bytes() == b"precious"
-    other = Start(b"other".ljust(16), 1, 0, "0.1", 0.0, small_schema(), {})
-    path.write_bytes(OPENING + b"".join(encode_record(other)))
-    refused("holds a recording of another run: name another file")
-    end = bytearray(b"".join(encode_record(End("x", 1, {}))))
-    end[-1] ^= 1
-    path.write_bytes(OPENING + end)
-    refused(f"the record at byte {len(OPENING)} is damaged")
+    refused("cannot be written: Not a directory", path / "in a file")
+    refused("cannot be written: No such file", path.parent / "nowhere" / "file")
 
 
-def test_a_file_has_one_learner(path: Path) -> None:
-    fd = open_to_append(path, RUN)
-    with pytest.raises(RecordingError, match="another learner is recording to it"):
-        open_to_append(path, RUN)
-    os.close(fd)
-    os.close(open_to_append(path, RUN))
+async def test_a_start_that_goes_on_needs_another_file(path: Path) -> None:
+    """Also while the first learner is still recording to it."""
+    first = Recorder(path, RUN)
+    begin(first)
+    for ends in (False, True):
+        if ends:
+            await first.finish("terminated", 1, {})
+        with pytest.raises(RecordingError, match="name another file"):
+            Recorder(path, RUN)
+    assert [type(record) for record in records(path)] == [Start, End]

@@ -3,8 +3,6 @@
 For a benchmark each message is stamped with the newest version that was heard of. Exactly: it keeps
 its own version, in the order of admission, and goes only when the learner has published that. Then
 the learner's batches are those of the recording, column for column and lag for lag.
-
-Runs on: main thread of the replay door
 """
 
 import logging
@@ -12,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from impala_async.actor.playlist import Playlist
-from impala_async.actor.stand_in import POLL_S, RunOver, StandIn
 from impala_async.config.load import validate_config
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, RecordingError
+from impala_async.replay.client import POLL_S, ReplayClient, RunOver
+from impala_async.replay.index import RecordingIndex
 from impala_async.spec import recurrent_state
 from impala_async.team import build_policy
 from impala_async.weights import Version
@@ -37,15 +35,6 @@ STUCK_S = 60.0
 STILL_GAPS = 3.0
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How to play."""
-
-    is_exact: bool = False
-    is_looped: bool = False
-    is_original_speed: bool = False
-
-
 @dataclass
 class Played:
     """What was played."""
@@ -60,50 +49,53 @@ class Played:
 
 
 class Player:
-    """One playing of one recording."""
+    """Plays a recording once, or looped until it is told to stop."""
 
     def __init__(
         self,
         url: str,
-        playlist: Playlist,
-        manner: Manner,
+        index: RecordingIndex,
         *,
+        is_exact: bool,
+        is_looped: bool,
         should_stop: Callable[[], bool],
         connect_s: float,
     ) -> None:
         self.played = Played()
-        self._playlist = playlist
-        self._manner = manner
+        self._index = index
+        self._is_exact, self._is_looped = is_exact, is_looped
         self._context = new_context()
-        self._stand_in = StandIn(self._context, url, should_stop=should_stop, connect_s=connect_s)
+        self._client = ReplayClient(
+            self._context, url, should_stop=should_stop, connect_s=connect_s
+        )
         self._began_at = 0.0
         self._say_at = 0.0
 
     def run(self) -> Played:
         """Until all is played and settled, the learner says goodbye, or this process is to end."""
         try:
-            self._join(self._stand_in.connect())
+            self._join(self._client.connect())
             self._began_at = time.monotonic()
             self._say_at = self._began_at + NEWS_EVERY_S
             self._play_all()
         except RunOver:
             pass
         finally:
-            self._stand_in.leave()
+            self._client.leave()
             self._context.term()
-        self.played.refused = dict(self._stand_in.refused)
-        self.played.is_finished = self._stand_in.is_finished
+        self.played.refused = dict(self._client.refused)
+        self.played.is_finished = self._client.is_finished
         return self.played
 
     def _join(self, settings: ActorSettings) -> None:
-        schema, most_columns = self._playlist.schema, self._playlist.most_columns
-        batch_columns = self._stand_in.welcome.max_columns
+        schema, most_columns = self._index.schema, self._index.most_columns
+        batch_columns = self._client.welcome.max_columns
         if settings.pace.is_lockstep:
             raise MismatchError(
                 "pace.mode: the learner is in lockstep, and waits for actors of its own: replay "
                 "into one with pace.mode = async"
             )
-        if self._manner.is_exact:
+        if self._is_exact:
             self._check_same(settings)
         if recurrent_state(settings.model.core, settings.model.core_size) != schema.state:
             raise MismatchError(
@@ -114,16 +106,15 @@ class Player:
         # Together they are a batch, which is all that a learner ever grants.
         streams = max(1, -(-batch_columns // (WINDOW * most_columns)))
         digest = policy.layout.digest
-        self._stand_in.join(schema, digest, columns=most_columns, streams=streams)
-        if self._manner.is_exact and self._stand_in.newest.update != 0:
+        self._client.join(schema, digest, columns=most_columns, streams=streams)
+        if self._is_exact and self._client.newest.update != 0:
             raise MismatchError(
-                f"--exact: the learner has made {self._stand_in.newest.update} updates: start it "
-                "anew"
+                f"--exact: the learner has made {self._client.newest.update} updates: start it anew"
             )
 
     def _check_same(self, theirs: ActorSettings) -> None:
         """As far as an actor is told; the rest is up to who started the learner."""
-        recorded = validate_config(self._playlist.takes[0].start.settings)
+        recorded = validate_config(self._index.start.settings)
         ours = ActorSettings.of(recorded)
         for section in ("seed", "model", "policies", "trajectory", "max_lag"):
             if getattr(ours, section) != getattr(theirs, section):
@@ -131,7 +122,7 @@ class Player:
                     f"--exact: {section} differs: {getattr(ours, section)} recorded, "
                     f"{getattr(theirs, section)} at the learner"
                 )
-        batch_columns = self._stand_in.welcome.max_columns
+        batch_columns = self._client.welcome.max_columns
         if batch_columns != recorded.learner.batch_columns:
             raise MismatchError(
                 f"--exact: learner.batch_columns differs: {recorded.learner.batch_columns} "
@@ -139,76 +130,68 @@ class Player:
             )
 
     def _play_all(self) -> None:
-        seq, loops_s, is_first = 0, 0.0, True
-        takes = self._playlist.takes[:1] if self._manner.is_exact else self._playlist.takes
-        while is_first or self._manner.is_looped:
-            is_first = False
-            for take in takes:
-                for number in range(take.first, take.stop):
-                    message = self._playlist.message(number)
-                    due_s = loops_s + take.began_s + message.arrived_s
-                    self._wait(seq, message.data, due_s)
-                    self._send(seq, message)
-                    seq += 1
-            loops_s += takes[-1].began_s + takes[-1].lasts_s
-        while self._stand_in.settled < seq:
+        seq, num_messages = 0, len(self._index)
+        while seq < num_messages or self._is_looped:
+            message = self._index.message(seq % num_messages)
+            self._wait(seq, message.data)
+            self._send(seq, message)
+            seq += 1
+        while self._client.settled < seq:
             self._pump()
-        if self._manner.is_exact:
+        if self._is_exact:
             self._wait_for_the_end()
 
-    def _wait(self, seq: int, data: Data, due_s: float) -> None:
-        """For credit; for its time; for its version."""
-        stand_in = self._stand_in
-        while seq >= stand_in.granted:
-            self._pump()
-        while self._manner.is_original_speed and time.monotonic() - self._began_at < due_s:
+    def _wait(self, seq: int, data: Data) -> None:
+        """For credit, and for its version."""
+        client = self._client
+        while seq >= client.granted:
             self._pump()
         since = time.monotonic()
-        while self._manner.is_exact and stand_in.newest.update < data.update:
-            stand_in.ask()
+        while self._is_exact and client.newest.update < data.update:
+            client.ask()
             self._pump()
             if self._stands_still(since, STUCK_S):
                 raise MismatchError(
-                    f"--exact: the learner stands at update {stand_in.newest.update}, but with the "
+                    f"--exact: the learner stands at update {client.newest.update}, but with the "
                     f"same messages the recorded one had made {data.update}: its settings differ, "
                     "or other actors are there too"
                 )
 
     def _send(self, seq: int, message: Recorded) -> None:
-        stand_in, data = self._stand_in, message.data
-        version = stand_in.newest
-        if self._manner.is_exact:
+        client, data = self._client, message.data
+        version = client.newest
+        if self._is_exact:
             # A learner that is started anew has an epoch of its own.
-            version = Version(stand_in.welcome.epoch, data.update)
+            version = Version(client.welcome.epoch, data.update)
         data = data._replace(
-            session=stand_in.welcome.session,
+            session=client.welcome.session,
             seq=seq,
             epoch=version.epoch,
             update=version.update,
         )
-        sizes = body_sizes(self._playlist.schema.layout, data.columns, data.num_episodes)
+        sizes = body_sizes(self._index.schema.layout, data.columns, data.num_episodes)
         frames = encode_again(data, memoryview(message.body), sizes)
-        while not stand_in.send(frames):
+        while not client.send(frames):
             self._pump()
         self.played.messages += 1
         self.played.columns += data.columns
         self.played.body_bytes += len(message.body)
 
     def _pump(self) -> None:
-        stand_in = self._stand_in
-        stand_in.pump(POLL_S)
+        client = self._client
+        client.pump(POLL_S)
         now = time.monotonic()
         self.played.seconds = now - self._began_at
-        if not self._manner.is_exact:
-            stand_in.pull()
-        elif stand_in.refused:
+        if not self._is_exact:
+            client.pull()
+        elif client.refused:
             self._refuse_refusal()
         if now >= self._say_at > 0:
             self._say_at += NEWS_EVERY_S
-            logger.info("%s", describe(self.played, len(self._playlist)))
+            logger.info("%s", describe(self.played, len(self._index)))
 
     def _refuse_refusal(self) -> None:
-        reasons = " and ".join(sorted(self._stand_in.refused))
+        reasons = " and ".join(sorted(self._client.refused))
         raise RecordingError(
             f"--exact: the learner refused as {reasons} what it had admitted when it was recorded. "
             "A run that dropped stale trajectories (dropped/stale in its reports) cannot be "
@@ -217,18 +200,18 @@ class Player:
 
     def _wait_for_the_end(self) -> None:
         """It may have a goal, and say goodbye; else until it has made all that it can."""
-        stand_in, since = self._stand_in, time.monotonic()
+        client, since = self._client, time.monotonic()
         while True:
-            stand_in.ask()
+            client.ask()
             self._pump()
             if self._stands_still(since, STILL_S):
                 return
 
     def _stands_still(self, since: float, patience_s: float) -> bool:
         """Whether no version has come for so long, and for longer than they take."""
-        stand_in = self._stand_in
-        patience_s = max(patience_s, STILL_GAPS * stand_in.longest_gap_s)
-        return time.monotonic() - max(since, stand_in.newest_at) > patience_s
+        client = self._client
+        patience_s = max(patience_s, STILL_GAPS * client.longest_gap_s)
+        return time.monotonic() - max(since, client.newest_at) > patience_s
 
 
 def describe(played: Played, num_messages: int) -> str:

@@ -1,13 +1,10 @@
 """A recording as a list of messages: read and checked once, then taken in any order.
 
 Nothing of it is held in memory but where each message begins; the rest is a mapping of the file.
-
-Runs on: main thread of the replay door
 """
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from impala_async.config.former import up_to_date
@@ -20,61 +17,60 @@ logger = logging.getLogger(__name__)
 NEWS_EVERY_S = 5.0
 
 
-@dataclass
-class Take:
-    """What one start of a learner recorded: its messages are `first` to `stop`, without `stop`."""
-
-    start: Start
-    first: int
-    stop: int
-    began_s: float
-    """Seconds of the takes before it."""
-    lasts_s: float = 0.0
-    end: End | None = None
-    """None if it did not end in good order."""
-
-
-class Playlist:
-    """All messages of a recording, of all its takes."""
+class RecordingIndex:
+    """Where each message of a recording begins, and what is said of the run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.takes: list[Take] = []
+        self.end: End | None = None
+        """None if the learner did not end in good order."""
         self.most_columns = 0
-        self.num_bytes = 0
-        self._begins: list[int] = []
+        self._start: Start | None = None
+        self._offsets: list[int] = []
         buffer = map_file(path)
         self._reader = Reader(buffer, str(path))
         whole = self._read_all(len(buffer))
-        if not self._begins:
+        if not self._offsets:
             raise RecordingError(f"{path}: holds no message")
         if whole < len(buffer):
             logger.warning("%s: its last record is cut off, and left out", path)
 
     def __len__(self) -> int:
-        return len(self._begins)
+        return len(self._offsets)
+
+    @property
+    def start(self) -> Start:
+        """The run, with its settings as this release has them."""
+        assert self._start is not None, "a recording with messages has one"
+        return self._start
 
     @property
     def schema(self) -> Schema:
-        """Of all messages."""
-        return self.takes[0].start.schema
+        """All messages have it."""
+        return self.start.schema
+
+    @property
+    def num_updates(self) -> int | None:
+        """How many the learner made, if it ended in good order."""
+        return None if self.end is None else self.end.update
 
     def message(self, number: int) -> Recorded:
         """A message, by its place in the order of admission."""
-        found = self._reader.read(self._begins[number], is_checked=False)
+        found = self._reader.read(self._offsets[number], is_checked=False)
         assert found is not None
         assert isinstance(found[0], Recorded)
         return found[0]
 
     def _read_all(self, size: int) -> int:
+        """Note where messages begin; up to where the file is whole."""
         say_at, end = time.monotonic() + NEWS_EVERY_S, 0
         for begin, record, end in self._reader.records():
             if isinstance(record, Start):
-                self._begin_take(record)
-            elif not self.takes:
+                self._begin(record)
+            elif self._start is None:
                 raise RecordingError(f"{self.path}: its first record says nothing of its run")
             elif isinstance(record, End):
-                self.takes[-1].end = record
+                self.end = record
             else:
                 self._add(begin, record)
             if time.monotonic() > say_at:
@@ -82,24 +78,15 @@ class Playlist:
                 logger.info("%s: %.0f %% checked", self.path, 100 * end / size)
         return end
 
-    def _begin_take(self, start: Start) -> None:
-        start = start._replace(settings=up_to_date(start.settings))
-        before = self.takes[-1] if self.takes else None
-        began_s = before.began_s + before.lasts_s if before else 0.0
-        if before is not None and start.schema != self.schema:
-            raise RecordingError(
-                f"{self.path}: its environment changed from one start of the learner to the next: "
-                f"{self.schema.difference(start.schema, 'before', 'then')}"
-            )
-        self.takes.append(Take(start, len(self._begins), len(self._begins), began_s))
+    def _begin(self, start: Start) -> None:
+        if self._start is not None:
+            raise RecordingError(f"{self.path}: holds more than one start of a learner")
+        self._start = start._replace(settings=up_to_date(start.settings))
 
-    def _add(self, begin: int, message: Recorded) -> None:
+    def _add(self, offset: int, message: Recorded) -> None:
         if not has_body_of(self.schema, message):
             raise RecordingError(
-                f"{self.path}: the message at byte {begin} does not fit its environment"
+                f"{self.path}: the message at byte {offset} does not fit its environment"
             )
-        self._begins.append(begin)
-        take = self.takes[-1]
-        take.stop, take.lasts_s = len(self._begins), message.arrived_s
+        self._offsets.append(offset)
         self.most_columns = max(self.most_columns, message.data.columns)
-        self.num_bytes += len(message.body)

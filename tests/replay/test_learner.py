@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from impala_async.launch import local
-from impala_async.launch.lone import LoneLearner
+from impala_async.replay.learner import StartedLearner
 
 LEARNER = """
 import json, os, signal, sys, time
@@ -28,14 +28,14 @@ sys.exit(3 if told else 5)
 
 
 @pytest.fixture
-def learner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoneLearner:
+def learner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StartedLearner:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(local, "ASKED_END_S", 2.0)
     package = Path("impala_async")
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "learner.py").write_text(LEARNER)
-    started = LoneLearner(["--flag", "1"], {"PORTS": "7"})
+    started = StartedLearner(["--flag", "1"], {"PORTS": "7"})
     give_up_at = time.monotonic() + 10
     while not Path("flags").exists():
         assert time.monotonic() < give_up_at
@@ -43,7 +43,7 @@ def learner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoneLearner:
     return started
 
 
-def test_it_gets_its_flags_and_ends_when_it_is_asked_to(learner: LoneLearner) -> None:
+def test_it_gets_its_flags_and_ends_when_it_is_asked_to(learner: StartedLearner) -> None:
     assert learner.is_running
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     assert json.loads(Path("flags").read_text()) == [["--flag", "1"], "7", threads]
@@ -52,22 +52,22 @@ def test_it_gets_its_flags_and_ends_when_it_is_asked_to(learner: LoneLearner) ->
     assert psutil.Process().children() == []
 
 
-def test_one_that_ends_by_itself_is_let_to(learner: LoneLearner) -> None:
+def test_one_that_ends_by_itself_is_let_to(learner: StartedLearner) -> None:
     Path("end").touch()
     assert learner.end(10.0) == 5
 
 
-def test_one_that_does_not_is_asked_in_the_end(learner: LoneLearner) -> None:
+def test_one_that_does_not_is_asked_in_the_end(learner: StartedLearner) -> None:
     assert learner.end(0.05) == 3
 
 
-def test_one_that_died_has_the_code_of_a_shell(learner: LoneLearner) -> None:
+def test_one_that_died_has_the_code_of_a_shell(learner: StartedLearner) -> None:
     (child,) = psutil.Process().children()
     child.send_signal(signal.SIGKILL)
     assert learner.end(10.0) == 137
 
 
-def test_one_that_has_not_begun_is_killed(learner: LoneLearner) -> None:
+def test_one_that_has_not_begun_is_killed(learner: StartedLearner) -> None:
     learner.kill()
     assert not learner.is_running
     assert learner.end(0.0) == 137

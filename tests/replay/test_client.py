@@ -9,22 +9,24 @@ from typing import Any
 
 import pytest
 
-from impala_async.actor.stand_in import RunOver, StandIn
 from impala_async.errors import MismatchError, UnreachableError
+from impala_async.replay.client import ReplayClient, RunOver
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Grant
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import new_context
-from tests.actor.tapes import SCHEMA
 from tests.learner.hand_actor import LAYOUT, until
 from tests.learner.world import Harbour
+from tests.replay.recordings import SCHEMA
 
 
 @contextmanager
-def standing_in(harbour: Harbour, told: list[bool] | None = None) -> Iterator[StandIn]:
+def client_of(harbour: Harbour, told: list[bool] | None = None) -> Iterator[ReplayClient]:
     """One that is used on a thread of its own, as `on` does it."""
     context = new_context()
-    made = StandIn(context, harbour.front.data_url, should_stop=lambda: bool(told), connect_s=10.0)
+    made = ReplayClient(
+        context, harbour.front.data_url, should_stop=lambda: bool(told), connect_s=10.0
+    )
     try:
         yield made
     finally:
@@ -38,9 +40,9 @@ async def on(call: Callable[[], Any]) -> Any:
         return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(pool, call), 10.0)
 
 
-async def joined(stand_in: StandIn, columns: int = 2, streams: int = 1) -> None:
-    await on(stand_in.connect)
-    await on(lambda: stand_in.join(SCHEMA, LAYOUT, columns=columns, streams=streams))
+async def joined(client: ReplayClient, columns: int = 2, streams: int = 1) -> None:
+    await on(client.connect)
+    await on(lambda: client.join(SCHEMA, LAYOUT, columns=columns, streams=streams))
 
 
 Make = Callable[..., Harbour]
@@ -61,24 +63,24 @@ async def make_harbour() -> Any:
 
 async def test_it_joins_as_an_actor_does(make_harbour: Make) -> None:
     harbour = make_harbour()
-    with standing_in(harbour) as stand_in:
-        settings = await on(stand_in.connect)
+    with client_of(harbour) as client:
+        settings = await on(client.connect)
         assert settings.trajectory.rows == SCHEMA.rows
-        await on(lambda: stand_in.join(SCHEMA, LAYOUT, columns=2, streams=3))
-        assert stand_in.newest == Version(1, 0)
+        await on(lambda: client.join(SCHEMA, LAYOUT, columns=2, streams=3))
+        assert client.newest == Version(1, 0)
         (peer,) = harbour.front.table
         assert (peer.columns, peer.streams) == (2, 3)
         await until(lambda: harbour.count("credit/granted_columns") == 2)
-        await on(lambda: stand_in.pump(0.1))
-        assert stand_in.granted == 1
-        await on(stand_in.leave)
+        await on(lambda: client.pump(0.1))
+        assert client.granted == 1
+        await on(client.leave)
         assert harbour.count("sessions/closed") == 1
 
 
 async def test_it_waits_for_the_first_version(make_harbour: Make) -> None:
     harbour = make_harbour(is_open=False, learner={"heartbeat_s": 0.05})
-    with standing_in(harbour) as stand_in:
-        joining = asyncio.create_task(joined(stand_in))
+    with client_of(harbour) as client:
+        joining = asyncio.create_task(joined(client))
         await until(lambda: len(harbour.schemas) == 1, "the schema")
         await asyncio.sleep(0.05)
         assert not joining.done()
@@ -89,15 +91,15 @@ async def test_it_waits_for_the_first_version(make_harbour: Make) -> None:
 
 async def test_its_lease_lives_while_it_is_pumped(make_harbour: Make) -> None:
     harbour = make_harbour(learner={"heartbeat_s": 0.02})
-    with standing_in(harbour) as stand_in:
-        await joined(stand_in)
+    with client_of(harbour) as client:
+        await joined(client)
         (peer,) = harbour.front.table
         before = peer.last_heard
         until_s = time.monotonic() + 0.1
 
         def pump() -> None:
             while time.monotonic() < until_s:
-                stand_in.pump(0.001)
+                client.pump(0.001)
 
         await on(pump)
         assert peer.last_heard > before
@@ -106,33 +108,33 @@ async def test_its_lease_lives_while_it_is_pumped(make_harbour: Make) -> None:
 
 async def test_it_may_ask_for_the_newest_version_alone(make_harbour: Make) -> None:
     harbour = make_harbour()
-    with standing_in(harbour) as stand_in:
-        await joined(stand_in)
+    with client_of(harbour) as client:
+        await joined(client)
         harbour.publish(5)
 
         def ask() -> None:
-            while stand_in.newest.update < 5:
-                stand_in.ask()
-                stand_in.pump(0.001)
+            while client.newest.update < 5:
+                client.ask()
+                client.pump(0.001)
 
         await on(ask)
         assert harbour.count("weights/served") == 0
-        assert stand_in.longest_gap_s > 0
+        assert client.longest_gap_s > 0
 
 
 async def test_or_for_the_weights_too(make_harbour: Make) -> None:
     harbour = make_harbour()
-    with standing_in(harbour) as stand_in:
-        await joined(stand_in)
+    with client_of(harbour) as client:
+        await joined(client)
 
         def pull() -> None:
-            while stand_in._have == NO_VERSION:
-                stand_in.pull()
-                stand_in.pump(0.001)
-            stand_in.pull()
+            while client._have == NO_VERSION:
+                client.pull()
+                client.pump(0.001)
+            client.pull()
 
         await on(pull)
-        assert stand_in._have == Version(1, 0)
+        assert client._have == Version(1, 0)
         assert harbour.count("weights/served") == 1
         assert harbour.count("weights/not_modified") == 0
 
@@ -140,60 +142,60 @@ async def test_or_for_the_weights_too(make_harbour: Make) -> None:
 async def test_a_goodbye_is_answered_and_ends_it(make_harbour: Make) -> None:
     harbour = make_harbour()
     for reason, is_finished in (("finished", True), ("restarting", False)):
-        with standing_in(harbour) as stand_in:
-            await joined(stand_in)
+        with client_of(harbour) as client:
+            await joined(client)
             bye = asyncio.create_task(harbour.front.say_bye(reason, 5.0))
             with pytest.raises(RunOver):
-                await on(lambda: [stand_in.pump(0.01) for _ in range(500)])
-            await on(stand_in.leave)
+                await on(lambda: [client.pump(0.01) for _ in range(500)])
+            await on(client.leave)
             await asyncio.wait_for(bye, 1.0)
-            assert stand_in.is_finished == is_finished
+            assert client.is_finished == is_finished
 
 
 async def test_it_ends_when_it_is_told_to(make_harbour: Make) -> None:
     told: list[bool] = []
-    with standing_in(make_harbour(), told) as stand_in:
-        await joined(stand_in)
+    with client_of(make_harbour(), told) as client:
+        await joined(client)
         told.append(True)
         with pytest.raises(RunOver):
-            await on(lambda: stand_in.pump(0.0))
+            await on(lambda: client.pump(0.0))
 
 
 async def test_a_session_that_the_learner_ended_is_not_begun_again(make_harbour: Make) -> None:
     harbour = make_harbour(learner={"heartbeat_s": 0.02})
-    with standing_in(harbour) as stand_in:
-        await joined(stand_in)
+    with client_of(harbour) as client:
+        await joined(client)
         harbour.front.table.end(next(iter(harbour.front.table)))
         with pytest.raises(UnreachableError, match="the learner has ended the session"):
-            await on(lambda: [stand_in.pump(0.01) for _ in range(500)])
+            await on(lambda: [client.pump(0.01) for _ in range(500)])
 
 
 async def test_a_learner_that_says_nothing_is_lost(make_harbour: Make) -> None:
-    with standing_in(make_harbour()) as stand_in:
-        await joined(stand_in)
+    with client_of(make_harbour()) as client:
+        await joined(client)
         await asyncio.sleep(0.05)
         # The learner's loop stands still while this one is pumped here, and its last words are out.
-        stand_in.pump(0.05)
-        stand_in._last_heard = time.monotonic() - 19.9
+        client.pump(0.05)
+        client._last_heard = time.monotonic() - 19.9
         with pytest.raises(UnreachableError, match="is lost: nothing came from it for 20 s"):
-            _ = [stand_in.pump(0.01) for _ in range(100)]
+            _ = [client.pump(0.01) for _ in range(100)]
 
 
 async def test_refusals(make_harbour: Make, caplog: pytest.LogCaptureFixture) -> None:
-    with standing_in(make_harbour()) as stand_in:
-        await joined(stand_in)
-        stand_in._take(reject("bad_message", "what is this"))
+    with client_of(make_harbour()) as client:
+        await joined(client)
+        client._take(reject("bad_message", "what is this"))
         assert "the learner refused a message: what is this" in caplog.text
         with pytest.raises(MismatchError, match="does not fit"):
-            stand_in._take(reject("mismatch", "does not fit"))
+            client._take(reject("mismatch", "does not fit"))
 
 
 async def test_grants_are_cumulative_and_its_own(make_harbour: Make) -> None:
-    with standing_in(make_harbour()) as stand_in:
-        await joined(stand_in)
-        session = stand_in.welcome.session
-        stand_in._take(Grant(session, 9, 4, 1, 3, [[2, 1], [3, 1]]))
-        stand_in._take(Grant(session, 8, 3, 1, 2, [[1, 4]]))
-        stand_in._take(Grant(bytes(16), 99, 99, 9, 9, [[1, 4]]))
-        assert (stand_in.granted, stand_in.settled, stand_in.newest) == (9, 4, Version(1, 3))
-        assert stand_in.refused == {"invalid": 2, "stale": 1}
+    with client_of(make_harbour()) as client:
+        await joined(client)
+        session = client.welcome.session
+        client._take(Grant(session, 9, 4, 1, 3, [[2, 1], [3, 1]]))
+        client._take(Grant(session, 8, 3, 1, 2, [[1, 4]]))
+        client._take(Grant(bytes(16), 99, 99, 9, 9, [[1, 4]]))
+        assert (client.granted, client.settled, client.newest) == (9, 4, Version(1, 3))
+        assert client.refused == {"invalid": 2, "stale": 1}

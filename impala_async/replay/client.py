@@ -1,8 +1,6 @@
 """An actor's session without an actor: hello, spec, credit, heartbeats, weights. It acts nothing.
 
 It never comes back to a learner that it has lost: what it plays makes sense only in one piece.
-
-Runs on: main thread of the replay door
 """
 
 import logging
@@ -58,7 +56,7 @@ class RunOver(Exception):
     """The learner said goodbye, or this process is to end."""
 
 
-class StandIn:
+class ReplayClient:
     """Owns both sockets of one session. `pump` is to be called often, whatever is waited for."""
 
     def __init__(
@@ -134,7 +132,7 @@ class StandIn:
         while (frames := self._weights.receive(0)) is not None:
             self._take(read(frames[0], self._log))
         now = time.monotonic()
-        if now >= self._beat_at and self._weights.send([pack(Heartbeat(self._session, {}))]):
+        if now >= self._beat_at and self._weights.send([pack(Heartbeat(self.welcome.session, {}))]):
             self._beat_at = now + self.welcome.heartbeat_s
         self._check_lost()
 
@@ -150,25 +148,21 @@ class StandIn:
     def leave(self) -> None:
         """Say goodbye and close everything."""
         if self._has_session:
-            say_goodbye(self._data, self._session)
+            say_goodbye(self._data, self.welcome.session)
         self._data.close()
         if self._weights is not None:
             self._weights.close()
-
-    @property
-    def _session(self) -> bytes:
-        return self.welcome.session
 
     def _ask(self, have: Version) -> None:
         assert self._weights is not None, "join comes first"
         now = time.monotonic()
         is_waiting = self._asked_at is not None and now - self._asked_at < ASK_AGAIN_S
-        if not is_waiting and self._weights.send([pack(Get(self._session, *have))]):
+        if not is_waiting and self._weights.send([pack(Get(self.welcome.session, *have))]):
             self._asked_at = now
 
     def _take(self, message: Message | None) -> None:
         self._last_heard = time.monotonic()
-        if isinstance(message, Grant) and message.session == self._session:
+        if isinstance(message, Grant) and message.session == self.welcome.session:
             self.granted = max(self.granted, message.granted)
             self.settled = max(self.settled, message.settled)
             self._note(message)

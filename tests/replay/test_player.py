@@ -1,0 +1,301 @@
+"""A recording into a front at real sockets, whose learner is the test: order and versions."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from impala_async.errors import MismatchError, RecordingError, UnreachableError
+from impala_async.learner.slots import Slot
+from impala_async.replay import player as module
+from impala_async.replay.index import RecordingIndex
+from impala_async.replay.player import Played, Player, describe
+from impala_async.wire.recording import Record
+from tests.learner.columns import big_schema, same
+from tests.learner.hand_actor import LAYOUT, until
+from tests.learner.world import Harbour
+from tests.replay.recordings import SCHEMA, message, planes, start, write
+
+
+@pytest.fixture(autouse=True)
+def layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front knows no model."""
+    made = SimpleNamespace(layout=SimpleNamespace(digest=LAYOUT))
+    monkeypatch.setattr(module, "build_policy", lambda *_, **__: made)
+    monkeypatch.setattr(module, "STILL_S", 0.05)
+
+
+class Replay:
+    """A player on a thread of its own, and the front that it plays to."""
+
+    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+        self.harbour = Harbour(**settings)
+        self._path = tmp_path / "recording"
+        self._told: list[bool] = []
+        self._playing: asyncio.Task[Played] | None = None
+
+    def play(
+        self,
+        *records: Record,
+        is_exact: bool = False,
+        is_looped: bool = False,
+        url: str = "",
+    ) -> None:
+        index = RecordingIndex(write(self._path, *records))
+        self.player = Player(
+            url or self.harbour.front.data_url,
+            index,
+            is_exact=is_exact,
+            is_looped=is_looped,
+            should_stop=lambda: bool(self._told),
+            connect_s=0.3 if url else 10.0,
+        )
+        self._playing = asyncio.create_task(asyncio.to_thread(self.player.run))
+
+    async def end(self) -> Played:
+        assert self._playing is not None
+        return await asyncio.wait_for(self._playing, 10.0)
+
+    async def full(self, num_slots: int = 1) -> list[Slot]:
+        """Until so many batches wait for the learner."""
+        await until(lambda: len(self.harbour.full) >= num_slots, f"{num_slots} full slots")
+        return [self.harbour.slots[index] for index in self.harbour.full]
+
+    async def close(self) -> None:
+        self._told.append(True)
+        if self._playing is not None:
+            await asyncio.wait([self._playing], timeout=10.0)
+        self.harbour.close()
+
+
+@pytest.fixture
+async def make_replay(tmp_path: Path) -> Any:
+    replays: list[Replay] = []
+
+    def make(**settings: Any) -> Replay:
+        replays.append(Replay(tmp_path, **settings))
+        return replays[-1]
+
+    yield make
+    for replay in replays:
+        await replay.close()
+
+
+Make = Callable[..., Replay]
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, big_schema()], ids=["inline", "three frames"])
+async def test_what_was_recorded_arrives_as_it_was(make_replay: Make, schema: Any) -> None:
+    replay = make_replay(schema=schema)
+    widths = [1, 3, 2, 2]
+    sent = [message(n, columns=c, schema=schema) for n, c in enumerate(widths)]
+    sent[1] = message(1, columns=3, schema=schema, episodes=[(1.5, 2)])
+    replay.play(start(schema=schema), *sent)
+    played = await replay.end()
+    assert (played.messages, played.columns, played.refused) == (4, 8, {})
+    assert played.body_bytes == sum(len(recorded.body) for recorded in sent)
+    assert not played.is_finished
+    expected = [(planes(n, c, schema), i) for n, c in enumerate(widths) for i in range(c)]
+    for _ in range(2):
+        taken = replay.harbour.train()
+        for column in range(4):
+            made, place = expected.pop(0)
+            assert same(taken, column, made.columns, place)
+    assert replay.harbour.episodes == [(1.5, 2)]
+    assert replay.harbour.count("sessions/closed") == 1
+
+
+async def test_by_default_the_newest_version_is_said(make_replay: Make) -> None:
+    replay = make_replay()
+    replay.harbour.publish(7)
+    replay.play(start(), *(message(n, update=n) for n in range(4)))
+    await replay.end()
+    (slot,) = await replay.full()
+    assert slot.updates_B.tolist() == [7, 7, 7, 7]
+
+
+async def test_weights_are_pulled_as_an_actor_pulls_them(make_replay: Make) -> None:
+    replay = make_replay()
+    replay.play(start(), *(message(n) for n in range(4)), is_looped=True)
+    for update in range(1, 5):
+        await replay.full()
+        replay.harbour.publish(update)
+        replay.harbour.train()
+    await until(lambda: int(replay.harbour.count("weights/served")) >= 2, "pulls")
+
+
+async def test_no_more_goes_than_there_is_credit_for(make_replay: Make) -> None:
+    replay = make_replay(num_slots=2)
+    replay.play(start(), *(message(n) for n in range(12)))
+    await replay.full(2)
+    await asyncio.sleep(0.05)
+    assert replay.player.played.messages == 8
+    replay.harbour.train()
+    assert (await replay.end()).messages == 12
+    assert replay.harbour.count("wire/bad") == 0
+
+
+async def test_a_loop_goes_on_until_it_is_told(make_replay: Make) -> None:
+    replay = make_replay()
+    replay.play(start(), message(0), message(1), message(2), is_looped=True)
+    taken = []
+    for _ in range(3):
+        await replay.full()
+        taken.append(replay.harbour.train())
+    order = [planes(n % 3) for n in range(12)]
+    for i, made in enumerate(order):
+        assert same(taken[i // 4], i % 4, made.columns)
+    replay._told.append(True)
+    assert (await replay.end()).messages >= 12
+    assert replay.harbour.count("sessions/closed") == 1
+
+
+# -------------------- exactly
+
+
+async def test_exactly_a_message_waits_for_its_version_and_keeps_it(make_replay: Make) -> None:
+    replay = make_replay()
+    replay.play(start(), *(message(n, update=n // 4) for n in range(12)), is_exact=True)
+    for update in range(1, 4):
+        (slot,) = await replay.full()
+        # There is credit for the next one, but it was acted with weights that are not out yet.
+        await asyncio.sleep(0.05)
+        assert replay.player.played.messages == 4 * update
+        assert slot.updates_B.tolist() == [update - 1] * 4
+        replay.harbour.publish(update)
+        replay.harbour.train()
+    assert (await replay.end()).messages == 12
+
+
+async def test_a_learner_that_never_gets_there_is_told(
+    make_replay: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STUCK_S", 0.1)
+    replay = make_replay()
+    replay.play(start(), *(message(n) for n in range(4)), message(4, update=2), is_exact=True)
+    await replay.full()
+    replay.harbour.publish(1)
+    replay.harbour.train()
+    with pytest.raises(MismatchError, match=r"stands at update 1, .* recorded one had made 2"):
+        await replay.end()
+
+
+async def test_exactly_the_epoch_is_the_learner_s_own(make_replay: Make) -> None:
+    replay = make_replay()
+    replay.play(start(3), *(message(n, epoch=3 - n % 2) for n in range(4)), is_exact=True)
+    assert (await replay.end()).refused == {}
+    await replay.full()
+
+
+async def test_the_end_is_waited_for_as_long_as_versions_come(
+    make_replay: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine may sleep for longer than it was told to.
+    monkeypatch.setattr(module, "STILL_S", 0.3)
+    replay = make_replay()
+    replay.play(start(), *(message(n) for n in range(4)), is_exact=True)
+    await replay.full()
+    for update in range(1, 8):
+        await asyncio.sleep(0.03)
+        replay.harbour.publish(update)
+    played = await replay.end()
+    assert replay.player._client.newest.update == 7
+    assert not played.is_finished
+
+
+async def test_a_learner_that_is_finished_ends_it(make_replay: Make) -> None:
+    replay = make_replay()
+    replay.play(start(), *(message(n) for n in range(40)))
+    await replay.full()
+    await replay.harbour.front.say_bye("finished", 5.0)
+    assert (await replay.end()).is_finished
+
+
+async def test_what_is_refused_is_told(make_replay: Make) -> None:
+    replay = make_replay()
+    bad = message(1)
+    bad = bad._replace(body=b"\xff" * len(bad.body))
+    replay.play(start(), message(0), bad, message(2))
+    played = await replay.end()
+    assert played.messages == 3
+    assert played.refused in ({"invalid": 1}, {"nonfinite": 1})
+    assert f"refused: 1 {next(iter(played.refused))}" in describe(played, 3)
+
+
+async def test_exactly_a_learner_must_be_new(make_replay: Make) -> None:
+    replay = make_replay()
+    replay.harbour.publish(9)
+    replay.play(start(), message(0), is_exact=True)
+    with pytest.raises(MismatchError, match="the learner has made 9 updates: start it anew"):
+        await replay.end()
+
+
+async def test_what_is_stale_now_but_was_not_then_ends_an_exact_replay(make_replay: Make) -> None:
+    replay = make_replay(num_slots=1, learner={"max_lag": 2, "batch_columns": 4})
+    first = start(learner={"max_lag": 2, "batch_columns": 4})
+    replay.play(first, *(message(n) for n in range(8)), is_exact=True)
+    await replay.full()
+    replay.harbour.publish(9)
+    replay.harbour.train()
+    with pytest.raises(RecordingError, match="refused as stale what it had admitted"):
+        await replay.end()
+
+
+# -------------------- learners that it does not fit
+
+
+async def test_a_learner_in_lockstep_is_not_for_recordings(make_replay: Make) -> None:
+    replay = make_replay(
+        pace={"mode": "lockstep"}, learner={"device": "cpu"}, train={"num_actors": 4}
+    )
+    replay.play(start(), message(0))
+    with pytest.raises(MismatchError, match=r"^pace\.mode: the learner is in lockstep"):
+        await replay.end()
+
+
+async def test_another_environment_is_refused_by_the_learner(make_replay: Make) -> None:
+    replay = make_replay(schema=big_schema())
+    replay.play(start(), message(0))
+    with pytest.raises(MismatchError, match="the environment differs"):
+        await replay.end()
+
+
+async def test_another_memory_is_told(make_replay: Make) -> None:
+    replay = make_replay(model={"core": "gru", "core_size": 8})
+    replay.play(start(), message(0))
+    with pytest.raises(MismatchError, match=r"^model\.core: "):
+        await replay.end()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model": {"hidden_sizes": [9]}}, "--exact: model differs: .*8.* recorded, .*9"),
+        ({"learner": {"batch_columns": 8}}, "learner.batch_columns differs: 4 recorded, 8"),
+        ({"learner": {"max_lag": 7}}, "max_lag differs: 100 recorded, 7 at the learner"),
+    ],
+)
+async def test_exactly_other_settings_are_told(
+    make_replay: Make, settings: dict[str, Any], says: str
+) -> None:
+    replay = make_replay(**settings)
+    replay.play(start(), message(0), is_exact=True)
+    with pytest.raises(MismatchError, match=says):
+        await replay.end()
+
+
+async def test_where_no_learner_is(make_replay: Make) -> None:
+    replay = make_replay()
+    replay.play(start(), message(0), url="tcp://127.0.0.1:1")
+    with pytest.raises(UnreachableError, match="no learner answered"):
+        await replay.end()
+
+
+def test_one_line_says_how_it_went() -> None:
+    played = Played(messages=20, columns=160, body_bytes=3_000_000, seconds=2.0)
+    assert describe(played, 10) == (
+        "played 20 messages, 2.0 times the recording, in 2.0 s: 80 trajectories/s, 1.5 MB/s"
+    )
