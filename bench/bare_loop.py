@@ -31,8 +31,8 @@ from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.loader import batch_over
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
-from impala_async.training.backprop import NUM_WARM_UPDATES
 from impala_async.replay.index import RecordingIndex
+from impala_async.training.backprop import NUM_WARM_UPDATES
 from impala_async.training.batch import Batch
 from impala_async.training.optimizer import build_optimizer, make_capturable
 from impala_async.training.rewards import clip_rewards

@@ -12,6 +12,7 @@ from tests.test_house import (
     ROOF,
     ROOMS,
     UPPER_LANDING,
+    UPPER_PROCESSES,
     WORKSHOP,
     House,
     Module,
@@ -20,6 +21,7 @@ from tests.test_house import (
 
 TITLES = {
     ROOF: "doors",
+    UPPER_PROCESSES: "over two of them",
     PROCESSES: "processes",
     WORKSHOP: "workshop",
     UPPER_LANDING: "several policies",
