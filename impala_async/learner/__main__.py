@@ -122,7 +122,7 @@ def _serve(
     import uvloop
 
     from impala_async.learner.lock_watch import LockWatch
-    from impala_async.learner.saver import load_newest
+    from impala_async.learner.loop.saver import load_newest
     from impala_async.learner.service import LearnerService
 
     restored = load_newest(folder) if is_resumed else None

@@ -11,13 +11,13 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import RunConfig
+from impala_async.learner.channels import Channels, Progress
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.hardware import make_current, pick_device
-from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.learner.memory import check_memory
 from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.learner.thread import LearnerThread
-from impala_async.learner.thread_ports import Ports, Progress
+from impala_async.learner.threads.learner_thread import LearnerThread
+from impala_async.learner.threads.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema
@@ -48,7 +48,7 @@ def build_learner(
     *,
     start: Progress,
     training: TrainingState | None,
-    ports: Ports,
+    channels: Channels,
     release: Callable[[int], None],
 ) -> Learner:
     """Everything behind the full slots; raises ValueError if that cannot be built."""
@@ -86,7 +86,7 @@ def build_learner(
         section=section,
         stop=config.stop,
         progress=start,
-        ports=ports,
+        channels=channels,
         device=device,
         max_waiting=max_waiting(section, device, is_pipelined=is_pipelined),
         is_lockstep=is_lockstep,

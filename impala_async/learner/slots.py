@@ -71,7 +71,7 @@ def allocate_slots(
     return [Slot.allocate(i, schema, batch_columns, allocate) for i in range(num_slots)]
 
 
-class Landing(NamedTuple):
+class Region(NamedTuple):
     """Where the planes of some columns are received: from column `start` of a slot on.
 
     Without a slot it is the only one: before there is another, its columns are committed.
@@ -87,21 +87,21 @@ class Landing(NamedTuple):
         return self.slot is None
 
     @staticmethod
-    def within(slot: Slot, start: int, stop: int) -> "Landing":
-        return Landing(slot.obs[start:stop], slot.small[start:stop], slot, start)
+    def within(slot: Slot, start: int, stop: int) -> "Region":
+        return Region(slot.obs[start:stop], slot.small[start:stop], slot, start)
 
-    def through(self, last: "Landing") -> "Landing":
+    def through(self, last: "Region") -> "Region":
         """All columns from here to the end of a later one in the same slot."""
         assert self.slot is not None
         assert self.slot is last.slot
-        return Landing.within(self.slot, self.start, last.start + len(last.small))
+        return Region.within(self.slot, self.start, last.start + len(last.small))
 
 
 class Arrival(NamedTuple):
     """A message that has been received and checked: columns of one actor."""
 
     rank: int
-    landing: Landing
+    region: Region
     valid_rows: NDArray[np.int64]
     version: Version
     episodes: Episodes | None = None
@@ -126,7 +126,7 @@ class Filler(Protocol):
         """Why the next message of this rank cannot be taken, if so."""
         ...
 
-    def assign(self, num_columns: int, rank: int) -> Landing | None:
+    def assign(self, num_columns: int, rank: int) -> Region | None:
         """Set room aside for the next columns; None: commit first what has been received."""
         ...
 
@@ -193,7 +193,7 @@ class SlotFiller:
         self._num_received = 0
         self._num_batches = 0
         self.batch_columns = len(slots[0].obs)
-        self._scratch = Landing(np.zeros_like(slots[0].obs), np.zeros_like(slots[0].small))
+        self._scratch = Region(np.zeros_like(slots[0].obs), np.zeros_like(slots[0].small))
 
     @property
     def free_columns(self) -> int:
@@ -208,17 +208,17 @@ class SlotFiller:
         """The session table has judged: everything else can be taken."""
         return None
 
-    def assign(self, num_columns: int, rank: int) -> Landing | None:
+    def assign(self, num_columns: int, rank: int) -> Region | None:
         """Set room aside for the next columns, of whatever rank."""
         if self._left_in_filling == 0:
             self._open_slot()
         start, stop = self._num_received, self._num_received + num_columns
         if self._filling is not None and stop <= self.batch_columns:
             self._num_received = stop
-            return Landing.within(self._filling, start, stop)
+            return Region.within(self._filling, start, stop)
         if start > self._num_filled:
             return None
-        return Landing(self._scratch.obs[:num_columns], self._scratch.small[:num_columns])
+        return Region(self._scratch.obs[:num_columns], self._scratch.small[:num_columns])
 
     def commit(self, arrivals: Sequence[Arrival]) -> None:
         """Take these in, of all that was given room since the last time; the rest is refused."""
@@ -253,7 +253,7 @@ class SlotFiller:
             self._num_filled = self._num_received = 0
 
     def _take_in(self, arrival: Arrival) -> None:
-        num_columns = len(arrival.landing.small)
+        num_columns = len(arrival.region.small)
         assert num_columns <= self.free_columns, "columns without a credit came through"
         start = 0
         while start < num_columns:
@@ -267,10 +267,10 @@ class SlotFiller:
         slot = self._filling
         assert slot is not None
         target = slice(self._num_filled, self._num_filled + part.stop - part.start)
-        if arrival.landing.slot is not slot or arrival.landing.start != target.start:
+        if arrival.region.slot is not slot or arrival.region.start != target.start:
             # From the scratch, or down to where columns before it were refused.
-            slot.obs[target] = arrival.landing.obs[part]
-            slot.small[target] = arrival.landing.small[part]
+            slot.obs[target] = arrival.region.obs[part]
+            slot.small[target] = arrival.region.small[part]
         slot.updates_B[target] = arrival.version.update
         slot.valid_rows_B[target] = arrival.valid_rows[part]
         self._num_filled = target.stop

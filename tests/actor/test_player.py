@@ -1,4 +1,4 @@
-"""A recording into a front at real sockets, whose learner is the test: order, versions, speed."""
+"""A recording into a server at real sockets, whose learner is the test: order, versions, speed."""
 
 import asyncio
 import time
@@ -18,24 +18,24 @@ from impala_async.wire.recording import Record
 from tests.actor.tapes import SCHEMA, message, planes, start, write
 from tests.learner.columns import big_schema, same
 from tests.learner.hand_actor import LAYOUT, until
-from tests.learner.world import Harbour
+from tests.learner.server_harness import ServerHarness
 
 ONCE, EXACT = Manner(), Manner(is_exact=True)
 
 
 @pytest.fixture(autouse=True)
 def layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The front knows no model."""
+    """The server knows no model."""
     made = SimpleNamespace(layout=SimpleNamespace(digest=LAYOUT))
     monkeypatch.setattr(module, "build_policy", lambda *_, **__: made)
     monkeypatch.setattr(module, "STILL_S", 0.05)
 
 
 class Stage:
-    """A front, and a player on a thread of its own."""
+    """A server, and a player on a thread of its own."""
 
     def __init__(self, tmp_path: Path, **settings: Any) -> None:
-        self.harbour = Harbour(**settings)
+        self.harness = ServerHarness(**settings)
         self._path = tmp_path / "recording"
         self._told: list[bool] = []
         self._playing: asyncio.Task[Played] | None = None
@@ -43,7 +43,7 @@ class Stage:
     def play(self, *records: Record, manner: Manner = ONCE, url: str = "") -> None:
         playlist = Playlist(write(self._path, *records))
         self.player = Player(
-            url or self.harbour.front.data_url,
+            url or self.harness.server.data_url,
             playlist,
             manner,
             should_stop=lambda: bool(self._told),
@@ -57,14 +57,14 @@ class Stage:
 
     async def full(self, num_slots: int = 1) -> list[Slot]:
         """Until so many batches wait for the learner."""
-        await until(lambda: len(self.harbour.full) >= num_slots, f"{num_slots} full slots")
-        return [self.harbour.slots[index] for index in self.harbour.full]
+        await until(lambda: len(self.harness.full) >= num_slots, f"{num_slots} full slots")
+        return [self.harness.slots[index] for index in self.harness.full]
 
     async def close(self) -> None:
         self._told.append(True)
         if self._playing is not None:
             await asyncio.wait([self._playing], timeout=10.0)
-        self.harbour.close()
+        self.harness.close()
 
 
 @pytest.fixture
@@ -96,17 +96,17 @@ async def test_what_was_recorded_arrives_as_it_was(make_stage: Make, schema: Any
     assert not played.is_finished
     expected = [(planes(n, c, schema), i) for n, c in enumerate(widths) for i in range(c)]
     for _ in range(2):
-        taken = stage.harbour.train()
+        taken = stage.harness.train()
         for column in range(4):
             made, place = expected.pop(0)
             assert same(taken, column, made.columns, place)
-    assert stage.harbour.episodes == [(1.5, 2)]
-    assert stage.harbour.count("sessions/closed") == 1
+    assert stage.harness.episodes == [(1.5, 2)]
+    assert stage.harness.count("sessions/closed") == 1
 
 
 async def test_by_default_the_newest_version_is_said(make_stage: Make) -> None:
     stage = make_stage()
-    stage.harbour.publish(7)
+    stage.harness.publish(7)
     stage.play(start(), *(message(n, update=n) for n in range(4)))
     await stage.end()
     (slot,) = await stage.full()
@@ -118,9 +118,9 @@ async def test_weights_are_pulled_as_an_actor_pulls_them(make_stage: Make) -> No
     stage.play(start(), *(message(n) for n in range(4)), manner=Manner(is_looped=True))
     for update in range(1, 5):
         await stage.full()
-        stage.harbour.publish(update)
-        stage.harbour.train()
-    await until(lambda: int(stage.harbour.count("weights/served")) >= 2, "pulls")
+        stage.harness.publish(update)
+        stage.harness.train()
+    await until(lambda: int(stage.harness.count("weights/served")) >= 2, "pulls")
 
 
 async def test_no_more_goes_than_there_is_credit_for(make_stage: Make) -> None:
@@ -129,9 +129,9 @@ async def test_no_more_goes_than_there_is_credit_for(make_stage: Make) -> None:
     await stage.full(2)
     await asyncio.sleep(0.05)
     assert stage.player.played.messages == 8
-    stage.harbour.train()
+    stage.harness.train()
     assert (await stage.end()).messages == 12
-    assert stage.harbour.count("wire/bad") == 0
+    assert stage.harness.count("wire/bad") == 0
 
 
 async def test_a_loop_goes_on_until_it_is_told(make_stage: Make) -> None:
@@ -140,13 +140,13 @@ async def test_a_loop_goes_on_until_it_is_told(make_stage: Make) -> None:
     taken = []
     for _ in range(3):
         await stage.full()
-        taken.append(stage.harbour.train())
+        taken.append(stage.harness.train())
     order = [planes(n % 3) for n in range(12)]
     for i, made in enumerate(order):
         assert same(taken[i // 4], i % 4, made.columns)
     stage._told.append(True)
     assert (await stage.end()).messages >= 12
-    assert stage.harbour.count("sessions/closed") == 1
+    assert stage.harness.count("sessions/closed") == 1
 
 
 async def test_at_the_original_speed_a_message_waits_for_its_time(make_stage: Make) -> None:
@@ -171,8 +171,8 @@ async def test_exactly_a_message_waits_for_its_version_and_keeps_it(make_stage: 
         await asyncio.sleep(0.05)
         assert stage.player.played.messages == 4 * update
         assert slot.updates_B.tolist() == [update - 1] * 4
-        stage.harbour.publish(update)
-        stage.harbour.train()
+        stage.harness.publish(update)
+        stage.harness.train()
     assert (await stage.end()).messages == 12
 
 
@@ -183,8 +183,8 @@ async def test_a_learner_that_never_gets_there_is_told(
     stage = make_stage()
     stage.play(start(), *(message(n) for n in range(4)), message(4, update=2), manner=EXACT)
     await stage.full()
-    stage.harbour.publish(1)
-    stage.harbour.train()
+    stage.harness.publish(1)
+    stage.harness.train()
     with pytest.raises(MismatchError, match=r"stands at update 1, .* recorded one had made 2"):
         await stage.end()
 
@@ -208,7 +208,7 @@ async def test_the_end_is_waited_for_as_long_as_versions_come(make_stage: Make) 
     await stage.full()
     for update in range(1, 8):
         await asyncio.sleep(0.03)
-        stage.harbour.publish(update)
+        stage.harness.publish(update)
     played = await stage.end()
     assert stage.player._stand_in.newest.update == 7
     assert not played.is_finished
@@ -218,7 +218,7 @@ async def test_a_learner_that_is_finished_ends_it(make_stage: Make) -> None:
     stage = make_stage()
     stage.play(start(), *(message(n) for n in range(40)))
     await stage.full()
-    await stage.harbour.front.say_bye("finished", 5.0)
+    await stage.harness.server.say_bye("finished", 5.0)
     assert (await stage.end()).is_finished
 
 
@@ -235,7 +235,7 @@ async def test_what_is_refused_is_told(make_stage: Make) -> None:
 
 async def test_exactly_a_learner_must_be_new(make_stage: Make) -> None:
     stage = make_stage()
-    stage.harbour.publish(9)
+    stage.harness.publish(9)
     stage.play(start(), message(0), manner=EXACT)
     with pytest.raises(MismatchError, match="the learner has made 9 updates: start it anew"):
         await stage.end()
@@ -246,8 +246,8 @@ async def test_what_is_stale_now_but_was_not_then_ends_an_exact_replay(make_stag
     first = start(learner={"max_lag": 2, "batch_columns": 4})
     stage.play(first, *(message(n) for n in range(8)), manner=EXACT)
     await stage.full()
-    stage.harbour.publish(9)
-    stage.harbour.train()
+    stage.harness.publish(9)
+    stage.harness.train()
     with pytest.raises(RecordingError, match="refused as stale what it had admitted"):
         await stage.end()
 

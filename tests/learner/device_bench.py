@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots
+from impala_async.learner.threads.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.training.batch import Batch
 from impala_async.weights import Version
 from tests.learner.columns import Planes, big_schema, planes_of
@@ -52,11 +52,11 @@ class DeviceBench:
         """One batch into the next host slot."""
         self.until(self._has_room)
         planes = planes_of(self.schema, COLUMNS, seed=seed)
-        landing = self.filler.assign(COLUMNS, 0)
-        assert landing is not None
-        landing.obs[:], landing.small[:] = planes.obs, planes.small
+        region = self.filler.assign(COLUMNS, 0)
+        assert region is not None
+        region.obs[:], region.small[:] = planes.obs, planes.small
         valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit([Arrival(0, landing, valid_rows, Version(1, seed))])
+        self.filler.commit([Arrival(0, region, valid_rows, Version(1, seed))])
         return planes
 
     def until(self, is_so: Callable[[], bool]) -> None:

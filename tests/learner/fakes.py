@@ -1,6 +1,6 @@
 """Stand-ins for what surrounds the learner thread, all of them synchronous.
 
-`Listener` is the loop's side of its ports, `FakeLoader` hands out batches by a script,
+`Listener` is the loop's side of its channels, `FakeLoader` hands out batches by a script,
 `FakeStep` is an update that does nothing but remember.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from impala_async.learner.account import BatchAccount
+from impala_async.learner.channels import Captured, Channels, LearnerReport
 from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
-from impala_async.learner.ledger import Settlement
-from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.thread_ports import Captured, LearnerReport, Ports
+from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.threads.account import BatchAccount
+from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.host_copy import HostCopy
 from impala_async.training.result import StepResult
@@ -44,7 +44,7 @@ class Listener:
         self.reports: list[LearnerReport] = []
         self.captures: list[Captured] = []
         self.stops: list[str] = []
-        self.ports = Ports(
+        self.channels = Channels(
             settlements=Inbox(loop, self.settlements.append),
             weights=Mailbox(loop, self.weights.append),
             reports=Mailbox(loop, self.reports.append),

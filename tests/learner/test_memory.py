@@ -24,7 +24,7 @@ from impala_async.spec import (
     recurrent_state,
 )
 from tests.learner.columns import small_schema
-from tests.learner.world import config_of
+from tests.learner.server_harness import config_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

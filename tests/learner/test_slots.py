@@ -9,7 +9,7 @@ import pytest
 from impala_async.learner.slots import (
     Arrival,
     Episodes,
-    Landing,
+    Region,
     Slot,
     SlotFiller,
     allocate_slots,
@@ -36,18 +36,18 @@ class Shelf:
 
     def put(self, planes: Planes, version: Version = V) -> bool:
         """Take in columns as ingest does; whether they were received in place."""
-        landing = self.receive(planes)
-        self.filler.commit([self.arrival(planes, landing, version)])
-        return any(np.shares_memory(landing.obs, slot.obs) for slot in self.slots)
+        region = self.receive(planes)
+        self.filler.commit([self.arrival(planes, region, version)])
+        return any(np.shares_memory(region.obs, slot.obs) for slot in self.slots)
 
-    def receive(self, planes: Planes) -> Landing:
-        landing = self.filler.assign(len(planes.obs), 0)
-        assert landing is not None
-        landing.obs[:], landing.small[:] = planes.obs, planes.small
-        return landing
+    def receive(self, planes: Planes) -> Region:
+        region = self.filler.assign(len(planes.obs), 0)
+        assert region is not None
+        region.obs[:], region.small[:] = planes.obs, planes.small
+        return region
 
-    def arrival(self, planes: Planes, landing: Landing, version: Version = V) -> Arrival:
-        return Arrival(0, landing, planes.columns.mask_CT.sum(axis=1), version)
+    def arrival(self, planes: Planes, region: Region, version: Version = V) -> Arrival:
+        return Arrival(0, region, planes.columns.mask_CT.sum(axis=1), version)
 
 
 def test_what_fits_is_received_in_place() -> None:
@@ -103,25 +103,25 @@ def test_room_is_assigned_behind_what_was_assigned_before() -> None:
     shelf = Shelf()
     starts = []
     for _ in range(2):
-        landing = shelf.filler.assign(2, 1)
-        assert landing is not None
-        starts.append(landing.start)
+        region = shelf.filler.assign(2, 1)
+        assert region is not None
+        starts.append(region.start)
         # Only what is committed takes room from others.
         assert shelf.filler.free_columns == 12
     assert starts == [0, 2]
     assert shelf.filler.assign(1, 1) is None
     shelf.filler.commit([])
-    landing = shelf.filler.assign(1, 1)
-    assert landing is not None
-    assert landing.start == 0
+    region = shelf.filler.assign(1, 1)
+    assert region is not None
+    assert region.start == 0
 
 
 def test_what_lies_behind_a_refused_message_moves_down() -> None:
     shelf = Shelf()
     sent = [planes_of(shelf.schema, n, seed=n) for n in (1, 2, 1)]
-    landings = [shelf.receive(planes) for planes in sent]
-    assert landings[0].through(landings[2]).small.shape == shelf.slots[0].small.shape
-    kept = [shelf.arrival(sent[i], landings[i], Version(1, i)) for i in (1, 2)]
+    regions = [shelf.receive(planes) for planes in sent]
+    assert regions[0].through(regions[2]).small.shape == shelf.slots[0].small.shape
+    kept = [shelf.arrival(sent[i], regions[i], Version(1, i)) for i in (1, 2)]
     shelf.filler.commit(kept)
     assert shelf.put(planes_of(shelf.schema, 1, seed=7), Version(1, 7))
     (slot,) = shelf.submitted
@@ -180,9 +180,9 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
 
     def fill(num_messages: int) -> None:
         for _ in range(num_messages):
-            landing = filler.assign(3, 0)
-            assert landing is not None
-            filler.commit([Arrival(0, landing, valid_rows, V)])
+            region = filler.assign(3, 0)
+            assert region is not None
+            filler.commit([Arrival(0, region, valid_rows, V)])
             while submitted:
                 filler.release(submitted.pop().index)
 

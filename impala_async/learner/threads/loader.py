@@ -1,0 +1,315 @@
+"""From full host slots to batches on the learner's device.
+
+On a CPU there is nothing to move: a batch is a view of its slot, and the slot comes back after
+the last pass. On a GPU a loader thread copies pinned host slots into device slots on a stream of
+its own; the host slot comes back as soon as its copy has completed, and the update waits for the
+copy by an event, never by a synchronisation of the host.
+
+Runs on: learner thread (both classes), loader thread (`DeviceLoader.run`)
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from impala_async.learner.handoff import IndexQueue
+from impala_async.learner.hardware import make_current
+from impala_async.learner.slots import Allocate, Slot, touched_memory
+from impala_async.learner.threads.account import BatchAccount
+from impala_async.metrics.timer import TimerStat
+from impala_async.spec import Schema
+from impala_async.training.batch import Batch
+
+
+@dataclass(slots=True, eq=False)
+class LoadedBatch:
+    """A batch on the device, and what the learner keeps account of for each column."""
+
+    place: int
+    tensors: Batch
+    account: BatchAccount
+    updates_B: NDArray[np.int64]
+    valid_rows_B: NDArray[np.int64]
+
+
+class Loader(Protocol):
+    """Where the minibatch buffer gets its batches."""
+
+    load_timer: TimerStat
+    load_wait_timer: TimerStat
+
+    def blank(self) -> Batch:
+        """Before anything has come: a batch as all will be, without a valid row."""
+        ...
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        """Wait for a batch; raises queue.Empty or ClosedError."""
+        ...
+
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        """All that reads the batch in this pass is launched, which does not mean done."""
+        ...
+
+    def release(self, loaded: LoadedBatch) -> None:
+        """The batch had its last pass."""
+        ...
+
+    def num_waiting(self) -> int:
+        """Batches full, loading or ready; not those in the ring."""
+        ...
+
+    def leftovers(self) -> list[int]:
+        """After the end: batches that never reached the ring."""
+        ...
+
+    def report(self) -> dict[str, object]:
+        """The numbers of its queues."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes in: whoever waits sees ClosedError.
+
+        A loader that is drained hands out first what is there.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Nobody takes batches any more: whatever waits is left over."""
+        ...
+
+
+class HostLoader:
+    """The loader of a CPU: hands out views."""
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        full: IndexQueue,
+        release_slot: Callable[[int], None],
+        *,
+        is_drained: bool = False,
+    ) -> None:
+        self._is_drained = is_drained
+        self._slots = slots
+        self._full = full
+        self._release_slot = release_slot
+        self._views = [Batch.over(slot.columns) for slot in slots]
+        self.load_timer = TimerStat()
+        self.load_wait_timer = TimerStat()
+
+    def blank(self) -> Batch:
+        return self._views[0]
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        slot = self._slots[self._full.get(timeout)]
+        account = BatchAccount(slot.batch, slot.filled_B)
+        return LoadedBatch(
+            slot.index, self._views[slot.index], account, slot.updates_B, slot.valid_rows_B
+        )
+
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        """Here it is done."""
+
+    def release(self, loaded: LoadedBatch) -> None:
+        self._release_slot(loaded.place)
+
+    def num_waiting(self) -> int:
+        return len(self._full)
+
+    def leftovers(self) -> list[int]:
+        return [self._slots[index].batch for index in self._full.take_all()]
+
+    def report(self) -> dict[str, object]:
+        return self._full.report()
+
+    def close(self) -> None:
+        self._full.close(is_drained=self._is_drained)
+
+    def abandon(self) -> None:
+        self._full.close()
+
+
+@dataclass(slots=True, eq=False)
+class _DeviceSlot:
+    """Planes on the device, and what is known of the batch in them."""
+
+    place: int
+    obs: torch.Tensor
+    small: torch.Tensor
+    tensors: Batch
+    started: torch.cuda.Event
+    copied: torch.cuda.Event
+    read: torch.cuda.Event
+    loaded: LoadedBatch | None = None
+
+
+class DeviceLoader:
+    """The loader of a GPU: a thread, a copy stream, and more device slots than the ring holds."""
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        full: IndexQueue,
+        release_slot: Callable[[int], None],
+        *,
+        schema: Schema,
+        num_device_slots: int,
+        device: torch.device,
+        is_drained: bool = False,
+    ) -> None:
+        self._is_drained = is_drained
+        self._slots = slots
+        self._full = full
+        self._release_slot = release_slot
+        self._stream = torch.cuda.Stream(device)
+        self._device = device
+        self._places = [
+            _device_slot(place, schema, slots[0], device) for place in range(num_device_slots)
+        ]
+        self._free = IndexQueue("device", num_device_slots)
+        self._ready = IndexQueue("ready", num_device_slots)
+        self._num_loading = 0
+        self._interrupted: list[int] = []
+        self.load_timer = TimerStat()
+        self.load_wait_timer = TimerStat()
+        for place in range(num_device_slots):
+            self._free.put(place)
+
+    def blank(self) -> Batch:
+        return self._places[0].tensors
+
+    def run(self) -> None:
+        """The body of the loader thread; ends with ClosedError."""
+        make_current(self._device)
+        try:
+            while True:
+                self._load_next()
+        finally:
+            # Only now nothing more gets ready.
+            self._ready.close(is_drained=self._is_drained)
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        if self.num_waiting():
+            with self.load_wait_timer:
+                place = self._ready.get(timeout)
+        else:
+            place = self._ready.get(timeout)
+        device_slot = self._places[place]
+        assert device_slot.loaded is not None
+        torch.cuda.current_stream(self._device).wait_event(device_slot.copied)
+        return device_slot.loaded
+
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        self._places[loaded.place].read.record(torch.cuda.current_stream(self._device))
+
+    def release(self, loaded: LoadedBatch) -> None:
+        # The next copy into these planes must not overtake an update that still reads them, and
+        # need not wait for what is launched behind that.
+        self._stream.wait_event(self._places[loaded.place].read)
+        self._free.put(loaded.place)
+
+    def num_waiting(self) -> int:
+        return len(self._full) + self._num_loading + len(self._ready)
+
+    def leftovers(self) -> list[int]:
+        ready = [self._places[place].loaded for place in self._ready.take_all()]
+        waiting = [self._slots[index].batch for index in self._full.take_all()]
+        return [loaded.account.batch for loaded in ready if loaded] + self._interrupted + waiting
+
+    def report(self) -> dict[str, object]:
+        return {**self._full.report(), **self._ready.report()}
+
+    def close(self) -> None:
+        if self._is_drained:
+            self._full.close(is_drained=True)
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._full.close()
+        self._free.close()
+        self._ready.close()
+
+    def _load_next(self) -> None:
+        slot = self._slots[self._full.get()]
+        self._num_loading = 1
+        self._interrupted = [slot.batch]
+        place = self._free.get()
+        self._copy(slot, self._places[place])
+        self._interrupted = []
+        self._release_slot(slot.index)
+        self._num_loading = 0
+        self._ready.put(place)
+
+    def _copy(self, slot: Slot, target: _DeviceSlot) -> None:
+        with torch.cuda.stream(self._stream):
+            target.started.record(self._stream)
+            target.obs.copy_(torch.from_numpy(slot.obs), non_blocking=True)
+            target.small.copy_(torch.from_numpy(slot.small), non_blocking=True)
+            target.copied.record(self._stream)
+        target.loaded = LoadedBatch(
+            place=target.place,
+            tensors=target.tensors,
+            account=BatchAccount(slot.batch, slot.filled_B),
+            updates_B=slot.updates_B.copy(),
+            valid_rows_B=slot.valid_rows_B.copy(),
+        )
+        # The host slot may be filled again only when its bytes have left it.
+        target.copied.synchronize()
+        self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)
+
+
+def pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
+    """Host memory from which a GPU copies without a detour."""
+    memory: NDArray[np.uint8] = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
+
+
+def allocator_for(device: torch.device) -> Allocate:
+    """The memory from which a batch gets to a device fastest."""
+    return pinned_memory if device.type == "cuda" else touched_memory
+
+
+def batch_over(schema: Schema, obs: torch.Tensor, small: torch.Tensor) -> Batch:
+    """View planes on any device as the leaves of a batch; nothing is copied."""
+
+    def view(name: str) -> torch.Tensor:
+        leaf = schema.layout.leaves[name]
+        plane = {"obs": obs, "small": small}[leaf.plane]
+        dtype: torch.dtype = getattr(torch, leaf.dtype)
+        stop = leaf.offset + math.prod(leaf.shape) * dtype.itemsize
+        typed = plane[:, leaf.offset : stop].view(dtype)
+        return typed.view(len(plane), *leaf.shape)
+
+    return Batch(
+        obs={leaf.name: view(f"obs/{leaf.name}") for leaf in schema.obs.leaves},
+        actions={part.name: view(f"action/{part.name}") for part in schema.action.parts},
+        state={array.name: view(f"state/{array.name}") for array in schema.state},
+        rewards_BT=view("reward"),
+        log_probs_BT=view("log_prob"),
+        terminated_BT=view("terminated"),
+        truncated_BT=view("truncated"),
+        mask_BT=view("mask"),
+        windows={
+            leaf.name: view(f"window/{leaf.name}") for leaf in schema.obs.leaves if leaf.is_stack
+        },
+    )
+
+
+def _device_slot(place: int, schema: Schema, like: Slot, device: torch.device) -> _DeviceSlot:
+    obs = torch.zeros(like.obs.shape, dtype=torch.uint8, device=device)
+    small = torch.zeros(like.small.shape, dtype=torch.uint8, device=device)
+    return _DeviceSlot(
+        place,
+        obs,
+        small,
+        batch_over(schema, obs, small),
+        started=torch.cuda.Event(enable_timing=True),
+        copied=torch.cuda.Event(enable_timing=True),
+        read=torch.cuda.Event(),
+    )
