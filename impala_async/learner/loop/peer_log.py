@@ -1,14 +1,21 @@
-"""Log lines that peers cause: few in a second, whoever sends what, and each is one line.
+"""What peers and strangers make the log say: few lines, each of which is one line.
 
 Runs on: event loop
 """
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
 
+from impala_async.envs.watch import WHERES, say_hang
+from impala_async.waiting import Wait
 from impala_async.wire.messages import plain
 
 MAX_LINES_PER_S = 20
+STRANGERS_EVERY_S = 10.0
+HANG_NAMES = ("hang_s", "hang_in", "hang_first", "hang_last")
 
 
 class PeerLog:
@@ -40,3 +47,82 @@ class PeerLog:
         self._num_lines += 1
         quoted = [plain(arg) if isinstance(arg, str) else arg for arg in args]
         self._logger.log(level, text, *quoted)
+
+
+class Strangers:
+    """What strangers do at both sockets: a line now and then, and not one for each of them."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._due = clock() + STRANGERS_EVERY_S
+        self._told: Counter[str] = Counter()
+        self._num_told = 0
+
+    def look(self, hellos: Counter[bytes], num_given_way: int, cut_off: Counter[str]) -> None:
+        """Tell what is new, if it is time; then the hellos, by their routes, are forgotten."""
+        if self._clock() < self._due:
+            return
+        self._due = self._clock() + STRANGERS_EVERY_S
+        parts = [
+            _count(n, "connection") + f" cut off that {why}"
+            for why, n in (cut_off - self._told).items()
+        ]
+        if num_given_way > self._num_told:
+            parts.append(_count(num_given_way - self._num_told, "session") + " gave way")
+        if parts:
+            said = ""
+            if hellos:
+                total, routes = _count(hellos.total(), "hello"), _count(len(hellos), "connection")
+                said = f"{total} over {routes}; "
+            self._tell(f"strangers in {STRANGERS_EVERY_S:.0f} s: {said}{', '.join(parts)}")
+        self._told, self._num_told = cut_off, num_given_way
+        hellos.clear()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+class _Hang(NamedTuple):
+    since: float
+    line: Callable[[float], str]
+    """Of the seconds."""
+    wait: Wait
+
+
+class ActorFailures:
+    """What actors say went wrong with them: environments that hang, and what they died of."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._hangs: dict[bytes, _Hang] = {}
+        self._last_death: str | None = None
+
+    def hear_beat(self, session: bytes, rank: int, timers: Mapping[str, float]) -> None:
+        """Its heartbeat says so as long as an environment hangs."""
+        if not timers.keys() >= {*HANG_NAMES}:
+            self._hangs.pop(session, None)
+            return
+        seconds, where, first, last = (int(timers[name]) for name in HANG_NAMES)
+        since = self._clock() - seconds
+        former = self._hangs.get(session)
+        wait = former.wait if former else Wait(self._tell, after_s=0.0, clock=self._clock)
+        line = partial(say_hang, WHERES[where == 1], first, last, f"actor {rank}")
+        self._hangs[session] = _Hang(since, line, wait)
+        wait.look(lambda _: line(seconds))
+
+    def hear_death(self, rank: int, why: str) -> str:
+        """It said goodbye, and what it died of; that as a clause."""
+        self._last_death = f"actor {rank} died of {why}"
+        return f"it died of {why}"
+
+    def report(self, live: set[bytes]) -> dict[str, object]:
+        """The longest hang of the sessions that live."""
+        self._hangs = {session: hang for session, hang in self._hangs.items() if session in live}
+        hang = min(self._hangs.values(), key=lambda hang: hang.since, default=None)
+        return {
+            "actor/hang": hang and hang.line(self._clock() - hang.since),
+            "actor/last_death": self._last_death,
+        }

@@ -21,10 +21,10 @@ from impala_async.learner.loop.endpoint import Endpoint, WireCounters
 from impala_async.learner.loop.ingest import Ingest
 from impala_async.learner.loop.ledger import Ledger
 from impala_async.learner.loop.lockstep import LockstepFiller
+from impala_async.learner.loop.peer_log import Strangers
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.loop.reporter import LoopLag
 from impala_async.learner.loop.sessions import SessionMessages, Terms
-from impala_async.learner.loop.strangers import Strangers
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller, Submit
 from impala_async.spec import Schema

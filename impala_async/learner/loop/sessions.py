@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from impala_async import __version__
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.endpoint import Endpoint
-from impala_async.learner.loop.peer_log import PeerLog
+from impala_async.learner.loop.peer_log import ActorFailures, PeerLog
 from impala_async.learner.loop.publisher import Publisher
-from impala_async.learner.loop.troubles import ActorTroubles
 from impala_async.metrics.counter import Counters
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Version
@@ -87,7 +86,7 @@ class SessionMessages:
         # What strangers can make it say is limited.
         self._log = PeerLog(logger, clock)
         self._timers: dict[bytes, dict[str, float]] = {}
-        self._troubles = ActorTroubles(self._log.warning, clock)
+        self._failures = ActorFailures(self._log.warning, clock)
         self._sessions = Counters(("expired", "refused", "closed"), prefix="sessions/")
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
 
@@ -105,7 +104,7 @@ class SessionMessages:
         elif isinstance(message, Bye):
             why = f"said goodbye ({BYE_REASONS[message.reason]})" if peer.columns else ""
             if message.text:
-                why = self._troubles.hear_death(peer.rank, plain(message.text))
+                why = self._failures.hear_death(peer.rank, plain(message.text))
             self._close(peer, why)
             endpoint.send(route, [pack(ByeOk(message.session))])
         elif isinstance(message, ByeOk):
@@ -131,7 +130,7 @@ class SessionMessages:
         else:
             timers = {k: float(v) for k, v in message.timers.items() if k in TIMER_NAMES}
             self._timers[peer.session] = timers
-            self._troubles.hear_beat(peer.session, peer.rank, message.timers)
+            self._failures.hear_beat(peer.session, peer.rank, message.timers)
             endpoint.send(route, [pack(peer.grant(self._publisher.version))])
 
     def expire(self) -> None:
@@ -179,7 +178,7 @@ class SessionMessages:
         for name in TIMER_NAMES:
             values = [timers[name] for timers in self._timers.values() if name in timers]
             report[f"actor/{name}"] = sum(values) / len(values) if values else None
-        return report | self._troubles.report(live)
+        return report | self._failures.report(live)
 
     def _find(self, message: Message) -> Peer | None:
         """The peer that speaks; None if it says goodbye to a session that is over already."""

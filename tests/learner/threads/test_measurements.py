@@ -3,10 +3,13 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from impala_async.learner.threads.measurements import Measurements
+from impala_async.learner.threads import measurements as module
+from impala_async.learner.threads.measurements import DeviceTimer, Measurements
 from impala_async.metrics.names import REGISTRY
+from impala_async.metrics.timer import TimerStat
 from tests.learner.fakes import FakeLoader
 
 
@@ -45,3 +48,41 @@ def test_every_name_is_declared() -> None:
     assert metrics["loss/total"] == 0.5
     assert metrics["timing_breakdown/learner_dequeue_time_ms"] == 2.0
     assert metrics["learner_queue/size_count"] == 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_each_block_is_one_timing(clock: Clock) -> None:
+    timer = DeviceTimer(torch.device("cpu"), TimerStat())
+    for seconds in (0.25, 0.75):
+        with timer:
+            clock.now += seconds
+        clock.now += 1000
+    assert timer.stat.count == 2
+    assert timer.stat.mean == 0.5
+
+
+def test_a_block_that_raises_was_timed_too(clock: Clock) -> None:
+    timer = DeviceTimer(torch.device("cpu"), TimerStat())
+
+    def fail() -> None:
+        with timer:
+            clock.now += 0.5
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert timer.stat.mean == 0.5
