@@ -21,10 +21,9 @@ import uvloop
 from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.offer import Offer
 from impala_async.config.run import RunConfig
-from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.handoff import Mailbox, on_thread
 from impala_async.learner.loop.server import ActorServer, Events
-from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.learner.slots import Slot, allocate_slots, keep_freed_memory
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema

@@ -110,8 +110,8 @@ def _serve(
     *,
     is_resumed: bool,
 ) -> int:
-    from impala_async.learner.allocator import keep_freed_memory
     from impala_async.learner.probe import SpaceProbe, check_columns
+    from impala_async.learner.slots import keep_freed_memory
 
     keep_freed_memory()
     probe = None

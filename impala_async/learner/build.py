@@ -13,8 +13,7 @@ from impala_async.config.learner import LearnerSection
 from impala_async.config.run import RunConfig
 from impala_async.learner.channels import Channels, Progress
 from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.hardware import make_current, pick_device
-from impala_async.learner.memory import check_memory
+from impala_async.learner.hardware import check_memory, make_current, pick_device
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.threads.learner_thread import LearnerThread
 from impala_async.learner.threads.loader import DeviceLoader, HostLoader, Loader, allocator_for
@@ -55,7 +54,7 @@ def build_learner(
     device = pick_device(config.learner.device)
     section = config.learner
     num_slots = num_host_slots(section, device)
-    check_memory(config, schema, num_slots, device)
+    check_memory(config, schema, num_slots)
     step = build_step(config, schema, device)
     if training is not None:
         restore(step, training)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots
+from impala_async.learner.loop.filler import Arrival, SlotFiller
+from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.threads.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.training.batch import Batch
 from impala_async.weights import Version

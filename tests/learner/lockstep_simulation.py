@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from impala_async import __version__
+from impala_async.learner.loop.filler import Count, Submit
 from impala_async.learner.loop.ingest import Ingest
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.loop.sessions import SessionMessages, Terms
-from impala_async.learner.slots import Count, Episodes, Slot, Submit, allocate_slots
+from impala_async.learner.slots import Episodes, Slot, allocate_slots
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (

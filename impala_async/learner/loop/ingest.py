@@ -16,19 +16,17 @@ import numpy as np
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.body import Bodies
 from impala_async.learner.loop.endpoint import Endpoint
-from impala_async.learner.loop.ledger import Ledger
-from impala_async.learner.loop.publisher import Publisher
-from impala_async.learner.recorder import Recorder
-from impala_async.learner.slots import (
+from impala_async.learner.loop.filler import (
     Arrival,
     Count,
-    Episodes,
     Filler,
-    Region,
-    Slot,
     SlotFiller,
     Submit,
 )
+from impala_async.learner.loop.ledger import Ledger
+from impala_async.learner.loop.publisher import Publisher
+from impala_async.learner.recorder import Recorder
+from impala_async.learner.slots import Episodes, Region, Slot
 from impala_async.screen import Screen
 from impala_async.spec import Schema
 from impala_async.trajectory import LARGEST, Fault

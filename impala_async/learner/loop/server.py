@@ -18,6 +18,12 @@ from typing import Any
 from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.loop.endpoint import Endpoint, WireCounters
+from impala_async.learner.loop.filler import (
+    Count,
+    Filler,
+    SlotFiller,
+    Submit,
+)
 from impala_async.learner.loop.ingest import Ingest
 from impala_async.learner.loop.ledger import Ledger
 from impala_async.learner.loop.lockstep import LockstepFiller
@@ -26,7 +32,7 @@ from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.loop.reporter import LoopLag
 from impala_async.learner.loop.sessions import SessionMessages, Terms
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.slots import Count, Episodes, Filler, Slot, SlotFiller, Submit
+from impala_async.learner.slots import Episodes, Slot
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings

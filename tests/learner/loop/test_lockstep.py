@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.errors import ProtocolError
+from impala_async.learner.loop.filler import Arrival
 from impala_async.learner.loop.lockstep import LockstepFiller
-from impala_async.learner.slots import Arrival, Episodes, Region, Slot, allocate_slots
+from impala_async.learner.slots import (
+    Episodes,
+    Region,
+    Slot,
+    allocate_slots,
+)
 from impala_async.learner.threads.account import BatchAccount
 from impala_async.metrics.report import merge
 from impala_async.policy import Policy

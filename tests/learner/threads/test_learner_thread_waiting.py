@@ -13,8 +13,9 @@ from impala_async.config.run import StopSection
 from impala_async.learner.build import build_learner
 from impala_async.learner.channels import Progress
 from impala_async.learner.handoff import start_thread
+from impala_async.learner.loop.filler import Arrival, SlotFiller
 from impala_async.learner.loop.ledger import Ledger, Settlement
-from impala_async.learner.slots import Arrival, Slot, SlotFiller
+from impala_async.learner.slots import Slot
 from impala_async.learner.threads import learner_thread
 from impala_async.learner.threads.learner_thread import LearnerThread
 from impala_async.weights import Version

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from impala_async.learner.handoff import ClosedError, IndexQueue
-from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots, touched_memory
+from impala_async.learner.loop.filler import Arrival, SlotFiller
+from impala_async.learner.slots import Slot, allocate_slots, touched_memory
 from impala_async.learner.threads.loader import HostLoader, allocator_for, batch_over
 from impala_async.metrics.report import merge
 from impala_async.spec import ArraySpec, ObsSpec
