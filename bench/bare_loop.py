@@ -29,7 +29,7 @@ from impala_async.config.run import RunConfig
 from impala_async.learner.build import build_step
 from impala_async.learner.hardware import make_current, pick_device
 from impala_async.learner.slots import keep_freed_memory
-from impala_async.learner.threads.loader import batch_over
+from impala_async.learner.threads.batch import batch_over
 from impala_async.models.precision import pick_precision
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch

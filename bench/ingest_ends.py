@@ -133,9 +133,9 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
 
     def train(index: int) -> None:
         slot = slots[index]
-        settled = Settlement(slot.batch, trained=batch_columns, passes_done=batch_columns)
-        server.ledger.settle(settled)
-        server.release(index)
+        server.settle(
+            Settlement(slot.batch, trained=batch_columns, passes_done=batch_columns, slot=index)
+        )
         if watch.count(batch_columns // columns) and not done.done():
             done.set_result(None)
 

@@ -76,7 +76,7 @@ def build_learner(
             is_drained=is_lockstep,
         )
     else:
-        loader = HostLoader(slots, full, release, is_drained=is_lockstep)
+        loader = HostLoader(slots, full, is_drained=is_lockstep)
     _compile(step, loader, section, device)
     thread = LearnerThread(
         step=step,

@@ -158,7 +158,7 @@ class LearnerService:
         self._episodes = EpisodeStats()
         is_lockstep = self._config.pace.is_lockstep
         self._channels = Channels(
-            settlements=Inbox(self._loop, self._server.ledger.settle),
+            settlements=Inbox(self._loop, self._server.settle),
             # In lockstep no version may be passed over.
             weights=(Inbox if is_lockstep else Mailbox)(self._loop, self._server.publish),
             reports=Mailbox(self._loop, self._on_reading),

@@ -15,7 +15,7 @@ def test_batches_come_in_order_and_are_what_was_put_in(device: torch.device) -> 
         planes = bench.put(seed)
         loaded = bench.loader.get(timeout=5.0)
         assert holds(loaded, planes)
-        assert loaded.account.batch == seed + 1
+        assert loaded.batch == seed + 1
         assert loaded.updates_B.tolist() == [seed] * 4
         assert loaded.valid_rows_B.tolist() == [3] * 4
         bench.loader.note_launch(loaded)
@@ -58,7 +58,7 @@ def test_at_the_close_every_batch_is_somewhere(device: torch.device, num_taken: 
     bench = DeviceBench(device, num_slots=3, num_device_slots=2)
     for seed in range(5):
         bench.put(seed)
-    taken = [bench.loader.get(timeout=5.0).account.batch for _ in range(num_taken)]
+    taken = [bench.loader.get(timeout=5.0).batch for _ in range(num_taken)]
     bench.close()
     assert isinstance(bench.ends[0], ClosedError)
     assert sorted(taken + bench.loader.leftovers()) == [1, 2, 3, 4, 5]
@@ -72,7 +72,7 @@ def test_a_drained_loader_hands_out_what_was_there_at_the_close(device: torch.de
     bench.loader.close()
     for number, planes in enumerate(sent):
         loaded = bench.loader.get(timeout=5.0)
-        assert loaded.account.batch == number + 1
+        assert loaded.batch == number + 1
         assert holds(loaded, planes)
         bench.loader.note_launch(loaded)
         bench.loader.release(loaded)
@@ -89,7 +89,7 @@ def test_a_drained_loader_ends_when_nobody_takes_batches_any_more(
     bench = DeviceBench(device, is_drained=True)
     for seed in range(5):
         bench.put(seed)
-    taken = bench.loader.get(timeout=5.0).account.batch
+    taken = bench.loader.get(timeout=5.0).batch
     ends = [bench.loader.close, bench.loader.abandon]
     for end in ends if is_closed_first else reversed(ends):
         end()
@@ -106,7 +106,7 @@ def test_a_place_that_nobody_filled_is_not_alive(device: torch.device) -> None:
     # The host slot came back, and its next batch may be whole.
     bench.until(lambda: bool(bench.released))
     bench.slots[0].filled_B.fill(True)
-    assert loaded.account.alive_B.tolist() == [True, False, False, True]
+    assert loaded.alive_B.tolist() == [True, False, False, True]
     bench.close()
 
 

@@ -15,8 +15,7 @@ import torch
 from impala_async.learner.channels import Captured, Channels, LearnerReport
 from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.threads.account import BatchAccount
-from impala_async.learner.threads.loader import LoadedBatch
+from impala_async.learner.threads.batch import LoadedBatch
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.host_copy import HostCopy
 from impala_async.training.result import StepResult
@@ -79,7 +78,8 @@ def batch_of(
     return LoadedBatch(
         place=number,
         tensors=FakeBatch(number),
-        account=BatchAccount(number, np.ones(len(updates_B), np.bool_)),
+        batch=number,
+        filled_B=np.ones(len(updates_B), np.bool_),
         updates_B=updates_B,
         valid_rows_B=np.array(tuple(valid_rows), np.int64),
     )
@@ -114,8 +114,9 @@ class FakeLoader:
     def note_launch(self, loaded: LoadedBatch) -> None:
         self.launched.append(loaded.place)
 
-    def release(self, loaded: LoadedBatch) -> None:
+    def release(self, loaded: LoadedBatch) -> int | None:
         self.released.append(loaded.place)
+        return None
 
     def num_waiting(self) -> int:
         return sum(isinstance(step, LoadedBatch) for step in self._script)

@@ -94,8 +94,9 @@ class ServerHarness:
         slot = self.slots[self.full.pop(0)]
         taken = columns_over(self.schema, slot.obs.copy(), slot.small.copy())
         trained = int(slot.filled_B.sum())
-        self.server.ledger.settle(Settlement(slot.batch, trained=trained, passes_done=trained))
-        self.server.release(slot.index)
+        self.server.settle(
+            Settlement(slot.batch, trained=trained, passes_done=trained, slot=slot.index)
+        )
         return taken
 
     def count(self, name: str) -> Any:

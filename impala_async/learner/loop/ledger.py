@@ -29,6 +29,8 @@ class Settlement:
     passes_done: int = 0
     passes_init_short: int = 0
     passes_partial: dict[str, int] = field(default_factory=dict)
+    slot: int | None = None
+    """The host slot that is empty by it, if any."""
 
     @property
     def num_columns(self) -> int:

@@ -25,7 +25,7 @@ from impala_async.learner.loop.filler import (
     Submit,
 )
 from impala_async.learner.loop.ingest import Ingest
-from impala_async.learner.loop.ledger import Ledger
+from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.peer_log import Strangers
 from impala_async.learner.loop.publisher import Publisher
@@ -157,6 +157,12 @@ class ActorServer:
             self._sessions.announce(self._weights)
         if is_first:
             self._answer()
+
+    def settle(self, settlement: Settlement) -> None:
+        """A batch is done with, and its slot empty, if it lay in one to its end."""
+        self.ledger.settle(settlement)
+        if settlement.slot is not None:
+            self.release(settlement.slot)
 
     def release(self, slot: int) -> None:
         """A slot is empty again; its columns are credit now."""

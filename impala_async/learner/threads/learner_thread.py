@@ -34,7 +34,8 @@ from impala_async.learner.handoff import ClosedError
 from impala_async.learner.hardware import make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.pulse import BUILD_PATIENCE
-from impala_async.learner.threads.loader import LoadedBatch, Loader
+from impala_async.learner.threads.batch import LoadedBatch
+from impala_async.learner.threads.loader import Loader
 from impala_async.learner.threads.measurements import Measurements
 from impala_async.training.kept_batch import keep_batch
 from impala_async.training.result import StepResult
@@ -173,9 +174,8 @@ class LearnerThread:
         if self._pending is not None and self._pending.draw.item is loaded:
             # Columns that fail in one pass are not in the next, nor change while it is computed.
             self._resolve()
-        account = loaded.account
-        account.drop(self._expected.update - loaded.updates_B > self._section.max_lag, "stale")
-        launched = self._launch(draw) if loaded.valid_rows_B[account.alive_B].any() else None
+        loaded.drop(self._expected.update - loaded.updates_B > self._section.max_lag, "stale")
+        launched = self._launch(draw) if loaded.valid_rows_B[loaded.alive_B].any() else None
         self._resolve()
         if launched is None:
             self._measurements.num_skipped += 1
@@ -187,7 +187,7 @@ class LearnerThread:
 
     def _launch(self, draw: Draw[LoadedBatch]) -> _Pending:
         loaded, is_first_pass = draw.item, draw.pass_index == 0
-        alive_B = loaded.account.alive_B
+        alive_B = loaded.alive_B
         # Steps count once, at their first pass.
         new_rows_B = loaded.valid_rows_B * is_first_pass
         expected = self._expected
@@ -210,7 +210,7 @@ class LearnerThread:
         """Where we are if the update that is pending turns out well."""
         if self._pending is None:
             return self.progress
-        new_rows_B, alive_B = self._pending.new_rows_B, self._pending.draw.item.account.alive_B
+        new_rows_B, alive_B = self._pending.new_rows_B, self._pending.draw.item.alive_B
         env_steps = self._env_steps + int(new_rows_B[alive_B].sum())
         return Progress(self._epoch, self._update + 1, env_steps)
 
@@ -232,7 +232,7 @@ class LearnerThread:
 
     def _note_trained(self, pending: _Pending, num_updates: int) -> None:
         loaded = pending.draw.item
-        alive_B = loaded.account.alive_B
+        alive_B = loaded.alive_B
         self._env_steps += int(pending.new_rows_B[alive_B].sum())
         lag_B = self._update - loaded.updates_B
         self._measurements.note_trained(lag_B[alive_B], int(loaded.valid_rows_B[alive_B].sum()))
@@ -240,16 +240,16 @@ class LearnerThread:
             self._advance(num_updates, pending.weights)
 
     def _end_pass(self, draw: Draw[LoadedBatch]) -> None:
-        account = draw.item.account
-        account.use()
+        loaded = draw.item
+        loaded.use()
         if draw.is_last_pass:
             if self._is_lockstep:
                 # All passes of a batch are one update there. The end is told before the version
                 # is out by which others go on: what they do then does not count.
                 self._is_over()
                 self._advance(1)
-            self._channels.settlements.post(account.settle(self._section.num_passes))
-            self._loader.release(draw.item)
+            slot = self._loader.release(loaded)
+            self._channels.settlements.post(loaded.settle(self._section.num_passes, slot))
         self._measurements.queue_size.push(self._loader.num_waiting())
 
     def _advance(self, num_updates: int, weights: WeightsCopy | None = None) -> None:
@@ -265,7 +265,7 @@ class LearnerThread:
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
         """Something in an update is not finite: nothing of these columns is learned."""
         self._measurements.num_skipped += 1
-        loaded.account.drop(result.is_failed_B.numpy(), "nonfinite_update")
+        loaded.drop(result.is_failed_B.numpy(), "nonfinite_update")
         what, now = ", ".join(result.not_finite), time.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_EVERY_S
@@ -333,8 +333,8 @@ class LearnerThread:
     def _finish(self) -> None:
         self._resolve()
         for loaded, _, _ in self._ring.drain():
-            loaded.account.drop(loaded.account.alive_B.copy(), "shutdown")
-            self._channels.settlements.post(loaded.account.settle(self._section.num_passes))
+            loaded.drop(loaded.alive_B.copy(), "shutdown")
+            self._channels.settlements.post(loaded.settle(self._section.num_passes))
         self._channels.reports.post(self._report())
         self._channels.captures.post(self._capture())
 

@@ -8,7 +8,6 @@ copy by an event, never by a synchronisation of the host.
 Runs on: learner thread (both classes), loader thread (`DeviceLoader.run`)
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,21 +19,10 @@ from numpy.typing import NDArray
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.hardware import make_current
 from impala_async.learner.slots import Allocate, Slot, touched_memory
-from impala_async.learner.threads.account import BatchAccount
+from impala_async.learner.threads.batch import LoadedBatch, batch_over
 from impala_async.metrics.timer import TimerStat
 from impala_async.spec import Schema
 from impala_async.training.batch import Batch
-
-
-@dataclass(slots=True, eq=False)
-class LoadedBatch:
-    """A batch on the device, and what the learner keeps account of for each column."""
-
-    place: int
-    tensors: Batch
-    account: BatchAccount
-    updates_B: NDArray[np.int64]
-    valid_rows_B: NDArray[np.int64]
 
 
 class Loader(Protocol):
@@ -55,8 +43,8 @@ class Loader(Protocol):
         """All that reads the batch in this pass is launched, which does not mean done."""
         ...
 
-    def release(self, loaded: LoadedBatch) -> None:
-        """The batch had its last pass."""
+    def release(self, loaded: LoadedBatch) -> int | None:
+        """The batch had its last pass; the host slot that is empty by it, if any."""
         ...
 
     def num_waiting(self) -> int:
@@ -90,14 +78,12 @@ class HostLoader:
         self,
         slots: list[Slot],
         full: IndexQueue,
-        release_slot: Callable[[int], None],
         *,
         is_drained: bool = False,
     ) -> None:
         self._is_drained = is_drained
         self._slots = slots
         self._full = full
-        self._release_slot = release_slot
         self._views = [Batch.over(slot.columns) for slot in slots]
         self.load_timer = TimerStat()
         self.load_wait_timer = TimerStat()
@@ -107,16 +93,13 @@ class HostLoader:
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         slot = self._slots[self._full.get(timeout)]
-        account = BatchAccount(slot.batch, slot.filled_B)
-        return LoadedBatch(
-            slot.index, self._views[slot.index], account, slot.updates_B, slot.valid_rows_B
-        )
+        return _loaded(slot.index, self._views[slot.index], slot)
 
     def note_launch(self, loaded: LoadedBatch) -> None:
         """Here it is done."""
 
-    def release(self, loaded: LoadedBatch) -> None:
-        self._release_slot(loaded.place)
+    def release(self, loaded: LoadedBatch) -> int:
+        return loaded.place
 
     def num_waiting(self) -> int:
         return len(self._full)
@@ -219,7 +202,7 @@ class DeviceLoader:
     def leftovers(self) -> list[int]:
         ready = [self._places[place].loaded for place in self._ready.take_all()]
         waiting = [self._slots[index].batch for index in self._full.take_all()]
-        return [loaded.account.batch for loaded in ready if loaded] + self._interrupted + waiting
+        return [loaded.batch for loaded in ready if loaded] + self._interrupted + waiting
 
     def report(self) -> dict[str, object]:
         return {**self._full.report(), **self._ready.report()}
@@ -252,16 +235,21 @@ class DeviceLoader:
             target.obs.copy_(torch.from_numpy(slot.obs), non_blocking=True)
             target.small.copy_(torch.from_numpy(slot.small), non_blocking=True)
             target.copied.record(self._stream)
-        target.loaded = LoadedBatch(
-            place=target.place,
-            tensors=target.tensors,
-            account=BatchAccount(slot.batch, slot.filled_B),
-            updates_B=slot.updates_B.copy(),
-            valid_rows_B=slot.valid_rows_B.copy(),
-        )
+        target.loaded = _loaded(target.place, target.tensors, slot)
         # The host slot may be filled again only when its bytes have left it.
         target.copied.synchronize()
         self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)
+
+
+def _loaded(place: int, tensors: Batch, slot: Slot) -> LoadedBatch:
+    return LoadedBatch(
+        place,
+        tensors,
+        batch=slot.batch,
+        filled_B=slot.filled_B,
+        updates_B=slot.updates_B,
+        valid_rows_B=slot.valid_rows_B,
+    )
 
 
 def pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
@@ -273,32 +261,6 @@ def pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
 def allocator_for(device: torch.device) -> Allocate:
     """The memory from which a batch gets to a device fastest."""
     return pinned_memory if device.type == "cuda" else touched_memory
-
-
-def batch_over(schema: Schema, obs: torch.Tensor, small: torch.Tensor) -> Batch:
-    """View planes on any device as the leaves of a batch; nothing is copied."""
-
-    def view(name: str) -> torch.Tensor:
-        leaf = schema.layout.leaves[name]
-        plane = {"obs": obs, "small": small}[leaf.plane]
-        dtype: torch.dtype = getattr(torch, leaf.dtype)
-        stop = leaf.offset + math.prod(leaf.shape) * dtype.itemsize
-        typed = plane[:, leaf.offset : stop].view(dtype)
-        return typed.view(len(plane), *leaf.shape)
-
-    return Batch(
-        obs={leaf.name: view(f"obs/{leaf.name}") for leaf in schema.obs.leaves},
-        actions={part.name: view(f"action/{part.name}") for part in schema.action.parts},
-        state={array.name: view(f"state/{array.name}") for array in schema.state},
-        rewards_BT=view("reward"),
-        log_probs_BT=view("log_prob"),
-        terminated_BT=view("terminated"),
-        truncated_BT=view("truncated"),
-        mask_BT=view("mask"),
-        windows={
-            leaf.name: view(f"window/{leaf.name}") for leaf in schema.obs.leaves if leaf.is_stack
-        },
-    )
 
 
 def _device_slot(place: int, schema: Schema, like: Slot, device: torch.device) -> _DeviceSlot:

@@ -87,7 +87,7 @@ def test_an_update_that_is_skipped_has_a_version_all_the_same(batch: Any, nonfin
 
 def test_a_batch_that_nobody_filled_has_a_version_too() -> None:
     empty = batch_of(1)
-    empty.account.alive_B[:] = False
+    empty.alive_B[:] = False
     run = run_of([empty, batch_of(2, (1,) * 4)])
     assert run.step.uses == [(2, ALL, 12)]
     assert run.settlements == [Settlement(1), Settlement(2, trained=4, passes_done=4)]

@@ -145,14 +145,14 @@ class Works:
         self.listener = Listener()
         self.ledger = Ledger()
         self.ends: list[BaseException | None] = []
-        self.released: list[int] = []
+        self._num_settled = 0
         self.learner = build_learner(
             self.config,
             self.schema,
             start=Progress(1),
             training=None,
             channels=self.listener.channels,
-            release=self.released.append,
+            release=lambda slot: None,
         )
         self.filler = SlotFiller(self.learner.slots, self._submit, lambda _: None)
 
@@ -177,8 +177,11 @@ class Works:
         self.filler.commit([Arrival(0, region, valid_rows, Version(1, 0))])
 
     def _has_room(self) -> bool:
-        while self.released:
-            self.filler.release(self.released.pop())
+        settled = self.listener.settlements[self._num_settled :]
+        self._num_settled += len(settled)
+        for settlement in settled:
+            assert settlement.slot is not None
+            self.filler.release(settlement.slot)
         return self.filler.free_columns >= 3
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:

@@ -10,7 +10,8 @@ import torch
 from impala_async.learner.handoff import ClosedError, IndexQueue
 from impala_async.learner.loop.filler import Arrival, SlotFiller
 from impala_async.learner.slots import Slot, allocate_slots, touched_memory
-from impala_async.learner.threads.loader import HostLoader, allocator_for, batch_over
+from impala_async.learner.threads.batch import batch_over
+from impala_async.learner.threads.loader import HostLoader, allocator_for
 from impala_async.metrics.report import merge
 from impala_async.spec import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
@@ -19,14 +20,13 @@ from tests.learner.columns import Planes, big_schema, planes_of, small_schema
 
 
 class Bench:
-    """A host loader behind a filler, and what it released."""
+    """A host loader behind a filler."""
 
     def __init__(self, num_slots: int = 3, *, is_drained: bool = False) -> None:
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, 4, num_slots)
         self.full = IndexQueue("full", num_slots)
-        self.released: list[int] = []
-        self.loader = HostLoader(self.slots, self.full, self.released.append, is_drained=is_drained)
+        self.loader = HostLoader(self.slots, self.full, is_drained=is_drained)
         self.filler = SlotFiller(self.slots, self._submit, lambda _: None)
 
     def _submit(self, slot: Slot) -> None:
@@ -60,13 +60,12 @@ def test_batches_come_in_order_with_an_account_each() -> None:
     assert bench.loader.num_waiting() == 2
     for number, planes in enumerate(sent):
         loaded = bench.loader.get(timeout=None)
-        assert loaded.account.batch == number + 1
-        assert loaded.account.alive_B.tolist() == [True] * 4
+        assert loaded.batch == number + 1
+        assert loaded.alive_B.tolist() == [True] * 4
         assert loaded.updates_B.tolist() == [10 + number] * 4
         assert loaded.valid_rows_B.tolist() == [3] * 4
         assert are_equal(loaded.tensors, Batch.over(planes.columns))
         assert bench.loader.num_waiting() == 1 - number
-    assert bench.released == []
 
 
 def test_a_batch_is_a_view_of_its_slot_and_comes_back_when_released() -> None:
@@ -76,22 +75,21 @@ def test_a_batch_is_a_view_of_its_slot_and_comes_back_when_released() -> None:
     slot = bench.slots[loaded.place]
     slot.columns.rewards_CT[2, 1] = 123
     assert loaded.tensors.rewards_BT[2, 1] == 123
-    bench.loader.release(loaded)
-    assert bench.released == [loaded.place]
+    assert bench.loader.release(loaded) == slot.index
 
 
 def test_a_slot_used_again_is_a_new_batch() -> None:
     bench = Bench(num_slots=1)
-    accounts = []
+    batches = []
     for seed in range(3):
         bench.put(seed)
         loaded = bench.loader.get(timeout=None)
-        loaded.account.drop(np.ones(4, np.bool_), "stale")
-        accounts.append(loaded.account.batch)
+        loaded.drop(np.ones(4, np.bool_), "stale")
+        batches.append(loaded.batch)
         bench.filler.release(loaded.place)
-    assert accounts == [1, 2, 3]
+    assert batches == [1, 2, 3]
     bench.put(3)
-    assert bench.loader.get(timeout=None).account.alive_B.all()
+    assert bench.loader.get(timeout=None).alive_B.all()
 
 
 def test_waiting_ends_with_the_timeout_or_with_the_close() -> None:
@@ -111,7 +109,7 @@ def test_a_drained_loader_hands_out_what_was_full_at_the_close() -> None:
     bench.put(0)
     bench.put(1)
     bench.loader.close()
-    assert [bench.loader.get(timeout=0.0).account.batch for _ in range(2)] == [1, 2]
+    assert [bench.loader.get(timeout=0.0).batch for _ in range(2)] == [1, 2]
     with pytest.raises(ClosedError):
         bench.loader.get(timeout=None)
     assert bench.loader.leftovers() == []
@@ -130,7 +128,7 @@ def test_a_place_that_nobody_filled_is_not_alive() -> None:
     bench = Bench()
     bench.put(0)
     bench.slots[0].filled_B[1:3] = False
-    assert bench.loader.get(timeout=None).account.alive_B.tolist() == [True, False, False, True]
+    assert bench.loader.get(timeout=None).alive_B.tolist() == [True, False, False, True]
 
 
 def test_its_report_is_that_of_its_queue() -> None:
