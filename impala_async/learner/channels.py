@@ -10,7 +10,7 @@ from typing import NamedTuple
 from impala_async.config.run import StopSection
 from impala_async.learner.handoff import Flag, Inbox, Mailbox
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.pulse import Pulse
+from impala_async.learner.watchdog import Pulse
 from impala_async.training.state import TrainingState
 from impala_async.weights import Version, Weights
 

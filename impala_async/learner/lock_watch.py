@@ -31,7 +31,7 @@ DUMP_SIGNAL = signal.SIGUSR2
 TICK_S = 1.0
 # Between the word that ends it and the kernel, which would not take the exit code along.
 GRACE_S = 2.0
-# What has once taken long and came back may take that long again, as in `pulse.py`.
+# What has once taken long and came back may take that long again, as in `watchdog.py`.
 GROWTH = 3
 _SIGEV_THREAD = 2
 

@@ -88,7 +88,7 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._watchdog = Watchdog(self._loop, config.learner, lock_watch)
+        self._watchdog = Watchdog(self._loop.call_later, config.learner, lock_watch)
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None

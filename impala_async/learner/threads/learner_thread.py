@@ -33,10 +33,10 @@ from impala_async.learner.channels import (
 from impala_async.learner.handoff import ClosedError
 from impala_async.learner.hardware import make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
-from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.threads.batch import LoadedBatch
 from impala_async.learner.threads.loader import Loader
 from impala_async.learner.threads.measurements import Measurements
+from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.training.kept_batch import keep_batch
 from impala_async.training.result import StepResult
 from impala_async.training.snapshot import Snapshot, WeightsCopy

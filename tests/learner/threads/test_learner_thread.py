@@ -11,10 +11,10 @@ from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
 from impala_async.learner.channels import Progress
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.pulse import BUILD_PATIENCE
 from impala_async.learner.threads import learner_thread
 from impala_async.learner.threads.batch import LoadedBatch
 from impala_async.learner.threads.learner_thread import LearnerThread
+from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.report import merge
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
 
