@@ -1,15 +1,21 @@
-"""The body of a trajectory message: from the socket, or out of its header, into its place.
+"""The bodies of trajectory messages: from the socket, or out of the header, into their place, and
+then their values are checked.
 
 Sizes come from the agreed schema; whatever does not have them is refused.
 
 Runs on: event loop
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.slots import Episodes, Region
+from impala_async.screen import Screen
 from impala_async.spec import Schema
+from impala_async.trajectory import LARGEST, Fault
 from impala_async.wire.codec import BodySizes, body_sizes, decode_episodes, split_inline
 from impala_async.wire.compression import PLAIN, ZSTD, decompress_into
 from impala_async.wire.messages import Data
@@ -19,11 +25,12 @@ TWO_FRAMES = "a body that is not inline has 2 frames"
 NO_FRAMES = "a body that is inline has no frames of its own"
 
 
-class Bodies:
-    """Receives the bodies of one schema's messages."""
+class BodyReader:
+    """Receives and checks the bodies of one schema's messages."""
 
     def __init__(self, schema: Schema, most_columns: int) -> None:
         self._schema = schema
+        self._screen = Screen(schema)
         largest = body_sizes(schema.layout, most_columns, most_columns * schema.rows)
         self._small = np.zeros(largest.small, np.uint8)
         self._packed = np.zeros(largest.obs, np.uint8)
@@ -50,6 +57,22 @@ class Bodies:
             return None
         # The next message will be received where they lie now.
         return decode_episodes(small[region.small.nbytes :].tobytes())
+
+    def find_faults(self, received: Sequence[tuple[Region, Episodes | None]]) -> list[Fault | None]:
+        """What is wrong with each. Where nothing is, one look at all of them shows it."""
+        faults = [_find_episode_fault(episodes) for _, episodes in received]
+        if len(received) > 1:
+            whole = received[0][0].through(received[-1][0])
+            if self._screen.is_sound(whole.obs, whole.small):
+                return faults
+        return [
+            self._screen.find_fault(region.obs, region.small) or fault
+            for (region, _), fault in zip(received, faults, strict=True)
+        ]
+
+    def count_valid(self, region: Region) -> NDArray[np.int64]:
+        """How many rows of each column are valid."""
+        return self._screen.count_valid(region.small)
 
     def _receive_frames(
         self, router: Router, data: Data, sizes: BodySizes, region: Region
@@ -88,3 +111,17 @@ def _unpack_inline(data: Data, body: bytes, sizes: BodySizes, region: Region) ->
     obs, small = split_inline(body, sizes)
     region.obs.reshape(-1)[:] = np.frombuffer(obs, np.uint8)
     return np.frombuffer(small, np.uint8)
+
+
+def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
+    """A return that is no number would stay in every mean and in every checkpoint."""
+    if episodes is None:
+        return None
+    if not np.isfinite(episodes["total"]).all():
+        return Fault("nonfinite", "the return of an episode is not finite")
+    if episodes["length"].min() < 1:
+        return Fault("invalid", "an episode has no steps")
+    # The reward that made it so was refused, and with its mean it could end the run.
+    if (np.abs(episodes["total"]) > LARGEST * episodes["length"]).any():
+        return Fault("nonfinite", f"an episode has a return of more than {LARGEST:g} a step")
+    return None

@@ -11,10 +11,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.body import Bodies
+from impala_async.learner.loop.body import BodyReader
 from impala_async.learner.loop.endpoint import Endpoint
 from impala_async.learner.loop.filler import (
     Arrival,
@@ -27,9 +25,8 @@ from impala_async.learner.loop.ledger import Ledger
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Region, Slot
-from impala_async.screen import Screen
 from impala_async.spec import Schema
-from impala_async.trajectory import LARGEST, Fault
+from impala_async.trajectory import Fault
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Data, pack
 from impala_async.wire.peer import Peer
@@ -98,9 +95,8 @@ class Ingest:
             self._ledger.submit(slot.batch, int(slot.filled_B.sum()))
             submit(slot.index)
 
-        self._screen = Screen(schema)
         self._filler = self._make_filler(slots, submit_batch, self._on_episodes)
-        self._bodies = Bodies(schema, self._filler.batch_columns)
+        self._bodies = BodyReader(schema, self._filler.batch_columns)
 
     def handle(self, endpoint: Endpoint, route: bytes, data: Data) -> None:
         """Reserve by the header and receive the body; or give the reason why not."""
@@ -137,8 +133,9 @@ class Ingest:
             return
         received = list(self._received.values())
         self._received.clear()
+        faults = self._bodies.find_faults([(each.region, each.episodes) for each in received])
         arrivals = []
-        for message, fault in zip(received, self._find_faults(received), strict=True):
+        for message, fault in zip(received, faults, strict=True):
             if fault is None:
                 arrivals.append(self._admit(message))
             else:
@@ -221,25 +218,13 @@ class Ingest:
         if region.is_only:
             self.decide()
 
-    def _find_faults(self, received: list[_Received]) -> list[Fault | None]:
-        """What is wrong with each. Where nothing is, one look at all of them shows it."""
-        faults = [_find_episode_fault(each.episodes) for each in received]
-        if len(received) > 1:
-            whole = received[0].region.through(received[-1].region)
-            if self._screen.is_sound(whole.obs, whole.small):
-                return faults
-        return [
-            self._screen.find_fault(each.region.obs, each.region.small) or fault
-            for each, fault in zip(received, faults, strict=True)
-        ]
-
     def _admit(self, message: _Received) -> Arrival:
         peer, data, region, episodes = message
         self._ledger.receive(data.columns)
         self._ledger.admit(data.columns)
         if self._recorder is not None:
             self._recorder.take(peer.rank, data, region, episodes)
-        valid_rows = self._screen.count_valid(region.small)
+        valid_rows = self._bodies.count_valid(region)
         return Arrival(peer.rank, region, valid_rows, Version(data.epoch, data.update), episodes)
 
     def _settle(self, peer: Peer, data: Data, verdict: str | None) -> None:
@@ -275,17 +260,3 @@ class Ingest:
         columns = min(data.columns, self._max_columns)
         self._ledger.receive(columns)
         self._ledger.reject(columns, reason)
-
-
-def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
-    """A return that is no number would stay in every mean and in every checkpoint."""
-    if episodes is None:
-        return None
-    if not np.isfinite(episodes["total"]).all():
-        return Fault("nonfinite", "the return of an episode is not finite")
-    if episodes["length"].min() < 1:
-        return Fault("invalid", "an episode has no steps")
-    # The reward that made it so was refused, and with its mean it could end the run.
-    if (np.abs(episodes["total"]) > LARGEST * episodes["length"]).any():
-        return Fault("nonfinite", f"an episode has a return of more than {LARGEST:g} a step")
-    return None

@@ -1,4 +1,4 @@
-"""Bodies of messages into their place, whatever form and size they come in."""
+"""BodyReader of messages into their place, whatever form and size they come in."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.body import Bodies
+from impala_async.learner.loop.body import BodyReader
 from impala_async.learner.slots import Region
 from impala_async.spec import Schema
 from impala_async.wire.codec import Frame, encode_data
@@ -55,7 +55,7 @@ def receive(schema: Schema, data: Data, *frames: Frame) -> tuple[Region, Any]:
     empty = Planes(schema, COLUMNS)
     region = Region(empty.obs, empty.small)
     router: Any = Frames(*frames)
-    return region, Bodies(schema, most_columns=4).receive(router, data, region)
+    return region, BodyReader(schema, most_columns=4).receive(router, data, region)
 
 
 FORMS = pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_planes_and_episodes_are_those_that_were_sent(
 
 def test_episodes_stay_when_the_next_message_comes() -> None:
     schema = big_schema()
-    bodies, empty = Bodies(schema, most_columns=4), Planes(schema, COLUMNS)
+    bodies, empty = BodyReader(schema, most_columns=4), Planes(schema, COLUMNS)
     kept = []
     for total in (1.0, 2.0):
         _, data, frames = sent(schema, [(total, 3)])
