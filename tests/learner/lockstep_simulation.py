@@ -16,7 +16,7 @@ from impala_async.learner.loop.ingest import Ingest
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.publisher import Publisher
-from impala_async.learner.loop.sessions import SessionMessages, Terms
+from impala_async.learner.loop.sessions import SessionMessages
 from impala_async.learner.slots import Episodes, Slot, allocate_slots
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import encode_data
@@ -238,7 +238,14 @@ class LockstepSimulation:
         self.actors: list[SimulatedActor] = []
         self.endpoint: Any = FakeEndpoint(self)
         self.sessions = SessionMessages(
-            self.table, self.publisher, self._terms(epoch), clock=lambda: 0.0, on_schema=print
+            self.table,
+            self.publisher,
+            welcome=self._welcome(epoch),
+            settings_frame=b"",
+            rows=SCHEMA.rows,
+            lockstep_columns=WIDTH,
+            clock=lambda: 0.0,
+            on_schema=print,
         )
         self.sessions.schema = SCHEMA
         self.ingest = Ingest(
@@ -261,11 +268,11 @@ class LockstepSimulation:
         self.actors += new
         return new
 
-    def _terms(self, epoch: int) -> Terms:
-        return Terms(
-            epoch=epoch, weights_port=1, ipc_data="", ipc_weights="", nonce_path="",
-            nonce=bytes(16), lease_s=10.0, heartbeat_s=2.0, max_columns=self.num_ranks * WIDTH,
-            rows=SCHEMA.rows, lockstep_columns=WIDTH, settings_frame=b"",
+    def _welcome(self, epoch: int) -> Welcome:
+        return Welcome(
+            run_id=RUN, epoch=epoch, session=b"", rank=-1, weights_port=1, ipc_data="",
+            ipc_weights="", nonce_path="", nonce=bytes(16), lease_s=10.0, heartbeat_s=2.0,
+            max_columns=self.num_ranks * WIDTH,
         )  # fmt: skip
 
     def _make_filler(self, slots: list[Slot], submit: Submit, count: Count) -> LockstepFiller:

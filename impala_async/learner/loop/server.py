@@ -30,14 +30,14 @@ from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.peer_log import Strangers
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.loop.reporter import LoopLag
-from impala_async.learner.loop.sessions import SessionMessages, Terms
+from impala_async.learner.loop.sessions import SessionMessages
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Slot
 from impala_async.spec import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.local_link import LocalLink
-from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Message
+from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Message, Welcome
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import AddressError, Router, new_context
@@ -80,7 +80,8 @@ class ActorServer:
         self._config = config
         self._recorder, self._events = recorder, events
         self._lineage = lineage
-        self._settings_frame = _settings_frame(config)
+        # It may refuse the config: then nothing is bound yet.
+        settings_frame = _settings_frame(config)
         self._heartbeat_s = config.learner.heartbeat_s
         self._is_lockstep = config.pace.is_lockstep
         self._lag = LoopLag()
@@ -107,13 +108,7 @@ class ActorServer:
         self._link = LocalLink()
         data, weights = self._bind(schema)
         self.data_url, self.weights_url = data.connectable_url(), weights.connectable_url()
-        self._sessions = SessionMessages(
-            self.table,
-            self._publisher,
-            self._terms(lineage.epoch, weights.port),
-            clock=time.monotonic,
-            on_schema=events.on_schema,
-        )
+        self._sessions = self._make_sessions(settings_frame, weights.port)
         # From now on it notices if we stand still, as a learner does that builds a large model.
         self._sessions.expire()
         loop = self._loop = asyncio.get_running_loop()
@@ -310,10 +305,16 @@ class ActorServer:
             on_loss=self._events.on_loss if pace.on_loss == "stop" else None,
         )
 
-    def _terms(self, epoch: int, weights_port: int) -> Terms:
+    def _make_sessions(self, settings_frame: bytes, weights_port: int) -> SessionMessages:
         learner = self._config.learner
-        return Terms(
-            epoch=epoch,
+        lockstep_columns = None
+        if self._is_lockstep:
+            lockstep_columns = learner.batch_columns // self._config.train.num_actors
+        welcome = Welcome(
+            run_id=self.table.run_id,
+            epoch=self._lineage.epoch,
+            session=b"",
+            rank=-1,
             weights_port=weights_port,
             ipc_data=self._link.data_path,
             ipc_weights=self._link.weights_path,
@@ -322,11 +323,16 @@ class ActorServer:
             lease_s=learner.lease_s,
             heartbeat_s=learner.heartbeat_s,
             max_columns=learner.batch_columns,
+        )
+        return SessionMessages(
+            self.table,
+            self._publisher,
+            welcome=welcome,
+            settings_frame=settings_frame,
             rows=self._config.trajectory.rows,
-            lockstep_columns=learner.batch_columns // self._config.train.num_actors
-            if self._is_lockstep
-            else None,
-            settings_frame=self._settings_frame,
+            lockstep_columns=lockstep_columns,
+            clock=time.monotonic,
+            on_schema=self._events.on_schema,
         )
 
 

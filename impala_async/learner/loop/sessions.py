@@ -7,7 +7,6 @@ Runs on: event loop
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from impala_async import __version__
 from impala_async.errors import ProtocolError
@@ -46,24 +45,6 @@ HERE, THERE = "at the learner", "at the actor"
 TIMER_NAMES = ("env_time_ms", "act_time_ms", "send_wait_ms", "weights_wait_ms")
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What every actor is told in its welcome."""
-
-    epoch: int
-    weights_port: int
-    ipc_data: str
-    ipc_weights: str
-    nonce_path: str
-    nonce: bytes
-    lease_s: float
-    heartbeat_s: float
-    max_columns: int
-    rows: int
-    lockstep_columns: int | None
-    settings_frame: bytes
-
-
 class SessionMessages:
     """Owns nothing but counters and the last timers of each actor; decides by the table."""
 
@@ -71,8 +52,11 @@ class SessionMessages:
         self,
         table: SessionTable,
         publisher: Publisher,
-        terms: Terms,
         *,
+        welcome: Welcome,
+        settings_frame: bytes,
+        rows: int,
+        lockstep_columns: int | None,
         clock: Callable[[], float],
         on_schema: Callable[[Schema], None],
     ) -> None:
@@ -80,7 +64,11 @@ class SessionMessages:
         self.is_closing = False
         self._table = table
         self._publisher = publisher
-        self._terms = terms
+        # Without a session and a rank.
+        self._welcome = welcome
+        self._settings_frame = settings_frame
+        self._rows = rows
+        self._lockstep_columns = lockstep_columns
         self._clock = clock
         self._on_schema = on_schema
         # What strangers can make it say is limited.
@@ -93,7 +81,7 @@ class SessionMessages:
     def handle_data_side(self, endpoint: Endpoint, route: bytes, message: Message) -> None:
         """A message on the data port that is no trajectory."""
         if isinstance(message, Hello):
-            self._welcome(endpoint, route, message)
+            self._greet(endpoint, route, message)
             return
         peer = self._find(message)
         if peer is None:
@@ -190,35 +178,20 @@ class SessionMessages:
             raise ProtocolError("unknown_session")
         return peer
 
-    def _welcome(self, endpoint: Endpoint, route: bytes, hello: Hello) -> None:
+    def _greet(self, endpoint: Endpoint, route: bytes, hello: Hello) -> None:
         if self.is_closing:
             return  # the actor asks again, and then another learner may be here
         opened = self._table.hello(hello, route, self._clock())
         if isinstance(opened, Reject):
             self._refuse(endpoint, route, opened)
             return
-        terms = self._terms
-        welcome = Welcome(
-            run_id=self._table.run_id,
-            epoch=terms.epoch,
-            session=opened.session,
-            rank=opened.rank,
-            weights_port=terms.weights_port,
-            ipc_data=terms.ipc_data,
-            ipc_weights=terms.ipc_weights,
-            nonce_path=terms.nonce_path,
-            nonce=terms.nonce,
-            lease_s=terms.lease_s,
-            heartbeat_s=terms.heartbeat_s,
-            max_columns=terms.max_columns,
-        )
-        frames: list[Frame] = [pack(welcome), terms.settings_frame]
-        endpoint.send(route, frames)
+        welcome = self._welcome._replace(session=opened.session, rank=opened.rank)
+        endpoint.send(route, [pack(welcome), self._settings_frame])
 
     def _weights_for(self, peer: Peer, get: Get) -> list[Frame]:
         """In lockstep a session begins with the weights of its first batch, and not before."""
         is_first = Version(get.epoch, get.update) == NO_VERSION
-        if is_first and self._terms.lockstep_columns is not None:
+        if is_first and self._lockstep_columns is not None:
             newest = self._publisher.version.update
             if peer.begins_at is None or newest < peer.begins_at:
                 return self._publisher.nothing_new()
@@ -277,18 +250,18 @@ class SessionMessages:
             raise ProtocolError("malformed_header", str(error)) from None
 
     def _misfit(self, schema: Schema, spec: Spec) -> str | None:
-        if self.schema is None and schema.rows != self._terms.rows:
-            return f"trajectory.rows: {self._terms.rows} {HERE}, {schema.rows} {THERE}"
+        if self.schema is None and schema.rows != self._rows:
+            return f"trajectory.rows: {self._rows} {HERE}, {schema.rows} {THERE}"
         if self.schema is not None and schema != self.schema:
             return f"the environment differs: {self.schema.difference(schema, HERE, THERE)}"
         if spec.schema_digest != schema.digest:
             return "the schema is not the one of its digest"
-        if spec.columns > self._terms.max_columns:
+        if spec.columns > self._welcome.max_columns:
             return (
                 f"actor.num_envs: {spec.columns} at the actor, but a batch of this learner has "
-                f"learner.batch_columns = {self._terms.max_columns}: start fewer environments"
+                f"learner.batch_columns = {self._welcome.max_columns}: start fewer environments"
             )
-        wanted = self._terms.lockstep_columns
+        wanted = self._lockstep_columns
         if wanted is not None and (spec.columns, spec.streams) != (wanted, 1):
             return (
                 f"pace.mode lockstep wants one message of {wanted} columns from each actor, this "
