@@ -173,7 +173,7 @@ def _show(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code
     from impala_async.runs.summary import describe
 
     logger.info("%s; run folder: %s", describe(summary), folder.path)
-    # Whoever has started it draws one himself; and a SIGTERM leaves ten seconds.
+    # A process that has started it draws one itself; and a SIGTERM leaves ten seconds.
     if not lifeline.inherited_fds() and summary["exit_reason"] != "terminated":
         logger.info("learning curve: %s", draw_at_end(summary, folder, goal, code))
 

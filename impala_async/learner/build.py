@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Learner:
-    """What the service runs and, at the end, empties. `bodies` are threads to start."""
+    """The service runs these and, at the end, empties them. `bodies` are threads to start."""
 
     slots: list[Slot]
     full: IndexQueue
@@ -100,7 +100,7 @@ def build_learner(
 def _compile(
     step: UpdateStep | TeamStep, loader: Loader, section: LearnerSection, device: torch.device
 ) -> None:
-    """What the learner thread would else compile, while it could not hear that the run ends."""
+    """The learner thread would else compile, and could not hear meanwhile that the run ends."""
     if isinstance(step, UpdateStep):
         # As in that thread, or it would compile anew.
         make_current(device)
@@ -109,7 +109,7 @@ def _compile(
 
 
 def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device) -> WeightsLayout:
-    """What torsos round to bfloat16 anyway need not travel in float32; in lockstep it does."""
+    """Weights that torsos round to bfloat16 anyway travel in float32 only in lockstep."""
     precision = pick_precision(config.model.precision, config.model.name, device)
     is_coarse = precision == torch.bfloat16 and not config.pace.is_lockstep
     return policy.coarse_layout if is_coarse else policy.layout

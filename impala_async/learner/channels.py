@@ -1,4 +1,4 @@
-"""What the learner thread tells the loop, and what the loop asks of it.
+"""The learner thread tells the loop, and the loop asks of it, through these channels.
 
 Runs on: event loop and learner thread
 """
@@ -56,7 +56,7 @@ class LearnerReport:
 
     @staticmethod
     def before_any(progress: Progress) -> "LearnerReport":
-        """What stands in for the first reading."""
+        """This stands in for the first reading."""
         return LearnerReport(progress, None, None, {}, [])
 
 

@@ -68,7 +68,7 @@ class IndexQueue:
             return self._items.popleft()
 
     def take_all(self) -> list[int]:
-        """What is left after the close: for the accounts."""
+        """Take what is left after the close: for the accounts."""
         with self._changed:
             items = list(self._items)
             self._items.clear()
@@ -134,8 +134,8 @@ class Mailbox(Generic[Value]):
 class ByteQueue(Generic[Value]):
     """Things from the loop to a thread that may be slower: all of them, in order, weighed in bytes.
 
-    It never refuses one. Whoever fills it asks `is_behind`, and sees to it that no more come; when
-    half of what it should hold at most is gone, `has_room` is told. What comes is handed on a few
+    It never refuses one. Its writer asks `is_behind`, and sees to it that no more come; when
+    half of what it should hold at most is gone, `has_room` is told. Things are handed on a few
     times a second and not at once: each time that a thread wakes, it takes the others from their
     work.
     """

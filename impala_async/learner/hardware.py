@@ -31,7 +31,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """What this thread does from now on, it does there: every thread begins with the first GPU."""
+    """This thread works there from now on: every thread begins with the first GPU."""
     # Without a number a device is the current one already, and torch refuses it here.
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -40,8 +40,8 @@ def make_current(device: torch.device) -> None:
 def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
     """Raise ValueError if slots and weights want more memory than is free.
 
-    The spaces may come from an actor, and what they ask for must not end the learner. What is free
-    is what the system says; the limit of a container, and a GPU's memory, are not looked at.
+    The spaces may come from an actor, and what they ask for must not end the learner. The system
+    says what is free; the limit of a container, and a GPU's memory, are not looked at.
     """
     slot_bytes = num_slots * config.learner.batch_columns * schema.layout.column_bytes
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * _weights_bytes(config, schema)

@@ -4,8 +4,8 @@
                 ◄── grants ◄── release ◄───────────────────┘  └─► weights ─► server
 
 Back-pressure is one number: a slot comes back, its columns become credit, credit goes out in a
-grant. A TaskGroup owns all tasks. Whatever ends a run, be it a reached goal, a signal or the
-death of a thread, resolves `_ended` and nothing else, and `_wind_down` follows.
+grant. A TaskGroup owns all tasks. A reached goal, a signal and the death of a thread resolve
+`_ended` and nothing else, and `_wind_down` follows.
 
 Runs on: event loop
 """
@@ -124,7 +124,7 @@ class LearnerService:
             reason = await self._wind_down(self._ended.result())
         finally:
             self._close()
-        # Whoever wanted a recording has none, and training was not all that was asked for.
+        # Without the recording that was wanted, training was not all that was asked for.
         is_recorded = self._recorder is None or not self._recorder.is_empty
         return EXITS.get(reason, EXIT_DONE if is_recorded else EXIT_TRY_AGAIN)
 
@@ -352,7 +352,7 @@ class LearnerService:
             self._config,
             report,
             exit_reason=reason,
-            # Of the report, which was written when the threads had ended.
+            # The report was written when the threads had ended.
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
             env_steps_since=self._progress.env_steps_trained - (first.env_steps if first else 0),
             lag_histogram=reading.lag_histogram,

@@ -20,9 +20,9 @@ from impala_async.trajectory import Columns, columns_over
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 Episodes = NDArray[np.void]
-"""Of one message: the episodes that ended in it."""
+"""The episodes that ended in one message."""
 
-# Of mallopt, from malloc.h.
+# These are options of mallopt, from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _NEVER = (1 << 31) - 1
 # More than this an older glibc refuses.

@@ -1,4 +1,4 @@
-"""What hangs is shown and then ended: the event loop, the learner thread, or the end of a run.
+"""A hang is shown and then ended: the event loop, the learner thread, or the end of a run.
 
 Those who must move show that they do, and a thread watches them. Silence counts only while that
 thread runs itself, so a process that was suspended and a machine that slept are no hangs. Where
@@ -23,9 +23,9 @@ from impala_async.learner.lock_watch import LockWatch
 
 logger = logging.getLogger(__name__)
 
-# What is built, compiled or recorded may take so much longer than the rest.
+# A build, a compilation or a recording may take so much longer than the rest.
 BUILD_PATIENCE = 10
-# What has once taken long and came back may take that long again.
+# A silence that ended may come again, and last this many times as long.
 GROWTH = 3
 END_WITHIN_S = 30.0
 BEAT_S = 0.5
@@ -52,7 +52,7 @@ class Pulse:
         self._seen = 0
 
     def beat(self, patience: int = 1) -> None:
-        """It moves. What comes next may take so many times as long as it should."""
+        """It moves. The next beat may take so many times as long as it should."""
         before, self.patience = self.patience, patience
         self.num_beats += 1
         if patience > before:
@@ -113,7 +113,7 @@ class Watchdog:
         self._thread.start()
 
     def build_begins(self) -> None:
-        """What the loop does next may take long."""
+        """The loop begins something that may take long."""
         self.loop.beat(BUILD_PATIENCE)
 
     def end_begins(self) -> None:

@@ -1,5 +1,5 @@
-"""What is silent for too long is shown and ended, and so is an end that takes too long; what
-waits, builds or was suspended is not.
+"""A thread that is silent for too long is shown and ended, and so is an end that takes too long;
+one that waits, builds or was suspended is not.
 """
 
 import asyncio

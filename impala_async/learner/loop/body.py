@@ -59,7 +59,7 @@ class BodyReader:
         return decode_episodes(small[region.small.nbytes :].tobytes())
 
     def find_faults(self, received: Sequence[tuple[Region, Episodes | None]]) -> list[Fault | None]:
-        """What is wrong with each. Where nothing is, one look at all of them shows it."""
+        """Find the fault of each. Where there is none, one look at all of them shows it."""
         faults = [_find_episode_fault(episodes) for _, episodes in received]
         if len(received) > 1:
             whole = received[0][0].through(received[-1][0])

@@ -44,7 +44,7 @@ BAD_REASONS = (
 
 
 class WireCounters:
-    """What came and went, over both ports."""
+    """Counts what came and went, over both sockets."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -184,7 +184,7 @@ class Endpoint:
 
 
 def _refusal(error: ProtocolError) -> Reject:
-    """Whoever sent it is told; it may be an actor of another version."""
+    """Its sender is told; it may be an actor of another version."""
     if error.reason == "unknown_session":
         return reject("hello_again", "this session is over", 0.0)
     return reject("bad_message", f"{error.reason}: {error}")

@@ -113,7 +113,7 @@ class Ingest:
         verdict = self._judge(peer, data, self._filler)
         if verdict is None:
             if data.seq < peer.lapsed:
-                # What has been received is still counted as under way.
+                # The messages that have been received still count as under way.
                 self.decide()
             if self._table.has_room(peer, data, self._filler.free_columns):
                 self._receive(endpoint.router, peer, data, self._filler)
@@ -239,7 +239,7 @@ class Ingest:
     def _warn(
         self, peer: Peer, data: Data, reason: str, what: str, hint: str = " Is it the environment?"
     ) -> None:
-        """What is wrong with the data itself is wrong at its source: say so, now and then."""
+        """Data that is wrong is wrong at its source: say so, now and then."""
         now = self._clock()
         if now < self._warn_at.get(reason, -math.inf):
             return

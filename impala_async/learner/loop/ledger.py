@@ -21,7 +21,7 @@ PASSES = ("done", "init_short")
 
 @dataclass(frozen=True)
 class Settlement:
-    """What became of one batch: the learner thread's last word on it, in columns."""
+    """The learner thread's last word on one batch: what became of it, in columns."""
 
     batch: int
     trained: int = 0
@@ -114,7 +114,7 @@ class Ledger:
         return report
 
     def save(self) -> dict[str, dict[str, int]]:
-        """For a checkpoint. What is in slots now will be lost by whoever resumes from it."""
+        """For a checkpoint. A start that resumes from it has lost what is in slots now."""
         dropped = self._dropped.snapshot()
         dropped["shutdown"] += self.in_slots
         return {

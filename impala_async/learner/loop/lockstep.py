@@ -231,7 +231,7 @@ class LockstepFiller:
         self._count_due()
 
     def _clear_empty(self, slot: Slot) -> None:
-        """What nobody fills goes through the network with the rest: it must be finite there."""
+        """Empty columns go through the network with the rest: they must be finite there."""
         is_empty_B = ~slot.filled_B
         if is_empty_B.any():
             slot.obs[is_empty_B] = 0

@@ -1,4 +1,4 @@
-"""What peers and strangers make the log say: few lines, each of which is one line.
+"""The log lines that peers and strangers cause: they are few, and each stays one line.
 
 Runs on: event loop
 """
@@ -50,7 +50,7 @@ class PeerLog:
 
 
 class Strangers:
-    """What strangers do at both sockets: a line now and then, and not one for each of them."""
+    """Tells what strangers do at both sockets: a line now and then, not one for each of them."""
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._tell = tell
@@ -87,12 +87,12 @@ def _count(number: int, what: str) -> str:
 class _Hang(NamedTuple):
     since: float
     line: Callable[[float], str]
-    """Of the seconds."""
+    """It is a function of the seconds."""
     wait: Wait
 
 
 class ActorFailures:
-    """What actors say went wrong with them: environments that hang, and what they died of."""
+    """Hears what went wrong with actors: environments that hang, and what they died of."""
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._tell = tell

@@ -125,7 +125,7 @@ class Reporter:
         self._ask = ask
         self._answered = asyncio.Event()
         self._rate_from = (now, env_steps())
-        # What is over already is told at the start.
+        # Where it is 0 already, that is told at the start.
         is_ahead = lr_is_0_at is not None and env_steps() < lr_is_0_at
         self._lr_is_0_at = lr_is_0_at if is_ahead else None
         self._process = psutil.Process()

@@ -50,7 +50,7 @@ class _Episodes(BaseModel):
 
 
 class _Saved(BaseModel):
-    """What is in a `state.json`; its numbers are finite, as its reader has seen."""
+    """The content of a `state.json`; its numbers are finite, as its reader has seen."""
 
     model_config = ConfigDict(strict=True)
     env_steps_trained: Count

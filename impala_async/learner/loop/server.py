@@ -1,7 +1,7 @@
-"""The learner's face to the actors: both ports and all that is decided behind them.
+"""The server of the actors: both sockets, and all that is decided behind them.
 
-It owns the sockets, the session table, the ledger, the sessions, the ingest and the publisher; what
-comes out of it is full slots, what goes into it is released slots and new weights.
+It owns the sockets, the session table, the ledger, the ingest and the publisher; what comes out of
+it is full slots, what goes into it is released slots and new weights.
 
 Runs on: event loop
 """
@@ -55,7 +55,7 @@ SPARE_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class Events:
-    """What the server tells the service."""
+    """The server tells these to the service."""
 
     on_schema: Callable[[Schema], None]
     on_episodes: Callable[[Episodes], None]
@@ -122,7 +122,7 @@ class ActorServer:
         return self._sessions.num_actors
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What is to run beside it on the loop, by name."""
+        """The tasks that are to run beside it on the loop, by name."""
         return {"loop lag": self._lag.watch(), "connections": self._watch_connections()}
 
     def open(
@@ -258,7 +258,7 @@ class ActorServer:
         if isinstance(message, Data):
             self._ingest.handle(self._data, route, message)
         else:
-            # Whatever it says, a goodbye or a new hello, it says after what it sent before.
+            # A goodbye or a new hello is said after what was sent before.
             self._ingest.decide()
             self._sessions.handle_data_side(self._data, route, message)
 

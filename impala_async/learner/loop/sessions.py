@@ -1,4 +1,4 @@
-"""The server sessions: everything that an actor says except its trajectories.
+"""Session messages: everything that an actor says except its trajectories.
 
 Sessions are opened and closed here, schemas compared, heartbeats taken, weights handed out.
 
@@ -71,7 +71,7 @@ class SessionMessages:
         self._lockstep_columns = lockstep_columns
         self._clock = clock
         self._on_schema = on_schema
-        # What strangers can make it say is limited.
+        # Strangers can make it say only so much.
         self._log = PeerLog(logger, clock)
         self._timers: dict[bytes, dict[str, float]] = {}
         self._failures = ActorFailures(self._log.warning, clock)

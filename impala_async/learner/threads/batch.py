@@ -19,7 +19,7 @@ from impala_async.training.batch import Batch
 class LoadedBatch:
     """The tensors of a batch, which of its columns are alive, and what passes they had.
 
-    Columns are alive until they are dropped, for one counted reason. What is taken from a slot is
+    Columns are alive until they are dropped, for one counted reason. The counts of a slot are
     copied: the slot may be filled again. `place` is its place in the loader, `batch` its number.
     """
 

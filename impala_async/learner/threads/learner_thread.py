@@ -302,7 +302,7 @@ class LearnerThread:
             )
 
     def _answer(self) -> None:
-        """What the loop asked for since the last update."""
+        """Answer what the loop has asked for since the last update."""
         if self._channels.is_report_due.take():
             self._channels.reports.post(self._report())
         if self._is_between_updates and self._channels.is_capture_due.take():
@@ -318,7 +318,7 @@ class LearnerThread:
         """Whether a limit is reached; the loop is told once."""
         if self._stop_reason is None and self._is_between_updates:
             if self._reached_stop(self._expected):
-                # What is pending may be skipped, and that would leave us short of the limit.
+                # A pending update may be skipped, and that would leave us short of the limit.
                 self._resolve()
                 self._stop_reason = self._reached_stop(self.progress)
             if self._stop_reason is not None:

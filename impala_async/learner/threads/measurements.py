@@ -1,4 +1,4 @@
-"""What the learner thread measures of its own work: windows, timers and counts.
+"""The learner thread measures its own work: windows, timers and counts.
 
 Runs on: learner thread
 """
@@ -61,7 +61,7 @@ class Measurements:
         self._loader = loader
         self.num_skipped = 0
         self.stats: dict[str, float] = {}
-        """Of the newest update, whatever became of it."""
+        """These are of the newest update, whatever became of it."""
         self.grad = DeviceTimer(device, TimerStat())
         self.dequeue = TimerStat()
         self.queue_size = WindowStat("learner_queue/size")

@@ -1,4 +1,4 @@
-"""What peers and strangers make the log say: few lines, and each is one line."""
+"""Peers and strangers make the log say few lines, and each is one line."""
 
 import logging
 from collections import Counter
