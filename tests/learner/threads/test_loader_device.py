@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from impala_async.learner.threads import loader
-from tests.learner.device_bench import DeviceBench, FakeCuda
 from tests.learner.device_cases import *  # noqa: F403
+from tests.learner.device_cases import DeviceBench, FakeCuda
 
 
 @pytest.fixture
