@@ -15,13 +15,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from impala_async.errors import (
-    EXIT_BUG,
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_TRY_AGAIN,
-    ConfigError,
-)
+from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, ConfigError
 from impala_async.interrupts import GIVE_UP
 from impala_async.learner import hardware, service
 from impala_async.learner.loop.saver import Saver

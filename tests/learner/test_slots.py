@@ -10,11 +10,7 @@ import pytest
 
 from impala_async.learner import slots as module
 from impala_async.learner.loop.filler import Arrival, SlotFiller
-from impala_async.learner.slots import (
-    Slot,
-    allocate_slots,
-    touched_memory,
-)
+from impala_async.learner.slots import Slot, allocate_slots, touched_memory
 from impala_async.weights import Version
 from tests.learner.columns import big_schema, planes_of
 

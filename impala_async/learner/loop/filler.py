@@ -5,7 +5,7 @@ Runs on: event loop
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,43 +28,6 @@ class Arrival(NamedTuple):
     valid_rows: NDArray[np.int64]
     version: Version
     episodes: Episodes | None = None
-
-
-class Filler(Protocol):
-    """How columns get their places in slots."""
-
-    batch_columns: int
-
-    @property
-    def free_columns(self) -> int: ...
-
-    def deal(self, table: SessionTable, now: float) -> list[Peer]:
-        """Give out credit for free columns; those who got some."""
-        ...
-
-    def judge(self, rank: int, version: Version) -> str | None:
-        """Why the next message of this rank cannot be taken, if so."""
-        ...
-
-    def assign(self, num_columns: int, rank: int) -> Region | None:
-        """Set room aside for the next columns; None: commit first what has been received."""
-        ...
-
-    def commit(self, arrivals: Sequence[Arrival]) -> None:
-        """Take these in, of all that was given room since the last time; the rest is refused."""
-        ...
-
-    def skip(self, rank: int) -> None:
-        """A message of this rank was refused for good: nothing of it will come."""
-        ...
-
-    def release(self, index: int) -> None: ...
-
-    def note_version(self, update: int) -> None:
-        """A version is published."""
-        ...
-
-    def report(self) -> dict[str, object]: ...
 
 
 class IdleSlots:

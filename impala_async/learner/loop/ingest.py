@@ -14,14 +14,9 @@ from typing import NamedTuple
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.body import BodyReader
 from impala_async.learner.loop.endpoint import Endpoint
-from impala_async.learner.loop.filler import (
-    Arrival,
-    Count,
-    Filler,
-    SlotFiller,
-    Submit,
-)
+from impala_async.learner.loop.filler import Arrival, Count, SlotFiller, Submit
 from impala_async.learner.loop.ledger import Ledger
+from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Region, Slot
@@ -41,6 +36,7 @@ UNFIT_VERSIONS = {
     "dead_branch": "it was acted with weights of an epoch that was given up",
 }
 WARN_EVERY_S = 10.0
+Filler = SlotFiller | LockstepFiller
 MakeFiller = Callable[[list[Slot], Submit, Count], Filler]
 
 

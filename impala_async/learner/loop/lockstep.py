@@ -20,12 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.filler import (
-    Arrival,
-    Count,
-    IdleSlots,
-    Submit,
-)
+from impala_async.learner.loop.filler import Arrival, Count, IdleSlots, Submit
 from impala_async.learner.slots import Episodes, Region, Slot
 from impala_async.weights import Version
 from impala_async.wire.peer import Peer

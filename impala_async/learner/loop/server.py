@@ -18,13 +18,8 @@ from typing import Any
 from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.loop.endpoint import Endpoint, WireCounters
-from impala_async.learner.loop.filler import (
-    Count,
-    Filler,
-    SlotFiller,
-    Submit,
-)
-from impala_async.learner.loop.ingest import Ingest
+from impala_async.learner.loop.filler import Count, SlotFiller, Submit
+from impala_async.learner.loop.ingest import Filler, Ingest
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.peer_log import Strangers

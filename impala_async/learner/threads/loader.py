@@ -10,7 +10,6 @@ Runs on: learner thread (both classes), loader thread (`DeviceLoader.run`)
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,52 +22,6 @@ from impala_async.learner.threads.batch import LoadedBatch, batch_over
 from impala_async.metrics.timer import TimerStat
 from impala_async.spec import Schema
 from impala_async.training.batch import Batch
-
-
-class Loader(Protocol):
-    """Where the minibatch buffer gets its batches."""
-
-    load_timer: TimerStat
-    load_wait_timer: TimerStat
-
-    def blank(self) -> Batch:
-        """Before anything has come: a batch as all will be, without a valid row."""
-        ...
-
-    def get(self, *, timeout: float | None) -> LoadedBatch:
-        """Wait for a batch; raises queue.Empty or ClosedError."""
-        ...
-
-    def note_launch(self, loaded: LoadedBatch) -> None:
-        """All that reads the batch in this pass is launched, which does not mean done."""
-        ...
-
-    def release(self, loaded: LoadedBatch) -> int | None:
-        """The batch had its last pass; the host slot that is empty by it, if any."""
-        ...
-
-    def num_waiting(self) -> int:
-        """Batches full, loading or ready; not those in the ring."""
-        ...
-
-    def leftovers(self) -> list[int]:
-        """After the end: batches that never reached the ring."""
-        ...
-
-    def report(self) -> dict[str, object]:
-        """The numbers of its queues."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more comes in: whoever waits sees ClosedError.
-
-        A loader that is drained hands out first what is there.
-        """
-        ...
-
-    def abandon(self) -> None:
-        """Nobody takes batches any more: whatever waits is left over."""
-        ...
 
 
 class HostLoader:
@@ -89,31 +42,39 @@ class HostLoader:
         self.load_wait_timer = TimerStat()
 
     def blank(self) -> Batch:
+        """Before anything has come: a batch as all will be, without a valid row."""
         return self._views[0]
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
+        """Wait for a batch; raises queue.Empty or ClosedError."""
         slot = self._slots[self._full.get(timeout)]
         return _loaded(slot.index, self._views[slot.index], slot)
 
     def note_launch(self, loaded: LoadedBatch) -> None:
-        """Here it is done."""
+        """All that reads the batch in this pass is launched: on a CPU it is done."""
 
     def release(self, loaded: LoadedBatch) -> int:
+        """The batch had its last pass; the host slot that is empty by it."""
         return loaded.place
 
     def num_waiting(self) -> int:
+        """Batches full, loading or ready; not those in the ring."""
         return len(self._full)
 
     def leftovers(self) -> list[int]:
+        """After the end: batches that never reached the ring."""
         return [self._slots[index].batch for index in self._full.take_all()]
 
     def report(self) -> dict[str, object]:
+        """The numbers of its queues."""
         return self._full.report()
 
     def close(self) -> None:
+        """Nothing more comes in, and a drained loader hands out first what is there."""
         self._full.close(is_drained=self._is_drained)
 
     def abandon(self) -> None:
+        """Nobody takes batches any more: those that wait are left over."""
         self._full.close()
 
 
@@ -132,7 +93,10 @@ class _DeviceSlot:
 
 
 class DeviceLoader:
-    """The loader of a GPU: a thread, a copy stream, and more device slots than the ring holds."""
+    """The loader of a GPU: a thread, a copy stream, and more device slots than the ring holds.
+
+    Its methods do what those of `HostLoader` say.
+    """
 
     def __init__(
         self,
@@ -239,6 +203,9 @@ class DeviceLoader:
         # The host slot may be filled again only when its bytes have left it.
         target.copied.synchronize()
         self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)
+
+
+Loader = HostLoader | DeviceLoader
 
 
 def _loaded(place: int, tensors: Batch, slot: Slot) -> LoadedBatch:

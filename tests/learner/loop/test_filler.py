@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from impala_async.learner.loop.filler import Arrival, SlotFiller
-from impala_async.learner.slots import (
-    Episodes,
-    Region,
-    Slot,
-    allocate_slots,
-)
+from impala_async.learner.slots import Episodes, Region, Slot, allocate_slots
 from impala_async.metrics.report import merge
 from impala_async.spec import Schema
 from impala_async.weights import Version

@@ -13,12 +13,7 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.filler import Arrival
 from impala_async.learner.loop.lockstep import LockstepFiller
-from impala_async.learner.slots import (
-    Episodes,
-    Region,
-    Slot,
-    allocate_slots,
-)
+from impala_async.learner.slots import Episodes, Region, Slot, allocate_slots
 from impala_async.metrics.report import merge
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
