@@ -25,10 +25,10 @@ from impala_async.algo.vtrace import vtrace
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
-from impala_async.learner.allocator import keep_freed_memory
 from impala_async.learner.build import build_step
 from impala_async.learner.hardware import make_current, pick_device
-from impala_async.learner.loader import batch_over
+from impala_async.learner.slots import keep_freed_memory
+from impala_async.learner.threads.batch import batch_over
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.replay.index import RecordingIndex

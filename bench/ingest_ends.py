@@ -21,10 +21,9 @@ from impala_async.actor import client as client_module
 from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.sending import ActorSpec, Finished
 from impala_async.config.run import RunConfig
-from impala_async.learner.allocator import keep_freed_memory
-from impala_async.learner.front import Events, Front
-from impala_async.learner.ledger import Settlement
-from impala_async.learner.slots import allocate_slots
+from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.slots import allocate_slots, keep_freed_memory
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.messages import Welcome
@@ -122,7 +121,7 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
     batch_columns = max(BATCH_COLUMNS, num_actors * columns, WINDOW * STREAMS * columns)
     done = asyncio.get_running_loop().create_future()
     watch = Stopwatch(num_messages)
-    front = Front(
+    server = ActorServer(
         _config(schema, columns, batch_columns),
         run_id=bytes(16),
         lineage=Lineage(0).resumed(1, 0),
@@ -133,21 +132,21 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
 
     def train(index: int) -> None:
         slot = slots[index]
-        settled = Settlement(slot.batch, trained=batch_columns, passes_done=batch_columns)
-        front.ledger.settle(settled)
-        front.release(index)
+        server.settle(
+            Settlement(slot.batch, trained=batch_columns, passes_done=batch_columns, slot=index)
+        )
         if watch.count(batch_columns // columns) and not done.done():
             done.set_result(None)
 
     def submit(index: int) -> None:
         asyncio.get_running_loop().call_soon(train, index)
 
-    front.open(schema, slots, submit, LAYOUT.digest)
-    front.publish(Weights(VERSION, np.zeros(64, np.uint8)))
-    _say({"url": front.data_url})
+    server.open(schema, slots, submit, LAYOUT.digest)
+    server.publish(Weights(VERSION, np.zeros(64, np.uint8)))
+    _say({"url": server.data_url})
     await done
-    await front.say_bye("finished", 0.5)
-    front.close()
+    await server.say_bye("finished", 0.5)
+    server.close()
     return watch.figures
 
 

@@ -1,6 +1,6 @@
 """Both ends of published weights: `python -m bench.weights_ends learner|client ...`.
 
-The learner makes real updates in a thread of its own and publishes after each; its front serves
+The learner makes real updates in a thread of its own and publishes after each; its server serves
 whoever asks. A client is an actor's: told of a version it pulls it, and loads it into its policy.
 Every version is announced as soon as it is out, as in lockstep. Both ends read the same clock.
 
@@ -21,10 +21,9 @@ import uvloop
 from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.sending import ActorSpec
 from impala_async.config.run import RunConfig
-from impala_async.learner.allocator import keep_freed_memory
-from impala_async.learner.front import Events, Front
 from impala_async.learner.handoff import Mailbox, on_thread
-from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.slots import Slot, allocate_slots, keep_freed_memory
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
@@ -110,7 +109,7 @@ async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     schema, _, batch_columns, is_coarse = CASES[case]
     config = config_of(case, max(1, num_clients))
     loop = asyncio.get_running_loop()
-    front = Front(
+    server = ActorServer(
         config,
         run_id=bytes(16),
         lineage=Lineage(0).resumed(EPOCH, 0),
@@ -119,17 +118,17 @@ async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     )
     slots = allocate_slots(schema, batch_columns, 2)
     learner = Publishing(config, schema, slots[1], is_coarse)
-    front.open(schema, slots[:1], lambda index: None, learner.layout_digest)
-    front.publish(learner.take())
-    _say({"url": front.data_url})
+    server.open(schema, slots[:1], lambda index: None, learner.layout_digest)
+    server.publish(learner.take())
+    _say({"url": server.data_url})
     await loop.run_in_executor(None, sys.stdin.readline)
-    mailbox = Mailbox(loop, front.publish)
+    mailbox = Mailbox(loop, server.publish)
     begun, cpu = time.monotonic(), time.process_time()
     await on_thread("learner", lambda: learner.run(mailbox, seconds))
     spent_s, cpu = time.monotonic() - begun, time.process_time() - cpu
-    served = front.report()["weights/served"]
-    await front.say_bye("finished", GOODBYE_S)
-    front.close()
+    served = server.report()["weights/served"]
+    await server.say_bye("finished", GOODBYE_S)
+    server.close()
     return {
         "published_at": learner.published_at,
         "update_s": learner.update_s,

@@ -56,15 +56,15 @@ TORCH_FREE = (
     *("layout", "spec", "trajectory", "screen", "weights"),
     *("lifeline", "interrupts", "beginning", "leaving", "json_file", "whole_file"),
     *("wire", "envs", "launch"),
-    *("learner.ingest", "learner.publisher", "learner.reporter", "actor.env_worker"),
-    *("learner.recorder", "learner.front"),
+    *("learner.loop.ingest", "learner.loop.publisher", "learner.loop.reporter", "actor.env_worker"),
+    *("learner.recorder", "learner.loop.server"),
     *("replay.index", "replay.client", "replay.learner"),
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 
 ZMQ_FILES = {"wire/sockets.py", "wire/connections.py", "wire/security.py"}
 ASYNCIO_AND_THREADING_FILES = {"learner/handoff.py"}
-STREAM_FILES = {"learner/loader.py", "training/backprop.py", "training/snapshot.py"}
+STREAM_FILES = {"learner/threads/loader.py", "training/backprop.py", "training/snapshot.py"}
 STREAMS = {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 PICKLING_CALLS = {"torch.load", "torch.save", "multiprocessing.reduction.ForkingPickler"}
@@ -747,10 +747,11 @@ CLEAN = {
     "impala_async/training/__init__.py": '"""The workshop."""\n',
     "impala_async/training/step.py": '"""A step."""\nimport torch\n',
     "impala_async/learner/__init__.py": '"""The learner."""\n',
-    "impala_async/learner/ingest.py": (
+    "impala_async/learner/loop/__init__.py": '"""Its loop."""\n',
+    "impala_async/learner/loop/ingest.py": (
         '"""Ingest.\n\nRuns on: event loop\n"""\n'
-        "import asyncio\nfrom ..wire import sockets\nfrom typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from ..training import step\n"
+        "import asyncio\nfrom ...wire import sockets\nfrom typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from ...training import step\n"
         "def late():\n    from impala_async.training.step import torch\n"
     ),
     "impala_async/learner/handoff.py": (
@@ -771,7 +772,7 @@ CLEAN = {
 MIRRORS = (
     *("test_errors.py", "config/test_run.py", "test_train.py", "training/test_step.py"),
     *("wire/test_codec.py", "wire/test_sockets.py"),
-    *("learner/test_ingest.py", "learner/test_handoff.py", "learner/test_minibatch_buffer.py"),
+    *("learner/loop/test_ingest.py", "learner/test_handoff.py", "learner/test_minibatch_buffer.py"),
 )
 
 LAWS: list[Law] = [
@@ -783,14 +784,14 @@ LAWS: list[Law] = [
 
 # law, the file that breaks it, its source after the docstring on line 1, the line to be named
 BROKEN: list[tuple[Law, str, str, int]] = [
-    (lower_floors, "wire/codec.py", "from impala_async.learner import ingest", 2),
-    (lower_floors, "wire/codec.py", "def f():\n    from ..learner.ingest import late", 3),
+    (lower_floors, "wire/codec.py", "from impala_async.learner.loop import ingest", 2),
+    (lower_floors, "wire/codec.py", "def f():\n    from ..learner.loop.ingest import late", 3),
     (lower_floors, "wire/codec.py", "x = 1\n__import__('impala_async.train')", 3),
     (lower_floors, "errors.py", "from . import wire", 2),
     (lower_floors, "training/step.py", "import impala_async.train", 2),
     (no_doors_between_rooms, "envs/make.py", "from impala_async.wire import codec", 2),
-    (no_doors_between_rooms, "actor/client.py", "import impala_async.learner.ingest as i", 2),
-    (no_doors_between_rooms, "actor/__main__.py", "from impala_async.learner import ingest", 2),
+    (no_doors_between_rooms, "actor/client.py", "import impala_async.learner.loop.ingest as i", 2),
+    (no_doors_between_rooms, "actor/__main__.py", "import impala_async.learner.loop.ingest", 2),
     (known_rooms, "attic/box.py", "", 1),
     (known_rooms, "attic.py", "", 1),
     (ground_libraries, "config/run.py", "import msgpack", 2),
@@ -800,7 +801,7 @@ BROKEN: list[tuple[Law, str, str, int]] = [
     (torch_freeness, "evaluate.py", "try:\n    from torch import nn\nfinally:\n    pass", 1),
     (torch_freeness, "wire/codec.py", "class A:\n    import safetensors.torch", 1),
     (zmq_boundary, "wire/codec.py", "import os\nfrom zmq import Context", 3),
-    (zmq_boundary, "learner/ingest.py", "import zmq.asyncio", 2),
+    (zmq_boundary, "learner/loop/ingest.py", "import zmq.asyncio", 2),
     (asyncio_boundary, "learner/thread.py", "import asyncio\nfrom threading import Thread", 3),
     (stream_boundary, "training/step.py", "import torch as t\ns = t.cuda.Stream()", 3),
     (stream_boundary, "training/step.py", "from torch.cuda import Stream", 2),
@@ -873,7 +874,7 @@ def test_a_package_that_imports_torch_burdens_its_modules(
     build: Callable[[dict[str, str]], House],
 ) -> None:
     house = build({"impala_async/learner/__init__.py": '"""."""\nfrom ..training import step\n'})
-    assert any("/learner/ingest.py:" in found for found in torch_freeness(house))
+    assert any("/learner/loop/ingest.py:" in found for found in torch_freeness(house))
 
 
 def test_the_chain_to_torch_is_told(build: Callable[[dict[str, str]], House]) -> None:

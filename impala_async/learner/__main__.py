@@ -110,8 +110,8 @@ def _serve(
     *,
     is_resumed: bool,
 ) -> int:
-    from impala_async.learner.allocator import keep_freed_memory
     from impala_async.learner.probe import SpaceProbe, check_columns
+    from impala_async.learner.slots import keep_freed_memory
 
     keep_freed_memory()
     probe = None
@@ -122,7 +122,7 @@ def _serve(
     import uvloop
 
     from impala_async.learner.lock_watch import LockWatch
-    from impala_async.learner.saver import load_newest
+    from impala_async.learner.loop.saver import load_newest
     from impala_async.learner.service import LearnerService
 
     restored = load_newest(folder) if is_resumed else None
@@ -173,7 +173,7 @@ def _show(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code
     from impala_async.runs.summary import describe
 
     logger.info("%s; run folder: %s", describe(summary), folder.path)
-    # Whoever has started it draws one himself; and a SIGTERM leaves ten seconds.
+    # A process that has started it draws one itself; and a SIGTERM leaves ten seconds.
     if not lifeline.inherited_fds() and summary["exit_reason"] != "terminated":
         logger.info("learning curve: %s", draw_at_end(summary, folder, goal, code))
 

@@ -11,13 +11,12 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import RunConfig
+from impala_async.learner.channels import Channels, Progress
 from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.hardware import make_current, pick_device
-from impala_async.learner.loader import DeviceLoader, HostLoader, Loader, allocator_for
-from impala_async.learner.memory import check_memory
+from impala_async.learner.hardware import check_memory, make_current, pick_device
 from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.learner.thread import LearnerThread
-from impala_async.learner.thread_ports import Ports, Progress
+from impala_async.learner.threads.learner_thread import LearnerThread
+from impala_async.learner.threads.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.spec import Schema
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Learner:
-    """What the service runs and, at the end, empties. `bodies` are threads to start."""
+    """The service runs these and, at the end, empties them. `bodies` are threads to start."""
 
     slots: list[Slot]
     full: IndexQueue
@@ -48,14 +47,14 @@ def build_learner(
     *,
     start: Progress,
     training: TrainingState | None,
-    ports: Ports,
+    channels: Channels,
     release: Callable[[int], None],
 ) -> Learner:
     """Everything behind the full slots; raises ValueError if that cannot be built."""
     device = pick_device(config.learner.device)
     section = config.learner
     num_slots = num_host_slots(section, device)
-    check_memory(config, schema, num_slots, device)
+    check_memory(config, schema, num_slots)
     step = build_step(config, schema, device)
     if training is not None:
         step.restore(training)
@@ -77,7 +76,7 @@ def build_learner(
             is_drained=is_lockstep,
         )
     else:
-        loader = HostLoader(slots, full, release, is_drained=is_lockstep)
+        loader = HostLoader(slots, full, is_drained=is_lockstep)
     _compile(step, loader, section, device)
     thread = LearnerThread(
         step=step,
@@ -86,7 +85,7 @@ def build_learner(
         section=section,
         stop=config.stop,
         progress=start,
-        ports=ports,
+        channels=channels,
         device=device,
         max_waiting=max_waiting(section, device, is_pipelined=is_pipelined),
         is_lockstep=is_lockstep,
@@ -99,7 +98,7 @@ def build_learner(
 
 
 def _compile(step: Step, loader: Loader, section: LearnerSection, device: torch.device) -> None:
-    """What the learner thread would else compile, while it could not hear that the run ends."""
+    """The learner thread would else compile, and could not hear meanwhile that the run ends."""
     # As in that thread, or it would compile anew.
     make_current(device)
     torch.set_num_threads(section.threads)
@@ -107,7 +106,7 @@ def _compile(step: Step, loader: Loader, section: LearnerSection, device: torch.
 
 
 def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device) -> WeightsLayout:
-    """What torsos round to bfloat16 anyway need not travel in float32; in lockstep it does."""
+    """Weights that torsos round to bfloat16 anyway travel in float32 only in lockstep."""
     precision = pick_precision(config.model.precision, config.model.name, device)
     is_coarse = precision == torch.bfloat16 and not config.pace.is_lockstep
     return policy.coarse_layout if is_coarse else policy.layout

@@ -1,8 +1,8 @@
 """Every crossing between the event loop and the threads: the only file that knows both.
 
-Slot indices go to a thread through an `IndexQueue`, what a slow disk is to keep through a `Spool`.
-Records come back in order through an `Inbox`; values of which only the newest counts through a
-`Mailbox`. One `close()` wakes everyone.
+Slot indices go to a thread through an `IndexQueue`, what a slow disk is to keep through a
+`ByteQueue`. Records come back in order through an `Inbox`; values of which only the newest
+counts through a `Mailbox`. One `close()` wakes everyone.
 
 Runs on: event loop and threads; each method says which.
 """
@@ -21,7 +21,7 @@ from impala_async.metrics.window import WindowStat
 
 Value = TypeVar("Value")
 
-SPOOL_PAUSE_S = 0.05
+BYTE_QUEUE_PAUSE_S = 0.05
 
 
 class ClosedError(Exception):
@@ -68,7 +68,7 @@ class IndexQueue:
             return self._items.popleft()
 
     def take_all(self) -> list[int]:
-        """What is left after the close: for the accounts."""
+        """Take what is left after the close: for the accounts."""
         with self._changed:
             items = list(self._items)
             self._items.clear()
@@ -131,11 +131,11 @@ class Mailbox(Generic[Value]):
         self._take(value)
 
 
-class Spool(Generic[Value]):
+class ByteQueue(Generic[Value]):
     """Things from the loop to a thread that may be slower: all of them, in order, weighed in bytes.
 
-    It never refuses one. Whoever fills it asks `is_behind`, and sees to it that no more come; when
-    half of what it should hold at most is gone, `has_room` is told. What comes is handed on a few
+    It never refuses one. Its writer asks `is_behind`, and sees to it that no more come; when
+    half of what it should hold at most is gone, `has_room` is told. Things are handed on a few
     times a second and not at once: each time that a thread wakes, it takes the others from their
     work.
     """
@@ -175,9 +175,9 @@ class Spool(Generic[Value]):
                 self._was_behind = False
                 self._has_room.post(None)
             self._changed.wait_for(lambda: self._items or self._is_closed)
-            self._changed.wait_for(self._is_enough, SPOOL_PAUSE_S)
+            self._changed.wait_for(self._is_enough, BYTE_QUEUE_PAUSE_S)
             if not self._items:
-                raise ClosedError("spool")
+                raise ClosedError("byte queue")
             items = []
             while self._items and self._taken_bytes <= self._portion_bytes:
                 item, num_bytes = self._items.popleft()

@@ -31,7 +31,7 @@ DUMP_SIGNAL = signal.SIGUSR2
 TICK_S = 1.0
 # Between the word that ends it and the kernel, which would not take the exit code along.
 GRACE_S = 2.0
-# What has once taken long and came back may take that long again, as in `pulse.py`.
+# A silence that ended may come again, and last this many times as long, as in `watchdog.py`.
 GROWTH = 3
 _SIGEV_THREAD = 2
 
@@ -77,7 +77,7 @@ class LockWatch:
 
 
 class Silence:
-    """What to do about so many ticks without a byte."""
+    """Decides what to do about so many ticks without a byte."""
 
     def __init__(self, dump_ticks: int, end_ticks: int) -> None:
         self._dump_ticks, self._end_ticks = dump_ticks, end_ticks

@@ -36,9 +36,9 @@ class SpaceProbe:
         self._env = env
         self._policies = policies
         self.num_columns = 1
-        """Of one environment: one for each of its agents, which `schema` finds out."""
+        """One environment has one for each of its agents; `schema` finds out."""
         self._state = recurrent_state(model.core, model.core_size)
-        # Of its own: a learner may have none, and ends without a word to anybody when it is killed.
+        # It is its own: a learner may have none, and ends without a word when it is killed.
         self._lifeline = Lifeline()
         # No pipe: what the environment forks may hold that open for ever.
         self._answer = os.memfd_create("impala-async-spaces")

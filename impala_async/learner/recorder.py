@@ -19,8 +19,8 @@ from typing import Any
 
 from impala_async import __version__
 from impala_async.errors import RecordingError
-from impala_async.learner.handoff import ClosedError, Inbox, Spool, on_thread
-from impala_async.learner.slots import Episodes, Landing
+from impala_async.learner.handoff import ByteQueue, ClosedError, Inbox, on_thread
+from impala_async.learner.slots import Episodes, Region
 from impala_async.spec import Schema
 from impala_async.weights import Version
 from impala_async.wire.codec import PLAIN
@@ -54,7 +54,7 @@ class Recorder:
         self._run_id = run_id
         self._most_waiting_bytes = most_waiting_bytes
         self._fd = _create(path)
-        self._queue: Spool[Record] | None = None
+        self._queue: ByteQueue[Record] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._began_at = 0.0
         self._num_messages = 0
@@ -98,19 +98,19 @@ class Recorder:
             has_room()
 
         self._has_room = has_room
-        self._queue = Spool(self._most_waiting_bytes, Inbox(loop, catch_up))
+        self._queue = ByteQueue(self._most_waiting_bytes, Inbox(loop, catch_up))
         self._began_at = time.monotonic()
         self._put(Start(self._run_id, *first, __version__, time.time(), schema, settings))
         self._writing = loop.create_task(on_thread("recorder", self._write_all), name="recorder")
         self._writing.add_done_callback(self._note_end)
         logger.info("recording to %s", self._path)
 
-    def take(self, rank: int, data: Data, landing: Landing, episodes: Episodes | None) -> None:
+    def take(self, rank: int, data: Data, region: Region, episodes: Episodes | None) -> None:
         """Keep an admitted message, of which everything is copied."""
         if self._queue is None or self._has_failed:
             return
         tail = b"" if episodes is None else episodes.tobytes()
-        body = b"".join((landing.obs.data.cast("B"), landing.small.data.cast("B"), tail))
+        body = b"".join((region.obs.data.cast("B"), region.small.data.cast("B"), tail))
         arrived_s = time.monotonic() - self._began_at
         # It is recorded as it was before it was compressed for the network.
         plain = data._replace(body=None, codec=PLAIN)

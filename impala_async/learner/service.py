@@ -1,11 +1,11 @@
-"""The learner service: the front, the learner thread, reports and checkpoints, and one way out.
+"""The learner service: the server, the learner thread, reports and checkpoints, and one way out.
 
-    actors ─► front ─► slot ─► full ─► loader ─► ring ─► update ─► settle ─► ledger
-                ◄── grants ◄── release ◄───────────────────┘  └─► weights ─► front
+    actors ─► server ─► slot ─► full ─► loader ─► ring ─► update ─► settle ─► ledger
+                ◄── grants ◄── release ◄───────────────────┘  └─► weights ─► server
 
 Back-pressure is one number: a slot comes back, its columns become credit, credit goes out in a
-grant. A TaskGroup owns all tasks. Whatever ends a run, be it a reached goal, a signal or the
-death of a thread, resolves `_ended` and nothing else, and `_wind_down` follows.
+grant. A TaskGroup owns all tasks. A reached goal, a signal and the death of a thread resolve
+`_ended` and nothing else, and `_wind_down` follows.
 
 Runs on: event loop
 """
@@ -31,14 +31,14 @@ from impala_async.errors import (
 )
 from impala_async.interrupts import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.learner.build import Learner, build_learner
-from impala_async.learner.front import Events, Front
+from impala_async.learner.channels import NOT_FINITE, Captured, Channels, LearnerReport, Progress
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.lock_watch import LockWatch
+from impala_async.learner.loop.reporter import EpisodeStats, Reporter
+from impala_async.learner.loop.saver import Restored, Saver, begin_epoch
+from impala_async.learner.loop.server import ActorServer, Events
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.reporter import EpisodeStats, Reporter
-from impala_async.learner.saver import Restored, Saver, begin_epoch
 from impala_async.learner.slots import Episodes
-from impala_async.learner.thread_ports import NOT_FINITE, Captured, LearnerReport, Ports, Progress
 from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
@@ -88,7 +88,7 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._watchdog = Watchdog(self._loop, config.learner, lock_watch)
+        self._watchdog = Watchdog(self._loop.call_later, config.learner, lock_watch)
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None
@@ -100,7 +100,7 @@ class LearnerService:
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport.before_any(self._start)
         told = Events(self._open_told, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
-        self._front = Front(
+        self._server = ActorServer(
             config,
             run_id=folder.run_id,
             lineage=lineage,
@@ -124,7 +124,7 @@ class LearnerService:
             reason = await self._wind_down(self._ended.result())
         finally:
             self._close()
-        # Whoever wanted a recording has none, and training was not all that was asked for.
+        # Without the recording that was wanted, training was not all that was asked for.
         is_recorded = self._recorder is None or not self._recorder.is_empty
         return EXITS.get(reason, EXIT_DONE if is_recorded else EXIT_TRY_AGAIN)
 
@@ -132,7 +132,7 @@ class LearnerService:
         """The tasks, until `_ended`; the death of one of them is such an end."""
         bodies = {
             "reporter": self._reporter.report_regularly(),
-            **self._front.tasks(),
+            **self._server.tasks(),
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
         }
@@ -151,16 +151,16 @@ class LearnerService:
     def stop(self, reason: str) -> None:
         """End the run in good order: from now on nothing comes in."""
         if not self._ended.done():
-            self._front.close_admission()
+            self._server.close_admission()
             self._ended.set_result(reason)
 
     def _make_reporter(self, sinks: Sequence[Sink]) -> None:
         self._episodes = EpisodeStats()
         is_lockstep = self._config.pace.is_lockstep
-        self._ports = Ports(
-            settlements=Inbox(self._loop, self._front.ledger.settle),
+        self._channels = Channels(
+            settlements=Inbox(self._loop, self._server.settle),
             # In lockstep no version may be passed over.
-            weights=(Inbox if is_lockstep else Mailbox)(self._loop, self._front.publish),
+            weights=(Inbox if is_lockstep else Mailbox)(self._loop, self._server.publish),
             reports=Mailbox(self._loop, self._on_reading),
             captures=Mailbox(self._loop, self._on_captured),
             stops=Inbox(self._loop, self.stop),
@@ -170,10 +170,10 @@ class LearnerService:
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,
             sinks=sinks,
-            parts=[self._report_learner, self._front.report, self._episodes.report],
+            parts=[self._report_learner, self._server.report, self._episodes.report],
             env_steps=lambda: self._progress.env_steps_trained,
             frames_per_step=self._config.env.frames_per_step,
-            ask=self._ports.is_report_due,
+            ask=self._channels.is_report_due,
             earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
             earlier_updates=self._start.update,
             lr_is_0_at=self._config.idle_from,
@@ -183,7 +183,7 @@ class LearnerService:
         self._saver = Saver(
             self._folder,
             keep=self._config.checkpoint.keep,
-            accounts=self._front.accounts,
+            accounts=self._server.accounts,
             lineage=lineage,
             episodes=self._episodes,
             run_s=lambda: self._reporter.run_s(time.monotonic()),
@@ -201,12 +201,12 @@ class LearnerService:
             schema,
             start=self._start,
             training=self._restored.training if self._restored else None,
-            ports=self._ports,
-            release=Inbox(self._loop, self._front.release).post,
+            channels=self._channels,
+            release=Inbox(self._loop, self._server.release).post,
         )
         self._learner = learner
         self._folder.confirm()
-        self._front.open(schema, learner.slots, learner.full.put, learner.layout_digest)
+        self._server.open(schema, learner.slots, learner.full.put, learner.layout_digest)
         self._threads.start(learner.bodies)
 
     def _open_known(self, schema: Schema) -> None:
@@ -233,12 +233,12 @@ class LearnerService:
             self._loop.add_signal_handler(number, self.stop, "terminated")
         self._loop.add_signal_handler(GIVE_UP, self.stop, "actor_failed")
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
-        urls = self._front.data_url, self._front.weights_url
+        urls = self._server.data_url, self._server.weights_url
         self._folder.announce(*urls, self._start.epoch)
         for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
-        logger.info("waiting for actors: impala-async actor --learner %s", self._front.data_url)
+        logger.info("waiting for actors: impala-async actor --learner %s", self._server.data_url)
 
     def _on_interrupt(self) -> None:
         if self._ended.done():
@@ -284,14 +284,14 @@ class LearnerService:
         every_s = min(REAP_EVERY_S, self._config.learner.lease_s / 4)
         while True:
             await asyncio.sleep(every_s)
-            self._front.reap()
+            self._server.reap()
             if self._folder.is_gone():
                 self.stop(UNSAVED)
 
     async def _checkpoint_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._config.checkpoint.every_s)
-            self._ports.is_capture_due.raise_()
+            self._channels.is_capture_due.raise_()
 
     async def _wind_down(self, reason: str) -> str:
         """Close the doors, let the threads end, settle every column, save, say goodbye."""
@@ -310,8 +310,8 @@ class LearnerService:
             wait.look(lambda s: f"ending: waiting for {self._awaited} ({s:.0f} s)")
 
     async def _end_in_order(self, reason: str) -> str:
-        self._front.close_admission()
-        num_actors = self._front.num_actors
+        self._server.close_admission()
+        num_actors = self._server.num_actors
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
         if self._learner is not None:
@@ -319,7 +319,7 @@ class LearnerService:
         report = self._reporter.report()
         if reason in GOALS:
             # Nobody need wait for our disk. Who is to come back must not look for us before.
-            await self._front.say_bye("finished", GOODBYE_S)
+            await self._server.say_bye("finished", GOODBYE_S)
         if self._last_words is not None:
             self._saver.begin(self._last_words)
         self._awaited = "the last checkpoint to be written"
@@ -331,7 +331,7 @@ class LearnerService:
             digests = self._saver.digests(self._progress.version)
             await self._recorder.finish(reason, self._progress.update, digests)
         self._awaited = "the actors' goodbye"
-        await self._front.say_bye("restarting", GOODBYE_S)
+        await self._server.say_bye("restarting", GOODBYE_S)
         # Weights that are not finite are no fault of the disk, and no second try mends them.
         is_saved = self._saver.is_saved and not self._folder.is_gone()
         reason = reason if is_saved or reason == NOT_FINITE else UNSAVED
@@ -343,7 +343,7 @@ class LearnerService:
         learner.loader.close()
         await self._threads.wait(THREAD_END_S)
         for batch in learner.loader.leftovers():
-            self._front.ledger.give_up(batch)
+            self._server.ledger.give_up(batch)
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading, first = self._reading, self._reading.first_update
@@ -352,7 +352,7 @@ class LearnerService:
             self._config,
             report,
             exit_reason=reason,
-            # Of the report, which was written when the threads had ended.
+            # The report was written when the threads had ended.
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
             env_steps_since=self._progress.env_steps_trained - (first.env_steps if first else 0),
             lag_histogram=reading.lag_histogram,
@@ -385,7 +385,7 @@ class LearnerService:
         self._saver.close()
         if self._learner is not None:
             self._learner.loader.close()
-        self._front.close()
+        self._server.close()
         self._reporter.close()
         self._folder.remove("service.json")
         self._folder.let_go()

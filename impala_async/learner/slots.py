@@ -1,4 +1,4 @@
-"""All batch memory: a fixed set of slots, allocated and touched once, and how columns fill them.
+"""All batch memory: a fixed set of slots, allocated and touched once, and kept.
 
 A slot is one batch: two planes `[batch_columns, bytes]`, and beside them what the learner must
 know of each column. Its index is what moves between queues; nothing else ever holds a batch.
@@ -6,26 +6,41 @@ know of each column. Its index is what moves between queues; nothing else ever h
 Runs on: event loop (filling); the learner thread reads a slot between `full` and its release.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.layout import Bytes2D
-from impala_async.metrics.window import WindowStat
 from impala_async.spec import Schema
 from impala_async.trajectory import Columns, columns_over
-from impala_async.weights import Version
-from impala_async.wire.peer import Peer
-from impala_async.wire.session import SessionTable
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 Episodes = NDArray[np.void]
-"""Of one message: the episodes that ended in it."""
-Count = Callable[[Episodes], None]
+"""The episodes that ended in one message."""
+
+# These are options of mallopt, from malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_NEVER = (1 << 31) - 1
+# More than this an older glibc refuses.
+_LARGE = 32 << 20
+
+
+def keep_freed_memory() -> None:
+    """Keep the C library from giving freed memory back to the kernel between batches.
+
+    By its own rules glibc unmaps a large block as soon as it is freed, and every message and every
+    activation is paid for in page faults. Another C library is left as it is.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    # Without the first, the second would only end glibc's own adapting, for the worse.
+    if mallopt(_MMAP_THRESHOLD, _NEVER) or mallopt(_MMAP_THRESHOLD, _LARGE):
+        mallopt(_TRIM_THRESHOLD, _NEVER)
 
 
 def touched_memory(num_bytes: int) -> NDArray[np.uint8]:
@@ -71,7 +86,7 @@ def allocate_slots(
     return [Slot.allocate(i, schema, batch_columns, allocate) for i in range(num_slots)]
 
 
-class Landing(NamedTuple):
+class Region(NamedTuple):
     """Where the planes of some columns are received: from column `start` of a slot on.
 
     Without a slot it is the only one: before there is another, its columns are committed.
@@ -87,195 +102,11 @@ class Landing(NamedTuple):
         return self.slot is None
 
     @staticmethod
-    def within(slot: Slot, start: int, stop: int) -> "Landing":
-        return Landing(slot.obs[start:stop], slot.small[start:stop], slot, start)
+    def within(slot: Slot, start: int, stop: int) -> "Region":
+        return Region(slot.obs[start:stop], slot.small[start:stop], slot, start)
 
-    def through(self, last: "Landing") -> "Landing":
+    def through(self, last: "Region") -> "Region":
         """All columns from here to the end of a later one in the same slot."""
         assert self.slot is not None
         assert self.slot is last.slot
-        return Landing.within(self.slot, self.start, last.start + len(last.small))
-
-
-class Arrival(NamedTuple):
-    """A message that has been received and checked: columns of one actor."""
-
-    rank: int
-    landing: Landing
-    valid_rows: NDArray[np.int64]
-    version: Version
-    episodes: Episodes | None = None
-
-
-Submit = Callable[[Slot], None]
-
-
-class Filler(Protocol):
-    """How columns get their places in slots."""
-
-    batch_columns: int
-
-    @property
-    def free_columns(self) -> int: ...
-
-    def deal(self, table: SessionTable, now: float) -> list[Peer]:
-        """Give out credit for free columns; those who got some."""
-        ...
-
-    def judge(self, rank: int, version: Version) -> str | None:
-        """Why the next message of this rank cannot be taken, if so."""
-        ...
-
-    def assign(self, num_columns: int, rank: int) -> Landing | None:
-        """Set room aside for the next columns; None: commit first what has been received."""
-        ...
-
-    def commit(self, arrivals: Sequence[Arrival]) -> None:
-        """Take these in, of all that was given room since the last time; the rest is refused."""
-        ...
-
-    def skip(self, rank: int) -> None:
-        """A message of this rank was refused for good: nothing of it will come."""
-        ...
-
-    def release(self, index: int) -> None: ...
-
-    def note_version(self, update: int) -> None:
-        """A version is published."""
-        ...
-
-    def report(self) -> dict[str, object]: ...
-
-
-class IdleSlots:
-    """The slots that are empty, in the order of their release."""
-
-    def __init__(self, slots: list[Slot]) -> None:
-        self._slots = slots
-        self._indices = deque(slot.index for slot in slots)
-        self._depth = WindowStat("depth")
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def take(self) -> Slot:
-        """The one that has been empty for longest."""
-        self._depth.push(len(self._indices))
-        return self._slots[self._indices.popleft()]
-
-    def release(self, index: int) -> None:
-        """A slot is empty again."""
-        self._indices.append(index)
-
-    def report(self) -> dict[str, object]:
-        """Tell depth and capacity. Nobody waits for a slot: without one there is no credit."""
-        return {
-            "queue/idle_depth_quantiles": self._depth.summary().quantiles,
-            "queue/idle_capacity": len(self._slots),
-        }
-
-
-class SlotFiller:
-    """Puts columns into slots in the order of their arrival; one slot at a time is filling.
-
-    Messages that fit into what is left of the filling slot are received in place, one behind the
-    other, and stay where they are if all of them are committed. One that does not fit goes through
-    the scratch and is split over two slots.
-    """
-
-    def __init__(self, slots: list[Slot], submit: Submit, count: Count) -> None:
-        self._submit = submit
-        self._count = count
-        self._idle = IdleSlots(slots)
-        self._filling: Slot | None = None
-        self._num_filled = 0
-        # With those that are not committed yet.
-        self._num_received = 0
-        self._num_batches = 0
-        self.batch_columns = len(slots[0].obs)
-        self._scratch = Landing(np.zeros_like(slots[0].obs), np.zeros_like(slots[0].small))
-
-    @property
-    def free_columns(self) -> int:
-        """Columns that can still come in before a slot must be released."""
-        return self._left_in_filling + len(self._idle) * self.batch_columns
-
-    def deal(self, table: SessionTable, now: float) -> list[Peer]:
-        """Give out credit: at most one batch ahead, as more would only make the data older."""
-        return table.deal(self.free_columns, self.batch_columns, now=now)
-
-    def judge(self, rank: int, version: Version) -> str | None:
-        """The session table has judged: everything else can be taken."""
-        return None
-
-    def assign(self, num_columns: int, rank: int) -> Landing | None:
-        """Set room aside for the next columns, of whatever rank."""
-        if self._left_in_filling == 0:
-            self._open_slot()
-        start, stop = self._num_received, self._num_received + num_columns
-        if self._filling is not None and stop <= self.batch_columns:
-            self._num_received = stop
-            return Landing.within(self._filling, start, stop)
-        if start > self._num_filled:
-            return None
-        return Landing(self._scratch.obs[:num_columns], self._scratch.small[:num_columns])
-
-    def commit(self, arrivals: Sequence[Arrival]) -> None:
-        """Take these in, of all that was given room since the last time; the rest is refused."""
-        for arrival in arrivals:
-            self._take_in(arrival)
-        self._num_received = self._num_filled
-        # Only now: a goal that is reached closes the doors.
-        for arrival in arrivals:
-            if arrival.episodes is not None:
-                self._count(arrival.episodes)
-
-    def skip(self, rank: int) -> None:
-        """Others fill the place."""
-
-    def release(self, index: int) -> None:
-        """A slot is empty again."""
-        self._idle.release(index)
-
-    def note_version(self, update: int) -> None:
-        """Nothing waits for it."""
-
-    def report(self) -> dict[str, object]:
-        return self._idle.report()
-
-    @property
-    def _left_in_filling(self) -> int:
-        return 0 if self._filling is None else self.batch_columns - self._num_filled
-
-    def _open_slot(self) -> None:
-        if self._idle:
-            self._filling = self._idle.take()
-            self._num_filled = self._num_received = 0
-
-    def _take_in(self, arrival: Arrival) -> None:
-        num_columns = len(arrival.landing.small)
-        assert num_columns <= self.free_columns, "columns without a credit came through"
-        start = 0
-        while start < num_columns:
-            if self._left_in_filling == 0:
-                self._open_slot()
-            stop = min(num_columns, start + self._left_in_filling)
-            self._write(arrival, slice(start, stop))
-            start = stop
-
-    def _write(self, arrival: Arrival, part: slice) -> None:
-        slot = self._filling
-        assert slot is not None
-        target = slice(self._num_filled, self._num_filled + part.stop - part.start)
-        if arrival.landing.slot is not slot or arrival.landing.start != target.start:
-            # From the scratch, or down to where columns before it were refused.
-            slot.obs[target] = arrival.landing.obs[part]
-            slot.small[target] = arrival.landing.small[part]
-        slot.updates_B[target] = arrival.version.update
-        slot.valid_rows_B[target] = arrival.valid_rows[part]
-        self._num_filled = target.stop
-        if self._num_filled == self.batch_columns:
-            self._filling, self._num_filled = None, 0
-            self._num_batches += 1
-            slot.batch = self._num_batches
-            self._submit(slot)
+        return Region.within(self.slot, self.start, last.start + len(last.small))

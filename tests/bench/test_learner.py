@@ -20,7 +20,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.envs.make import build_envs
-from impala_async.learner.loader import batch_over
+from impala_async.learner.threads.batch import batch_over
 from impala_async.policy import Policy
 from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from impala_async.learner.device_timer import DeviceTimer
+from impala_async.learner.threads.measurements import DeviceTimer
 from impala_async.metrics.timer import TimerStat
 
 pytestmark = pytest.mark.gpu

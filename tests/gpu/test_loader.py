@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from impala_async.learner.loader import allocator_for
-from tests.learner.device_bench import DeviceBench, holds
+from impala_async.learner.threads.loader import allocator_for
 from tests.learner.device_cases import *  # noqa: F403
+from tests.learner.device_cases import DeviceBench, holds
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from impala_async.errors import EXIT_DONE
-from tests.learner.crew import voyage
+from tests.learner.service_run import service_run
 from tests.learner.test_service import check_end
 
 pytestmark = pytest.mark.gpu
@@ -26,8 +26,8 @@ async def test_a_run_to_its_goal(
     device: torch.device, tmp_path: Path, learner: dict[str, Any], algorithm: dict[str, Any]
 ) -> None:
     sections = {"learner": {**learner, "device": str(device)}, "algorithm": algorithm}
-    async with voyage(tmp_path, stop={"env_steps": 2400}, **sections) as run:
-        await run.sail(2)
+    async with service_run(tmp_path, stop={"env_steps": 2400}, **sections) as run:
+        await run.start_actors(2)
         assert await run.end() == EXIT_DONE
     last = check_end(run, "env_steps")
     assert last["env_steps_trained"] >= 2400

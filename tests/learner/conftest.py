@@ -1,4 +1,4 @@
-"""The loop that the learner runs on, and fixtures around `tests.learner.world`."""
+"""The loop that the learner runs on, and fixtures around `tests.learner.server_harness`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.learner.world import Harbour
+from tests.learner.server_harness import ServerHarness
 
 
 def pytest_asyncio_loop_factories(
@@ -18,12 +18,12 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest.fixture
-async def make_harbour() -> AsyncIterator[Callable[..., Harbour]]:
-    """Makes fronts with open slots, by the settings of a test, and closes them at its end."""
+async def make_harness() -> AsyncIterator[Callable[..., ServerHarness]]:
+    """Makes servers with open slots, by the settings of a test, and closes them at its end."""
     with ExitStack() as stack:
 
-        def make(*args: Any, **settings: Any) -> Harbour:
-            made = Harbour(*args, **settings)
+        def make(*args: Any, **settings: Any) -> ServerHarness:
+            made = ServerHarness(*args, **settings)
             stack.callback(made.close)
             return made
 

@@ -1,6 +1,6 @@
 """Stand-ins for what surrounds the learner thread, all of them synchronous.
 
-`Listener` is the loop's side of its ports, `FakeLoader` hands out batches by a script,
+`Listener` is the loop's side of its channels, `FakeLoader` hands out batches by a script,
 `FakeStep` is an update that does nothing but remember.
 """
 
@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from impala_async.learner.account import BatchAccount
+from impala_async.learner.channels import Captured, Channels, LearnerReport
 from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
-from impala_async.learner.ledger import Settlement
-from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.thread_ports import Captured, LearnerReport, Ports
+from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.threads.batch import LoadedBatch
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.result import StepResult
 from impala_async.training.snapshot import HostCopy, WeightsCopy
@@ -43,7 +42,7 @@ class Listener:
         self.reports: list[LearnerReport] = []
         self.captures: list[Captured] = []
         self.stops: list[str] = []
-        self.ports = Ports(
+        self.channels = Channels(
             settlements=Inbox(loop, self.settlements.append),
             weights=Mailbox(loop, self.weights.append),
             reports=Mailbox(loop, self.reports.append),
@@ -78,7 +77,8 @@ def batch_of(
     return LoadedBatch(
         place=number,
         tensors=FakeBatch(number),
-        account=BatchAccount(number, np.ones(len(updates_B), np.bool_)),
+        batch=number,
+        filled_B=np.ones(len(updates_B), np.bool_),
         updates_B=updates_B,
         valid_rows_B=np.array(tuple(valid_rows), np.int64),
     )
@@ -113,8 +113,9 @@ class FakeLoader:
     def note_launch(self, loaded: LoadedBatch) -> None:
         self.launched.append(loaded.place)
 
-    def release(self, loaded: LoadedBatch) -> None:
+    def release(self, loaded: LoadedBatch) -> int | None:
         self.released.append(loaded.place)
+        return None
 
     def num_waiting(self) -> int:
         return sum(isinstance(step, LoadedBatch) for step in self._script)

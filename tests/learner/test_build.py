@@ -14,15 +14,15 @@ from impala_async.learner.build import (
     num_device_slots,
     num_host_slots,
 )
-from impala_async.learner.loader import HostLoader
-from impala_async.learner.thread_ports import Progress
+from impala_async.learner.channels import Progress
+from impala_async.learner.threads.loader import HostLoader
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.state import TrainingState
 from impala_async.training.step import UpdateStep
 from tests.learner.columns import small_schema
 from tests.learner.fakes import Listener
-from tests.learner.world import config_of
+from tests.learner.server_harness import config_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -64,7 +64,7 @@ def build(training: TrainingState | None = None, **sections: dict[str, Any]) -> 
         schema,
         start=Progress(1),
         training=training,
-        ports=Listener().ports,
+        channels=Listener().channels,
         release=lambda index: None,
     )
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_is_put_into_the_model() -> None:
         schema,
         start=Progress(2, update=5, env_steps_trained=10),
         training=step.capture(),
-        ports=listener.ports,
+        channels=listener.channels,
         release=lambda index: None,
     )
     # Its stop is reached already, so the body ends at once.
@@ -150,7 +150,7 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
         schema,
         start=Progress(1, update=5, env_steps_trained=10),
         training=None,
-        ports=listener.ports,
+        channels=listener.channels,
         release=lambda index: None,
     )
     learner.bodies["learner"]()

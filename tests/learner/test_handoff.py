@@ -11,12 +11,12 @@ import pytest
 
 from impala_async.learner import handoff
 from impala_async.learner.handoff import (
+    ByteQueue,
     ClosedError,
     Flag,
     Inbox,
     IndexQueue,
     Mailbox,
-    Spool,
     on_thread,
     start_thread,
 )
@@ -307,91 +307,93 @@ def test_a_second_close_may_leave_the_rest_after_all() -> None:
     assert indices.take_all() == [2]
 
 
-# -------------------- a spool
+# -------------------- a byte queue
 
 
-def spool_of(most_bytes: int) -> tuple[Spool[str], list[str]]:
+def byte_queue_of(most_bytes: int) -> tuple[ByteQueue[str], list[str]]:
     told: list[str] = []
     loop: Any = InlineLoop()
-    return Spool(most_bytes, Inbox(loop, lambda _: told.append("room"))), told
+    return ByteQueue(most_bytes, Inbox(loop, lambda _: told.append("room"))), told
 
 
-def test_a_spool_keeps_the_order_and_weighs() -> None:
-    spool, _ = spool_of(1000)
+def test_a_byte_queue_keeps_the_order_and_weighs() -> None:
+    queue, _ = byte_queue_of(1000)
     for name in "abc":
-        spool.put(name, 2)
-    assert spool.waiting_bytes == 6
-    assert spool.get() == ["a", "b", "c"]
+        queue.put(name, 2)
+    assert queue.waiting_bytes == 6
+    assert queue.get() == ["a", "b", "c"]
     # What is being written waits still.
-    assert spool.waiting_bytes == 6
-    spool.put("d", 1)
-    assert spool.get() == ["d"]
-    assert spool.waiting_bytes == 1
+    assert queue.waiting_bytes == 6
+    queue.put("d", 1)
+    assert queue.get() == ["d"]
+    assert queue.waiting_bytes == 1
 
 
-def test_a_spool_hands_on_a_quarter_at_a_time() -> None:
-    spool, _ = spool_of(8)
+def test_a_byte_queue_hands_on_a_quarter_at_a_time() -> None:
+    queue, _ = byte_queue_of(8)
     for name in "abcdefg":
-        spool.put(name, 1)
-    assert [spool.get(), spool.get(), spool.get()] == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
+        queue.put(name, 1)
+    assert [queue.get(), queue.get(), queue.get()] == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
 
 
-def test_a_spool_is_behind_until_half_of_it_is_gone() -> None:
-    spool, told = spool_of(10)
-    spool.put("a", 4)
-    assert not spool.is_behind
-    spool.put("b", 4)
-    spool.put("c", 4)
-    assert spool.is_behind
-    spool.get()
-    spool.get()
+def test_a_byte_queue_is_behind_until_half_of_it_is_gone() -> None:
+    queue, told = byte_queue_of(10)
+    queue.put("a", 4)
+    assert not queue.is_behind
+    queue.put("b", 4)
+    queue.put("c", 4)
+    assert queue.is_behind
+    queue.get()
+    queue.get()
     # 8 bytes are less than too many, but more than half.
-    assert (spool.waiting_bytes, spool.is_behind, told) == (8, True, [])
-    spool.get()
-    assert (spool.waiting_bytes, spool.is_behind, told) == (4, False, ["room"])
+    assert (queue.waiting_bytes, queue.is_behind, told) == (8, True, [])
+    queue.get()
+    assert (queue.waiting_bytes, queue.is_behind, told) == (4, False, ["room"])
 
 
-def test_a_spool_that_nobody_asked_about_tells_nobody() -> None:
-    spool, told = spool_of(2)
-    spool.put("a", 9)
-    spool.put("b", 9)
-    spool.get()
-    spool.get()
-    spool.close()
+def test_a_byte_queue_that_nobody_asked_about_tells_nobody() -> None:
+    queue, told = byte_queue_of(2)
+    queue.put("a", 9)
+    queue.put("b", 9)
+    queue.get()
+    queue.get()
+    queue.close()
     with pytest.raises(ClosedError):
-        spool.get()
+        queue.get()
     assert told == []
-    assert spool.waiting_bytes == 0
+    assert queue.waiting_bytes == 0
 
 
-def test_a_spool_waits_a_moment_for_more_but_not_for_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handoff, "SPOOL_PAUSE_S", DEADLINE_S)
-    spool, _ = spool_of(8)
+def test_a_byte_queue_waits_a_moment_for_more_but_not_for_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handoff, "BYTE_QUEUE_PAUSE_S", DEADLINE_S)
+    queue, _ = byte_queue_of(8)
     got: list[list[str]] = []
-    thread = threading.Thread(target=lambda: got.append(spool.get()), daemon=True)
+    thread = threading.Thread(target=lambda: got.append(queue.get()), daemon=True)
     thread.start()
-    spool.put("a", 1)
+    queue.put("a", 1)
     time.sleep(0.05)
     assert got == []
-    spool.put("b", 1)
+    queue.put("b", 1)
     thread.join(DEADLINE_S / 2)
     assert got == [["a", "b"]]
 
 
-def test_a_closed_spool_is_emptied_first() -> None:
-    spool, _ = spool_of(9)
+def test_a_closed_byte_queue_is_emptied_first() -> None:
+    queue, _ = byte_queue_of(9)
     got: list[str] = []
 
     def take_all() -> None:
         with contextlib.suppress(ClosedError):
             while True:
-                got.extend(spool.get())
+                got.extend(queue.get())
 
     thread = threading.Thread(target=take_all, daemon=True)
     thread.start()
-    spool.put("a", 1)
-    spool.put("b", 1)
-    spool.close()
+    queue.put("a", 1)
+    queue.put("b", 1)
+    queue.close()
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
     assert got == ["a", "b"]

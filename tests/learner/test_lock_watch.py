@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from impala_async.errors import EXIT_BUG
-from impala_async.learner import lock_watch, pulse
+from impala_async.learner import lock_watch, watchdog
 from impala_async.learner.lock_watch import EXIT_STUCK, GROWTH, LockWatch, Silence
-from impala_async.learner.pulse import BUILD_PATIENCE
+from impala_async.learner.watchdog import BUILD_PATIENCE
 
 HANG = """
 import ctypes
@@ -57,7 +57,7 @@ def test_a_build_may_take_longer_and_what_follows_it_a_part_of_that() -> None:
     assert ticks(silence, 20) == [None] * 20
     silence.end(1)
     assert ticks(silence, 60) == [None] * 59 + ["end"]
-    assert GROWTH == pulse.GROWTH
+    assert GROWTH == watchdog.GROWTH
 
 
 def test_it_ends_as_a_bug_ends() -> None:

@@ -14,7 +14,7 @@ from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner import recorder as module
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.slots import Landing
+from impala_async.learner.slots import Region
 from impala_async.metrics.names import undeclared
 from impala_async.weights import Version
 from impala_async.wire.codec import EPISODE
@@ -56,7 +56,7 @@ def take(recorder: Recorder, seq: int, num_bytes: int = 8, num_episodes: int = 0
     small = np.full((1, 4), 255 - seq, np.uint8)
     episodes = np.array([(seq, 1)] * num_episodes, EPISODE) if num_episodes else None
     # Some came compressed; what is recorded is what was unpacked.
-    recorder.take(seq % 2, DATA._replace(seq=seq, codec=seq % 2), Landing(obs, small), episodes)
+    recorder.take(seq % 2, DATA._replace(seq=seq, codec=seq % 2), Region(obs, small), episodes)
     # Slots are written to again.
     obs[:] = small[:] = 99
 

@@ -15,17 +15,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from impala_async.errors import (
-    EXIT_BUG,
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_TRY_AGAIN,
-    ConfigError,
-)
+from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, ConfigError
 from impala_async.interrupts import GIVE_UP
-from impala_async.learner import memory, service
+from impala_async.learner import hardware, service
+from impala_async.learner.loop.saver import Saver
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.saver import Saver
 from impala_async.learner.service import LearnerService
 from impala_async.metrics.names import undeclared
 from impala_async.training.checkpoint import newest_checkpoint
@@ -34,9 +28,9 @@ from impala_async.training.snapshot import WeightsCopy
 from impala_async.training.step import UpdateStep
 from impala_async.waiting import Wait
 from impala_async.wire.messages import BYE_REASONS
-from tests.learner.crew import SCHEMA, Voyage, voyage
 from tests.learner.hand_actor import until
-from tests.learner.world import check_identities
+from tests.learner.server_harness import check_identities
+from tests.learner.service_run import SCHEMA, ServiceRun, service_run
 
 SUMMARY = {
     *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
@@ -55,13 +49,13 @@ REPORT = {
 FINISHED, RESTARTING = BYE_REASONS.index("finished"), BYE_REASONS.index("restarting")
 
 
-def check_end(run: Voyage, reason: str) -> dict[str, Any]:
+def check_end(run: ServiceRun, reason: str) -> dict[str, Any]:
     """What every orderly end leaves behind; the last report."""
     last = run.reports[-1]
     summary = run.summary
     assert summary["exit_reason"] == reason
     # The last words are of the run, not of its end.
-    assert "none is connected" not in summary["bottleneck"] or not run.sailors
+    assert "none is connected" not in summary["bottleneck"] or not run.random_actors
     assert summary.keys() >= SUMMARY
     assert summary["wall_s"] == pytest.approx(last["learner/wall_s"] or 0.0, abs=1e-3)
     check_identities(last)
@@ -81,13 +75,16 @@ def check_end(run: Voyage, reason: str) -> dict[str, Any]:
     "learner", [{}, {"num_passes": 3, "minibatch_buffer_size": 2, "init_num_passes": 1}]
 )
 async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> None:
-    async with voyage(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
+    async with service_run(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
         place = await run.place()
         assert (place["pid"], place["epoch"]) == (os.getpid(), 1)
         assert place.keys() == {"data_url", "weights_url", "http_url", "pid", "epoch"}
-        await run.sail(2)
+        await run.start_actors(2)
         assert await run.end() == EXIT_DONE
-        assert [[bye.reason for bye in s.byes] for s in run.sailors] == [[FINISHED], [FINISHED]]
+        assert [[bye.reason for bye in s.byes] for s in run.random_actors] == [
+            [FINISHED],
+            [FINISHED],
+        ]
     last = check_end(run, "env_steps")
     assert last["env_steps_trained"] >= 2400
     assert last["trajectories/trained"] > 100
@@ -123,8 +120,8 @@ async def test_a_run_whose_updates_are_pipelined(
 
     monkeypatch.setattr(UpdateStep, "__init__", build_as_on_a_gpu)
     monkeypatch.setattr(UpdateStep, "begin", counted)
-    async with voyage(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
-        await run.sail(2)
+    async with service_run(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
+        await run.start_actors(2)
         assert await run.end() == EXIT_DONE
         assert run.service._learner is not None
         thread: Any = run.service._learner.bodies["learner"]
@@ -149,9 +146,9 @@ async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
         write(*arguments)
 
     monkeypatch.setattr(Saver, "_write", write_late)
-    async with voyage(tmp_path, stop={"env_steps": 300}) as run:
-        await run.sail(2)
-        await until(lambda: all(sailor.byes for sailor in run.sailors))
+    async with service_run(tmp_path, stop={"env_steps": 300}) as run:
+        await run.start_actors(2)
+        await until(lambda: all(random_actor.byes for random_actor in run.random_actors))
         assert not run.task.done()
         await until(lambda: "ending: waiting for " in caplog.text)
         has_gone.set()
@@ -162,8 +159,8 @@ async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
 async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-    async with voyage(tmp_path) as run:
+    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    async with service_run(tmp_path) as run:
         with pytest.raises(ConfigError, match=r"^cannot train on .* GiB are free"):
             await run.end()
 
@@ -171,20 +168,22 @@ async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
 async def test_a_first_actor_that_wants_too_much_memory_is_refused_and_the_learner_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with voyage(tmp_path, schema=None, stop={"env_steps": 300}) as run:
+    async with service_run(tmp_path, schema=None, stop={"env_steps": 300}) as run:
         greedy = await run.actor()
         await greedy.hello()
         with monkeypatch.context() as patch:
-            patch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+            patch.setattr(
+                hardware.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)
+            )
             await greedy.spec()
             assert "GiB are free" in await greedy.refused("mismatch")
-        await run.sail(1)
+        await run.start_actors(1)
         assert await run.end() == EXIT_DONE
 
 
 async def test_every_line_of_the_metrics_has_every_name(tmp_path: Path) -> None:
-    async with voyage(tmp_path, learner={"report_every_s": 0.05}) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, learner={"report_every_s": 0.05}) as run:
+        await run.start_actors(1)
         await run.trained(5)
         run.service.stop("terminated")
         await run.end()
@@ -202,7 +201,7 @@ async def test_every_line_of_the_metrics_has_every_name(tmp_path: Path) -> None:
 
 async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path: Path) -> None:
     settings = {"report_every_s": 0.05, "starved_after_s": 0.1}
-    async with voyage(tmp_path, learner=settings) as run:
+    async with service_run(tmp_path, learner=settings) as run:
         await run.place()
         await until(
             lambda: bool(run.sink.lines) and run.number("learner/starved_since_s") is not None,
@@ -218,7 +217,7 @@ async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path: Pa
 
 
 async def test_without_ever_knowing_the_spaces(tmp_path: Path) -> None:
-    async with voyage(tmp_path, schema=None, learner={"report_every_s": 0.05}) as run:
+    async with service_run(tmp_path, schema=None, learner={"report_every_s": 0.05}) as run:
         await run.place()
         await until(lambda: bool(run.sink.lines))
         run.service.stop("terminated")
@@ -229,8 +228,8 @@ async def test_without_ever_knowing_the_spaces(tmp_path: Path) -> None:
 
 
 async def test_a_learner_that_builds_for_an_actor_says_so(tmp_path: Path) -> None:
-    async with voyage(tmp_path, schema=None, stop={"env_steps": 300}) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, schema=None, stop={"env_steps": 300}) as run:
+        await run.start_actors(1)
         assert await run.end() == EXIT_DONE
     (told,) = [report for report in run.reports if report["learner/building"]]
     assert (told["num_actors"], told["updates"]) == (0, 0)
@@ -238,24 +237,24 @@ async def test_a_learner_that_builds_for_an_actor_says_so(tmp_path: Path) -> Non
 
 
 async def test_the_first_actor_may_bring_the_spaces(tmp_path: Path) -> None:
-    async with voyage(tmp_path, schema=None, stop={"env_steps": 300}) as run:
-        await run.sail(2)
+    async with service_run(tmp_path, schema=None, stop={"env_steps": 300}) as run:
+        await run.start_actors(2)
         assert await run.end() == EXIT_DONE
     check_end(run, "env_steps")
 
 
 async def test_the_mean_return_that_ends_a_run_is_in_its_summary(tmp_path: Path) -> None:
-    async with voyage(tmp_path, stop={"mean_return": 7.5}) as run:
-        await run.sail(1, mean_return=7.5)
+    async with service_run(tmp_path, stop={"mean_return": 7.5}) as run:
+        await run.start_actors(1, mean_return=7.5)
         assert await run.end() == EXIT_DONE
-        assert [bye.reason for bye in run.sailors[0].byes] == [FINISHED]
+        assert [bye.reason for bye in run.random_actors[0].byes] == [FINISHED]
     assert run.summary["mean_return_100"] == 7.5
     assert check_end(run, "mean_return")["episodes/count"] >= 100
 
 
 async def test_wall_time_ends_a_run(tmp_path: Path) -> None:
-    async with voyage(tmp_path, stop={"wall_s": 0.2}) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, stop={"wall_s": 0.2}) as run:
+        await run.start_actors(1)
         assert await run.end() == EXIT_DONE
     check_end(run, "wall_s")
     assert run.summary["wall_s"] >= 0.2
@@ -279,12 +278,12 @@ async def test_a_signal_ends_a_run_in_good_order(
 ) -> None:
     # The tests may run under nohup.
     monkeypatch.setattr(service, "REQUESTS", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    async with voyage(tmp_path) as run:
-        await run.sail(2)
+    async with service_run(tmp_path) as run:
+        await run.start_actors(2)
         await run.trained(3)
         os.kill(os.getpid(), number)
         assert await run.end() == code
-        assert all([bye.reason for bye in s.byes] == [RESTARTING] for s in run.sailors)
+        assert all([bye.reason for bye in s.byes] == [RESTARTING] for s in run.random_actors)
     check_end(run, reason)
 
 
@@ -299,15 +298,15 @@ class SlowToStop(LearnerService):
 
 
 async def test_the_last_state_is_saved_however_slow_the_loop_is(tmp_path: Path) -> None:
-    async with voyage(tmp_path, stop={"env_steps": 300}, make=SlowToStop) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, stop={"env_steps": 300}, make=SlowToStop) as run:
+        await run.start_actors(1)
         assert await run.end() == EXIT_DONE
     check_end(run, "env_steps")
 
 
 async def test_checkpoints_are_written_on_the_way(tmp_path: Path) -> None:
-    async with voyage(tmp_path, checkpoint={"every_s": 0.05, "keep": 2}) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, checkpoint={"every_s": 0.05, "keep": 2}) as run:
+        await run.start_actors(1)
         seen: set[str] = set()
 
         def has_seen_three() -> bool:
@@ -325,10 +324,10 @@ async def test_checkpoints_are_written_on_the_way(tmp_path: Path) -> None:
 async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with voyage(tmp_path, checkpoint={"every_s": 0.05}) as run:
+    async with service_run(tmp_path, checkpoint={"every_s": 0.05}) as run:
         run.folder.checkpoints.rmdir()
         run.folder.checkpoints.write_text("in the way")
-        await run.sail(1)
+        await run.start_actors(1)
         await until(lambda: caplog.text.count("there is no other one") >= 2, "two tries")
         before = run.number("updates")
         await run.trained(before + 20)
@@ -343,10 +342,10 @@ async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
 async def test_an_end_whose_checkpoint_is_not_written_is_no_success(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stop: dict[str, int]
 ) -> None:
-    async with voyage(tmp_path, stop=stop) as run:
+    async with service_run(tmp_path, stop=stop) as run:
         run.folder.checkpoints.rmdir()
         run.folder.checkpoints.write_text("in the way")
-        await run.sail(1)
+        await run.start_actors(1)
         if not stop:
             await run.trained(1)
             run.service.stop("terminated")
@@ -364,8 +363,8 @@ async def test_a_run_that_loses_its_folder_ends_without_success(
     is_seen_first: bool,
 ) -> None:
     monkeypatch.setattr(service, "REAP_EVERY_S", 0.02 if is_seen_first else 1.0)
-    async with voyage(tmp_path / "run") as run:
-        await run.sail(1)
+    async with service_run(tmp_path / "run") as run:
+        await run.start_actors(1)
         await run.trained(1)
         run.folder.path.rename(tmp_path / "moved")
         if not is_seen_first:
@@ -380,7 +379,7 @@ async def test_a_run_that_loses_its_folder_ends_without_success(
 async def test_a_recording_of_nothing_is_no_success(tmp_path: Path, *, is_empty: bool) -> None:
     recorder = Recorder(tmp_path / "recording", b"run")
     make = functools.partial(LearnerService, recorder=recorder)
-    async with voyage(tmp_path / "run", make=make) as run:
+    async with service_run(tmp_path / "run", make=make) as run:
         await run.place()
         recorder.is_empty = is_empty
         run.service.stop("terminated")
@@ -389,7 +388,7 @@ async def test_a_recording_of_nothing_is_no_success(tmp_path: Path, *, is_empty:
 
 async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path: Path) -> None:
     (tmp_path / "service.json").mkdir()
-    async with voyage(tmp_path) as run:
+    async with service_run(tmp_path) as run:
         with pytest.raises(ConfigError, match="--run-dir: cannot write to"):
             await run.end()
         # The last words of its thread come when all is closed.
@@ -404,7 +403,7 @@ async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path
 
 async def test_a_session_ends_with_its_lease_however_short(tmp_path: Path) -> None:
     settings = {"lease_s": 1.0, "heartbeat_s": 0.4, "report_every_s": 0.05}
-    async with voyage(tmp_path, learner=settings) as run:
+    async with service_run(tmp_path, learner=settings) as run:
         actor = await run.actor()
         await actor.join()
         await until(lambda: bool(run.sink.lines) and run.number("num_actors") == 1)
@@ -415,8 +414,8 @@ async def test_a_session_ends_with_its_lease_however_short(tmp_path: Path) -> No
 
 
 async def test_the_folder_tells_what_was_run(tmp_path: Path) -> None:
-    async with voyage(tmp_path, stop={"env_steps": 100}) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, stop={"env_steps": 100}) as run:
+        await run.start_actors(1)
         await run.end()
     assert run.folder.load_config() == run.config
     assert (tmp_path / "epoch").read_text() == "1"
@@ -424,7 +423,7 @@ async def test_the_folder_tells_what_was_run(tmp_path: Path) -> None:
 
 
 async def test_a_stop_before_the_first_turn_of_the_loop(tmp_path: Path) -> None:
-    async with voyage(tmp_path) as run:
+    async with service_run(tmp_path) as run:
         run.service.stop("terminated")
         run.service.stop("later")
         assert await run.end() == EXIT_DONE
@@ -435,8 +434,8 @@ async def test_a_stop_before_the_first_turn_of_the_loop(tmp_path: Path) -> None:
 
 async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path: Path) -> None:
     sections: dict[str, Any] = {"algorithm": {"reward_scale": 1e30}}
-    async with voyage(tmp_path, learner={"max_skipped_in_a_row": 3}, **sections) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, learner={"max_skipped_in_a_row": 3}, **sections) as run:
+        await run.start_actors(1)
         assert await run.end() == EXIT_BUG
     assert run.summary["updates"] == 0
     check_end(run, "not_finite")
@@ -451,7 +450,7 @@ async def test_weights_that_are_not_finite_end_a_run_as_that_and_not_as_a_full_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WeightsCopy, "is_finite", lambda copy: False)
-    async with voyage(tmp_path) as run:
+    async with service_run(tmp_path) as run:
         run.folder.checkpoints.rmdir()
         run.folder.checkpoints.write_text("in the way")
         assert await run.end() == EXIT_BUG

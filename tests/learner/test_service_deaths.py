@@ -11,11 +11,11 @@ import pytest
 
 from impala_async.errors import ConfigError, ServiceError
 from impala_async.learner import service
-from impala_async.learner.front import Front
-from impala_async.learner.loader import HostLoader
+from impala_async.learner.loop.server import ActorServer
+from impala_async.learner.threads.loader import HostLoader
 from impala_async.training.step import UpdateStep
-from tests.learner.crew import SCHEMA, Voyage, voyage
 from tests.learner.hand_actor import until
+from tests.learner.service_run import SCHEMA, ServiceRun, service_run
 
 AT_ONCE_S = 2.0
 
@@ -36,7 +36,7 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-async def death_of(run: Voyage) -> ServiceError:
+async def death_of(run: ServiceRun) -> ServiceError:
     """How it died, and that everything that it held is gone."""
     with pytest.raises(ServiceError) as raised:
         await run.end()
@@ -53,8 +53,8 @@ async def test_a_learner_thread_that_dies(tmp_path: Path, monkeypatch: pytest.Mo
         raise Boom("out of memory")
 
     monkeypatch.setattr(UpdateStep, "begin", die)
-    async with voyage(tmp_path) as run:
-        await run.sail(1)
+    async with service_run(tmp_path) as run:
+        await run.start_actors(1)
         death = await death_of(run)
         assert time.monotonic() - died_at[0] < AT_ONCE_S
     assert str(death) == "the learner thread died: Boom('out of memory')"
@@ -63,7 +63,7 @@ async def test_a_learner_thread_that_dies(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_a_callback_of_the_loop_that_raises(tmp_path: Path) -> None:
-    async with voyage(tmp_path) as run:
+    async with service_run(tmp_path) as run:
         await run.place()
         asyncio.get_running_loop().call_soon(boom)
         death = await death_of(run)
@@ -76,14 +76,14 @@ async def test_a_handler_of_messages_that_raises(
 ) -> None:
     """Not the fault of a peer, then: a bug of ours."""
     monkeypatch.setattr("impala_async.screen.Screen.find_fault", boom)
-    async with voyage(tmp_path) as run:
-        await run.sail(1)
+    async with service_run(tmp_path) as run:
+        await run.start_actors(1)
         death = await death_of(run)
     assert isinstance(death.__cause__, Boom)
 
 
 async def test_a_task_that_dies(tmp_path: Path) -> None:
-    async with voyage(tmp_path, learner={"report_every_s": 0.02}) as run:
+    async with service_run(tmp_path, learner={"report_every_s": 0.02}) as run:
         await run.place()
         run.sink.error = Boom("a sink of ours")
         death = await death_of(run)
@@ -93,9 +93,9 @@ async def test_a_task_that_dies(tmp_path: Path) -> None:
 
 async def test_a_save_that_dies_of_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no trouble of the disk is not survived: it would never be saved again."""
-    monkeypatch.setattr("impala_async.learner.saver.save_checkpoint", boom)
+    monkeypatch.setattr("impala_async.learner.loop.saver.save_checkpoint", boom)
     settings = {"starved_after_s": 0.02}
-    async with voyage(tmp_path, learner=settings, checkpoint={"every_s": 0.05}) as run:
+    async with service_run(tmp_path, learner=settings, checkpoint={"every_s": 0.05}) as run:
         await run.place()
         death = await death_of(run)
     assert isinstance(death.__cause__, Boom)
@@ -105,7 +105,7 @@ async def test_a_thread_that_dies_while_the_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UpdateStep, "capture", boom)
-    async with voyage(tmp_path) as run:
+    async with service_run(tmp_path) as run:
         await run.place()
         run.service.stop("terminated")
         death = await death_of(run)
@@ -124,7 +124,7 @@ async def test_a_thread_that_does_not_end(
         released.wait()
 
     monkeypatch.setattr(HostLoader, "get", hang)
-    async with voyage(tmp_path) as run:
+    async with service_run(tmp_path) as run:
         await run.place()
         await until(is_stuck.is_set)
         run.service.stop("terminated")
@@ -135,8 +135,8 @@ async def test_a_thread_that_does_not_end(
 
 async def test_a_setting_that_turns_out_wrong_stays_a_config_error(tmp_path: Path) -> None:
     """Only the first actor brings the spaces here, and with them the first look at the device."""
-    async with voyage(tmp_path, schema=None, learner={"device": "cuda:99"}) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, schema=None, learner={"device": "cuda:99"}) as run:
+        await run.start_actors(1)
         with pytest.raises(ConfigError, match=r"learner\.device"):
             await run.end()
 
@@ -147,9 +147,9 @@ async def test_a_start_that_fails_leaves_nothing_open(
 ) -> None:
     monkeypatch.setattr(service.LearnerService, f"_{what}", boom)
     closed: list[Any] = []
-    close: Callable[[Any], None] = Front.close
-    monkeypatch.setattr(Front, "close", lambda front: (closed.append(front), close(front)))
-    async with voyage(tmp_path) as run:
+    close: Callable[[Any], None] = ActorServer.close
+    monkeypatch.setattr(ActorServer, "close", lambda server: (closed.append(server), close(server)))
+    async with service_run(tmp_path) as run:
         with pytest.raises(Boom):
             await run.end()
         assert len(closed) == 1

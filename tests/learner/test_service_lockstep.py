@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from impala_async.errors import EXIT_DONE, EXIT_TRY_AGAIN
-from impala_async.learner.loader import HostLoader, LoadedBatch
+from impala_async.learner.threads.batch import LoadedBatch
+from impala_async.learner.threads.loader import HostLoader
 from impala_async.training.checkpoint import newest_checkpoint
-from tests.learner.crew import Voyage, voyage
 from tests.learner.hand_actor import until
-from tests.learner.oarsman import row
-from tests.learner.world import check_identities
+from tests.learner.lockstep_actor import start_lockstep_actors
+from tests.learner.server_harness import check_identities
+from tests.learner.service_run import ServiceRun, service_run
 
 COUNTED = ("exit_reason", "env_steps_trained", "updates", "mean_return_100", "episodes")
 LAGS = pytest.mark.parametrize("lag", [0, 1])
@@ -33,7 +34,7 @@ def lockstep(lag: int, num_actors: int = 2, on_loss: str = "go_on") -> dict[str,
     }
 
 
-def outcome(run: Voyage) -> dict[str, Any]:
+def outcome(run: ServiceRun) -> dict[str, Any]:
     """What must not depend on the clock."""
     checkpoint = newest_checkpoint(run.folder.checkpoints)
     assert checkpoint is not None
@@ -69,8 +70,8 @@ async def test_a_goal_is_reached_at_the_same_update_whatever_the_clock(
 ) -> None:
     outcomes = []
     for number, slack_s in enumerate((0.0, 0.004, 0.004)):
-        async with voyage(tmp_path / str(number), stop=stop, **lockstep(lag)) as run:
-            await row(run, slack_s=slack_s)
+        async with service_run(tmp_path / str(number), stop=stop, **lockstep(lag)) as run:
+            await start_lockstep_actors(run, slack_s=slack_s)
             assert await run.end() == EXIT_DONE
         outcomes.append(outcome(run))
     assert outcomes[0] == outcomes[1] == outcomes[2]
@@ -93,8 +94,8 @@ async def test_the_batch_that_reached_the_goal_is_trained_however_late_its_turn_
         return get(loader, timeout=timeout)
 
     monkeypatch.setattr(HostLoader, "get", get_late)
-    async with voyage(tmp_path, stop={"mean_return": 20.0}, **lockstep(lag)) as run:
-        await row(run)
+    async with service_run(tmp_path, stop={"mean_return": 20.0}, **lockstep(lag)) as run:
+        await start_lockstep_actors(run)
         assert await run.end() == EXIT_DONE
     assert outcome(run)["updates"] == 33
 
@@ -106,8 +107,8 @@ async def test_all_passes_of_a_batch_are_one_update(tmp_path: Path, lag: int) ->
     sections["algorithm"] = {"name": "ppo", "num_minibatches": 2}
     outcomes = []
     for number in range(2):
-        async with voyage(tmp_path / str(number), stop={"env_steps": 361}, **sections) as run:
-            await row(run, slack_s=0.003 * number)
+        async with service_run(tmp_path / str(number), stop={"env_steps": 361}, **sections) as run:
+            await start_lockstep_actors(run, slack_s=0.003 * number)
             assert await run.end() == EXIT_DONE
         outcomes.append(outcome(run))
         assert run.reports[-1]["passes/done"] == 3 * 4 * 31
@@ -117,8 +118,8 @@ async def test_all_passes_of_a_batch_are_one_update(tmp_path: Path, lag: int) ->
 
 @LAGS
 async def test_the_run_goes_on_without_a_lost_actor(tmp_path: Path, lag: int) -> None:
-    async with voyage(tmp_path, stop={"env_steps": 3000}, **lockstep(lag)) as run:
-        first, lost = await row(run)
+    async with service_run(tmp_path, stop={"env_steps": 3000}, **lockstep(lag)) as run:
+        first, lost = await start_lockstep_actors(run)
         await run.trained(10)
         lost.leave()
         num_then = first.num_sent
@@ -133,8 +134,8 @@ async def test_the_run_goes_on_without_a_lost_actor(tmp_path: Path, lag: int) ->
 
 @LAGS
 async def test_a_lost_actor_may_end_the_run(tmp_path: Path, lag: int) -> None:
-    async with voyage(tmp_path, **lockstep(lag, on_loss="stop")) as run:
-        _, lost = await row(run)
+    async with service_run(tmp_path, **lockstep(lag, on_loss="stop")) as run:
+        _, lost = await start_lockstep_actors(run)
         await run.trained(10)
         lost.leave()
         assert await run.end() == EXIT_TRY_AGAIN
@@ -146,14 +147,14 @@ async def test_a_lost_actor_may_end_the_run(tmp_path: Path, lag: int) -> None:
 
 @LAGS
 async def test_who_comes_instead_of_a_lost_one_is_in_step(tmp_path: Path, lag: int) -> None:
-    async with voyage(tmp_path, **lockstep(lag)) as run:
-        first, lost = await row(run)
+    async with service_run(tmp_path, **lockstep(lag)) as run:
+        first, lost = await start_lockstep_actors(run)
         await run.trained(10)
         lost.leave()
         await until(lambda: run.number("num_actors") == 1, "a loss")
         num_then = run.number("updates")
         await run.trained(num_then + 20)
-        (late,) = await row(run, 1, slack_s=0.002)
+        (late,) = await start_lockstep_actors(run, 1, slack_s=0.002)
         await until(lambda: late.num_sent > 20, "its trajectories")
         assert {first.rank, late.rank} == {0, 1}
         run.service.stop("terminated")
@@ -169,27 +170,27 @@ async def test_who_comes_instead_of_a_lost_one_is_in_step(tmp_path: Path, lag: i
 
 @LAGS
 async def test_a_run_is_resumed_with_the_next_update(tmp_path: Path, lag: int) -> None:
-    async with voyage(tmp_path, stop={"env_steps": 240}, **lockstep(lag)) as run:
-        await row(run)
+    async with service_run(tmp_path, stop={"env_steps": 240}, **lockstep(lag)) as run:
+        await start_lockstep_actors(run)
         assert await run.end() == EXIT_DONE
     assert run.summary["updates"] == 20
-    async with voyage(
+    async with service_run(
         tmp_path, is_resumed=True, stop={"env_steps": 480}, **lockstep(lag)
     ) as resumed:
-        oarsmen = await row(resumed)
+        lockstep_actors = await start_lockstep_actors(resumed)
         assert await resumed.end() == EXIT_DONE
     assert resumed.summary["updates"] == 40
-    assert all(oarsman.acted[0] == (2, 20) for oarsman in oarsmen)
+    assert all(lockstep_actor.acted[0] == (2, 20) for lockstep_actor in lockstep_actors)
     assert resumed.summary["lag_quantiles"] == [0, *[lag] * 4]
 
 
 async def test_the_first_batch_waits_for_everybody(tmp_path: Path) -> None:
-    async with voyage(tmp_path, stop={"env_steps": 240}, **lockstep(0, num_actors=3)) as run:
-        await row(run, 2)
+    async with service_run(tmp_path, stop={"env_steps": 240}, **lockstep(0, num_actors=3)) as run:
+        await start_lockstep_actors(run, 2)
         await until(lambda: bool(run.sink.lines) and run.number("num_actors") == 2, "two")
         before = len(run.sink.lines)
         await until(lambda: len(run.sink.lines) > before + 3, "reports")
         assert run.number("updates") == 0
-        await row(run, 1)
+        await start_lockstep_actors(run, 1)
         assert await run.end() == EXIT_DONE
     assert outcome(run)["trained"] == 6 * run.summary["updates"]

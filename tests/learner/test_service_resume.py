@@ -11,9 +11,9 @@ from impala_async.learner import service
 from impala_async.learner.handoff import Mailbox
 from impala_async.runs.folder import RunFolder
 from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, Heartbeat
-from tests.learner.crew import Voyage, voyage
 from tests.learner.hand_actor import Actor, until
-from tests.learner.world import check_identities
+from tests.learner.server_harness import check_identities
+from tests.learner.service_run import ServiceRun, service_run
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +22,10 @@ def short_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "GOODBYE_S", 0.01)
 
 
-async def first_start(path: Path, **sections: dict[str, Any]) -> tuple[Voyage, Actor]:
+async def first_start(path: Path, **sections: dict[str, Any]) -> tuple[ServiceRun, Actor]:
     """A start with one hand-made actor that sent five messages; ended in good order."""
-    async with voyage(path, **sections) as run:
-        await run.sail(2)
+    async with service_run(path, **sections) as run:
+        await run.start_actors(2)
         await run.trained(20)
         actor = await run.actor()
         await actor.join()
@@ -38,7 +38,7 @@ async def first_start(path: Path, **sections: dict[str, Any]) -> tuple[Voyage, A
     return run, actor
 
 
-async def come_back(run: Voyage, former: Actor) -> Actor:
+async def come_back(run: ServiceRun, former: Actor) -> Actor:
     """The same actor at the next start, which remembers nothing of what it sent."""
     actor = await run.actor()
     actor.uuid = former.uuid
@@ -52,10 +52,10 @@ async def test_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     before, _ = await first_start(tmp_path)
     num_before, last = len(before.reports), before.reports[-1]
     goal = last["env_steps_trained"] + 600
-    async with voyage(tmp_path, is_resumed=True, stop={"env_steps": goal}) as run:
+    async with service_run(tmp_path, is_resumed=True, stop={"env_steps": goal}) as run:
         place = await run.place()
         assert place["epoch"] == 2
-        await run.sail(2)
+        await run.start_actors(2)
         assert await run.end() == EXIT_DONE
     reports = run.reports[num_before:]
     for name in ("updates", "env_steps_trained", "trajectories/received", "trajectories/trained",
@@ -77,14 +77,14 @@ async def test_numbers_go_on_where_they_were(tmp_path: Path) -> None:
 
 async def test_what_was_settled_before_is_never_taken_again(tmp_path: Path) -> None:
     _, former = await first_start(tmp_path)
-    async with voyage(tmp_path, is_resumed=True) as run:
+    async with service_run(tmp_path, is_resumed=True) as run:
         actor = await come_back(run, former)
         assert actor.settled == 5
-        before = run.service._front.report()["rejected/duplicate"]
+        before = run.service._server.report()["rejected/duplicate"]
         for seq in range(5):
             await actor.send(seq=seq, epoch=1, update=0, is_waiting=False)
-        await until(lambda: run.service._front.report()["rejected/duplicate"] == before + 5)
-        check_identities(run.service._front.report())
+        await until(lambda: run.service._server.report()["rejected/duplicate"] == before + 5)
+        check_identities(run.service._server.report())
         # And it may go on from there.
         actor.seq = 5
         await actor.send(epoch=1, update=0)
@@ -95,7 +95,7 @@ async def test_what_was_settled_before_is_never_taken_again(tmp_path: Path) -> N
 async def test_what_an_abandoned_branch_made_is_refused(tmp_path: Path) -> None:
     before, former = await first_start(tmp_path)
     fork = before.reports[-1]["updates"]
-    async with voyage(tmp_path, is_resumed=True) as run:
+    async with service_run(tmp_path, is_resumed=True) as run:
         actor = await come_back(run, former)
         actor.seq = 5
         await actor.send(epoch=1, update=fork)
@@ -107,11 +107,11 @@ async def test_what_an_abandoned_branch_made_is_refused(tmp_path: Path) -> None:
 async def test_a_start_that_saved_nothing_is_a_dead_branch(tmp_path: Path) -> None:
     before, former = await first_start(tmp_path)
     fork = before.reports[-1]["updates"]
-    async with voyage(tmp_path, is_resumed=True) as run:
-        await run.sail(1)
+    async with service_run(tmp_path, is_resumed=True) as run:
+        await run.start_actors(1)
         await run.trained(fork + 3)
         run.task.cancel()
-    async with voyage(tmp_path, is_resumed=True) as run:
+    async with service_run(tmp_path, is_resumed=True) as run:
         assert (await run.place())["epoch"] == 3
         actor = await come_back(run, former)
         actor.seq = 5
@@ -130,7 +130,7 @@ async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(
     deliver = Mailbox._deliver
     with monkeypatch.context() as patch:
         patch.setattr(Mailbox, "_deliver", lambda box, _: held.append(lambda: deliver(box, None)))
-        async with voyage(tmp_path, is_resumed=True) as run:
+        async with service_run(tmp_path, is_resumed=True) as run:
             actor = await come_back(run, former)
             await actor.beat(Heartbeat(actor.session, {}))
             await actor.hear(lambda: len(actor.grants) >= 2)
@@ -146,7 +146,7 @@ async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(
 async def test_every_start_has_an_epoch_of_its_own_whatever_became_of_it(tmp_path: Path) -> None:
     epochs = []
     for is_resumed in (False, True, True):
-        async with voyage(tmp_path, is_resumed=is_resumed) as run:
+        async with service_run(tmp_path, is_resumed=is_resumed) as run:
             epochs.append((await run.place())["epoch"])
             # It ends by cancellation, as by a crash: without a checkpoint.
             run.task.cancel()
@@ -155,11 +155,11 @@ async def test_every_start_has_an_epoch_of_its_own_whatever_became_of_it(tmp_pat
 
 
 async def test_a_run_that_died_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
-    async with voyage(tmp_path) as run:
-        await run.sail(1)
+    async with service_run(tmp_path) as run:
+        await run.start_actors(1)
         await run.trained(5)
         run.task.cancel()
-    async with voyage(tmp_path, is_resumed=True) as run:
+    async with service_run(tmp_path, is_resumed=True) as run:
         actor = await run.actor()
         await actor.join()
         # What was trained then is lost, and with it whatever was acted by it.
@@ -172,10 +172,10 @@ async def test_a_run_that_died_before_its_first_checkpoint_starts_anew(tmp_path:
 
 async def test_a_resume_that_fails_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     before, _ = await first_start(tmp_path)
-    async with voyage(tmp_path, is_resumed=True, algorithm={"optimizer": "rmsprop"}) as run:
+    async with service_run(tmp_path, is_resumed=True, algorithm={"optimizer": "rmsprop"}) as run:
         with pytest.raises(CheckpointError, match="state of Adam does not fit RMSprop"):
             await run.end()
     assert RunFolder(tmp_path).load_config() == before.config
-    async with voyage(tmp_path, is_resumed=True, algorithm={"lr": 0.25}) as run:
+    async with service_run(tmp_path, is_resumed=True, algorithm={"lr": 0.25}) as run:
         await run.place()
         assert run.folder.load_config() == run.config != before.config

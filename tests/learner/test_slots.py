@@ -1,164 +1,22 @@
-"""Columns into slots: in place, through the scratch, over two slots, in memory that stays."""
+"""Batch memory is touched once, and stays."""
 
+import platform
+import subprocess
+import sys
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
 
-from impala_async.learner.slots import (
-    Arrival,
-    Episodes,
-    Landing,
-    Slot,
-    SlotFiller,
-    allocate_slots,
-    touched_memory,
-)
-from impala_async.metrics.report import merge
-from impala_async.spec import Schema
+from impala_async.learner import slots as module
+from impala_async.learner.loop.filler import Arrival, SlotFiller
+from impala_async.learner.slots import Slot, allocate_slots, touched_memory
 from impala_async.weights import Version
-from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
+from tests.learner.columns import big_schema, planes_of
 
 B = 4
 V = Version(1, 5)
-
-
-class Shelf:
-    """A filler over three slots, and the order in which they were submitted."""
-
-    def __init__(self, schema: Schema | None = None, num_slots: int = 3) -> None:
-        self.schema = schema or small_schema()
-        self.slots = allocate_slots(self.schema, B, num_slots)
-        self.submitted: list[Slot] = []
-        self.episodes: list[Episodes] = []
-        self.filler = SlotFiller(self.slots, self.submitted.append, self.episodes.append)
-
-    def put(self, planes: Planes, version: Version = V) -> bool:
-        """Take in columns as ingest does; whether they were received in place."""
-        landing = self.receive(planes)
-        self.filler.commit([self.arrival(planes, landing, version)])
-        return any(np.shares_memory(landing.obs, slot.obs) for slot in self.slots)
-
-    def receive(self, planes: Planes) -> Landing:
-        landing = self.filler.assign(len(planes.obs), 0)
-        assert landing is not None
-        landing.obs[:], landing.small[:] = planes.obs, planes.small
-        return landing
-
-    def arrival(self, planes: Planes, landing: Landing, version: Version = V) -> Arrival:
-        return Arrival(0, landing, planes.columns.mask_CT.sum(axis=1), version)
-
-
-def test_what_fits_is_received_in_place() -> None:
-    shelf = Shelf()
-    assert [shelf.put(planes_of(shelf.schema, n, seed=n)) for n in (1, 3)] == [True, True]
-    (slot,) = shelf.submitted
-    assert same(slot.columns, 0, planes_of(shelf.schema, 1, seed=1).columns)
-    assert all(same(slot.columns, 1 + i, planes_of(shelf.schema, 3, seed=3).columns, i)
-               for i in range(3))  # fmt: skip
-
-
-@pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["one leaf", "many leaves"])
-def test_what_does_not_fit_is_split_over_two_slots(schema: Schema) -> None:
-    shelf = Shelf(schema)
-    sent = [planes_of(schema, 3, seed=seed) for seed in range(4)]
-    was_in_place = [shelf.put(planes, Version(1, i)) for i, planes in enumerate(sent)]
-    # 3 of 4; 1 + 2; 2 + 1; 3 of 3.
-    assert was_in_place == [True, False, False, True]
-    assert [slot.index for slot in shelf.submitted] == [0, 1, 2]
-    assert [slot.batch for slot in shelf.submitted] == [1, 2, 3]
-    for place in range(12):
-        slot, column = shelf.slots[place // B], place % B
-        assert same(slot.columns, column, sent[place // 3].columns, place % 3)
-        assert slot.updates_B[column] == place // 3
-        assert slot.valid_rows_B[column] == schema.rows
-
-
-def test_what_was_not_committed_is_written_over() -> None:
-    shelf = Shelf()
-    shelf.put(planes_of(shelf.schema, 1, seed=1))
-    shelf.receive(planes_of(shelf.schema, 2, seed=9))
-    assert shelf.filler.free_columns == 11
-    shelf.filler.commit([])
-    shelf.put(planes_of(shelf.schema, 3, seed=2))
-    (slot,) = shelf.submitted
-    assert same(slot.columns, 1, planes_of(shelf.schema, 3, seed=2).columns)
-
-
-def test_free_columns_are_what_could_still_come_in() -> None:
-    shelf = Shelf()
-    assert shelf.filler.free_columns == 12
-    for num_columns, left in ((1, 11), (4, 7), (3, 4), (4, 0)):
-        shelf.put(planes_of(shelf.schema, num_columns))
-        assert shelf.filler.free_columns == left
-    shelf.filler.release(1)
-    assert shelf.filler.free_columns == 4
-    shelf.put(planes_of(shelf.schema, 4))
-    assert [slot.index for slot in shelf.submitted] == [0, 1, 2, 1]
-    assert shelf.slots[1].batch == 4
-
-
-def test_room_is_assigned_behind_what_was_assigned_before() -> None:
-    shelf = Shelf()
-    starts = []
-    for _ in range(2):
-        landing = shelf.filler.assign(2, 1)
-        assert landing is not None
-        starts.append(landing.start)
-        # Only what is committed takes room from others.
-        assert shelf.filler.free_columns == 12
-    assert starts == [0, 2]
-    assert shelf.filler.assign(1, 1) is None
-    shelf.filler.commit([])
-    landing = shelf.filler.assign(1, 1)
-    assert landing is not None
-    assert landing.start == 0
-
-
-def test_what_lies_behind_a_refused_message_moves_down() -> None:
-    shelf = Shelf()
-    sent = [planes_of(shelf.schema, n, seed=n) for n in (1, 2, 1)]
-    landings = [shelf.receive(planes) for planes in sent]
-    assert landings[0].through(landings[2]).small.shape == shelf.slots[0].small.shape
-    kept = [shelf.arrival(sent[i], landings[i], Version(1, i)) for i in (1, 2)]
-    shelf.filler.commit(kept)
-    assert shelf.put(planes_of(shelf.schema, 1, seed=7), Version(1, 7))
-    (slot,) = shelf.submitted
-    columns = [(sent[1], 0), (sent[1], 1), (sent[2], 0), (planes_of(shelf.schema, 1, seed=7), 0)]
-    assert all(same(slot.columns, i, p.columns, c) for i, (p, c) in enumerate(columns))
-    assert slot.updates_B.tolist() == [1, 1, 2, 7]
-
-
-def test_episodes_are_counted_when_all_that_came_with_them_is_in() -> None:
-    shelf = Shelf()
-    filled: list[int] = []
-    shelf.filler = SlotFiller(
-        shelf.slots, shelf.submitted.append, lambda _: filled.append(shelf.filler.free_columns)
-    )
-    sent = [planes_of(shelf.schema, 2, seed=seed) for seed in range(2)]
-    episodes: Any = np.zeros(1)
-    arrivals = [
-        shelf.arrival(planes, shelf.receive(planes))._replace(episodes=episodes) for planes in sent
-    ]
-    shelf.filler.commit(arrivals)
-    assert filled == [8, 8]
-
-
-def test_columns_beyond_what_is_free_are_a_bug() -> None:
-    shelf = Shelf(num_slots=1)
-    shelf.put(planes_of(shelf.schema, 2))
-    with pytest.raises(AssertionError, match="credit"):
-        shelf.put(planes_of(shelf.schema, 3))
-
-
-def test_a_column_without_valid_rows_says_so() -> None:
-    shelf = Shelf()
-    planes = planes_of(shelf.schema, 4)
-    planes.columns.mask_CT[1] = False
-    planes.columns.mask_CT[2, 0] = False
-    shelf.put(planes)
-    assert shelf.slots[0].valid_rows_B.tolist() == [3, 0, 2, 3]
+MMAP, TRIM = -3, -1
 
 
 def test_planes_are_allocated_once_each_and_never_again() -> None:
@@ -180,9 +38,9 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
 
     def fill(num_messages: int) -> None:
         for _ in range(num_messages):
-            landing = filler.assign(3, 0)
-            assert landing is not None
-            filler.commit([Arrival(0, landing, valid_rows, V)])
+            region = filler.assign(3, 0)
+            assert region is not None
+            filler.commit([Arrival(0, region, valid_rows, V)])
             while submitted:
                 filler.release(submitted.pop().index)
 
@@ -206,12 +64,67 @@ def test_memory_is_touched_when_it_is_made() -> None:
     assert touched_memory(100).tolist() == [0] * 100
 
 
-def test_the_idle_queue_reports_its_depth() -> None:
-    shelf = Shelf()
-    for _ in range(2):
-        shelf.put(planes_of(shelf.schema, 4))
-    report = merge(shelf.filler.report())
-    assert report == {
-        "queue/idle_depth_quantiles": [2.0, 2.1, 2.5, 2.9, 3.0],
-        "queue/idle_capacity": 3,
-    }
+# -------------------- freed memory
+
+NUM_ROUNDS = 20
+CHURN = f"""
+import resource, sys
+import numpy as np
+from impala_async.learner.slots import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+def churn():
+    # A block beside it is freed last, as an activation is: so the heap could shrink each time.
+    first, second = np.ones(24 << 20, np.uint8), np.ones(40 << 20, np.uint8)
+churn()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range({NUM_ROUNDS}):
+    churn()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults(how: str) -> int:
+    ran = subprocess.run(
+        [sys.executable, "-c", CHURN, how], capture_output=True, text=True, check=True
+    )
+    return int(ran.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+def test_what_is_allocated_again_faults_no_more() -> None:
+    kept, given_back = page_faults("keep"), page_faults("as it is")
+    assert kept < 100 * NUM_ROUNDS
+    # Otherwise this test shows nothing.
+    assert given_back > 10 * kept
+
+
+class Library:
+    """A C library that refuses thresholds over a limit, and one that knows none."""
+
+    def __init__(self, largest: int) -> None:
+        self.set: dict[int, int] = {}
+
+        def mallopt(option: int, value: int) -> int:
+            if option == MMAP and value > largest:
+                return 0
+            self.set[option] = value
+            return 1
+
+        if largest >= 0:
+            self.mallopt = mallopt
+
+
+@pytest.mark.parametrize(
+    ("largest", "options"),
+    [(1 << 40, {MMAP, TRIM}), (32 << 20, {MMAP, TRIM}), (0, set()), (-1, set())],
+    ids=["new", "old", "stubborn", "another"],
+)
+def test_both_thresholds_or_none(
+    largest: int, options: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(largest)
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda name: library)
+    module.keep_freed_memory()
+    assert library.set.keys() == options
+    assert library.set.get(MMAP, 0) <= largest or largest < 0

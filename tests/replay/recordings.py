@@ -10,14 +10,14 @@ from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import Data
 from impala_async.wire.recording import OPENING, End, Record, Recorded, Start, encode_record
 from tests.learner.columns import Planes, planes_of, small_schema
-from tests.learner.world import config_of
+from tests.learner.server_harness import config_of
 
 RUN = b"run".ljust(16, b"-")
 SCHEMA = small_schema()
 
 
 def start(epoch: int = 1, update: int = 0, schema: Schema = SCHEMA, **sections: Any) -> Start:
-    """Of a learner as `Harbour` has it."""
+    """Of a learner as `ServerHarness` has it."""
     settings = config_of(schema, **sections).model_dump(mode="json", by_alias=True)
     return Start(RUN, epoch, update, "0.1", 0.0, schema, settings)
 

@@ -16,16 +16,16 @@ from impala_async.wire.messages import Grant
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import new_context
 from tests.learner.hand_actor import LAYOUT, until
-from tests.learner.world import Harbour
+from tests.learner.server_harness import ServerHarness
 from tests.replay.recordings import SCHEMA
 
 
 @contextmanager
-def client_of(harbour: Harbour, told: list[bool] | None = None) -> Iterator[ReplayClient]:
+def client_of(harness: ServerHarness, told: list[bool] | None = None) -> Iterator[ReplayClient]:
     """One that is used on a thread of its own, as `on` does it."""
     context = new_context()
     made = ReplayClient(
-        context, harbour.front.data_url, should_stop=lambda: bool(told), connect_s=10.0
+        context, harness.server.data_url, should_stop=lambda: bool(told), connect_s=10.0
     )
     try:
         yield made
@@ -45,55 +45,55 @@ async def joined(client: ReplayClient, columns: int = 2, streams: int = 1) -> No
     await on(lambda: client.join(SCHEMA, LAYOUT, columns=columns, streams=streams))
 
 
-Make = Callable[..., Harbour]
+Make = Callable[..., ServerHarness]
 
 
 @pytest.fixture
-async def make_harbour() -> Any:
-    made: list[Harbour] = []
+async def make_harness() -> Any:
+    made: list[ServerHarness] = []
 
-    def make(**settings: Any) -> Harbour:
-        made.append(Harbour(**settings))
+    def make(**settings: Any) -> ServerHarness:
+        made.append(ServerHarness(**settings))
         return made[-1]
 
     yield make
-    for harbour in made:
-        harbour.close()
+    for harness in made:
+        harness.close()
 
 
-async def test_it_joins_as_an_actor_does(make_harbour: Make) -> None:
-    harbour = make_harbour()
-    with client_of(harbour) as client:
+async def test_it_joins_as_an_actor_does(make_harness: Make) -> None:
+    harness = make_harness()
+    with client_of(harness) as client:
         settings = await on(client.connect)
         assert settings.trajectory.rows == SCHEMA.rows
         await on(lambda: client.join(SCHEMA, LAYOUT, columns=2, streams=3))
         assert client.newest == Version(1, 0)
-        (peer,) = harbour.front.table
+        (peer,) = harness.server.table
         assert (peer.columns, peer.streams) == (2, 3)
-        await until(lambda: harbour.count("credit/granted_columns") == 2)
+        await until(lambda: harness.count("credit/granted_columns") == 2)
         await on(lambda: client.pump(0.1))
         assert client.granted == 1
         await on(client.leave)
-        assert harbour.count("sessions/closed") == 1
+        assert harness.count("sessions/closed") == 1
 
 
-async def test_it_waits_for_the_first_version(make_harbour: Make) -> None:
-    harbour = make_harbour(is_open=False, learner={"heartbeat_s": 0.05})
-    with client_of(harbour) as client:
+async def test_it_waits_for_the_first_version(make_harness: Make) -> None:
+    harness = make_harness(is_open=False, learner={"heartbeat_s": 0.05})
+    with client_of(harness) as client:
         joining = asyncio.create_task(joined(client))
-        await until(lambda: len(harbour.schemas) == 1, "the schema")
+        await until(lambda: len(harness.schemas) == 1, "the schema")
         await asyncio.sleep(0.05)
         assert not joining.done()
-        harbour.open()
-        harbour.publish(0)
+        harness.open()
+        harness.publish(0)
         await joining
 
 
-async def test_its_lease_lives_while_it_is_pumped(make_harbour: Make) -> None:
-    harbour = make_harbour(learner={"heartbeat_s": 0.02})
-    with client_of(harbour) as client:
+async def test_its_lease_lives_while_it_is_pumped(make_harness: Make) -> None:
+    harness = make_harness(learner={"heartbeat_s": 0.02})
+    with client_of(harness) as client:
         await joined(client)
-        (peer,) = harbour.front.table
+        (peer,) = harness.server.table
         before = peer.last_heard
         until_s = time.monotonic() + 0.1
 
@@ -106,11 +106,11 @@ async def test_its_lease_lives_while_it_is_pumped(make_harbour: Make) -> None:
         assert peer.weights_route
 
 
-async def test_it_may_ask_for_the_newest_version_alone(make_harbour: Make) -> None:
-    harbour = make_harbour()
-    with client_of(harbour) as client:
+async def test_it_may_ask_for_the_newest_version_alone(make_harness: Make) -> None:
+    harness = make_harness()
+    with client_of(harness) as client:
         await joined(client)
-        harbour.publish(5)
+        harness.publish(5)
 
         def ask() -> None:
             while client.newest.update < 5:
@@ -118,13 +118,13 @@ async def test_it_may_ask_for_the_newest_version_alone(make_harbour: Make) -> No
                 client.pump(0.001)
 
         await on(ask)
-        assert harbour.count("weights/served") == 0
+        assert harness.count("weights/served") == 0
         assert client.longest_gap_s > 0
 
 
-async def test_or_for_the_weights_too(make_harbour: Make) -> None:
-    harbour = make_harbour()
-    with client_of(harbour) as client:
+async def test_or_for_the_weights_too(make_harness: Make) -> None:
+    harness = make_harness()
+    with client_of(harness) as client:
         await joined(client)
 
         def pull() -> None:
@@ -135,16 +135,16 @@ async def test_or_for_the_weights_too(make_harbour: Make) -> None:
 
         await on(pull)
         assert client._have == Version(1, 0)
-        assert harbour.count("weights/served") == 1
-        assert harbour.count("weights/not_modified") == 0
+        assert harness.count("weights/served") == 1
+        assert harness.count("weights/not_modified") == 0
 
 
-async def test_a_goodbye_is_answered_and_ends_it(make_harbour: Make) -> None:
-    harbour = make_harbour()
+async def test_a_goodbye_is_answered_and_ends_it(make_harness: Make) -> None:
+    harness = make_harness()
     for reason, is_finished in (("finished", True), ("restarting", False)):
-        with client_of(harbour) as client:
+        with client_of(harness) as client:
             await joined(client)
-            bye = asyncio.create_task(harbour.front.say_bye(reason, 5.0))
+            bye = asyncio.create_task(harness.server.say_bye(reason, 5.0))
             with pytest.raises(RunOver):
                 await on(lambda: [client.pump(0.01) for _ in range(500)])
             await on(client.leave)
@@ -152,26 +152,26 @@ async def test_a_goodbye_is_answered_and_ends_it(make_harbour: Make) -> None:
             assert client.is_finished == is_finished
 
 
-async def test_it_ends_when_it_is_told_to(make_harbour: Make) -> None:
+async def test_it_ends_when_it_is_told_to(make_harness: Make) -> None:
     told: list[bool] = []
-    with client_of(make_harbour(), told) as client:
+    with client_of(make_harness(), told) as client:
         await joined(client)
         told.append(True)
         with pytest.raises(RunOver):
             await on(lambda: client.pump(0.0))
 
 
-async def test_a_session_that_the_learner_ended_is_not_begun_again(make_harbour: Make) -> None:
-    harbour = make_harbour(learner={"heartbeat_s": 0.02})
-    with client_of(harbour) as client:
+async def test_a_session_that_the_learner_ended_is_not_begun_again(make_harness: Make) -> None:
+    harness = make_harness(learner={"heartbeat_s": 0.02})
+    with client_of(harness) as client:
         await joined(client)
-        harbour.front.table.end(next(iter(harbour.front.table)))
+        harness.server.table.end(next(iter(harness.server.table)))
         with pytest.raises(UnreachableError, match="the learner has ended the session"):
             await on(lambda: [client.pump(0.01) for _ in range(500)])
 
 
-async def test_a_learner_that_says_nothing_is_lost(make_harbour: Make) -> None:
-    with client_of(make_harbour()) as client:
+async def test_a_learner_that_says_nothing_is_lost(make_harness: Make) -> None:
+    with client_of(make_harness()) as client:
         await joined(client)
         await asyncio.sleep(0.05)
         # The learner's loop stands still while this one is pumped here, and its last words are out.
@@ -181,8 +181,8 @@ async def test_a_learner_that_says_nothing_is_lost(make_harbour: Make) -> None:
             _ = [client.pump(0.01) for _ in range(100)]
 
 
-async def test_refusals(make_harbour: Make, caplog: pytest.LogCaptureFixture) -> None:
-    with client_of(make_harbour()) as client:
+async def test_refusals(make_harness: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with client_of(make_harness()) as client:
         await joined(client)
         client._take(reject("bad_message", "what is this"))
         assert "the learner refused a message: what is this" in caplog.text
@@ -190,8 +190,8 @@ async def test_refusals(make_harbour: Make, caplog: pytest.LogCaptureFixture) ->
             client._take(reject("mismatch", "does not fit"))
 
 
-async def test_grants_are_cumulative_and_its_own(make_harbour: Make) -> None:
-    with client_of(make_harbour()) as client:
+async def test_grants_are_cumulative_and_its_own(make_harness: Make) -> None:
+    with client_of(make_harness()) as client:
         await joined(client)
         session = client.welcome.session
         client._take(Grant(session, 9, 4, 1, 3, [[2, 1], [3, 1]]))

@@ -16,7 +16,7 @@ from impala_async.replay.player import Played, Player, describe
 from impala_async.wire.recording import Record
 from tests.learner.columns import big_schema, same
 from tests.learner.hand_actor import LAYOUT, until
-from tests.learner.world import Harbour
+from tests.learner.server_harness import ServerHarness
 from tests.replay.recordings import SCHEMA, message, planes, start, write
 
 
@@ -32,7 +32,7 @@ class Replay:
     """A player on a thread of its own, and the front that it plays to."""
 
     def __init__(self, tmp_path: Path, **settings: Any) -> None:
-        self.harbour = Harbour(**settings)
+        self.harness = ServerHarness(**settings)
         self._path = tmp_path / "recording"
         self._told: list[bool] = []
         self._playing: asyncio.Task[Played] | None = None
@@ -46,7 +46,7 @@ class Replay:
     ) -> None:
         index = RecordingIndex(write(self._path, *records))
         self.player = Player(
-            url or self.harbour.front.data_url,
+            url or self.harness.server.data_url,
             index,
             is_exact=is_exact,
             is_looped=is_looped,
@@ -61,14 +61,14 @@ class Replay:
 
     async def full(self, num_slots: int = 1) -> list[Slot]:
         """Until so many batches wait for the learner."""
-        await until(lambda: len(self.harbour.full) >= num_slots, f"{num_slots} full slots")
-        return [self.harbour.slots[index] for index in self.harbour.full]
+        await until(lambda: len(self.harness.full) >= num_slots, f"{num_slots} full slots")
+        return [self.harness.slots[index] for index in self.harness.full]
 
     async def close(self) -> None:
         self._told.append(True)
         if self._playing is not None:
             await asyncio.wait([self._playing], timeout=10.0)
-        self.harbour.close()
+        self.harness.close()
 
 
 @pytest.fixture
@@ -100,17 +100,17 @@ async def test_what_was_recorded_arrives_as_it_was(make_replay: Make, schema: An
     assert not played.is_finished
     expected = [(planes(n, c, schema), i) for n, c in enumerate(widths) for i in range(c)]
     for _ in range(2):
-        taken = replay.harbour.train()
+        taken = replay.harness.train()
         for column in range(4):
             made, place = expected.pop(0)
             assert same(taken, column, made.columns, place)
-    assert replay.harbour.episodes == [(1.5, 2)]
-    assert replay.harbour.count("sessions/closed") == 1
+    assert replay.harness.episodes == [(1.5, 2)]
+    assert replay.harness.count("sessions/closed") == 1
 
 
 async def test_by_default_the_newest_version_is_said(make_replay: Make) -> None:
     replay = make_replay()
-    replay.harbour.publish(7)
+    replay.harness.publish(7)
     replay.play(start(), *(message(n, update=n) for n in range(4)))
     await replay.end()
     (slot,) = await replay.full()
@@ -122,9 +122,9 @@ async def test_weights_are_pulled_as_an_actor_pulls_them(make_replay: Make) -> N
     replay.play(start(), *(message(n) for n in range(4)), is_looped=True)
     for update in range(1, 5):
         await replay.full()
-        replay.harbour.publish(update)
-        replay.harbour.train()
-    await until(lambda: int(replay.harbour.count("weights/served")) >= 2, "pulls")
+        replay.harness.publish(update)
+        replay.harness.train()
+    await until(lambda: int(replay.harness.count("weights/served")) >= 2, "pulls")
 
 
 async def test_no_more_goes_than_there_is_credit_for(make_replay: Make) -> None:
@@ -133,9 +133,9 @@ async def test_no_more_goes_than_there_is_credit_for(make_replay: Make) -> None:
     await replay.full(2)
     await asyncio.sleep(0.05)
     assert replay.player.played.messages == 8
-    replay.harbour.train()
+    replay.harness.train()
     assert (await replay.end()).messages == 12
-    assert replay.harbour.count("wire/bad") == 0
+    assert replay.harness.count("wire/bad") == 0
 
 
 async def test_a_loop_goes_on_until_it_is_told(make_replay: Make) -> None:
@@ -144,13 +144,13 @@ async def test_a_loop_goes_on_until_it_is_told(make_replay: Make) -> None:
     taken = []
     for _ in range(3):
         await replay.full()
-        taken.append(replay.harbour.train())
+        taken.append(replay.harness.train())
     order = [planes(n % 3) for n in range(12)]
     for i, made in enumerate(order):
         assert same(taken[i // 4], i % 4, made.columns)
     replay._told.append(True)
     assert (await replay.end()).messages >= 12
-    assert replay.harbour.count("sessions/closed") == 1
+    assert replay.harness.count("sessions/closed") == 1
 
 
 # -------------------- exactly
@@ -165,8 +165,8 @@ async def test_exactly_a_message_waits_for_its_version_and_keeps_it(make_replay:
         await asyncio.sleep(0.05)
         assert replay.player.played.messages == 4 * update
         assert slot.updates_B.tolist() == [update - 1] * 4
-        replay.harbour.publish(update)
-        replay.harbour.train()
+        replay.harness.publish(update)
+        replay.harness.train()
     assert (await replay.end()).messages == 12
 
 
@@ -177,8 +177,8 @@ async def test_a_learner_that_never_gets_there_is_told(
     replay = make_replay()
     replay.play(start(), *(message(n) for n in range(4)), message(4, update=2), is_exact=True)
     await replay.full()
-    replay.harbour.publish(1)
-    replay.harbour.train()
+    replay.harness.publish(1)
+    replay.harness.train()
     with pytest.raises(MismatchError, match=r"stands at update 1, .* recorded one had made 2"):
         await replay.end()
 
@@ -200,7 +200,7 @@ async def test_the_end_is_waited_for_as_long_as_versions_come(
     await replay.full()
     for update in range(1, 8):
         await asyncio.sleep(0.03)
-        replay.harbour.publish(update)
+        replay.harness.publish(update)
     played = await replay.end()
     assert replay.player._client.newest.update == 7
     assert not played.is_finished
@@ -210,7 +210,7 @@ async def test_a_learner_that_is_finished_ends_it(make_replay: Make) -> None:
     replay = make_replay()
     replay.play(start(), *(message(n) for n in range(40)))
     await replay.full()
-    await replay.harbour.front.say_bye("finished", 5.0)
+    await replay.harness.server.say_bye("finished", 5.0)
     assert (await replay.end()).is_finished
 
 
@@ -227,7 +227,7 @@ async def test_what_is_refused_is_told(make_replay: Make) -> None:
 
 async def test_exactly_a_learner_must_be_new(make_replay: Make) -> None:
     replay = make_replay()
-    replay.harbour.publish(9)
+    replay.harness.publish(9)
     replay.play(start(), message(0), is_exact=True)
     with pytest.raises(MismatchError, match="the learner has made 9 updates: start it anew"):
         await replay.end()
@@ -238,8 +238,8 @@ async def test_what_is_stale_now_but_was_not_then_ends_an_exact_replay(make_repl
     first = start(learner={"max_lag": 2, "batch_columns": 4})
     replay.play(first, *(message(n) for n in range(8)), is_exact=True)
     await replay.full()
-    replay.harbour.publish(9)
-    replay.harbour.train()
+    replay.harness.publish(9)
+    replay.harness.train()
     with pytest.raises(RecordingError, match="refused as stale what it had admitted"):
         await replay.end()
 

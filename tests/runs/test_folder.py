@@ -13,7 +13,7 @@ import pytest
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.runs.folder import HOLD_VARIABLE, RunFolder, default_run_path
 from tests.learner.columns import small_schema
-from tests.learner.world import config_of
+from tests.learner.server_harness import config_of
 
 CONFIG = config_of(small_schema(), algorithm={"lambda": 0.9}, env={"kwargs": {"size": [1, 2]}})
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impala_async.config.run import RunConfig
-from impala_async.learner.ledger import DROP_REASONS
+from impala_async.learner.loop.ledger import DROP_REASONS
 from impala_async.metrics.verdict import ADVICE, Verdict
 from impala_async.runs.summary import describe, lag_quantiles, summarise
 from tests.learner.columns import small_schema
-from tests.learner.world import config_of
+from tests.learner.server_harness import config_of
 
 CONTRACT = {
     *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),

@@ -1,0 +1,190 @@
+"""One ROUTER on the event loop: drained in bursts, answered at once, guarded against bad input.
+
+The descriptor of a ZeroMQ socket is edge-triggered, and a send may eat the edge. So in a learner
+only this file takes messages from a router and sends any, and it looks again after whatever it did.
+Who handles a message may read its further frames meanwhile.
+
+Runs on: event loop
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from impala_async.errors import ProtocolError
+from impala_async.metrics.report import Counters
+from impala_async.wire.codec import Frame
+from impala_async.wire.connections import SAID_HELLO, SENT_TOO_MANY_FRAMES
+from impala_async.wire.messages import (
+    MAX_HEADER_BYTES,
+    Data,
+    Hello,
+    Message,
+    Reject,
+    Spec,
+    pack,
+    unpack,
+)
+from impala_async.wire.session import reject
+from impala_async.wire.sockets import Router
+
+BURST = 32
+# Over one connection, until they are forgotten: an actor says it once or twice a second, and a
+# learner that stood still hears them all at once.
+MAX_HELLOS = 200
+BAD_REASONS = (
+    "unknown_type",
+    "oversized_header",
+    "malformed_header",
+    "wrong_frame_count",
+    "wrong_size",
+    "unknown_session",
+    "not_allowed_now",
+)
+
+
+class WireCounters:
+    """Counts what came and went, over both sockets."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.unroutable = 0
+        self.bad = Counters(BAD_REASONS, prefix="bad/")
+
+    def report(self) -> dict[str, object]:
+        return {
+            "wire/messages": self.messages,
+            "wire/bad": self.bad.total,
+            "wire/unroutable": self.unroutable,
+            **self.bad.snapshot(),
+        }
+
+
+class Endpoint:
+    """Owns a router. `handle` takes a message from a route; `after` runs once a burst."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        router: Router,
+        counters: WireCounters,
+        handle: Callable[[bytes, Message], None],
+        after: Callable[[], None],
+    ) -> None:
+        self.router = router
+        self._loop = loop
+        self._counters = counters
+        self._handle = handle
+        self._after = after
+        # Hellos by their route, until somebody who has seen them forgets them.
+        self.hellos: Counter[bytes] = Counter()
+        self._is_scheduled = False
+        self._is_open = True
+        loop.add_reader(router.fd, self._drain)
+        self._connections = router.connections
+        if self._connections is not None:
+            loop.add_reader(self._connections.fd, self._connections.read)
+        self.look_again()
+
+    def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
+        """Send, or count that it could not be; never waits."""
+        if not self._is_open:
+            return False
+        was_sent = self.router.send(route, frames)
+        if not was_sent:
+            self._counters.unroutable += 1
+        self.look_again()
+        return was_sent
+
+    def close(self) -> None:
+        self._is_open = False
+        self._loop.remove_reader(self.router.fd)
+        if self._connections is not None:
+            self._loop.remove_reader(self._connections.fd)
+        self.router.close()
+
+    @property
+    def cut_off(self) -> Counter[str]:
+        """Connections that were ended for what came over them, by the reason."""
+        return self._connections.cut_off if self._connections is not None else Counter()
+
+    def look(self, allowances: Mapping[bytes, int]) -> bool:
+        """End the connections over which too much comes, of a peer or of a stranger; whether the
+        next look should be soon."""
+        if self._connections is None or not self._is_open:
+            return False
+        self.router.forget_sent()
+        return self._connections.look(allowances)
+
+    def cut(self, route: bytes, why: str) -> None:
+        """End the connection of a peer."""
+        if self._connections is not None:
+            self._connections.cut(route, why)
+
+    def look_again(self) -> None:
+        """Drain soon if there is input, whether or not the descriptor said so."""
+        if not self._is_scheduled and self.router.has_input():
+            self._is_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        if not self._is_open:
+            return
+        # Until its end, whatever is sent need not look again: the end does.
+        self._is_scheduled = True
+        try:
+            for _ in range(BURST):
+                if self.router.has_more_frames() and not self._discard():
+                    break
+                arrived = self.router.receive()
+                if arrived is None:
+                    break
+                self._counters.messages += 1
+                self._take(*arrived)
+            self._after()
+        finally:
+            self._is_scheduled = False
+        self.look_again()
+
+    def _take(self, route: bytes, header: memoryview, size: int) -> None:
+        try:
+            message = self._read_header(header, size)
+            if not isinstance(message, Hello) or self._may_greet(route):
+                self._handle(route, message)
+        except ProtocolError as error:
+            self._counters.bad.add(error.reason)
+            self.send(route, [pack(_refusal(error))])
+        finally:
+            if not self._discard():
+                self.cut(route, SENT_TOO_MANY_FRAMES)
+
+    def _may_greet(self, route: bytes) -> bool:
+        """Whether a hello is answered: who says it for ever is cut off."""
+        self.hellos[route] += 1
+        if self._connections is None or self.hellos[route] <= MAX_HELLOS:
+            return True
+        self._connections.cut(route, SAID_HELLO)
+        return False
+
+    def _discard(self) -> bool:
+        """Drop what nobody took of a message; False if some of it must wait for the next turn."""
+        self.router.discard_rest()
+        return not self.router.has_more_frames()
+
+    def _read_header(self, header: memoryview, size: int) -> Message:
+        if size != len(header):
+            raise ProtocolError("oversized_header", f"a header of {size} bytes")
+        message = unpack(header)
+        is_inline = isinstance(message, Data) and message.body is not None
+        if size > MAX_HEADER_BYTES and not is_inline:
+            raise ProtocolError("oversized_header", f"a header of {size} bytes")
+        if self.router.has_more_frames() and not isinstance(message, Data | Spec):
+            raise ProtocolError("wrong_frame_count", "more frames than this message has")
+        return message
+
+
+def _refusal(error: ProtocolError) -> Reject:
+    """Its sender is told; it may be an actor of another version."""
+    if error.reason == "unknown_session":
+        return reject("hello_again", "this session is over", 0.0)
+    return reject("bad_message", f"{error.reason}: {error}")

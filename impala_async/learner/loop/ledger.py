@@ -1,0 +1,139 @@
+"""The accounts: where every column went. All of them are kept on the event loop, so a reading
+is always of one moment and the identities hold in every one:
+
+    received = admitted + rejected          admitted = trained + dropped + in slots
+    passes done + init_short = num_passes * trained + partial
+
+`in slots` is not computed from the others: it is the sum over the batches that are alive.
+
+Runs on: event loop
+"""
+
+from dataclasses import dataclass, field
+
+from impala_async.metrics.names import DROP_REASONS
+from impala_async.metrics.report import Counters
+from impala_async.wire.messages import VERDICTS
+
+COUNTS = ("received", "admitted", "trained")
+PASSES = ("done", "init_short")
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """The learner thread's last word on one batch: what became of it, in columns."""
+
+    batch: int
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    passes_done: int = 0
+    passes_init_short: int = 0
+    passes_partial: dict[str, int] = field(default_factory=dict)
+    slot: int | None = None
+    """The host slot that is empty by it, if any."""
+
+    @property
+    def num_columns(self) -> int:
+        return self.trained + sum(self.dropped.values())
+
+
+class Ledger:
+    """Counters of columns by what happened to them, and the batches that are under way."""
+
+    def __init__(self) -> None:
+        self._counts = Counters(COUNTS)
+        self._rejected = Counters(VERDICTS)
+        self._dropped = Counters(DROP_REASONS)
+        self._passes = Counters(PASSES)
+        self._partial = Counters(DROP_REASONS)
+        self._filling = 0
+        self._batches: dict[int, int] = {}
+
+    def receive(self, columns: int) -> None:
+        self._counts.add("received", columns)
+
+    def reject(self, columns: int, reason: str) -> None:
+        self._rejected.add(reason, columns)
+
+    def rejected(self, reason: str) -> int:
+        """Columns rejected for one reason so far."""
+        return self._rejected[reason]
+
+    def admit(self, columns: int) -> None:
+        self._counts.add("admitted", columns)
+        self._filling += columns
+
+    def submit(self, batch: int, columns: int) -> None:
+        """The filling slot is full: as this batch it is under way to the learner."""
+        self._filling -= columns
+        assert batch not in self._batches, f"batch {batch} is under way twice"
+        self._batches[batch] = columns
+
+    def give_up(self, batch: int) -> None:
+        """A batch that never reached the learner, at the end of a run."""
+        self.settle(Settlement(batch, dropped={"shutdown": self._batches[batch]}))
+
+    def settle(self, settlement: Settlement) -> None:
+        """A batch is done with."""
+        columns = self._batches.pop(settlement.batch)
+        assert columns == settlement.num_columns, (
+            f"batch {settlement.batch} held {columns} columns and {settlement.num_columns} came out"
+        )
+        self._counts.add("trained", settlement.trained)
+        for reason, count in settlement.dropped.items():
+            self._dropped.add(reason, count)
+        self._passes.add("done", settlement.passes_done)
+        self._passes.add("init_short", settlement.passes_init_short)
+        for reason, count in settlement.passes_partial.items():
+            self._partial.add(reason, count)
+
+    def abandon_filling(self) -> None:
+        """The run ends before the filling slot is full."""
+        self._dropped.add("shutdown", self._filling)
+        self._filling = 0
+
+    @property
+    def in_slots(self) -> int:
+        return self._filling + sum(self._batches.values())
+
+    def report(self) -> dict[str, int]:
+        """All counters, under the names of the registry."""
+        groups = {
+            "rejected": self._rejected,
+            "dropped": self._dropped,
+            "passes": self._passes,
+            "partial": self._partial,
+        }
+        report = {f"trajectories/{name}": self._counts[name] for name in COUNTS}
+        report["trajectories/rejected"] = self._rejected.total
+        report["trajectories/dropped"] = self._dropped.total
+        report["trajectories/in_slots"] = self.in_slots
+        report["passes/partial"] = self._partial.total
+        for group, counters in groups.items():
+            report |= {f"{group}/{name}": count for name, count in counters.snapshot().items()}
+        return report
+
+    def save(self) -> dict[str, dict[str, int]]:
+        """For a checkpoint. A start that resumes from it has lost what is in slots now."""
+        dropped = self._dropped.snapshot()
+        dropped["shutdown"] += self.in_slots
+        return {
+            "counts": self._counts.snapshot(),
+            "rejected": self._rejected.snapshot(),
+            "dropped": dropped,
+            "passes": self._passes.snapshot(),
+            "partial": self._partial.snapshot(),
+        }
+
+    def restore(self, saved: dict[str, dict[str, int]]) -> None:
+        """Continue the accounts of a checkpoint; raises ValueError where they do not add up."""
+        counts = saved["counts"]
+        admitted = counts["trained"] + sum(saved["dropped"].values())
+        received = counts["admitted"] + sum(saved["rejected"].values())
+        if (counts["received"], counts["admitted"]) != (received, admitted):
+            raise ValueError("its accounts of trajectories do not add up")
+        self._counts.restore(saved["counts"])
+        self._rejected.restore(saved["rejected"])
+        self._dropped.restore(saved["dropped"])
+        self._passes.restore(saved["passes"])
+        self._partial.restore(saved["partial"])

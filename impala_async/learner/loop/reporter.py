@@ -1,0 +1,194 @@
+"""A metric out: every interval one report, merged from its owners and handed to the sinks.
+
+It asks the learner thread for a frozen reading, waits a moment for it, and takes the last one if
+the thread is busy or starved: a report is never late because learning is.
+
+Runs on: event loop
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import psutil
+
+from impala_async.learner.handoff import Flag
+from impala_async.learner.slots import Episodes
+from impala_async.metrics.names import Value
+from impala_async.metrics.report import RETURN_EPISODES, assemble
+from impala_async.metrics.sinks import Sink
+from impala_async.metrics.verdict import RunTimes, Verdict, judge
+from impala_async.metrics.window import WindowStat
+
+logger = logging.getLogger(__name__)
+
+LOOP_PROBE_S = 0.1
+REPLY_WAIT_S = 0.5
+
+Part = Callable[[], dict[str, object]]
+
+
+class EpisodeStats:
+    """Returns and lengths of finished episodes, as the actors counted them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._returns: deque[float] = deque(maxlen=RETURN_EPISODES)
+        self._interval: list[tuple[float, float]] = []
+
+    def take(self, episodes: Episodes) -> None:
+        self.count += len(episodes)
+        totals = episodes["total"].tolist()
+        self._returns.extend(totals)
+        self._interval.extend(zip(totals, episodes["length"].tolist(), strict=True))
+
+    @property
+    def mean_return(self) -> float | None:
+        """Over the last hundred episodes; None before there are so many."""
+        return self.mean_so_far if len(self._returns) == RETURN_EPISODES else None
+
+    @property
+    def mean_so_far(self) -> float | None:
+        """Over the last hundred episodes, or as many as there are."""
+        # Asked with every message: numpy would take ten times as long.
+        return math.fsum(self._returns) / len(self._returns) if self._returns else None
+
+    def report(self) -> dict[str, object]:
+        """The present values; the interval's list starts anew."""
+        means = np.mean(self._interval, axis=0).tolist() if self._interval else [None, None]
+        self._interval.clear()
+        return {
+            "mean_return": self.mean_so_far,
+            "mean_return_100": self.mean_return,
+            "episodes/count": self.count,
+            "episodes/return_mean": means[0],
+            "episodes/length_mean": means[1],
+        }
+
+    def save(self) -> dict[str, object]:
+        return {"count": self.count, "returns": list(self._returns)}
+
+    def restore(self, count: int, returns: Iterable[float]) -> None:
+        self.count = count
+        self._returns.extend(returns)
+
+
+class LoopLag:
+    """How late the loop runs a timer: what everybody on it has to wait."""
+
+    def __init__(self) -> None:
+        self._window = WindowStat("lag_ms", n=100)
+
+    async def watch(self) -> None:
+        while True:
+            due = time.monotonic() + LOOP_PROBE_S
+            await asyncio.sleep(LOOP_PROBE_S)
+            self._window.push(max(0.0, time.monotonic() - due) * 1000)
+
+    def report(self) -> dict[str, object]:
+        summary = self._window.summary()
+        return {"loop/lag_ms_mean": summary.mean, "loop/lag_ms_max": self._window.max}
+
+
+class Reporter:
+    """Writes reports; owns the clock of the run and the rate of the interval."""
+
+    def __init__(
+        self,
+        *,
+        every_s: float,
+        sinks: Sequence[Sink],
+        parts: Sequence[Part],
+        env_steps: Callable[[], int],
+        frames_per_step: int,
+        ask: Flag,
+        earlier_s: float = 0.0,
+        earlier_updates: int = 0,
+        lr_is_0_at: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        now = clock()
+        self._clock = clock
+        self._started_at = now - earlier_s
+        self._times = RunTimes(earlier_updates)
+        self._every_s = every_s
+        self._sinks = sinks
+        self._parts = parts
+        self._env_steps = env_steps
+        self._frames_per_step = frames_per_step
+        self._ask = ask
+        self._answered = asyncio.Event()
+        self._rate_from = (now, env_steps())
+        # Where it is 0 already, that is told at the start.
+        is_ahead = lr_is_0_at is not None and env_steps() < lr_is_0_at
+        self._lr_is_0_at = lr_is_0_at if is_ahead else None
+        self._process = psutil.Process()
+
+    def answered(self) -> None:
+        """The learner thread has frozen a reading."""
+        self._answered.set()
+
+    def run_s(self, at: float) -> float:
+        """Seconds of this run, earlier starts included, at a moment of the monotonic clock."""
+        return at - self._started_at
+
+    async def report_regularly(self) -> None:
+        """The task: it ends with the service."""
+        due = time.monotonic()
+        while True:
+            # From due time to due time: waiting for an answer must not stretch the interval.
+            due = max(due + self._every_s, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+            self._answered.clear()
+            self._ask.raise_()
+            # Not wait_for: on Python 3.11 it swallows a cancellation that meets the answer, and
+            # the run would never end.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPLY_WAIT_S):
+                    await self._answered.wait()
+            self.report()
+
+    def report(self) -> dict[str, Value]:
+        """Assemble one report now and write it everywhere."""
+        now, env_steps = self._clock(), self._env_steps()
+        since, steps_then = self._rate_from
+        self._rate_from = (now, env_steps)
+        if self._lr_is_0_at is not None and env_steps >= self._lr_is_0_at:
+            logger.warning(
+                "algorithm/lr is 0 since env step %s: nothing is learned any more "
+                "(algorithm.schedule_env_steps)",
+                f"{self._lr_is_0_at:,}",
+            )
+            self._lr_is_0_at = None
+        steps_per_s = (env_steps - steps_then) / max(now - since, 1e-9)
+        own: dict[str, object] = {
+            "time_s": round(self.run_s(now), 3),
+            "env_steps_trained": env_steps,
+            "env_steps_per_s": steps_per_s,
+            "frames_per_s": steps_per_s * self._frames_per_step,
+            "host/rss_bytes": self._rss_bytes(),
+        }
+        report = assemble(own, *(part() for part in self._parts))
+        self._times.add(report)
+        for sink in self._sinks:
+            sink.write(report)
+        return report
+
+    def _rss_bytes(self) -> int | None:
+        """None where there is no descriptor left to look it up, for which no run need end."""
+        with contextlib.suppress(OSError):
+            return int(self._process.memory_info().rss)
+        return None
+
+    def verdict(self, report: dict[str, Value]) -> Verdict:
+        """On this whole start, of which this is the last report."""
+        return judge(self._times.over(report))
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()

@@ -1,0 +1,274 @@
+"""Checkpoints of a running learner: what goes in, when, and what happens when the disk is full.
+
+The learner thread clones its tensors; the loop adds accounts and watermarks, which are by then
+at least as far; a worker thread writes. A failed write costs a log line and is tried again.
+
+Runs on: event loop; files are written on a worker thread
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from impala_async.errors import CheckpointError
+from impala_async.learner.channels import Captured, Progress
+from impala_async.learner.handoff import on_thread
+from impala_async.learner.loop.ledger import Ledger
+from impala_async.learner.loop.reporter import EpisodeStats
+from impala_async.runs.folder import RunFolder
+from impala_async.training.checkpoint import (
+    STATE,
+    Checkpoint,
+    highest_epoch,
+    last_good,
+    prune,
+    read_digests,
+    save_checkpoint,
+    whole_checkpoints,
+)
+from impala_async.training.state import TrainingState
+from impala_async.weights import Lineage, Version
+
+logger = logging.getLogger(__name__)
+
+NEWS_EVERY_S = 5.0
+Best = tuple[float, Version]
+
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Episodes(BaseModel):
+    model_config = ConfigDict(strict=True)
+    count: Count
+    returns: list[float]
+
+
+class _Saved(BaseModel):
+    """The content of a `state.json`; its numbers are finite, as its reader has seen."""
+
+    model_config = ConfigDict(strict=True)
+    env_steps_trained: Count
+    run_s: float = Field(ge=0)
+    ledger: dict[str, dict[str, Count]]
+    watermarks: dict[
+        Annotated[str, Field(pattern="^[0-9a-f]{32}$")], Annotated[list[Count], Field(min_length=2)]
+    ]
+    forks: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Count]
+    episodes: _Episodes
+    optimizer: dict[str, Any]
+    algorithm: dict[str, Any]
+    best: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint, read."""
+
+    progress: Progress
+    training: TrainingState
+    state: dict[str, Any]
+
+    @property
+    def accounts(self) -> dict[str, Any]:
+        """Those of the server."""
+        return {key: self.state[key] for key in ("ledger", "watermarks")}
+
+
+def load_newest(folder: RunFolder) -> Restored | None:
+    """The newest checkpoint of a run that is sound, or None if it died before its first.
+
+    Raises:
+        CheckpointError: there are some, and not one of them is sound.
+    """
+    fault, last = "", folder.last_saved()
+    if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
+        logger.warning(
+            "%s/last_checkpoint: names %r, which is not there: the newest that is will do",
+            folder.path,
+            last,
+        )
+    for checkpoint in whole_checkpoints(folder.checkpoints):
+        try:
+            restored = _restored(checkpoint)
+        except CheckpointError as error:
+            fault = f": {error}"
+            logger.warning("skipping a damaged checkpoint: %s", error)
+        else:
+            logger.info("resuming from %s", checkpoint.path.name)
+            return restored
+    if highest_epoch(folder.checkpoints):
+        raise CheckpointError(
+            f"{folder.checkpoints}: no checkpoint there is whole{fault}: restore one, or start "
+            "anew in another folder"
+        )
+    logger.warning(
+        "%s holds no checkpoint, as the run ended before its first: training starts at step 0",
+        folder.path,
+    )
+    return None
+
+
+def _restored(checkpoint: Checkpoint) -> Restored:
+    state, path = dict(checkpoint.state), checkpoint.path / STATE
+    try:
+        saved = _Saved.model_validate(state)
+        Ledger().restore(saved.ledger)
+        EpisodeStats().restore(**state["episodes"])
+        _check_numbers("algorithm", saved.algorithm)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    progress = Progress(*checkpoint.version, saved.env_steps_trained)
+    training = TrainingState.of(checkpoint.tensors, state, str(checkpoint.path))
+    return Restored(progress, training, state)
+
+
+def _check_numbers(where: str, value: object) -> None:
+    """Raise ValueError for what is no number. Lists hold settings, which are only compared."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_numbers(f"{where}.{key}", each)
+    elif isinstance(value, bool) or not isinstance(value, int | float | list):
+        raise ValueError(f"{where}: wants a number, got {value!r}")
+
+
+def begin_epoch(folder: RunFolder, restored: Restored | None) -> tuple[Progress, Lineage]:
+    """A new epoch of a run, from nothing or from a checkpoint."""
+    epoch = folder.next_epoch(highest_epoch(folder.checkpoints))
+    if restored is None:
+        # A start before this one, if there was any, had the same first weights and no more.
+        return Progress(epoch), Lineage(epoch - 1).resumed(epoch, 0)
+    past = restored.progress
+    forks = {int(before): at for before, at in restored.state["forks"].items()}
+    lineage = Lineage(past.epoch, forks).resumed(epoch, past.update)
+    return Progress(epoch, past.update, past.env_steps_trained), lineage
+
+
+class Saver:
+    """Writes one checkpoint at a time and keeps the newest and the best."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        keep: int,
+        accounts: Callable[[], dict[str, Any]],
+        lineage: Lineage,
+        episodes: EpisodeStats,
+        run_s: Callable[[], float],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._accounts = accounts
+        self._lineage = lineage
+        self._episodes = episodes
+        self._run_s = run_s
+        self._on_death = on_death
+        self._waiting: Captured | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._best: Best | None = None
+        self._is_closed = False
+        self.is_saved = True
+        """Whether the newest that was begun and is done with is on the disk."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue with the episodes and the best of a checkpoint."""
+        self._episodes.restore(**state["episodes"])
+        if state.get("best"):
+            score, epoch, update = state["best"]
+            self._best = (score, Version(epoch, update))
+
+    def begin(self, captured: Captured) -> None:
+        """Write a checkpoint while everything else goes on.
+
+        Where the disk is slower than they come, the newest waits and the others are left out.
+        """
+        if self._is_closed:
+            return
+        self._waiting = captured
+        # One that is done may not have been noted yet, and takes nothing more.
+        if self._writing is None or self._writing.done():
+            loop = asyncio.get_running_loop()
+            self._writing = loop.create_task(self._write_newest(), name="save")
+            self._writing.add_done_callback(self._note_end)
+
+    def close(self) -> None:
+        """The service is gone, and may have failed: a thread's last words are not for a save."""
+        self._is_closed = True
+
+    async def finish(self) -> None:
+        """Wait for what was begun. The last checkpoint is the run's result: no limit here."""
+        while self._writing is not None:
+            _, left = await asyncio.wait([self._writing], timeout=NEWS_EVERY_S)
+            if left:
+                logger.info("still writing the last checkpoint")
+
+    async def _write_newest(self) -> None:
+        while self._waiting is not None:
+            captured, self._waiting = self._waiting, None
+            self.is_saved = await self.save(captured)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if task is self._writing:
+            self._writing = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_death(error)
+
+    def digests(self, version: Version) -> dict[str, str]:
+        """SHA-256 of the files of tensors of a version; none if its checkpoint is not there."""
+        return read_digests(self._folder.checkpoints, version)
+
+    async def save(self, captured: Captured) -> bool:
+        """Write a checkpoint; False, with a log line, if the disk does not take it."""
+        if self._folder.is_gone():
+            return False
+        state = {**self._state(captured), **self._accounts()}
+        score, best = self._episodes.mean_return, self._best
+        if score is not None and (best is None or score > best[0]):
+            best = (score, captured.progress.version)
+        state["best"] = [best[0], *best[1]] if best else None
+        self._folder.checkpoint_bytes = _num_bytes(captured)
+        try:
+            await on_thread("save", functools.partial(self._write, captured, state, best))
+        except CheckpointError as error:
+            good = last_good(self._folder.checkpoints)
+            stays = f"the last good one stays, {good.name}" if good else "there is no other one"
+            logger.error("%s; %s", error, stays)
+            return False
+        # Only now: until it is on the disk, the former best must stay there.
+        self._best = best
+        return True
+
+    def _state(self, captured: Captured) -> dict[str, Any]:
+        return {
+            **captured.training.state(),
+            **asdict(captured.progress),
+            "run_s": self._run_s(),
+            "forks": self._lineage.forks,
+            "episodes": self._episodes.save(),
+        }
+
+    def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
+        directory = self._folder.checkpoints
+        version, tensors = captured.progress.version, captured.training.tensors()
+        self._folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
+        try:
+            prune(directory, self._keep, best[1] if best else None)
+        except CheckpointError as error:
+            logger.error("%s", error)
+
+
+def _num_bytes(captured: Captured) -> int:
+    groups = captured.training.tensors().values()
+    return sum(tensor.nbytes for group in groups for tensor in group.values())

@@ -1,0 +1,244 @@
+"""From full host slots to batches on the learner's device.
+
+On a CPU there is nothing to move: a batch is a view of its slot, and the slot comes back after
+the last pass. On a GPU a loader thread copies pinned host slots into device slots on a stream of
+its own; the host slot comes back as soon as its copy has completed, and the update waits for the
+copy by an event, never by a synchronisation of the host.
+
+Runs on: learner thread (both classes), loader thread (`DeviceLoader.run`)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from impala_async.learner.handoff import IndexQueue
+from impala_async.learner.hardware import make_current
+from impala_async.learner.slots import Allocate, Slot, touched_memory
+from impala_async.learner.threads.batch import LoadedBatch, batch_over
+from impala_async.metrics.timer import TimerStat
+from impala_async.spec import Schema
+from impala_async.training.batch import Batch
+
+
+class HostLoader:
+    """The loader of a CPU: hands out views."""
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        full: IndexQueue,
+        *,
+        is_drained: bool = False,
+    ) -> None:
+        self._is_drained = is_drained
+        self._slots = slots
+        self._full = full
+        self._views = [Batch.over(slot.columns) for slot in slots]
+        self.load_timer = TimerStat()
+        self.load_wait_timer = TimerStat()
+
+    def blank(self) -> Batch:
+        """Before anything has come: a batch as all will be, without a valid row."""
+        return self._views[0]
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        """Wait for a batch; raises queue.Empty or ClosedError."""
+        slot = self._slots[self._full.get(timeout)]
+        return _loaded(slot.index, self._views[slot.index], slot)
+
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        """All that reads the batch in this pass is launched: on a CPU it is done."""
+
+    def release(self, loaded: LoadedBatch) -> int:
+        """The batch had its last pass; the host slot that is empty by it."""
+        return loaded.place
+
+    def num_waiting(self) -> int:
+        """Batches full, loading or ready; not those in the ring."""
+        return len(self._full)
+
+    def leftovers(self) -> list[int]:
+        """After the end: batches that never reached the ring."""
+        return [self._slots[index].batch for index in self._full.take_all()]
+
+    def report(self) -> dict[str, object]:
+        """The numbers of its queues."""
+        return self._full.report()
+
+    def close(self) -> None:
+        """Nothing more comes in, and a drained loader hands out first what is there."""
+        self._full.close(is_drained=self._is_drained)
+
+    def abandon(self) -> None:
+        """Nobody takes batches any more: those that wait are left over."""
+        self._full.close()
+
+
+@dataclass(slots=True, eq=False)
+class _DeviceSlot:
+    """Planes on the device, and what is known of the batch in them."""
+
+    place: int
+    obs: torch.Tensor
+    small: torch.Tensor
+    tensors: Batch
+    started: torch.cuda.Event
+    copied: torch.cuda.Event
+    read: torch.cuda.Event
+    loaded: LoadedBatch | None = None
+
+
+class DeviceLoader:
+    """The loader of a GPU: a thread, a copy stream, and more device slots than the ring holds.
+
+    Its methods do what those of `HostLoader` say.
+    """
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        full: IndexQueue,
+        release_slot: Callable[[int], None],
+        *,
+        schema: Schema,
+        num_device_slots: int,
+        device: torch.device,
+        is_drained: bool = False,
+    ) -> None:
+        self._is_drained = is_drained
+        self._slots = slots
+        self._full = full
+        self._release_slot = release_slot
+        self._stream = torch.cuda.Stream(device)
+        self._device = device
+        self._places = [
+            _device_slot(place, schema, slots[0], device) for place in range(num_device_slots)
+        ]
+        self._free = IndexQueue("device", num_device_slots)
+        self._ready = IndexQueue("ready", num_device_slots)
+        self._num_loading = 0
+        self._interrupted: list[int] = []
+        self.load_timer = TimerStat()
+        self.load_wait_timer = TimerStat()
+        for place in range(num_device_slots):
+            self._free.put(place)
+
+    def blank(self) -> Batch:
+        return self._places[0].tensors
+
+    def run(self) -> None:
+        """The body of the loader thread; ends with ClosedError."""
+        make_current(self._device)
+        try:
+            while True:
+                self._load_next()
+        finally:
+            # Only now nothing more gets ready.
+            self._ready.close(is_drained=self._is_drained)
+
+    def get(self, *, timeout: float | None) -> LoadedBatch:
+        if self.num_waiting():
+            with self.load_wait_timer:
+                place = self._ready.get(timeout)
+        else:
+            place = self._ready.get(timeout)
+        device_slot = self._places[place]
+        assert device_slot.loaded is not None
+        torch.cuda.current_stream(self._device).wait_event(device_slot.copied)
+        return device_slot.loaded
+
+    def note_launch(self, loaded: LoadedBatch) -> None:
+        self._places[loaded.place].read.record(torch.cuda.current_stream(self._device))
+
+    def release(self, loaded: LoadedBatch) -> None:
+        # The next copy into these planes must not overtake an update that still reads them, and
+        # need not wait for what is launched behind that.
+        self._stream.wait_event(self._places[loaded.place].read)
+        self._free.put(loaded.place)
+
+    def num_waiting(self) -> int:
+        return len(self._full) + self._num_loading + len(self._ready)
+
+    def leftovers(self) -> list[int]:
+        ready = [self._places[place].loaded for place in self._ready.take_all()]
+        waiting = [self._slots[index].batch for index in self._full.take_all()]
+        return [loaded.batch for loaded in ready if loaded] + self._interrupted + waiting
+
+    def report(self) -> dict[str, object]:
+        return {**self._full.report(), **self._ready.report()}
+
+    def close(self) -> None:
+        if self._is_drained:
+            self._full.close(is_drained=True)
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._full.close()
+        self._free.close()
+        self._ready.close()
+
+    def _load_next(self) -> None:
+        slot = self._slots[self._full.get()]
+        self._num_loading = 1
+        self._interrupted = [slot.batch]
+        place = self._free.get()
+        self._copy(slot, self._places[place])
+        self._interrupted = []
+        self._release_slot(slot.index)
+        self._num_loading = 0
+        self._ready.put(place)
+
+    def _copy(self, slot: Slot, target: _DeviceSlot) -> None:
+        with torch.cuda.stream(self._stream):
+            target.started.record(self._stream)
+            target.obs.copy_(torch.from_numpy(slot.obs), non_blocking=True)
+            target.small.copy_(torch.from_numpy(slot.small), non_blocking=True)
+            target.copied.record(self._stream)
+        target.loaded = _loaded(target.place, target.tensors, slot)
+        # The host slot may be filled again only when its bytes have left it.
+        target.copied.synchronize()
+        self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)
+
+
+Loader = HostLoader | DeviceLoader
+
+
+def _loaded(place: int, tensors: Batch, slot: Slot) -> LoadedBatch:
+    return LoadedBatch(
+        place,
+        tensors,
+        batch=slot.batch,
+        filled_B=slot.filled_B,
+        updates_B=slot.updates_B,
+        valid_rows_B=slot.valid_rows_B,
+    )
+
+
+def pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
+    """Host memory from which a GPU copies without a detour."""
+    memory: NDArray[np.uint8] = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
+
+
+def allocator_for(device: torch.device) -> Allocate:
+    """The memory from which a batch gets to a device fastest."""
+    return pinned_memory if device.type == "cuda" else touched_memory
+
+
+def _device_slot(place: int, schema: Schema, like: Slot, device: torch.device) -> _DeviceSlot:
+    obs = torch.zeros(like.obs.shape, dtype=torch.uint8, device=device)
+    small = torch.zeros(like.small.shape, dtype=torch.uint8, device=device)
+    return _DeviceSlot(
+        place,
+        obs,
+        small,
+        batch_over(schema, obs, small),
+        started=torch.cuda.Event(enable_timing=True),
+        copied=torch.cuda.Event(enable_timing=True),
+        read=torch.cuda.Event(),
+    )

@@ -1,0 +1,251 @@
+"""An endpoint over a real router: bursts, edges that sends eat, and bad input at the header."""
+
+import asyncio
+import itertools
+import select
+from collections.abc import AsyncIterator, Callable
+
+import msgpack
+import pytest
+
+from impala_async.errors import ProtocolError
+from impala_async.learner.loop.endpoint import BAD_REASONS, Endpoint, WireCounters
+from impala_async.metrics.report import merge
+from impala_async.wire.messages import (
+    MAX_HEADER_BYTES,
+    MAX_INLINE_BYTES,
+    REJECT_CODES,
+    ByeOk,
+    Data,
+    Get,
+    Heartbeat,
+    Message,
+    NotModified,
+    Reject,
+    Spec,
+    pack,
+    unpack,
+)
+from impala_async.wire.sockets import MAX_DISCARDED, Dealer, Router, new_context
+from tests.learner.hand_actor import DEADLINE_S, until
+
+ID = b"i" * 16
+DATA = Data(ID, 1, 1, 1, 3, 1, 0, 0, None)
+
+
+class Bench:
+    """An endpoint whose messages a test takes, and a dealer at its other end."""
+
+    def __init__(self) -> None:
+        self.context = new_context()
+        self.counters = WireCounters()
+        self.router = Router(self.context, "tcp://127.0.0.1:*", None, 1 << 20)
+        self.heard: list[tuple[bytes, Message]] = []
+        self.bursts: list[int] = []
+        self.is_open = True
+        self.on_message: Callable[[bytes, Message], None] = lambda route, message: None
+        self.endpoint = Endpoint(
+            asyncio.get_running_loop(), self.router, self.counters, self._handle, self._after
+        )
+        self.dealer = Dealer(self.context, self.router.connectable_url())
+
+    def _handle(self, route: bytes, message: Message) -> None:
+        self.heard.append((route, message))
+        self.on_message(route, message)
+
+    def _after(self) -> None:
+        self.bursts.append(len(self.heard))
+
+    async def say(self, *frames: bytes) -> None:
+        await until(lambda: self.dealer.send(frames), "a connection")
+
+    async def answer(self) -> Message:
+        answers: list[list[bytes]] = []
+
+        def has_come() -> bool:
+            frames = self.dealer.receive(0)
+            answers.extend([frames] if frames else [])
+            return bool(answers)
+
+        await until(has_come, "an answer")
+        return unpack(answers[0][0])
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    made.dealer.close()
+    if made.is_open:
+        made.endpoint.close()
+    made.context.term()
+
+
+async def test_messages_arrive_in_order_and_in_bursts(bench: Bench) -> None:
+    for number in range(200):
+        await bench.say(pack(Get(ID, 1, number)))
+    await until(lambda: len(bench.heard) == 200)
+    assert [message.update for _, message in bench.heard] == list(range(200))
+    assert bench.counters.messages == 200
+    assert max(b - a for a, b in itertools.pairwise([0, *bench.bursts])) <= 32
+
+
+async def test_a_flood_does_not_keep_the_loop_from_others(bench: Bench) -> None:
+    loop = asyncio.get_running_loop()
+    others: list[int] = []
+    for number in range(320):
+        await bench.say(pack(Get(ID, 1, number)))
+
+    def tick() -> None:
+        others.append(len(bench.heard))
+        if len(bench.heard) < 320:
+            loop.call_soon(tick)
+
+    tick()
+    await until(lambda: len(bench.heard) == 320)
+    assert max(b - a for a, b in itertools.pairwise(others)) <= 64
+
+
+async def test_sends_while_messages_wait_lose_none_of_them(bench: Bench) -> None:
+    """A send consumes the edge of the descriptor; the endpoint must look again."""
+
+    def send_back(route: bytes, message: Message) -> None:
+        for _ in range(3):
+            bench.endpoint.send(route, [pack(NotModified(1, 1))])
+
+    bench.on_message = send_back
+    for number in range(500):
+        await bench.say(pack(Get(ID, 1, number)))
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: len(bench.heard) == 500, "all messages")
+
+
+async def test_a_send_from_outside_a_burst_loses_nothing_either(bench: Bench) -> None:
+    await bench.say(pack(ByeOk(ID)))
+    await until(lambda: len(bench.heard) == 1)
+    route = bench.heard[0][0]
+    for number in range(20):
+        await bench.say(pack(Get(ID, 1, number)))
+        # It has arrived, and the loop has not looked yet, when the send takes the edge away.
+        assert select.select([bench.router.fd], [], [], DEADLINE_S)[0]
+        bench.endpoint.send(route, [pack(NotModified(1, 1))])
+        await until(lambda heard=number + 2: len(bench.heard) == heard, "the message")
+
+
+BAD_HEADERS: dict[str, list[tuple[bytes, ...]]] = {
+    "malformed_header": [
+        (b"",),
+        (b"\xff\xff\xff",),
+        (b"{}",),
+        (msgpack.packb({"a": 1}),),
+        (msgpack.packb([]),),
+        (msgpack.packb([6, ID]),),
+        (msgpack.packb([6, ID, 1, -1]),),
+        (msgpack.packb([9, ID, {"a": float("nan")}]),),
+        (b"\x91" * 4000,),
+    ],
+    "unknown_type": [(msgpack.packb([99]),), (msgpack.packb(["Get", ID, 1, 1]),)],
+    "oversized_header": [
+        (b"\0" * (MAX_HEADER_BYTES + MAX_INLINE_BYTES + 1),),
+        (b"\0" * 500_000,),
+    ],
+    "wrong_frame_count": [
+        (pack(Get(ID, 1, 1)), b""),
+        (pack(Heartbeat(ID, {})), b"", b""),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "frames"), [(reason, one) for reason, each in BAD_HEADERS.items() for one in each]
+)
+async def test_a_bad_header_is_counted_and_answered(
+    bench: Bench, reason: str, frames: tuple[bytes, ...]
+) -> None:
+    await bench.say(*frames)
+    await bench.say(pack(Get(ID, 1, 7)))
+    answer = await bench.answer()
+    assert isinstance(answer, Reject)
+    assert answer.code == REJECT_CODES.index("bad_message")
+    assert answer.text.startswith(f"{reason}: ")
+    await until(lambda: bool(bench.heard))
+    assert [message for _, message in bench.heard] == [Get(ID, 1, 7)]
+    assert bench.counters.bad[reason] == 1 == bench.counters.bad.total
+    assert bench.counters.messages == 2
+
+
+async def test_an_inline_body_may_be_longer_than_a_header(bench: Bench) -> None:
+    data = DATA._replace(body=b"x" * MAX_INLINE_BYTES)
+    await bench.say(pack(data))
+    await until(lambda: bool(bench.heard))
+    assert bench.heard[0][1] == data
+
+
+@pytest.mark.parametrize("header", [DATA, Spec(ID, ID, ID, 1, 1)])
+async def test_frames_nobody_took_are_gone_before_the_next_message(
+    bench: Bench, header: Message
+) -> None:
+    await bench.say(pack(header), b"one", b"two", b"three" * 1000)
+    await bench.say(pack(Get(ID, 1, 7)))
+    await until(lambda: len(bench.heard) == 2)
+    assert [message for _, message in bench.heard] == [header, Get(ID, 1, 7)]
+    assert bench.counters.messages == 2
+
+
+@pytest.mark.parametrize("reason", BAD_REASONS)
+async def test_what_the_handler_refuses_is_counted_under_its_reason(
+    bench: Bench, reason: str
+) -> None:
+    def refuse(route: bytes, message: Message) -> None:
+        raise ProtocolError(reason, "because")
+
+    bench.on_message = refuse
+    await bench.say(pack(DATA), b"left", b"over")
+    answer = await bench.answer()
+    assert isinstance(answer, Reject)
+    code = "hello_again" if reason == "unknown_session" else "bad_message"
+    assert answer.code == REJECT_CODES.index(code)
+    assert bench.counters.bad.snapshot()[f"bad/{reason}"] == 1
+
+
+async def test_a_peer_that_is_gone_costs_a_counter(bench: Bench) -> None:
+    assert not bench.endpoint.send(b"nobody", [pack(ByeOk(ID))])
+    assert bench.counters.unroutable == 1
+    await bench.say(pack(Get(ID, 1, 7)))
+    await until(lambda: len(bench.heard) == 1)
+    assert bench.endpoint.send(bench.heard[0][0], [pack(ByeOk(ID))])
+    assert bench.counters.unroutable == 1
+
+
+async def test_after_the_close_nothing_is_read(bench: Bench) -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    await bench.say(pack(Get(ID, 1, 7)))
+    assert select.select([bench.router.fd], [], [], DEADLINE_S)[0]
+    # Whatever is sent makes the endpoint look again; so it has a turn of the loop coming.
+    bench.endpoint.send(b"nobody", [pack(ByeOk(ID))])
+    bench.endpoint.close()
+    bench.is_open = False
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert bench.heard == []
+    assert errors == []
+
+
+def test_the_counters_are_declared() -> None:
+    counters = WireCounters()
+    counters.bad.add("wrong_size", 2)
+    counters.bad.add("unknown_type")
+    report = merge(counters.report())
+    assert report["wire/bad"] == 3
+    assert report["bad/wrong_size"] == 2
+
+
+async def test_a_message_of_very_many_frames_is_dropped_in_turns(bench: Bench) -> None:
+    await bench.say(pack(NotModified(1, 1)), *[b""] * (5 * MAX_DISCARDED))
+    await bench.say(pack(DATA))
+    await until(lambda: [message for _, message in bench.heard] == [DATA], "the next message")
+    # Between them the loop had its turns.
+    assert len(bench.bursts) >= 3
+    assert bench.counters.bad.snapshot()["bad/wrong_frame_count"] == 1

@@ -1,0 +1,561 @@
+"""Lockstep without a clock: whatever the order of events, the same batches, and nobody stuck."""
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.model import ModelSection
+from impala_async.errors import ProtocolError
+from impala_async.learner.loop.filler import Arrival
+from impala_async.learner.loop.lockstep import LockstepFiller
+from impala_async.learner.slots import Episodes, Region, Slot, allocate_slots
+from impala_async.metrics.report import merge
+from impala_async.policy import Policy
+from impala_async.training.batch import Batch
+from impala_async.training.step import UpdateStep
+from impala_async.weights import Version
+from impala_async.wire.codec import EPISODE
+from impala_async.wire.messages import PROTOCOL, Hello
+from tests.learner.columns import planes_of, same
+from tests.learner.lockstep_simulation import RUN, SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
+
+LAGS = pytest.mark.parametrize("lag", [0, 1])
+NO_ERRORS = settings(deadline=None, max_examples=40)
+
+
+# -------------------- all are there: any order of events gives the same batches
+
+
+def play(simulation: LockstepSimulation, random: Random, num_updates: int) -> None:
+    """Whoever can move does so in a random order, until there were so many updates."""
+    moves = [getattr(actor, move) for actor in simulation.actors for move in SimulatedActor.MOVES]
+    while len(simulation.batches) < num_updates:
+        random.shuffle(moves)
+        has_moved = [move() for move in [*moves[: random.randint(1, len(moves))], simulation.train]]
+        assert any(has_moved) or any(move() for move in moves) or simulation.train(), "stuck"
+
+
+def story(lag: int, num_ranks: int, seed: int) -> tuple[object, ...]:
+    simulation = LockstepSimulation(num_ranks, lag)
+    actors = simulation.add_actors()
+    # Ranks go by arrival: here always the same, as the places are compared.
+    for actor in actors:
+        actor.join()
+    play(simulation, Random(seed), 6)
+    first = actors[0].number
+    batches = [[t and (t[0] - first, *t[1:]) for t in batch] for batch in simulation.batches[:6]]
+    return batches, simulation.lags[:6], simulation.episodes[: 6 * num_ranks]
+
+
+@NO_ERRORS
+@given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
+def test_any_order_of_events_gives_the_same_batches(lag: int, num_ranks: int, seed: int) -> None:
+    batches, lags, episodes = story(lag, num_ranks, seed)
+    ranks = range(num_ranks)
+    versions = [max(0, batch - lag) for batch in range(6)]
+    assert batches == [[(r, b, Version(1, versions[b])) for r in ranks] for b in range(6)]
+    # Only the first batch cannot have a lag.
+    assert lags == [[min(lag, b)] * num_ranks for b in range(6)]
+    assert episodes == [(float(r), b + 1) for b in range(6) for r in ranks]
+
+
+def arrival(rank: int, number: int, region: Region, update: int = 0) -> Arrival:
+    planes = planes_of(SCHEMA, WIDTH, seed=100 * number + rank)
+    region.obs[:], region.small[:] = planes.obs, planes.small
+    episodes = np.array([(rank + 10 * number, 1)], EPISODE)
+    return Arrival(rank, region, np.array([3, 2]), Version(1, update), episodes)
+
+
+class Shelf:
+    """A filler that everybody has joined, with nobody to give credit to."""
+
+    def __init__(self, num_ranks: int = 2, lag: int = 0, num_slots: int = 3) -> None:
+        self.slots = allocate_slots(SCHEMA, num_ranks * WIDTH, num_slots)
+        self.submitted: list[Slot] = []
+        self.episodes: list[float] = []
+        self.filler = LockstepFiller(
+            self.slots,
+            self.submitted.append,
+            self._count,
+            num_ranks=num_ranks,
+            lag=lag,
+            first_update=0,
+            on_loss=None,
+        )
+
+    def _count(self, episodes: Episodes) -> None:
+        self.episodes += episodes["total"].tolist()
+
+    def put(self, rank: int, number: int = 0) -> None:
+        self.filler.commit([arrival(rank, number, self.filler.assign(WIDTH, rank))])
+
+
+@NO_ERRORS
+@given(st.permutations([0, 0, 1, 1, 2, 2]))
+def test_places_go_by_rank_and_episodes_by_place(order: list[int]) -> None:
+    shelf = Shelf(num_ranks=3, lag=1)
+    shelf.filler.note_version(1)
+    sent = [0, 0, 0]
+    for rank in order:
+        shelf.put(rank, sent[rank])
+        sent[rank] += 1
+    assert [slot.batch for slot in shelf.submitted] == [1, 2]
+    for number, slot in enumerate(shelf.submitted):
+        for rank in range(3):
+            planes = planes_of(SCHEMA, WIDTH, seed=100 * number + rank)
+            for column in range(WIDTH):
+                assert same(slot.columns, rank * WIDTH + column, planes.columns, column)
+        assert slot.filled_B.all()
+        assert slot.valid_rows_B.tolist() == [3, 2] * 3
+    assert shelf.episodes == [0, 1, 2, 10, 11, 12]
+
+
+def test_observations_are_received_in_place() -> None:
+    shelf = Shelf()
+    target = shelf.filler.assign(WIDTH, 1).obs
+    assert np.shares_memory(target, shelf.slots[0].obs[WIDTH:])
+    # To ask takes nothing: the same place again.
+    assert np.shares_memory(shelf.filler.assign(WIDTH, 1).obs, target)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_a_message_of_another_width_has_no_place(columns: int) -> None:
+    with pytest.raises(ProtocolError, match=f"{columns} columns, in lockstep an actor has 2"):
+        Shelf().filler.assign(columns, 0)
+
+
+@LAGS
+def test_columns_without_a_credit_are_a_bug(lag: int) -> None:
+    shelf = Shelf(lag=lag)
+    for number in range(lag + 1):
+        shelf.put(0, number)
+    with pytest.raises(AssertionError, match="credit"):
+        shelf.put(0, 9)
+    short = Shelf(num_slots=1, lag=1)
+    short.put(0)
+    with pytest.raises(AssertionError, match="credit"):
+        short.put(0, 1)
+
+
+# -------------------- counting: what was trained at the end, however much was complete
+
+
+def test_episodes_count_when_their_batch_is_next_and_not_sooner() -> None:
+    shelf = Shelf(lag=1)
+    for number in (0, 1):
+        for rank in (1, 0):
+            shelf.put(rank, number)
+    # Both batches are complete, and the second would be trained after the first.
+    assert len(shelf.submitted) == 2
+    assert shelf.episodes == [0, 1]
+    shelf.filler.note_version(1)
+    assert shelf.episodes == [0, 1, 10, 11]
+
+
+def test_what_is_complete_at_the_end_but_not_trained_is_not_counted() -> None:
+    simulation = LockstepSimulation(2, lag=1)
+    for actor in simulation.add_actors():
+        actor.join()
+    while len(simulation.full) < 2:
+        for actor in simulation.actors:
+            for move in SimulatedActor.MOVES:
+                getattr(actor, move)()
+    assert len(simulation.episodes) == 2
+    # The learner thread reaches its limit with the first, and says so before its version is out.
+    simulation.ingest.close()
+    simulation.ingest.note_version(1)
+    assert len(simulation.episodes) == 2
+
+
+# -------------------- places that stay empty
+
+
+def test_a_refused_message_leaves_its_place_empty() -> None:
+    shelf = Shelf()
+    shelf.put(0)
+    shelf.filler.assign(WIDTH, 1)
+    shelf.filler.skip(1)
+    (slot,) = shelf.submitted
+    assert slot.filled_B.tolist() == [True, True, False, False]
+    assert slot.valid_rows_B.tolist() == [3, 2, 0, 0]
+    assert shelf.episodes == [0]
+    # Both go on with the batch after that.
+    shelf.filler.release(0)
+    shelf.put(1, 1)
+    shelf.put(0, 1)
+    assert [slot.batch for slot in shelf.submitted] == [1, 2]
+    assert shelf.submitted[1].filled_B.all()
+
+
+def step_of(algorithm: AlgorithmSection) -> UpdateStep:
+    return UpdateStep(Policy(SCHEMA, ModelSection(hidden_sizes=(8,)), seed=0), algorithm, "cpu")
+
+
+@pytest.mark.parametrize(
+    "algorithm", [AlgorithmSection(), AlgorithmSection(name="ppo", num_minibatches=4)]
+)
+def test_what_was_refused_cannot_spoil_the_update_of_the_others(
+    algorithm: AlgorithmSection,
+) -> None:
+    shelf = Shelf()
+    # What an earlier batch left, and on top of it what one actor sends.
+    for rank in (0, 1):
+        shelf.put(rank)
+    shelf.filler.release(0)
+    for slot in shelf.slots:
+        slot.small[:] = shelf.submitted[0].small
+    shelf.put(0, 1)
+    region = shelf.filler.assign(WIDTH, 1)
+    region.obs.reshape(-1).view(np.float32)[:] = np.nan
+    region.small.fill(0xFF)
+    shelf.filler.skip(1)
+    slot = shelf.submitted[1]
+    step = step_of(algorithm)
+    result = step.run(Batch.over(slot.columns), torch.from_numpy(slot.filled_B), 0)
+    assert result.applied
+    assert not result.is_failed_B.any()
+    assert all(torch.isfinite(tensor).all() for tensor in step.policy.tensors)
+
+
+def test_a_batch_of_which_nothing_is_left_is_a_batch() -> None:
+    simulation = LockstepSimulation(2, lag=0)
+    for actor in simulation.add_actors():
+        actor.join()
+        actor.reason_to_refuse = "its environment is broken"
+    assert simulation.settle_down() >= 10
+    assert simulation.batches[3] == [None, None]
+    assert not simulation.slots[0].filled_B.any()
+    assert simulation.ledger.report()["rejected/nonfinite"] >= 40
+    assert simulation.ledger.report()["trajectories/admitted"] == 0
+
+
+@LAGS
+def test_an_actor_whose_data_is_refused_stays_in_step(lag: int) -> None:
+    simulation = LockstepSimulation(3, lag)
+    bad, *_ = simulation.add_actors()
+    for actor in simulation.actors:
+        actor.join()
+    simulation.settle_down()
+    bad.reason_to_refuse = "its environment is broken for a while"
+    simulation.settle_down()
+    bad.reason_to_refuse = ""
+    num_before = len(simulation.batches)
+    simulation.settle_down()
+    assert [batch[0] for batch in simulation.batches[13:num_before]] == [None] * (num_before - 13)
+    assert all(simulation.batches[num_before + 2])
+    assert simulation.lags[num_before + 2] == [lag] * 3
+
+
+# -------------------- who is waited for
+
+
+def waits(simulation: LockstepSimulation) -> tuple[object, object]:
+    report = simulation.filler.report()
+    merge(report)
+    return report["lockstep/num_done"], report["lockstep/waits_for"]
+
+
+@LAGS
+def test_whose_places_are_empty_is_reported(lag: int) -> None:
+    simulation = LockstepSimulation(6, lag)
+    actors = simulation.add_actors()
+    assert waits(simulation) == (
+        0,
+        "actor 0 (not joined), actor 1 (not joined), actor 2 (not joined) and 3 more",
+    )
+    for actor in actors[:5]:
+        actor.join()
+    assert waits(simulation) == (0, "actor 5 (not joined), actor 0, actor 1 and 3 more")
+    actors[5].join()
+    silent = actors[0]
+    assert silent.rank == 0
+    simulation.actors = actors[1:]
+    simulation.settle_down()
+    assert waits(simulation) == (5, "actor 0")
+    # Who is gone is waited for no more.
+    simulation.leave(silent)
+    assert "actor 0" not in str(waits(simulation))
+
+
+# -------------------- versions
+
+
+@LAGS
+def test_each_message_has_one_version(lag: int) -> None:
+    simulation = LockstepSimulation(1, lag, first_update=40)
+    (actor,) = simulation.add_actors()
+    actor.join()
+    simulation.settle_down()
+    # The next batch is number 12 of this start; with a lag, one more is trained before it.
+    assert len(simulation.batches) >= 12
+    number = (
+        len(simulation.batches)
+        + len(simulation.full)
+        + sum(0 in batch.episodes for batch in simulation.filler._open)
+    )
+    wanted = 40 + number - lag
+    verdicts = {
+        u: simulation.filler.judge(0, Version(2, u)) for u in (wanted - 1, wanted, wanted + 1)
+    }
+    assert verdicts == {wanted - 1: "stale", wanted: None, wanted + 1: "invalid"}
+
+
+@LAGS
+def test_a_learner_that_was_resumed_begins_where_it_was(lag: int) -> None:
+    simulation = LockstepSimulation(2, lag, first_update=40)
+    for actor in simulation.add_actors():
+        actor.join()
+    assert simulation.settle_down() >= 12
+    assert simulation.lags[:4] == [[min(lag, b)] * 2 for b in range(4)]
+    assert simulation.batches[0][0] is not None
+    assert simulation.batches[0][0][2].update == 40
+
+
+# -------------------- who is waited for
+
+
+@LAGS
+def test_the_first_batch_waits_for_everybody(lag: int) -> None:
+    simulation = LockstepSimulation(3, lag)
+    first, second, third = simulation.add_actors()
+    first.join()
+    second.join()
+    assert simulation.settle_down() == 0
+    third.join()
+    assert simulation.settle_down() > 0
+    assert all(simulation.batches[0])
+
+
+@LAGS
+def test_one_that_dies_before_all_have_joined_is_replaced(lag: int) -> None:
+    simulation = LockstepSimulation(2, lag)
+    first, late = simulation.add_actors()
+    first.join()
+    assert simulation.settle_down() == 0
+    first.die()
+    simulation.end_session(first)
+    late.join()
+    # It waits for a second one, though the dead one has sent something.
+    assert simulation.settle_down() <= 1 + lag
+    assert simulation.settle_down() == 0
+    (other,) = simulation.add_actors(1)
+    other.join()
+    assert {late.rank, other.rank} == {0, 1}
+    assert simulation.settle_down() >= 12
+    assert all(all(batch) for batch in simulation.batches)
+
+
+@LAGS
+def test_one_that_dies_before_the_first_batch_is_not_waited_for_for_ever(lag: int) -> None:
+    simulation = LockstepSimulation(2, lag)
+    first, second = simulation.add_actors()
+    first.join()
+    second.join()
+    second.die()
+    simulation.settle_down()
+    assert simulation.batches == []
+    simulation.end_session(second)
+    assert simulation.settle_down() >= 12
+    assert simulation.batches[0][1] is None
+
+
+@LAGS
+@pytest.mark.parametrize("how", ["dies", "leaves"])
+def test_the_others_wait_for_a_lost_one_until_its_session_ends(lag: int, how: str) -> None:
+    simulation = LockstepSimulation(3, lag)
+    actors = simulation.add_actors()
+    for actor in actors:
+        actor.join()
+    simulation.settle_down()
+    lost = actors[1]
+    if how == "leaves":
+        simulation.leave(lost)
+    else:
+        lost.die()
+        assert simulation.settle_down() <= 1 + lag
+        assert simulation.settle_down() == 0
+        simulation.end_session(lost)
+    assert simulation.settle_down() >= 12
+    assert [trajectory is None for trajectory in simulation.batches[-1]] == [False, True, False]
+    assert simulation.lags[-1] == [lag, None, lag]
+
+
+@LAGS
+@pytest.mark.parametrize("num_trained", [0, 1, 2])
+def test_one_that_comes_back_begins_with_its_first_batch_and_is_in_step(
+    lag: int, num_trained: int
+) -> None:
+    simulation = LockstepSimulation(3, lag)
+    actors = simulation.add_actors()
+    for actor in actors:
+        actor.join()
+    simulation.settle_down()
+    lost = actors[1]
+    lost.die()
+    simulation.end_session(lost)
+    for _ in range(num_trained):
+        simulation.settle_down()
+    (back,) = simulation.add_actors(1)
+    assert back.join()
+    assert back.rank == lost.rank
+    before = len(simulation.batches)
+    assert simulation.settle_down() >= 12
+    with_it = [number for number, batch in enumerate(simulation.batches) if batch[1]]
+    again = [number for number in with_it if number >= before]
+    assert again == list(range(again[0], len(simulation.batches)))
+    assert [simulation.lags[number][1] for number in again[:3]] == [0, lag, lag]
+    assert simulation.ledger.report()["trajectories/rejected"] == 0
+
+
+@LAGS
+def test_one_that_is_not_needed_is_told_and_comes_in_when_somebody_is_gone(lag: int) -> None:
+    simulation = LockstepSimulation(2, lag)
+    actors = simulation.add_actors()
+    for actor in actors:
+        actor.join()
+    (extra,) = simulation.add_actors(1)
+    assert not extra.join()
+    assert extra.is_turned_away
+    assert simulation.settle_down() >= 12
+    actors[0].die()
+    simulation.end_session(actors[0])
+    assert extra.join()
+    assert extra.rank == 0
+    assert simulation.settle_down() >= 12
+    assert all(simulation.batches[-1])
+
+
+@LAGS
+def test_all_are_gone_and_some_come_back(lag: int) -> None:
+    simulation = LockstepSimulation(2, lag)
+    for actor in simulation.add_actors():
+        actor.join()
+    simulation.settle_down()
+    for actor in simulation.actors:
+        actor.die()
+        simulation.end_session(actor)
+    simulation.settle_down()
+    assert simulation.settle_down() == 0
+    (back,) = simulation.add_actors(1)
+    back.join()
+    assert simulation.settle_down() >= 12
+    assert [bool(trajectory) for trajectory in simulation.batches[-1]].count(True) == 1
+
+
+@LAGS
+def test_the_same_actor_in_a_new_session_is_a_loss_and_a_gain(lag: int) -> None:
+    """Its session ended while it lived: as when the learner stood still for a lease."""
+    simulation = LockstepSimulation(2, lag)
+    for actor in simulation.add_actors():
+        actor.join()
+    simulation.settle_down()
+    again = simulation.actors[1]
+    rank = again.rank
+    again.lose()
+    assert again.join()
+    assert again.rank == rank
+    before = len(simulation.batches)
+    assert simulation.settle_down() >= 12
+    assert simulation.lags[-1] == [lag, lag]
+    assert all(batch[0] for batch in simulation.batches[before:])
+
+
+@LAGS
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag: int, is_whole: bool) -> None:
+    simulation = LockstepSimulation(3, lag, stops_at_loss=True)
+    actors = simulation.add_actors()
+    for actor in actors[: 3 if is_whole else 2]:
+        actor.join()
+    simulation.settle_down()
+    actors[1].die()
+    simulation.settle_down()
+    num_batches = len(simulation.batches)
+    simulation.end_session(actors[1])
+    assert simulation.num_losses == 1
+    # The others were all that was left to wait for; their batch is given up all the same.
+    assert not simulation.full
+    assert len(simulation.batches) == num_batches
+    assert simulation.ledger.in_slots == 0
+    report = simulation.ledger.report()
+    assert report["dropped/shutdown"] == report["trajectories/dropped"] > 0
+
+
+def test_a_session_that_never_says_what_it_runs_is_nobody() -> None:
+    simulation = LockstepSimulation(2, lag=0)
+    first, second = simulation.add_actors()
+    first.join()
+    second.join()
+    simulation.settle_down()
+    second.die()
+    simulation.end_session(second)
+    (mute,) = simulation.add_actors(1)
+    simulation.take(mute, Hello(PROTOCOL, mute.uuid, "x", RUN, 0, 0))
+    assert simulation.settle_down() >= 12
+
+
+# -------------------- and all of it in any order
+
+
+def mishap(simulation: LockstepSimulation, actor: SimulatedActor, what: str) -> None:
+    if what in ("dies", "is replaced"):
+        actor.die()
+    if what in ("is over", "is replaced"):
+        simulation.end_session(actor)
+    if what == "is replaced":
+        simulation.add_actors(1)
+    if what == "is lost" and actor.is_joined:
+        actor.lose()
+    if what in ("breaks", "is mended"):
+        actor.reason_to_refuse = "bad" if what == "breaks" else ""
+
+
+MISHAPS = ("dies", "is over", "is replaced", "is lost", "breaks", "is mended", "is mended")
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
+def test_whatever_happens_nobody_waits_for_ever(lag: int, num_ranks: int, seed: int) -> None:
+    """Actors come, die, lose their session, send what is refused and come back, in any order;
+    then it is quiet, and whoever is left trains."""
+    random = Random(seed)
+    simulation = LockstepSimulation(num_ranks, lag, first_update=random.choice([0, 7]))
+    simulation.add_actors()
+    for _ in range(random.randint(20, 400)):
+        actor = random.choice(simulation.actors)
+        if random.random() < 0.1:
+            mishap(simulation, actor, random.choice(MISHAPS))
+        elif random.random() < 0.2:
+            simulation.train()
+        else:
+            getattr(actor, random.choice(SimulatedActor.MOVES))()
+        simulation.check()
+    for actor in simulation.actors:
+        if actor.is_dead:
+            simulation.end_session(actor)
+    num_alive = sum(not actor.is_dead for actor in simulation.actors)
+    if num_alive < num_ranks:
+        simulation.add_actors(num_ranks - num_alive)
+    simulation.settle_down(SimulatedActor.MOVES)
+    assert simulation.settle_down(SimulatedActor.MOVES) >= 12, "stuck"
+    for lags in simulation.lags:
+        assert all(found is None or 0 <= found <= lag for found in lags)
+    assert len({c.rank for c in simulation.actors if c.is_joined and not c.is_dead}) == num_ranks
+    last = simulation.batches[-1]
+    assert simulation.lags[-1] == [lag if last[rank] else None for rank in range(num_ranks)]
+
+
+def test_the_idle_queue_reports_its_depth() -> None:
+    shelf = Shelf()
+    for rank in (0, 1):
+        shelf.put(rank)
+    report = merge(shelf.filler.report())
+    assert {name: value for name, value in report.items() if name.startswith("queue/")} == {
+        "queue/idle_depth_quantiles": [3.0] * 5,
+        "queue/idle_capacity": 3,
+    }

@@ -1,0 +1,240 @@
+"""Reports: rates of an interval, means of episodes, and never late because learning is."""
+
+import asyncio
+import errno
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala_async.learner.handoff import Flag
+from impala_async.learner.loop import reporter
+from impala_async.learner.loop.reporter import EpisodeStats, LoopLag, Reporter
+from impala_async.metrics.names import Value
+from impala_async.metrics.verdict import BATCH_WAIT_MS, UPDATE_MS
+from impala_async.wire.codec import EPISODE
+from tests.learner.hand_actor import until
+
+
+def episodes(*pairs: tuple[float, int]) -> Any:
+    return np.array(list(pairs), EPISODE)
+
+
+def test_the_mean_return_needs_a_hundred_episodes() -> None:
+    stats = EpisodeStats()
+    stats.take(episodes(*[(1.0, 5)] * 99))
+    assert stats.mean_return is None
+    assert stats.mean_so_far == 1.0
+    stats.take(episodes((101.0, 5)))
+    assert stats.mean_return == 2.0
+    stats.take(episodes(*[(3.0, 5)] * 100))
+    assert stats.mean_return == 3.0
+    assert stats.count == 200
+
+
+def test_an_interval_has_its_own_means() -> None:
+    stats = EpisodeStats()
+    nothing = {"episodes/return_mean": None, "episodes/length_mean": None}
+    means = {"mean_return": None, "mean_return_100": None}
+    assert stats.report() == {**means, "episodes/count": 0, **nothing}
+    stats.take(episodes((1.0, 10), (4.0, 20)))
+    stats.take(episodes((-2.0, 60)))
+    report = stats.report()
+    assert (report["episodes/return_mean"], report["episodes/length_mean"]) == (1.0, 30.0)
+    assert stats.report() == {**means, "mean_return": 1.0, "episodes/count": 3, **nothing}
+
+
+def test_saved_episodes_go_on() -> None:
+    stats = EpisodeStats()
+    stats.take(episodes(*[(float(n), 1) for n in range(150)]))
+    resumed = EpisodeStats()
+    resumed.restore(**stats.save())  # the form in which a checkpoint has it
+    assert resumed.mean_return == stats.mean_return == 99.5
+    resumed.take(episodes((0.0, 1)))
+    assert resumed.count == 151
+    assert resumed.mean_return == 99.0
+
+
+async def test_the_loop_tells_how_late_it_is() -> None:
+    lag = LoopLag()
+    watching = asyncio.create_task(lag.watch())
+
+    def largest() -> float:
+        ms = lag.report()["loop/lag_ms_max"]
+        return ms if isinstance(ms, float) else -1.0
+
+    await until(lambda: largest() >= 0.0, "a first probe")
+    time.sleep(reporter.LOOP_PROBE_S + 0.05)
+    await until(lambda: largest() >= 50.0, "a stall in the window")
+    watching.cancel()
+    assert lag.report().keys() == {"loop/lag_ms_mean", "loop/lag_ms_max"}
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Value]] = []
+        self.times: list[float] = []
+        self.is_closed = False
+
+    def write(self, report: dict[str, Value]) -> None:
+        self.lines.append(report)
+        self.times.append(time.monotonic())
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class ReporterHarness:
+    """A reporter on a clock of its own."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now, self.env_steps = 50.0, 1000
+        self.sinks = [Sink(), Sink()]
+        self.ask = Flag()
+        self.reporter = Reporter(
+            **{
+                "every_s": 2.0,
+                "sinks": self.sinks,
+                "parts": [lambda: {"updates": 7}, lambda: {"num_actors": 0}],
+                "env_steps": lambda: self.env_steps,
+                "frames_per_step": 1,
+                "ask": self.ask,
+                "clock": lambda: self.now,
+                **settings,
+            }
+        )
+
+    def after(self, seconds: float, env_steps: int) -> dict[str, Value]:
+        self.now += seconds
+        self.env_steps += env_steps
+        return self.reporter.report()
+
+
+def test_a_rate_is_that_of_the_interval() -> None:
+    harness = ReporterHarness(earlier_s=10.0)
+    first = harness.after(2.0, 500)
+    assert (first["time_s"], first["env_steps_trained"]) == (12.0, 1500)
+    assert first["env_steps_per_s"] == 250.0
+    second = harness.after(4.0, 400)
+    assert (second["time_s"], second["env_steps_per_s"]) == (16.0, 100.0)
+    assert harness.after(4.0, 0)["env_steps_per_s"] == 0.0
+    assert harness.reporter.run_s(harness.now) == 20.0
+
+
+def test_frames_are_as_many_as_each_step_takes() -> None:
+    assert ReporterHarness().after(2.0, 500)["frames_per_s"] == 250.0
+    assert ReporterHarness(frames_per_step=4).after(2.0, 500)["frames_per_s"] == 1000.0
+
+
+def test_that_a_rate_is_0_from_now_on_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    harness = ReporterHarness(lr_is_0_at=1500)
+    harness.after(2.0, 499)
+    assert caplog.messages == []
+    for _ in range(3):
+        harness.after(2.0, 1)
+    (told,) = caplog.messages
+    assert told.startswith("algorithm/lr is 0 since env step 1,500: nothing is learned any more")
+    # What was over before has been told at the start.
+    ReporterHarness(lr_is_0_at=1000).after(2.0, 500)
+    assert len(caplog.messages) == 1
+
+
+def test_two_reports_at_one_moment_divide_by_nothing() -> None:
+    harness = ReporterHarness()
+    harness.after(0.0, 0)
+    assert harness.after(0.0, 0)["env_steps_per_s"] == 0.0
+
+
+def test_a_report_is_merged_and_reaches_every_sink() -> None:
+    harness = ReporterHarness()
+    report = harness.after(2.0, 10)
+    assert report["updates"] == 7
+    assert str(report["bottleneck"]).startswith("actors: the learner has nobody")
+    assert isinstance(report["host/rss_bytes"], int)
+    assert [sink.lines for sink in harness.sinks] == [[report], [report]]
+    harness.reporter.close()
+    assert all(sink.is_closed for sink in harness.sinks)
+
+
+def test_a_report_comes_though_the_memory_cannot_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = ReporterHarness()
+
+    def fail(process: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "/proc/7/statm")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reporter.psutil.Process, "memory_info", fail)
+        report = harness.after(2.0, 10)
+    assert (report["host/rss_bytes"], report["updates"]) == (None, 7)
+    assert [sink.lines for sink in harness.sinks] == [[report], [report]]
+    assert isinstance(harness.after(2.0, 10)["host/rss_bytes"], int)
+
+
+@pytest.mark.parametrize("name", ["updates", "no/such/name"])
+def test_a_name_twice_or_undeclared_is_a_bug(name: str) -> None:
+    parts: list[Callable[[], dict[str, object]]] = [lambda: {"updates": 1}, lambda: {name: 1}]
+    with pytest.raises(AssertionError):
+        ReporterHarness(parts=parts).reporter.report()
+
+
+async def report_for(
+    harness: ReporterHarness, num_reports: int, answers: Callable[[], bool]
+) -> list[float]:
+    """Run the task until so many reports are there; the times between them."""
+    task = asyncio.create_task(harness.reporter.report_regularly())
+
+    def is_done() -> bool:
+        if answers() and harness.ask.take():
+            harness.reporter.answered()
+        return len(harness.sinks[0].lines) >= num_reports
+
+    await until(is_done, "the reports")
+    task.cancel()
+    times = harness.sinks[0].times
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+async def test_it_asks_for_a_reading_and_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "REPLY_WAIT_S", 1e6)
+    harness = ReporterHarness(every_s=0.02)
+    await report_for(harness, 3, lambda: True)
+    assert len(harness.sinks[1].lines) == 3
+
+
+async def test_a_busy_thread_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an answer a report comes a little later, and the next one no later still."""
+    monkeypatch.setattr(reporter, "REPLY_WAIT_S", 0.05)
+    harness = ReporterHarness(every_s=0.1)
+    intervals = await report_for(harness, 5, lambda: False)
+    # The mean, for a busy machine delays one and shortens the next.
+    assert sum(intervals) / len(intervals) < 0.14
+
+
+async def test_the_end_and_the_answer_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner thread's last words come just as the run ends: the task must end with it."""
+    monkeypatch.setattr(reporter, "REPLY_WAIT_S", 1e6)
+    harness = ReporterHarness(every_s=0.0)
+    task = asyncio.create_task(harness.reporter.report_regularly())
+    await until(harness.ask.take, "it asks")
+    harness.reporter.answered()
+    task.cancel()
+    await asyncio.wait([task], timeout=2.0)
+    assert task.cancelled()
+
+
+def test_the_verdict_is_on_the_whole_start() -> None:
+    readings = iter([(110, 90.0, 10.0), (120, 90.0, 10.0), (121, 1.0, 99.0)])
+
+    def part() -> dict[str, Value]:
+        updates, update_ms, wait_ms = next(readings)
+        return {"updates": updates, UPDATE_MS: update_ms, BATCH_WAIT_MS: wait_ms, "num_actors": 1}
+
+    harness = ReporterHarness(parts=[part], earlier_updates=100)
+    last = [harness.after(2.0, 10) for _ in range(3)][-1]
+    assert str(last["bottleneck"]).startswith("waiting: ")
+    assert harness.reporter.verdict(last).stage == "learner"

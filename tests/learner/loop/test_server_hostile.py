@@ -1,0 +1,223 @@
+"""Ten thousand random and mutated messages at both ports, while a well-behaved actor works."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from impala_async.learner.loop import endpoint
+from impala_async.trajectory import columns_over, find_fault
+from impala_async.wire.codec import encode_data
+from impala_async.wire.messages import (
+    REJECT_CODES,
+    Bye,
+    ByeOk,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    Message,
+    NotModified,
+    Reject,
+    Spec,
+    pack,
+)
+from tests.learner.columns import Planes, big_schema, planes_of, same
+from tests.learner.hand_actor import LAYOUT, Actor, until
+from tests.learner.server_harness import ServerHarness
+
+NUM_MESSAGES = 10_000
+ROUND = 50
+COUNTED_AS_BAD = {REJECT_CODES.index("bad_message"), REJECT_CODES.index("hello_again")}
+
+
+class Vandal:
+    """Says anything at all, some of it nearly right, in the name of a session of its own."""
+
+    def __init__(self, actor: Actor, seed: int) -> None:
+        self.actor = actor
+        self.session = actor.session
+        self.random = random.Random(seed)
+        self.planes = planes_of(actor.schema, 1, seed=99)
+
+    def frames(self) -> list[Any]:
+        """The next message."""
+        kind = self.random.choices(("noise", "value", "right", "mutated"), (1, 1, 2, 6))[0]
+        if kind == "noise":
+            return [self._noise() for _ in range(self.random.randint(1, 4))]
+        if kind == "value":
+            return [msgpack.packb(self._value(3)), *self._more_frames()]
+        frames = self._right()
+        return frames if kind == "right" else self._mutate(frames)
+
+    def _noise(self) -> bytes:
+        return self.random.randbytes(self.random.choice((0, 1, 3, 20, 300, 5000, 13_000)))
+
+    def _more_frames(self) -> list[bytes]:
+        return [self._noise() for _ in range(self.random.choice((0, 0, 0, 1, 2)))]
+
+    def _value(self, depth: int) -> Any:
+        rng = self.random
+        simple: list[Any] = [
+            *(None, True, -1, 0, 2**63, float("nan"), 1e300, "text", "x" * 3000, b"", b"s" * 16),
+            *(rng.randrange(14), rng.randbytes(16)),
+        ]
+        if depth and rng.random() < 0.6:
+            parts = [self._value(depth - 1) for _ in range(rng.randrange(12))]
+            return parts if rng.random() < 0.8 else {str(i): part for i, part in enumerate(parts)}
+        return rng.choice(simple)
+
+    def _right(self) -> list[Any]:
+        actor, rng = self.actor, self.random
+        session = self.session if rng.random() < 0.7 else rng.randbytes(16)
+        schema = actor.schema
+        messages: list[Message] = [
+            Hello(rng.choice((1, 1, 2)), rng.randbytes(16), "b", bytes(16), 0, rng.randrange(9)),
+            Get(session, rng.randrange(3), rng.randrange(5)),
+            Heartbeat(session, {"env_time_ms": 1.0, rng.choice("ab"): 2}),
+            Grant(session, 1, 0, 1, 1, []),
+            Reject(0, "no", 0.0),
+            NotModified(1, 1),
+            rng.choice((ByeOk(rng.randbytes(16)), Bye(rng.randbytes(16), 0))),
+        ]
+        choice = rng.randrange(len(messages) + 4)
+        if choice < len(messages):
+            return [pack(messages[choice])]
+        if choice == len(messages):
+            spec = Spec(session, schema.digest, LAYOUT, rng.randint(1, 9), rng.randint(1, 3))
+            return [pack(spec), rng.choice((schema.to_json(), b"{}", b"[1]", self._noise()))]
+        fields = {
+            "session": session,
+            "seq": rng.choice((actor.settled, actor.settled + 1, rng.randrange(2**62))),
+            "epoch": rng.choice((1, 1, 1, 0, 2, 2**31)),
+            "rows": rng.choice((schema.rows, schema.rows, 1, 65535)),
+            "columns": rng.choice((1, 1, 1, 2, 4096)),
+            "num_episodes": 0,
+        }
+        header = actor.header(**fields)
+        return list(encode_data(header, self.planes.obs, self.planes.small, []))
+
+    def _mutate(self, frames: list[Any]) -> list[Any]:
+        rng = self.random
+        frames = [bytes(frame) for frame in frames]
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            at = rng.randrange(len(frames))
+            match rng.randrange(6):
+                case 0 if len(frames) > 1:
+                    del frames[at]
+                case 1:
+                    frames.insert(at, self._noise())
+                case 2:
+                    frames[at] = frames[at][: rng.randrange(len(frames[at]) + 1)]
+                case 3:
+                    frames[at] += self._noise()
+                case 4:
+                    rng.shuffle(frames)
+                case _ if frames[at]:
+                    place = rng.randrange(len(frames[at]))
+                    damaged = bytearray(frames[at])
+                    damaged[place] = rng.randrange(256)
+                    frames[at] = bytes(damaged)
+        return frames
+
+
+async def vandalise(harness: ServerHarness, vandal: Vandal, is_heard: Callable[[int], bool]) -> int:
+    """Everything it has to say; how many messages were really said, its hellos included."""
+    actor, num_said = vandal.actor, 0
+    for number in range(NUM_MESSAGES):
+        first, *others = vandal.frames()
+        socket = actor.weights if vandal.random.random() < 0.4 else actor.data
+        await actor.say(first, *others, to=socket)
+        num_said += 1
+        if number % ROUND == ROUND - 1:
+            # Not faster than it is heard: what zmq drops could not be counted.
+            await until(lambda said=num_said: is_heard(said))
+            actor.listen()
+            if harness.server.table.find(vandal.session, 0.0) is None:
+                await actor.hello()
+                await actor.spec()
+                vandal.session = actor.session
+                num_said += 2
+    await until(lambda: is_heard(num_said))
+    return num_said
+
+
+async def work(harness: ServerHarness, actor: Actor, is_over: asyncio.Event) -> list[Planes]:
+    """What a good actor sends meanwhile, message after message."""
+    sent: list[Planes] = []
+    while not is_over.is_set() or len(sent) < 20:
+        planes = planes_of(actor.schema, actor.columns, seed=len(sent))
+        sent.append(await actor.send(planes, episodes=[(float(len(sent)), 3)]))
+    return sent
+
+
+async def train(harness: ServerHarness, is_over: asyncio.Event) -> list[Any]:
+    """Every column that came through, each checked as the learner would trust it."""
+    taken: list[Any] = []
+    while not is_over.is_set() or harness.full:
+        while harness.full:
+            slot = harness.slots[harness.full[0]]
+            assert find_fault(harness.schema, slot.columns) is None
+            obs, small = slot.obs.copy(), slot.small.copy()
+            columns = columns_over(harness.schema, obs, small)
+            taken += [(columns, i) for i in range(len(obs))]
+            harness.train()
+        await asyncio.sleep(0)
+    return taken
+
+
+async def test_ten_thousand_bad_messages(
+    make_harness: Callable[..., ServerHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Or it would be cut off.
+    monkeypatch.setattr(endpoint, "MAX_HELLOS", NUM_MESSAGES)
+    harness = make_harness(big_schema(rows=2))
+    good, bad = await harness.join(2), await harness.join(1)
+    is_over = asyncio.Event()
+    before = harness.count("wire/messages")
+
+    def is_heard(num_said: int) -> bool:
+        heard: Any = harness.server.report()["wire/messages"]
+        return bool(heard == before + num_said + good.seq)
+
+    working = asyncio.create_task(work(harness, good, is_over))
+    training = asyncio.create_task(train(harness, is_over))
+    num_said = await vandalise(harness, Vandal(bad, seed=1), is_heard)
+    is_over.set()
+    sent, taken = await working, await training
+
+    def num_told() -> int:
+        return sum(answer.code in COUNTED_AS_BAD for answer in bad.rejects)
+
+    await bad.hear(lambda: num_told() >= harness.count("wire/bad"))
+
+    # Every message was heard, and each of the bad ones was counted and answered.
+    assert harness.count("wire/messages") == before + num_said + len(sent)
+    # It asks for more weights and welcomes at once than are sent to anybody.
+    assert harness.count("wire/unroutable") < num_said / 10
+    assert harness.count("wire/bad") == num_told() > NUM_MESSAGES / 2
+    counts = harness.counts()
+    for reason in ("unknown_type", "oversized_header", "malformed_header", "wrong_frame_count"):
+        assert counts[f"bad/{reason}"] > 0
+    for reason in ("wrong_size", "unknown_session", "not_allowed_now"):
+        assert counts[f"bad/{reason}"] > 0
+
+    # The good one never noticed.
+    assert good.rejects == []
+    assert good.verdicts == []
+    assert len(harness.episodes) >= len(sent)
+    rewards = {columns.rewards_CT[i].tobytes(): (columns, i) for columns, i in taken}
+    wanted = [(planes.columns, i) for planes in sent for i in range(2)]
+    found = [rewards.get(columns.rewards_CT[i].tobytes()) for columns, i in wanted]
+    missing = [place for place, column in enumerate(found) if column is None]
+    # Only the filling slot may still hold some of the newest.
+    assert len(wanted) > 40
+    assert missing == list(range(len(wanted) - len(missing), len(wanted)))
+    assert len(missing) <= 3
+    pairs = [(a, b) for a, b in zip(found, wanted, strict=True) if a is not None]
+    assert all(same(a[0], a[1], b[0], b[1]) for a, b in pairs)
+    assert np.isfinite([total for total, _ in harness.episodes]).all()

@@ -1,0 +1,139 @@
+"""What surrounds a server: settings, and a `ServerHarness`, which is a server with open slots whose
+learner is the test: it sees full slots, and settles and releases them.
+"""
+
+from collections.abc import Awaitable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from impala_async.config.run import RunConfig
+from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.spec import Schema
+from impala_async.trajectory import Columns, columns_over
+from impala_async.weights import Lineage, Version, Weights
+from tests.learner.columns import small_schema
+from tests.learner.hand_actor import LAYOUT, Actor
+
+RUN_ID = b"run".ljust(16, b"-")
+
+
+def config_of(schema: Schema, **sections: dict[str, Any]) -> RunConfig:
+    """Settings for a loopback learner; sections are laid over them."""
+    settings: dict[str, dict[str, Any]] = {
+        "env": {"id": "tests:None"},
+        "model": {"hidden_sizes": [8]},
+        "trajectory": {"rows": schema.rows},
+        "actor": {"num_envs": 1},
+        "learner": {"device": "cpu", "batch_columns": 4, "queue_size": 1, "report_every_s": 0.1},
+        "bind": {"data": "tcp://127.0.0.1:*", "weights": "tcp://127.0.0.1:*"},
+    }
+    for name, section in sections.items():
+        settings[name] = {**settings.get(name, {}), **section}
+    return RunConfig.model_validate(settings)
+
+
+class ServerHarness:
+    """A server with open slots. Full slots wait in `full` until the test is done with them."""
+
+    def __init__(
+        self,
+        schema: Schema | None = None,
+        *,
+        num_slots: int = 3,
+        is_open: bool = True,
+        lineage: Lineage | None = None,
+        **sections: dict[str, Any],
+    ) -> None:
+        self.schema = schema or small_schema()
+        self.config = config_of(self.schema, **sections)
+        self.full: list[int] = []
+        self.schemas: list[Schema] = []
+        self.episodes: list[tuple[float, int]] = []
+        self.num_losses = 0
+        self.actors: list[Actor] = []
+        self.server = ActorServer(
+            self.config,
+            run_id=RUN_ID,
+            lineage=lineage or Lineage(0).resumed(1, 0),
+            schema=self.schema if is_open else None,
+            events=Events(self.schemas.append, self._take_episodes, self._note_loss),
+        )
+        self.slots: list[Slot] = []
+        self._num_slots = num_slots
+        if is_open:
+            self.open()
+            self.publish(0)
+
+    def open(self) -> None:
+        columns = self.config.learner.batch_columns
+        self.slots = allocate_slots(self.schema, columns, self._num_slots)
+        self.server.open(self.schema, self.slots, self.full.append, LAYOUT)
+
+    def publish(self, update: int, epoch: int = 1, layout_digest: bytes = b"") -> Weights:
+        buffer = np.full(64, update % 251, np.uint8)
+        weights = Weights(Version(epoch, update), buffer, layout_digest)
+        self.server.publish(weights)
+        return weights
+
+    def actor(self, columns: int = 1, schema: Schema | None = None) -> Actor:
+        """One that has not said anything yet."""
+        server = self.server
+        made = Actor(server.data_url, server.weights_url, schema or self.schema, columns)
+        self.actors.append(made)
+        return made
+
+    def join(self, columns: int = 1, *, streams: int = 1) -> Awaitable[Actor]:
+        return self.actor(columns).join(streams=streams)
+
+    def train(self) -> Columns:
+        """Be done with the oldest full slot; what it held."""
+        slot = self.slots[self.full.pop(0)]
+        taken = columns_over(self.schema, slot.obs.copy(), slot.small.copy())
+        trained = int(slot.filled_B.sum())
+        self.server.settle(
+            Settlement(slot.batch, trained=trained, passes_done=trained, slot=slot.index)
+        )
+        return taken
+
+    def count(self, name: str) -> Any:
+        """One number of the server's report, whose identities are checked on the way."""
+        report: dict[str, Any] = self.server.report()
+        check_identities(report)
+        return report[name]
+
+    def counts(self) -> dict[str, Any]:
+        """Every number that is not zero."""
+        report: dict[str, Any] = self.server.report()
+        check_identities(report)
+        return {name: value for name, value in report.items() if value}
+
+    def close(self) -> None:
+        for actor in self.actors:
+            actor.close()
+        self.server.close()
+
+    def _note_loss(self) -> None:
+        self.num_losses += 1
+
+    def _take_episodes(self, episodes: NDArray[np.void]) -> None:
+        self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]
+
+
+def check_identities(report: dict[str, Any]) -> None:
+    """What must hold in every report, at every moment."""
+    columns = {
+        name.removeprefix("trajectories/"): value
+        for name, value in report.items()
+        if name.startswith("trajectories/")
+    }
+    assert columns["received"] == columns["admitted"] + columns["rejected"]
+    assert columns["admitted"] == columns["trained"] + columns["dropped"] + columns["in_slots"]
+    for group in ("rejected", "dropped"):
+        parts = [value for name, value in report.items() if name.startswith(f"{group}/")]
+        assert columns[group] == sum(parts)
+    bad = [value for name, value in report.items() if name.startswith("bad/")]
+    assert report["wire/bad"] == sum(bad)
