@@ -73,6 +73,7 @@ async def test_an_acknowledgement_waits_for_the_next_credit(
     harness = make_harness(num_slots=1, learner={"batch_columns": 1})
     actor = await harness.join()
     for seq in range(3):
+        await actor.credit()
         num_words = len(actor.grants)
         await actor.send(is_waiting=False)
         await until(lambda: bool(harness.full), "a full slot")
