@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bench.door import run
 from bench.ingest_ends import CASES, message_bytes
 from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.trajectory import columns_over
 from impala_async.wire.codec import body_sizes, decode_episodes, encode_data, split_inline
 from impala_async.wire.messages import Data, unpack

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from bench.door import run
 from bench.machine import about_this_machine
 from bench.one_run import one_run
-from impala_async.whole_file import write_whole
+from impala_async.files import write_whole
 
 Outcome: TypeAlias = dict[str, Any]
 """A training's digests of its last checkpoint, and its numbers that cannot depend on the clock."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import about_this_machine
-from impala_async.whole_file import write_whole
+from impala_async.files import write_whole
 
 Sample = Mapping[str, float]
 """Figures of one turn, by their names."""

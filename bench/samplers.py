@@ -26,7 +26,7 @@ from impala_async.config.model import ModelSection
 from impala_async.envs.make import make_env
 from impala_async.errors import EnvError
 from impala_async.policy import Policy
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 
 SAMPLERS: tuple[SamplerName, ...] = ("serial", "vector", "parallel", "alternating")
 ROWS = 20

@@ -19,7 +19,7 @@ from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, OneRun, one_run
 from bench.paired import Figure, figure, publish
 from bench.processes import Held, held_by_each
-from impala_async.whole_file import write_whole
+from impala_async.files import write_whole
 
 LOOK_EVERY_S = 1.0
 TELL_EVERY_S = 60.0

@@ -26,7 +26,7 @@ from impala_async.learner.loop.server import ActorServer, Events
 from impala_async.learner.slots import Slot, allocate_slots, keep_freed_memory
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.snapshot import Snapshot
 from impala_async.training.step import UpdateStep

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.models.leaves import as_vector, vector_size
-from impala_async.spec import ObsSpec
+from impala_async.schema import ObsSpec
 
 
 class MyTorso(nn.Module):

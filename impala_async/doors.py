@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__
-from impala_async.beginning import begin
 from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
@@ -34,9 +33,8 @@ from impala_async.errors import (
     RunOver,
     how_it_ended,
 )
-from impala_async.interrupts import Interrupted, last_word, quit_at_once
-from impala_async.leaving import flush_output
-from impala_async.lifeline import inherited_fds
+from impala_async.interrupts import Interrupted, flush_output, last_word, quit_at_once
+from impala_async.processes import begin, inherited_fds
 from impala_async.waiting import told_of
 
 if TYPE_CHECKING:

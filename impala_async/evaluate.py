@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from impala_async.doors import new_parser, run_door, start_told_of
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
-from impala_async.interrupts import REQUESTS, interrupt
-from impala_async.leaving import leave
+from impala_async.interrupts import REQUESTS, interrupt, leave
 from impala_async.metrics.report import format_return
 from impala_async.waiting import Wait
 
@@ -154,7 +153,7 @@ def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy
     import torch
 
     from impala_async.envs.make import build_envs
-    from impala_async.spec import Schema, recurrent_state
+    from impala_async.schema import Schema, recurrent_state
     from impala_async.team import build_policy, check_default_dtype
 
     torch.set_num_threads(config.actor.threads)
@@ -167,7 +166,7 @@ def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy
 
 
 def _load(policy: "Policy | Team", checkpoint: "Checkpoint") -> None:
-    from impala_async.foreign import one_line
+    from impala_async.user_code import one_line
 
     try:
         policy.load_tensors(checkpoint.tensors["model"])
@@ -191,7 +190,7 @@ def _play_greedily(
     import numpy as np
 
     from impala_async.envs.describe import check_numbers, check_obs_numbers
-    from impala_async.spec import POLICY
+    from impala_async.schema import POLICY
     from impala_async.team import Team
 
     per_env = -(-per_agent * num_agents // envs.num_envs)

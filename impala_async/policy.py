@@ -23,7 +23,7 @@ from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import unflatten
 from impala_async.models.quick import QuickNet, sample
 from impala_async.models.torso import TORSOS
-from impala_async.spec import ArraySpec, Schema
+from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
 Arrays = Mapping[str, NDArray[Any]]

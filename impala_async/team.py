@@ -21,7 +21,7 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.errors import ConfigError, EnvError
 from impala_async.models.flat import unflatten
 from impala_async.policy import Action, Arrays, Policy
-from impala_async.spec import POLICY, Schema
+from impala_async.schema import POLICY, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
 # How torch says that something is too large for the memory, or for any.

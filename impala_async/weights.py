@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 
 
 class Version(NamedTuple):

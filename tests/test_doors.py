@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from impala_async import __version__, errors, lifeline
+from impala_async import __version__, errors, processes
 from impala_async.__main__ import DOORS
 from impala_async.actor import __main__ as actor_door
 from impala_async.config.load import load_config
@@ -662,7 +662,7 @@ def test_an_actor_looks_for_no_learner_before_its_own_listens(
         def run(self) -> int:
             return 0
 
-    monkeypatch.setattr(lifeline, "wait_at_gate", wait)
+    monkeypatch.setattr(processes, "wait_at_gate", wait)
     monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
     assert actor_door.main(["--learner", "tcp://127.0.0.1:9"]) == 0
     assert done == ["gate", "tcp://127.0.0.1:9"]
@@ -674,9 +674,9 @@ def test_a_start_is_told_of_by_one_of_us(monkeypatch: pytest.MonkeyPatch, is_our
     monkeypatch.setattr("impala_async.waiting.LOOK_EVERY_S", 0.001)
     monkeypatch.setattr("impala_async.waiting.Wait", functools.partial(Wait, after_s=0.0))
     if is_ours:
-        monkeypatch.setenv(lifeline.VARIABLE, "3")
+        monkeypatch.setenv(processes.VARIABLE, "3")
     else:
-        monkeypatch.delenv(lifeline.VARIABLE, raising=False)
+        monkeypatch.delenv(processes.VARIABLE, raising=False)
     is_told = threading.Event()
     with start_told_of("torch is loaded", lambda line: is_told.set()):
         assert is_told.wait(0.2 if is_ours else 20.0) == (not is_ours)

@@ -14,7 +14,7 @@ from impala_async.errors import EnvError
 from impala_async.evaluate import _build_enough, _play_greedily, main
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 from tests.envs.test_agents import Lives

@@ -30,12 +30,11 @@ FLOORS = {
     **dict.fromkeys(["__init__", "errors", "config"], GROUND),
     **dict.fromkeys(
         [
-            *("layout", "spec", "trajectory", "screen", "weights"),
-            *("lifeline", "interrupts", "beginning", "leaving", "foreign", "waiting"),
+            *("layout", "schema", "trajectory", "weights"),
+            *("processes", "interrupts", "user_code", "waiting", "files"),
         ],
         GROUND,
     ),
-    **dict.fromkeys(["json_file", "whole_file"], GROUND),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
     **dict.fromkeys(["policy", "runs"], LANDING),
     "team": UPPER_LANDING,
@@ -47,14 +46,14 @@ FLOORS = {
 # Root modules that anybody may run, and what these share.
 DOORS = {"__main__", "doors", "train", "record", "replay", "evaluate"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
-LAUNCH_MAY_IMPORT = {"config", "errors", "lifeline", "interrupts"}
-LAUNCH_MAY_IMPORT |= {"__init__", "launch", "json_file", "waiting"}
+LAUNCH_MAY_IMPORT = {"__init__", "launch", "config", "errors"}
+LAUNCH_MAY_IMPORT |= {"processes", "interrupts", "files", "waiting"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
     *("__init__", "errors", "config", "runs"),
-    *("layout", "spec", "trajectory", "screen", "weights"),
-    *("lifeline", "interrupts", "beginning", "leaving", "json_file", "whole_file"),
+    *("layout", "schema", "trajectory", "weights"),
+    *("processes", "interrupts", "files"),
     *("wire", "envs", "launch"),
     *("learner.loop.ingest", "learner.loop.publisher", "learner.loop.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.loop.server"),
@@ -632,7 +631,7 @@ def keep(violations: list[str]) -> None:
 def test_the_walk_sees_the_whole_package(house: House) -> None:
     num_files = sum(1 for _ in (ROOT / PACKAGE).glob("**/*.py"))
     assert len(house.modules) == num_files >= 40
-    assert {f"{PACKAGE}", f"{PACKAGE}.config", f"{PACKAGE}.spec"} <= house.modules.keys()
+    assert {f"{PACKAGE}", f"{PACKAGE}.config", f"{PACKAGE}.schema"} <= house.modules.keys()
     assert sum(len(module.imports) for module in house) > 2 * num_files
 
 
@@ -809,7 +808,7 @@ BROKEN: list[tuple[Law, str, str, int]] = [
     (no_pickle, "training/step.py", "import torch\ntorch.load('x')", 3),
     (no_pickle, "training/step.py", "from torch import save as keep", 2),
     (no_pickle, "wire/sockets.py", "def f(s):\n    return s.recv_pyobj()", 3),
-    (no_pickle, "spec.py", "import numpy\nnumpy.load('x', allow_pickle=True)", 3),
+    (no_pickle, "schema.py", "import numpy\nnumpy.load('x', allow_pickle=True)", 3),
     (mirror_tests, "wire/messages.py", "", 1),
     (file_names, "wire/utils.py", "", 1),
     (file_names, "learner/common/queue.py", "", 1),
@@ -863,7 +862,7 @@ def test_a_broken_law_is_seen(
 
 
 def test_a_missing_docstring_is_seen(build: Callable[[dict[str, str]], House]) -> None:
-    assert docstrings(build({"impala_async/spec.py": "x = 1\n"})) != []
+    assert docstrings(build({"impala_async/schema.py": "x = 1\n"})) != []
 
 
 def test_every_law_has_a_tree_that_breaks_it() -> None:

@@ -10,7 +10,7 @@ import torch
 from impala_async.config.model import ModelSection
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
-from impala_async.spec import (
+from impala_async.schema import (
     ActionPart,
     ActionSpec,
     ArraySpec,

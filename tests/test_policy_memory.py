@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from impala_async.config.model import ModelSection
-from impala_async.spec import recurrent_state
+from impala_async.schema import recurrent_state
 from tests.test_policy import PLAIN, evaluate, generator, make_policy, random_obs, to_torch
 from tests.test_policy import SCHEMAS as KINDS
 

@@ -10,7 +10,7 @@ from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.errors import ConfigError, EnvError
 from impala_async.policy import Policy
-from impala_async.spec import (
+from impala_async.schema import (
     ActionPart,
     ActionSpec,
     ArraySpec,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
 
 LAYOUT = WeightsLayout(

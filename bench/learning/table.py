@@ -13,7 +13,7 @@ from typing import Any
 from bench.learning.cases import CASES, CONFIGS, Case
 from bench.learning.train import Outcome
 from bench.machine import about_this_machine
-from impala_async.whole_file import write_whole
+from impala_async.files import write_whole
 
 HEAD = (
     "| task | floor | seeds passed | mean return per seed | env steps, median | seconds, median |\n"

@@ -18,7 +18,7 @@ from impala_async.envs.batch import EnvBatch, Obs
 from impala_async.evaluate import build_players
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
-from impala_async.spec import POLICY
+from impala_async.schema import POLICY
 from impala_async.team import Team
 from impala_async.training.checkpoint import newest_checkpoint
 

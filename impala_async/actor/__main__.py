@@ -7,7 +7,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from impala_async import lifeline
+from impala_async import processes
 from impala_async.doors import (
     actor_of_this_start,
     check_learner_url,
@@ -17,7 +17,7 @@ from impala_async.doors import (
     start_told_of,
 )
 from impala_async.errors import ConfigError
-from impala_async.leaving import leave
+from impala_async.interrupts import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigError(f"--num-envs: wants a whole number from 1 up, got {args.num_envs}")
     if not args.connect_s > 0:
         raise ConfigError(f"--connect-s: wants a number of seconds over 0, got {args.connect_s}")
-    lifeline.hold()
+    processes.hold()
     start_logging()
     # Read when numpy is imported: the sums of an actor are small, and threads only slow them down.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -60,7 +60,7 @@ def _serve(args: argparse.Namespace) -> int:
         from impala_async.actor.service import ActorService
 
     # Until the learner of this run listens, somebody else's may do so at its address.
-    lifeline.wait_at_gate()
+    processes.wait_at_gate()
     service = ActorService(
         args.learner,
         num_envs=args.num_envs,

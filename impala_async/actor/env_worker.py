@@ -24,7 +24,7 @@ import traceback
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from impala_async import lifeline
+from impala_async import processes
 from impala_async.actor.shared_memory import SharedColumns
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
@@ -33,8 +33,7 @@ from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
-from impala_async.interrupts import CTRL_C, REQUESTS
-from impala_async.leaving import leave
+from impala_async.interrupts import CTRL_C, REQUESTS, leave
 
 STEP, RESET = b"s", b"r"
 # All replies below it are bits.
@@ -78,7 +77,7 @@ def main() -> int:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     faulthandler.register(TELL_STACKS, all_threads=True)
-    lifeline.hold()
+    processes.hold()
     commands, replies, memory = fds = [int(text) for text in sys.argv[1:]]
     for fd in fds:
         # What an environment starts must not keep the pipes open.

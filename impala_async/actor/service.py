@@ -29,13 +29,13 @@ from impala_async.errors import (
     EnvHangsError,
     MismatchError,
 )
-from impala_async.foreign import one_line
 from impala_async.interrupts import REQUESTS
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
-from impala_async.spec import Schema, recurrent_state
+from impala_async.schema import Schema, recurrent_state
 from impala_async.team import Team, build_policy, check_default_dtype
+from impala_async.user_code import one_line
 from impala_async.weights import Weights
 from impala_async.wire.messages import NO_NUMBER, plain
 from impala_async.wire.sockets import new_context

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.envs.batch import Obs, Step
-from impala_async.spec import ActionSpec, ArraySpec, ObsSpec
+from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
 # Bits of what a step brought besides what every step brings.
 HAS_FINAL_OBS, HAS_IDLE, HAS_UNTRAINED = 1, 2, 4

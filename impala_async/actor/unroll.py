@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from impala_async.actor.sending import Episode, Finished, MessageBuffer, Rows
 from impala_async.errors import EnvError
-from impala_async.spec import ArraySpec, Schema
+from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version
 
 Obs = Mapping[str, NDArray[Any]]

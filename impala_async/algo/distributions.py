@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from impala_async.spec import ActionPart
+from impala_async.schema import ActionPart
 
 # Deviations beyond would be certain, or at random, for good.
 LOG_STD_RANGE = (-10.0, 2.0)

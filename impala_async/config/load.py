@@ -24,7 +24,7 @@ from impala_async.config.former import FORMER_KEYS, up_to_date
 from impala_async.config.run import DECIDED_BY_LOCKSTEP, RunConfig
 from impala_async.config.synonyms import our_key
 from impala_async.errors import ConfigError
-from impala_async.json_file import why_unreadable
+from impala_async.files import why_unreadable
 
 COMMAND_LINE = "--set"
 # Where values have no type of ours.

@@ -27,7 +27,7 @@ from impala_async.envs.find import find_callable
 from impala_async.envs.observations import ChoicesCheck, ObsRows, short
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
 from impala_async.errors import EnvError
-from impala_async.spec import ArraySpec, ObsSpec, policy_leaf
+from impala_async.schema import ArraySpec, ObsSpec, policy_leaf
 
 
 class PolicyMapping:

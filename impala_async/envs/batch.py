@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from impala_async.errors import EnvError
-from impala_async.spec import ActionSpec, ObsSpec
+from impala_async.schema import ActionSpec, ObsSpec
 
 Actions = Mapping[str, NDArray[Any]]
 Obs = dict[str, NDArray[Any]]

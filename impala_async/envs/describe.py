@@ -26,16 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from impala_async import lifeline
+from impala_async import processes
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.faults import with_id
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
-from impala_async.interrupts import end_silently
-from impala_async.leaving import leave
-from impala_async.spec import ActionPart, ActionSpec, ObsSpec, Schema
+from impala_async.interrupts import end_silently, leave
+from impala_async.schema import ActionPart, ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
 
 if TYPE_CHECKING:
@@ -202,7 +201,7 @@ def read_answer(answer: bytes) -> Described:
 def main() -> int:
     """Answer on the real stdout, while whatever the environment prints goes to stderr."""
     end_silently()
-    lifeline.hold()
+    processes.hold()
     answers = os.dup(1)
     os.dup2(2, 1)
     watch = Watch(tell_stderr).start()

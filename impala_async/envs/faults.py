@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from impala_async.errors import EnvError, EnvHangsError
-from impala_async.foreign import Foreign, one_line
+from impala_async.user_code import UserCode, one_line
 
 AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
 PACKAGE = __name__.rpartition(".")[0]
@@ -40,7 +40,7 @@ class Running:
         """The number of the environment within its actor, from 1; 0 where it is not known."""
 
 
-class Blame(Foreign):
+class Blame(UserCode):
     """A context in which every exception is the environment's.
 
     `num_envs` are those it is about, if any, `first` the number of their first one. What is not

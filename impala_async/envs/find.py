@@ -24,7 +24,7 @@ from gymnasium.vector import VectorEnv
 from impala_async.envs.faults import Blame
 from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
-from impala_async.foreign import is_of_python, one_line
+from impala_async.user_code import is_of_python, one_line
 
 EXTRAS = {
     "Box2D": "box2d",

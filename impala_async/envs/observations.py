@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from numpy.typing import NDArray
 
 from impala_async.errors import EnvError
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 
 SUPPORTED_OBS = (
     "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"

@@ -24,7 +24,7 @@ from impala_async.envs.observations import (
     short,
 )
 from impala_async.errors import EnvError
-from impala_async.spec import ActionPart, ActionSpec, ObsSpec
+from impala_async.schema import ActionPart, ActionSpec, ObsSpec
 
 SUPPORTED_ACTION = (
     "supported are Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of those"

@@ -24,7 +24,7 @@ from impala_async.envs.faults import Blame, close_all, env_name
 from impala_async.envs.find import find_callable
 from impala_async.envs.kinds import is_no_kind, kind_of
 from impala_async.errors import EnvError
-from impala_async.spec import ArraySpec, ObsSpec
+from impala_async.schema import ArraySpec, ObsSpec
 
 # What ale_py's vector code would do of its own accord, and what would falsify reported returns.
 ATARI_VECTOR = {"reward_clipping": False, "use_fire_reset": False}

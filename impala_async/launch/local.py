@@ -32,9 +32,9 @@ from impala_async.errors import (
     ConfigError,
     how_it_ended,
 )
+from impala_async.files import find_object
 from impala_async.interrupts import GIVE_UP, REQUESTS, deaf_children
-from impala_async.json_file import find_object
-from impala_async.lifeline import Gate, Lifeline
+from impala_async.processes import Gate, Lifeline
 from impala_async.waiting import Wait
 
 logger = logging.getLogger(__name__)

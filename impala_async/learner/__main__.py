@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from impala_async import lifeline
+from impala_async import processes
 from impala_async.doors import (
     add_run_flags,
     check_run,
@@ -24,8 +24,7 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
-from impala_async.interrupts import undone
-from impala_async.leaving import flush_output, leave
+from impala_async.interrupts import flush_output, leave, undone
 from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         config, folder = check_run(args, default=None)
-        lifeline.hold()
+        processes.hold()
         with undone(folder.withdraw):
             try:
                 folder.begin(config)
@@ -143,7 +142,7 @@ def _serve(
             lock_watch=lock_watch,
             on_ready=on_ready,
         )
-        lifeline.open_gate()  # it listens, and nobody else can at its address
+        processes.open_gate()  # it listens, and nobody else can at its address
         return await service.run()
 
     earlier = folder.read_json("summary.json")
@@ -174,7 +173,7 @@ def _show(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code
 
     logger.info("%s; run folder: %s", describe(summary), folder.path)
     # A process that has started it draws one itself; and a SIGTERM leaves ten seconds.
-    if not lifeline.inherited_fds() and summary["exit_reason"] != "terminated":
+    if not processes.inherited_fds() and summary["exit_reason"] != "terminated":
         logger.info("learning curve: %s", draw_at_end(summary, folder, goal, code))
 
 

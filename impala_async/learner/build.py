@@ -19,7 +19,7 @@ from impala_async.learner.threads.learner_thread import LearnerThread
 from impala_async.learner.threads.loader import DeviceLoader, HostLoader, Loader, allocator_for
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.team import Team, build_policy
 from impala_async.training.snapshot import Snapshot
 from impala_async.training.state import TrainingState

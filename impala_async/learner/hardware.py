@@ -10,7 +10,7 @@ from impala_async.config.model import TORSOS
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 
 # Weights, gradients, two moments of the optimizer, and snapshots that are being sent.
 MODEL_COPIES = 7

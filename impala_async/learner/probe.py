@@ -16,8 +16,8 @@ from impala_async.envs.describe import read_answer
 from impala_async.envs.faults import with_id
 from impala_async.errors import ConfigError, EnvError, how_it_ended
 from impala_async.interrupts import deaf_children
-from impala_async.lifeline import Lifeline
-from impala_async.spec import Schema, recurrent_state
+from impala_async.processes import Lifeline
+from impala_async.schema import Schema, recurrent_state
 
 PROBE_TIMEOUT_S = 120.0
 DESCRIBE = (sys.executable, "-m", "impala_async.envs.describe")

@@ -21,7 +21,7 @@ from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner.handoff import ByteQueue, ClosedError, Inbox, on_thread
 from impala_async.learner.slots import Episodes, Region
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.weights import Version
 from impala_async.wire.codec import PLAIN
 from impala_async.wire.messages import Data

@@ -44,7 +44,7 @@ from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.runs.summary import summarise
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.waiting import Wait, told_of
 from impala_async.weights import Lineage
 

@@ -19,7 +19,7 @@ from impala_async.config.model import ModelSection
 from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.mlp import init_orthogonal, orthogonal_linear
 from impala_async.models.torso import Torso, torso_maker
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
 POLICY_GAIN = 0.01

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from impala_async.config.model import ModelSection
 from impala_async.models.leaves import as_image, image_shape, is_image, vector_size
 from impala_async.models.mlp import HIDDEN_GAIN, Hidden, init_orthogonal, joined
-from impala_async.spec import ArraySpec, ObsSpec
+from impala_async.schema import ArraySpec, ObsSpec
 
 # What a residual block adds begins small, or six of them would multiply the signal by eight.
 RESIDUAL_GAIN = 0.5

@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 
 BYTE = 255
 EPSILON = 1e-8

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.models.leaves import as_vector, vector_size
-from impala_async.spec import ArraySpec, ObsSpec
+from impala_async.schema import ArraySpec, ObsSpec
 
 # In place: a linear layer does not need its own output for the backward pass.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_}

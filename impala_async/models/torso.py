@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError
-from impala_async.foreign import NamedInSetting, import_maker
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
 from impala_async.models.mlp import MLPTorso
-from impala_async.spec import ObsSpec
+from impala_async.schema import ObsSpec
+from impala_async.user_code import NamedInSetting, import_maker
 
 # For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})

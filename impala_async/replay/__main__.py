@@ -19,8 +19,7 @@ from impala_async.doors import (
     tell_death,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, RecordingError
-from impala_async.interrupts import REQUESTS, interrupt, undone
-from impala_async.leaving import leave
+from impala_async.interrupts import REQUESTS, interrupt, leave, undone
 
 if TYPE_CHECKING:
     from impala_async.replay.index import RecordingIndex

@@ -20,7 +20,7 @@ from impala_async.actor.joining import (
 from impala_async.actor.retrying import SeldomLog
 from impala_async.config.run import ActorSettings
 from impala_async.errors import UnreachableError
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from impala_async.config.former import up_to_date
 from impala_async.errors import RecordingError
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of, map_file
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from impala_async.config.load import merge_overrides, validate_config
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError, RecordingError
 from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
-from impala_async.lifeline import Lifeline
+from impala_async.processes import Lifeline
 from impala_async.replay.index import RecordingIndex
 from impala_async.runs.folder import PRIVATE, RunFolder
 from impala_async.weights import Version

@@ -15,7 +15,7 @@ from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, RecordingError
 from impala_async.replay.client import POLL_S, ReplayClient, RunOver
 from impala_async.replay.index import RecordingIndex
-from impala_async.spec import recurrent_state
+from impala_async.schema import recurrent_state
 from impala_async.team import build_policy
 from impala_async.weights import Version
 from impala_async.wire.codec import body_sizes, encode_again

@@ -21,8 +21,7 @@ from impala_async.config.former import up_to_date
 from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError
-from impala_async.json_file import find_bytes, find_object
-from impala_async.whole_file import PUBLIC, beside, write_whole
+from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from impala_async.files import write_whole
 from impala_async.interrupts import REQUESTS
 from impala_async.metrics.report import format_mean_return
 from impala_async.waiting import told_of
-from impala_async.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,9 +17,9 @@ from impala_async.algo.losses import a2c_loss, appo_loss, impact_ratios, impala_
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import clamped_exp
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.foreign import NamedInSetting, import_maker
 from impala_async.policy import Evaluation
 from impala_async.training.target import TargetView
+from impala_async.user_code import NamedInSetting, import_maker
 
 
 class Rows(NamedTuple):

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from impala_async.algo.terms import LossTerms
-from impala_async.foreign import one_line
 from impala_async.policy import Policy
 from impala_async.training.algorithms import Algorithm, Rows, View
 from impala_async.training.batch import Batch
 from impala_async.training.target import Target
+from impala_async.user_code import one_line
 
 logger = logging.getLogger(__name__)
 

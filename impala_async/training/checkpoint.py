@@ -33,7 +33,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
-from impala_async.json_file import find_object
+from impala_async.files import find_object
 from impala_async.training.state import Tensors
 from impala_async.weights import Version
 

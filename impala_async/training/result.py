@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from impala_async.files import write_whole
 from impala_async.training.batch import Batch, Part
 from impala_async.training.rewards import Moments
-from impala_async.whole_file import write_whole
 
 
 class Outcome(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
-from impala_async.foreign import one_line
+from impala_async.user_code import one_line
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """Groups of named tensors; a group is a file."""

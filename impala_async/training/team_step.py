@@ -17,7 +17,7 @@ from torch import Tensor
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.spec import POLICY
+from impala_async.schema import POLICY
 from impala_async.team import Team, member_seed_of, split_off
 from impala_async.training.batch import Batch
 from impala_async.training.result import StepResult

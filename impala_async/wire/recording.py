@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from impala_async.errors import ProtocolError, RecordingError
-from impala_async.json_file import open_at_once, why_unreadable
-from impala_async.spec import Schema
+from impala_async.files import open_at_once, why_unreadable
+from impala_async.schema import Schema
 from impala_async.wire.codec import Frame, body_sizes
 from impala_async.wire.messages import Data, pack, unpack
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.actor.sending import Finished, MessageBuffer
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import Columns
 from impala_async.weights import Version, Weights
 

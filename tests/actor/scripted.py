@@ -27,7 +27,7 @@ from impala_async.config.run import (
     RunConfig,
     TrajectorySection,
 )
-from impala_async.spec import ArraySpec, Schema
+from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (

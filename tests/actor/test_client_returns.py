@@ -11,7 +11,7 @@ from impala_async.actor.client import NewRun, RunFinished
 from impala_async.actor.sending import ActorSpec, Finished
 from impala_async.config.run import TrajectorySection
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, WeightsLayout
 from impala_async.wire.messages import Bye, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec, pack
 from impala_async.wire.session import reject

@@ -9,7 +9,7 @@ import pytest
 from impala_async.actor import link as link_module
 from impala_async.actor.link import Link
 from impala_async.errors import MismatchError
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.messages import Get, Grant, Heartbeat, NotModified
 from impala_async.wire.session import reject

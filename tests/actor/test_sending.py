@@ -11,7 +11,7 @@ from impala_async.actor.sending import (
     Finished,
     tell_refusals,
 )
-from impala_async.spec import ArraySpec, Schema
+from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import decode_episodes, decompress_into
 from impala_async.wire.messages import VERDICTS, Data, Grant, Spec, unpack

@@ -10,7 +10,7 @@ from impala_async.actor.shared_memory import (
     new_memory,
 )
 from impala_async.envs.batch import Step
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 OBS = ObsSpec((ArraySpec("a", (3,), "uint8"), ArraySpec("b", (), "float64")))
 ACTION = ActionSpec(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from impala_async.actor.sending import Finished, MessageBuffer
 from impala_async.actor.unroll import Unroll
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import columns_over, find_fault
 from impala_async.weights import Version
 from tests.actor.fakes import Row, make_dirty, rows_of, schema_of, streams_of

@@ -19,7 +19,7 @@ from impala_async.envs.make import build_envs
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
-from impala_async.spec import ArraySpec, Schema
+from impala_async.schema import ArraySpec, Schema
 from impala_async.trajectory import Columns, find_fault
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 

@@ -19,7 +19,7 @@ from impala_async.actor.sending import Finished
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.batch import EnvBatch
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 
 HERE = "tests.actor.worlds"

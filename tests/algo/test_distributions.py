@@ -18,7 +18,7 @@ from impala_async.algo.distributions import (
     distribution_of,
     forbid,
 )
-from impala_async.spec import ActionPart
+from impala_async.schema import ActionPart
 
 LEADING = st.sampled_from([(), (1,), (7,), (3, 4)])
 

@@ -9,7 +9,7 @@ import threading
 import time
 
 from impala_async.config.run import RunConfig
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.team import build_policy
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (

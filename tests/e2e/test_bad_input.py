@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.wire.messages import (
     PROTOCOL,
     REJECT_CODES,

@@ -15,7 +15,7 @@ from impala_async.envs.agents import AgentEnvs, PolicyMapping, is_parallel
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.wrappers import WithHistory
 from impala_async.errors import EnvError
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 
 HERE = "tests.envs.test_agents"
 AGENTS = ["left", "right", "keeper"]

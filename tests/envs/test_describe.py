@@ -18,7 +18,7 @@ from impala_async.envs.describe import NUM_STEPS, describe, random_actions, read
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, policy_leaf
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, policy_leaf
 from tests.envs.test_agents import Lives
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from impala_async.envs.observations import check_obs, flatten_obs, obs_leaves
 from impala_async.errors import EnvError
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 
 BOX = Box(-1, 1, (4,), np.float32)
 NESTED = Dict(

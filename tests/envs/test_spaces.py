@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from impala_async.envs.spaces import ActionAdapter, SpaceOptions, Spaces, action_parts
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 BOUNDED = Box(np.array([-1.0, 0.0]), np.array([1.0, 9.0]), dtype=np.float64)
 HALF_OPEN = Box(np.float32([-np.inf, 0]), np.float32([1, np.inf]), dtype=np.float32)

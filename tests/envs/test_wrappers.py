@@ -14,7 +14,7 @@ from impala_async.envs.make import build_envs, make_env
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.envs.wrappers import WithHistory, is_atari, wrap
 from impala_async.errors import EnvError
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 
 HERE = __name__
 PONG = "ALE/Pong-v5"

@@ -6,7 +6,7 @@ import torch
 from examples.custom_model import MyTorso
 from impala_async.config.model import ModelSection
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
 from tests.examples.conftest import ROOT, Train
 
 NAME = "examples.custom_model:MyTorso"

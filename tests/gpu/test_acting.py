@@ -8,7 +8,7 @@ from impala_async.actor.samplers.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from tests.actor.fakes import FakeBuffers, NoNews
 from tests.actor.worlds import section
 

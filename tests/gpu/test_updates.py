@@ -16,7 +16,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.learner.threads.batch import batch_over
 from impala_async.policy import Policy
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.snapshot import Snapshot
 from impala_async.training.step import UpdateStep

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from impala_async import __version__
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.weights import Version
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (

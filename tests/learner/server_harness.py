@@ -12,7 +12,7 @@ from impala_async.config.run import RunConfig
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.loop.server import ActorServer, Events
 from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Lineage, Version, Weights
 from tests.learner.columns import small_schema

@@ -16,7 +16,7 @@ from impala_async.metrics.names import Value
 from impala_async.metrics.sinks.jsonl import JsonlSink
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (
     PROTOCOL,

@@ -10,7 +10,7 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError
 from impala_async.learner import hardware
 from impala_async.learner.hardware import GIB, check_memory, make_current, pick_device
-from impala_async.spec import (
+from impala_async.schema import (
     ActionPart,
     ActionSpec,
     ArraySpec,

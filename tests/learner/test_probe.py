@@ -19,7 +19,7 @@ from impala_async.config.run import ActorSection, EnvSection, RunConfig
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner import probe
 from impala_async.learner.probe import SpaceProbe, check_columns
-from impala_async.spec import (
+from impala_async.schema import (
     ActionPart,
     ActionSpec,
     ArraySpec,

@@ -75,7 +75,7 @@ async def test_a_handler_of_messages_that_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the fault of a peer, then: a bug of ours."""
-    monkeypatch.setattr("impala_async.screen.Screen.find_fault", boom)
+    monkeypatch.setattr("impala_async.trajectory.ColumnChecks.find_fault", boom)
     async with service_run(tmp_path) as run:
         await run.start_actors(1)
         death = await death_of(run)

@@ -5,7 +5,7 @@ import torch
 
 from impala_async.config.model import ModelSection
 from impala_async.models.actor_critic import ActorCritic, Core, Output
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 
 PLAIN_OBS = ObsSpec((ArraySpec("", (3,), "float32"),))
 PLAIN_ACTION = ActionSpec((ActionPart("", "discrete", (4,)),))

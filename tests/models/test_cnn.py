@@ -5,7 +5,7 @@ import torch
 
 from impala_async.config.model import ModelSection
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
-from impala_async.spec import ArraySpec, ObsSpec
+from impala_async.schema import ArraySpec, ObsSpec
 
 FRAMES = ArraySpec("", (84, 84, 4), "uint8")
 TINY = ArraySpec("", (10, 10, 4), "bool")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from impala_async.models.flat import flatten, unflatten
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 from impala_async.weights import Version, Weights, WeightsLayout
 
 FINE = WeightsLayout(

@@ -16,7 +16,7 @@ from impala_async.models.leaves import (
     is_image,
     vector_size,
 )
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint16", "int16", "int32", "int64"])

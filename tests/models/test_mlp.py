@@ -5,7 +5,7 @@ import torch
 
 from impala_async.config.model import ModelSection
 from impala_async.models.mlp import MLPTorso, orthogonal_linear
-from impala_async.spec import ArraySpec, ObsSpec
+from impala_async.schema import ArraySpec, ObsSpec
 
 
 def torso_of(num_in=3, sizes=(5, 7), activation="tanh"):

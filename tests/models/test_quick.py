@@ -9,7 +9,7 @@ import torch
 from impala_async.config.model import ModelSection
 from impala_async.models.quick import QuickNet
 from impala_async.policy import Policy
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.training.snapshot import Snapshot
 from impala_async.weights import Version
 

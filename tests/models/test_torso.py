@@ -10,7 +10,7 @@ from impala_async.models import torso
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.mlp import Hidden, joined
 from impala_async.models.torso import pick_precision
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 HERE = __name__
 OBS = ObsSpec((ArraySpec("", (3,), "float32"),))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import Data
 from impala_async.wire.recording import OPENING, End, Record, Recorded, Start, encode_record

@@ -10,7 +10,7 @@ import torch
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.policy import Policy
-from impala_async.spec import (
+from impala_async.schema import (
     ActionPart,
     ActionSpec,
     ArraySpec,

@@ -7,7 +7,7 @@ import torch
 from impala_async.config.run import ModelSection
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
-from impala_async.spec import ArraySpec
+from impala_async.schema import ArraySpec
 from impala_async.training.snapshot import HostCopy, Snapshot
 from impala_async.weights import Version, WeightsLayout
 

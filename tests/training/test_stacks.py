@@ -7,7 +7,7 @@ import torch
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 

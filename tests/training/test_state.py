@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from impala_async.errors import CheckpointError
-from impala_async.spec import POLICY
+from impala_async.schema import POLICY
 from impala_async.training.checkpoint import newest_checkpoint, save_checkpoint
 from impala_async.training.state import TrainingState
 from impala_async.weights import Version

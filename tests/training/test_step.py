@@ -11,7 +11,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.optimizer import can_skip
 from impala_async.training.step import UpdateStep

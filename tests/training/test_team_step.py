@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from impala_async.metrics.names import REGISTRY
-from impala_async.spec import POLICY
+from impala_async.schema import POLICY
 
 SETTINGS = {
     "impala": {"normalize_returns": True},

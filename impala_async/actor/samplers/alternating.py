@@ -28,7 +28,7 @@ from impala_async.actor.samplers.protocols import (
 )
 from impala_async.actor.sending import Finished
 from impala_async.actor.workers import WorkerEnvs
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 
 Group = tuple[DirectSampler, WorkerEnvs]
 """A sampler, and its environments, which are stepped past it."""

@@ -25,7 +25,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, MismatchError
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from impala_async.actor.sending import Finished
 from impala_async.actor.unroll import Unroll
 from impala_async.envs.batch import EnvBatch, Step
 from impala_async.errors import MismatchError
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 
 
 class DirectSampler(ABC):

@@ -26,7 +26,7 @@ from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs, build_usual
 from impala_async.errors import EnvError, MismatchError
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 
 CPU = "cpu"
 

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.slots import Episodes, Region
-from impala_async.screen import Screen
-from impala_async.spec import Schema
-from impala_async.trajectory import LARGEST, Fault
+from impala_async.schema import Schema
+from impala_async.trajectory import LARGEST, ColumnChecks, Fault
 from impala_async.wire.codec import (
     PLAIN,
     ZSTD,
@@ -37,7 +36,7 @@ class BodyReader:
 
     def __init__(self, schema: Schema, most_columns: int) -> None:
         self._schema = schema
-        self._screen = Screen(schema)
+        self._checks = ColumnChecks(schema)
         largest = body_sizes(schema.layout, most_columns, most_columns * schema.rows)
         self._small = np.zeros(largest.small, np.uint8)
         self._packed = np.zeros(largest.obs, np.uint8)
@@ -70,16 +69,16 @@ class BodyReader:
         faults = [_find_episode_fault(episodes) for _, episodes in received]
         if len(received) > 1:
             whole = received[0][0].through(received[-1][0])
-            if self._screen.is_sound(whole.obs, whole.small):
+            if self._checks.is_sound(whole.obs, whole.small):
                 return faults
         return [
-            self._screen.find_fault(region.obs, region.small) or fault
+            self._checks.find_fault(region.obs, region.small) or fault
             for (region, _), fault in zip(received, faults, strict=True)
         ]
 
     def count_valid(self, region: Region) -> NDArray[np.int64]:
         """How many rows of each column are valid."""
-        return self._screen.count_valid(region.small)
+        return self._checks.count_valid(region.small)
 
     def _receive_frames(
         self, router: Router, data: Data, sizes: BodySizes, region: Region

@@ -20,7 +20,7 @@ from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Region, Slot
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.trajectory import Fault
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Data, pack

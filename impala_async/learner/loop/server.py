@@ -28,7 +28,7 @@ from impala_async.learner.loop.reporter import LoopLag
 from impala_async.learner.loop.sessions import SessionMessages
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Slot
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.local_link import LocalLink

@@ -15,7 +15,7 @@ from impala_async.learner.loop.peer_log import ActorFailures, PeerLog
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import Frame
 from impala_async.wire.connections import REPLACED

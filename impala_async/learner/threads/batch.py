@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.training.batch import Batch
 
 

@@ -20,7 +20,7 @@ from impala_async.learner.hardware import make_current
 from impala_async.learner.slots import Allocate, Slot, touched_memory
 from impala_async.learner.threads.batch import LoadedBatch, batch_over
 from impala_async.metrics.timer import TimerStat
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.training.batch import Batch
 
 

@@ -14,7 +14,7 @@ from impala_async.actor.workers import Workers
 from impala_async.envs.batch import Obs, Step
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import VectorEnvs
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.weights import Version, Weights
 from tests.actor.fakes import FakeAction, FakeBuffers, FakePolicy, NoNews, rows_of, weights_of
 from tests.actor.worlds import play, section

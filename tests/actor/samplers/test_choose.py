@@ -16,7 +16,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from tests.actor.fakes import FakeAction, FakePolicy
 from tests.actor.worlds import section
 

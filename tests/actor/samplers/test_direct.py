@@ -15,7 +15,7 @@ from impala_async.envs.batch import EnvBatch, spread_seed
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.trajectory import find_fault
 from impala_async.weights import Version, Weights
 from tests.actor.fakes import (

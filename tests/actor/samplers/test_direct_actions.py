@@ -14,7 +14,7 @@ from impala_async.config.model import ModelSection
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.policy import Policy
-from impala_async.spec import Schema, recurrent_state
+from impala_async.schema import Schema, recurrent_state
 from impala_async.trajectory import Columns, find_fault
 from tests.actor.fakes import FakeBuffers, NoNews
 

@@ -19,7 +19,7 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.spec import ArraySpec, Schema
+from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import Version, Weights
 from tests.actor.fakes import FakeAction, FakeBuffers, NoNews
 

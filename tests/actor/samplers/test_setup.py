@@ -23,7 +23,7 @@ from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EXIT_MISMATCH, EnvError, MismatchError
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 from tests.actor.worlds import section
 

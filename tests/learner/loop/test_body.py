@@ -8,7 +8,7 @@ import pytest
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.body import BodyReader
 from impala_async.learner.slots import Region
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.wire.codec import Frame, compress, encode_data
 from impala_async.wire.messages import Data, unpack
 from impala_async.wire.sockets import NO_FRAME

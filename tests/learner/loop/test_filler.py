@@ -8,7 +8,7 @@ import pytest
 from impala_async.learner.loop.filler import Arrival, SlotFiller
 from impala_async.learner.slots import Episodes, Region, Slot, allocate_slots
 from impala_async.metrics.report import merge
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.weights import Version
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
 

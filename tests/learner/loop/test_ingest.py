@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from impala_async.learner.slots import Region
-from impala_async.spec import Schema
+from impala_async.schema import Schema
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE, ZSTD, compress, encode_data
 from impala_async.wire.messages import REJECT_CODES, VERDICTS, Data, pack

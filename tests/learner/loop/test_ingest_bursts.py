@@ -13,7 +13,7 @@ from impala_async.learner.loop.ingest import Ingest
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.slots import Region, allocate_slots
-from impala_async.screen import Screen
+from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version, Weights
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import PROTOCOL, VERDICTS, Data, Grant, Hello, unpack
@@ -184,14 +184,14 @@ def test_a_burst_comes_to_the_same_as_its_messages_alone(bursts: list[list[Step]
 
 def test_what_is_sound_is_checked_once_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[int] = []
-    is_sound = Screen.is_sound
+    is_sound = ColumnChecks.is_sound
 
-    def note(screen: Screen, obs: Any, small: Any) -> bool:
+    def note(screen: ColumnChecks, obs: Any, small: Any) -> bool:
         checked.append(len(small))
         return is_sound(screen, obs, small)
 
-    monkeypatch.setattr(Screen, "is_sound", note)
-    monkeypatch.delattr(Screen, "find_fault")
+    monkeypatch.setattr(ColumnChecks, "is_sound", note)
+    monkeypatch.delattr(ColumnChecks, "find_fault")
     bay = play([[(0, "good"), (1, "good"), (2, "good")]], alone=False)
     assert checked == [1 + 2 + 3]
     assert bay.ledger.report()["trajectories/admitted"] == 6

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from impala_async.learner.loop.sessions import MAX_SCHEMA_BYTES
-from impala_async.spec import ArraySpec, ObsSpec, Schema
+from impala_async.schema import ArraySpec, ObsSpec, Schema
 from impala_async.wire.messages import Spec
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import LAYOUT

@@ -13,7 +13,7 @@ from impala_async.learner.slots import Slot, allocate_slots, touched_memory
 from impala_async.learner.threads.batch import batch_over
 from impala_async.learner.threads.loader import HostLoader, allocator_for
 from impala_async.metrics.report import merge
-from impala_async.spec import ArraySpec, ObsSpec
+from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
 from impala_async.weights import Version
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema

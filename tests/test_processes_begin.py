@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from impala_async.beginning import begin
 from impala_async.doors import run_door
+from impala_async.processes import begin
 
 ROOT = Path(__file__).resolve().parents[1]
 WITHIN_S = 60.0

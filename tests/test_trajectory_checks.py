@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async import screen
-from impala_async.screen import Screen
-from impala_async.spec import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.trajectory import columns_over, find_fault
+from impala_async import trajectory
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.trajectory import ColumnChecks, columns_over, find_fault
 
 FLOATS = ArraySpec("", (4,), "float32")
 PLAIN = Schema(ObsSpec((FLOATS,)), ActionSpec((ActionPart("", "discrete", (2,)),)), rows=5)
@@ -84,12 +83,12 @@ def test_a_verdict_is_the_one_of_the_thorough_checks(name: str, data: st.DataObj
             np.uint8,
         )
     thorough = find_fault(schema, columns_over(schema, *planes))
-    assert Screen(schema).find_fault(*planes) == thorough
+    assert ColumnChecks(schema).find_fault(*planes) == thorough
 
 
 def test_what_is_sound_is_not_looked_at_closely(monkeypatch: pytest.MonkeyPatch) -> None:
-    screens = {name: Screen(schema) for name, schema in SCHEMAS.items()}
-    monkeypatch.setattr(screen, "find_fault", lambda *args: "close")
+    screens = {name: ColumnChecks(schema) for name, schema in SCHEMAS.items()}
+    monkeypatch.setattr(trajectory, "find_fault", lambda *args: "close")
     found = {name: screens[name].find_fault(*sound(SCHEMAS[name], 0)) for name in screens}
     assert [name for name in found if found[name] is None] == ["plain", "rich"]
 
@@ -98,7 +97,7 @@ def test_what_is_sound_is_not_looked_at_closely(monkeypatch: pytest.MonkeyPatch)
 def test_an_observation_of_any_moderate_size_is_fine(value: float, is_fine: bool) -> None:
     obs, small = sound(PLAIN, 0)
     columns_over(PLAIN, obs, small).obs[""][...] = np.float32(value)
-    assert (Screen(PLAIN).find_fault(obs, small) is None) == is_fine
+    assert (ColumnChecks(PLAIN).find_fault(obs, small) is None) == is_fine
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_an_integer_is_as_large_as_a_float_may_be(value: int, is_fine: bool) -> 
     """The least of them has no absolute value that they could hold."""
     obs, small = sound(RICH, 0)
     columns_over(RICH, obs, small).obs["count"][1, 2, 0] = value
-    fault = Screen(RICH).find_fault(obs, small)
+    fault = ColumnChecks(RICH).find_fault(obs, small)
     assert fault == find_fault(RICH, columns_over(RICH, obs, small))
     assert fault == (None if is_fine else ("nonfinite", "the observation 'count' is beyond 1e+15"))
 
@@ -117,6 +116,6 @@ def test_an_integer_is_as_large_as_a_float_may_be(value: int, is_fine: bool) -> 
 def test_valid_rows_are_counted() -> None:
     obs, small = sound(RICH, 4)
     mask = columns_over(RICH, obs, small).mask_CT
-    counted = Screen(RICH).count_valid(small)
+    counted = ColumnChecks(RICH).count_valid(small)
     assert counted.dtype == np.int64
     assert counted.tolist() == mask.sum(1).tolist()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.spec import (
+from impala_async.schema import (
     MAX_DIMENSIONS,
     POLICY,
     ActionPart,
@@ -19,7 +19,7 @@ from impala_async.spec import (
     Schema,
     policy_leaf,
 )
-from tests.test_spec import schemas
+from tests.test_schema import schemas
 
 WIDE = Schema(
     obs=ObsSpec(

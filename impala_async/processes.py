@@ -1,4 +1,4 @@
-"""Processes that end when the one that started them ends, however it ends.
+"""How the processes that we start begin, and how they end when the one that started them does.
 
 The parent holds the write end of a pipe that it never writes to; its children, and theirs, hold
 the read end. When the parent is gone, even by SIGKILL, the pipe is closed and every child sees
@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import stat
+import sys
 import threading
 import time
 
@@ -113,3 +114,15 @@ def _watch(fd: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, GRACE_S + 0.2)
     time.sleep(GRACE_S)
     os._exit(EXIT_TRY_AGAIN)
+
+
+def begin() -> None:
+    """Before anything is opened or started. Twice does no harm."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free, which is fd
+            os.set_inheritable(fd, True)
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async import spec
+from impala_async import schema
 from impala_async.layout import Leaf
-from impala_async.spec import (
+from impala_async.schema import (
     DTYPES,
     ActionKind,
     ActionPart,
@@ -235,8 +235,8 @@ def one_leaf(size: int, rows: int) -> Schema:
 
 def test_a_column_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     fitting = one_leaf(100, 9)
-    assert spec.MAX_COLUMN_BYTES == 1 << 30
-    monkeypatch.setattr(spec, "MAX_COLUMN_BYTES", fitting.layout.column_bytes)
+    assert schema.MAX_COLUMN_BYTES == 1 << 30
+    monkeypatch.setattr(schema, "MAX_COLUMN_BYTES", fitting.layout.column_bytes)
     assert one_leaf(100, 9).layout.column_bytes == fitting.layout.column_bytes
     with pytest.raises(ValueError, match=r"a column of 10 rows takes \d+ bytes.*trajectory\.rows"):
         _ = one_leaf(100, 10).layout

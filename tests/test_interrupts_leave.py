@@ -13,7 +13,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 WITHIN_S = 60.0
 START = """
 import atexit, os, sys, threading, time
-from impala_async import leaving
+from impala_async import interrupts
 """
 
 
@@ -26,10 +26,10 @@ def end(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_thread_that_never_ends_is_named_and_left() -> None:
     ended = end(
-        "leaving.GRACE_S = 0.05\n"
+        "interrupts.GRACE_S = 0.05\n"
         "threading.Thread(target=time.sleep, args=(1e6,), name='simulator').start()\n"
         "print('result')\n"
-        "leaving.leave(3)"
+        "interrupts.leave(3)"
     )
     said = "ending without what the environment left running: Thread simulator\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "result\n", said)
@@ -38,10 +38,10 @@ def test_a_thread_that_never_ends_is_named_and_left() -> None:
 def test_a_process_that_never_ends_is_ended_too() -> None:
     ended = end(
         "import multiprocessing\n"
-        "leaving.GRACE_S = 0.05\n"
+        "interrupts.GRACE_S = 0.05\n"
         "fork = multiprocessing.get_context('fork')\n"
         "fork.Process(target=time.sleep, args=(1e6,), name='game').start()\n"
-        "leaving.leave(2)"
+        "interrupts.leave(2)"
     )
     # It held our streams open.
     said = "ending without what the environment left running: ForkProcess game\n"
@@ -51,10 +51,10 @@ def test_a_process_that_never_ends_is_ended_too() -> None:
 def test_what_ends_by_itself_gets_the_time() -> None:
     ended = end(
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "leaving.GRACE_S = 60.0\n"
+        "interrupts.GRACE_S = 60.0\n"
         "ThreadPoolExecutor(2).submit(print, 'worked').result()\n"
         "atexit.register(print, 'closed')\n"
-        "leaving.leave(0)"
+        "interrupts.leave(0)"
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "worked\nclosed\n", "")
 
@@ -62,9 +62,9 @@ def test_what_ends_by_itself_gets_the_time() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cuts_it_short_with_the_same_code(number: signal.Signals) -> None:
     ended = end(
-        "leaving.GRACE_S = 60.0\n"
+        "interrupts.GRACE_S = 60.0\n"
         f"tell = lambda: (time.sleep(0.1), os.kill(os.getpid(), {int(number)}), time.sleep(1e6))\n"
         "threading.Thread(target=tell).start()\n"
-        "leaving.leave(130)"
+        "interrupts.leave(130)"
     )
     assert (ended.returncode, ended.stderr) == (130, "")

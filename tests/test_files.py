@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import CheckpointError
-from impala_async.json_file import MOST_BYTES, find_bytes, find_object
+from impala_async.files import MOST_BYTES, find_bytes, find_object
 
 
 def grow(path: Path) -> None:

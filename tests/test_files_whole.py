@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from impala_async.whole_file import beside, write_whole
+from impala_async.files import beside, write_whole
 
 
 def test_it_is_written_beside_and_on_the_disk_before_it_is_there(

@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from impala_async.foreign import Foreign, one_line
 from impala_async.interrupts import Interrupted
+from impala_async.user_code import UserCode, one_line
 
 
-class Blame(Foreign):
+class Blame(UserCode):
     """Knows whose fault everything but a KeyError is."""
 
     def blame(self, error: BaseException) -> Exception | None:

@@ -1,4 +1,4 @@
-"""Foreign code, be it an environment or a network: whatever it raises becomes an error of ours."""
+"""UserCode code, be it an environment or a network: whatever it raises becomes an error of ours."""
 
 import importlib
 import sys
@@ -26,7 +26,7 @@ def is_of_python(found: Any) -> bool:
     return str(module).partition(".")[0] in sys.stdlib_module_names
 
 
-class Foreign(ABC):
+class UserCode(ABC):
     """A context in which every exception is that of foreign code; one instance serves many times.
 
     So are SystemExit and GeneratorExit, which would else end a process of ours as if all were well.
@@ -55,7 +55,7 @@ class Foreign(ABC):
         """The error of ours that says whose fault it was; None if it says so itself."""
 
 
-class NamedInSetting(Foreign):
+class NamedInSetting(UserCode):
     """A context in which every exception is that of code which a setting names."""
 
     __slots__ = ("_key", "_name", "_where")

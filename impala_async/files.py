@@ -1,9 +1,11 @@
-"""Small JSON files of a run folder, read as if a stranger had written them.
+"""The files of a run folder, written whole and read as if a stranger had written them.
 
-A pipe is not waited for, what is too long is not parsed, and whatever is wrong with a file is one
-error that names it.
+Readers see a file whole or not at all: it is written beside its place, then renamed. On a full
+disk the former one stays. A pipe is not waited for, a file that is too long is not parsed, and
+whatever is wrong with a file is one error that names it.
 """
 
+import contextlib
 import json
 import os
 import stat
@@ -11,6 +13,36 @@ from pathlib import Path
 from typing import Any
 
 from impala_async.errors import CheckpointError
+
+PUBLIC = 0o666
+
+
+def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
+    """Write through to the disk; raises OSError."""
+    written = beside(path)
+    try:
+        written.unlink(missing_ok=True)
+        fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        written.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            written.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def beside(path: Path) -> Path:
+    """Where this process writes it first."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
 
 MOST_BYTES = 32 << 20
 # What is beyond these overflows, or does not fit into a message, as soon as it is computed with.

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from impala_async import lifeline
+from impala_async import processes
 from impala_async.errors import EXIT_TRY_AGAIN
-from impala_async.lifeline import GATE_VARIABLE, VARIABLE, Gate, Lifeline
+from impala_async.processes import GATE_VARIABLE, VARIABLE, Gate, Lifeline
 
 PATIENCE_S = 10.0
 ENVIRONMENT = {
@@ -28,18 +28,18 @@ GONE_S = 2.0
 # takes a request to end, and how many generations follow.
 MEMBER = """
     import os, signal, subprocess, sys, time
-    from impala_async import lifeline
+    from impala_async import processes
 
     manner, generations = sys.argv[1], int(sys.argv[2])
     if manner == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif manner == "orderly":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-    lifeline.hold()
+    processes.hold()
     if generations:
         arguments = [manner, str(generations - 1)]
         child = subprocess.Popen(
-            [sys.executable, sys.argv[0], *arguments], pass_fds=lifeline.inherited_fds()
+            [sys.executable, sys.argv[0], *arguments], pass_fds=processes.inherited_fds()
         )
     os.write(1, b"%d\\n" % os.getpid())
     while True:
@@ -48,7 +48,7 @@ MEMBER = """
 # The one whose death they follow: it starts a member for each argument and then only waits.
 PARENT = """
     import subprocess, sys, time, os
-    from impala_async.lifeline import Lifeline
+    from impala_async.processes import Lifeline
 
     line = Lifeline()
     for manner in sys.argv[2:]:
@@ -196,10 +196,10 @@ def test_the_variable_names_the_descriptor(monkeypatch: pytest.MonkeyPatch) -> N
     line = Lifeline()
     try:
         monkeypatch.delenv(VARIABLE, raising=False)
-        assert lifeline.inherited_fds() == ()
+        assert processes.inherited_fds() == ()
         for key, value in line.environment.items():
             monkeypatch.setenv(key, value)
-        assert lifeline.inherited_fds() == line.fds
+        assert processes.inherited_fds() == line.fds
         assert not os.get_inheritable(line.fds[0])
     finally:
         line.close()
@@ -208,8 +208,8 @@ def test_the_variable_names_the_descriptor(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("value", ["", "x", "-1", "3.5", " 3", "²"])
 def test_a_variable_that_names_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(VARIABLE, value)
-    assert lifeline.inherited_fds() == ()
-    lifeline.hold()
+    assert processes.inherited_fds() == ()
+    processes.hold()
 
 
 @pytest.mark.parametrize("kind", ["file", "null", "closed"])
@@ -219,13 +219,13 @@ def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path: Path, kind: str)
     fd = os.open(os.devnull if kind == "null" else path, os.O_RDONLY)
     program = (
         "import os, sys, threading\n"
-        "from impala_async import lifeline\n"
-        "if sys.argv[1] == 'closed': os.close(lifeline.inherited_fds()[0])\n"
-        "lifeline.hold()\n"
+        "from impala_async import processes\n"
+        "if sys.argv[1] == 'closed': os.close(processes.inherited_fds()[0])\n"
+        "processes.hold()\n"
         "for thread in threading.enumerate():\n"
         "    if thread.name == 'lifeline': thread.join()\n"
         "if sys.argv[1] == 'file':\n"
-        "    print(os.read(lifeline.inherited_fds()[0], 99).decode())\n"
+        "    print(os.read(processes.inherited_fds()[0], 99).decode())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, kind],
@@ -245,9 +245,9 @@ def test_a_child_that_lets_no_thread_run_ends_too() -> None:
     """As an interpreter does that is being torn down: only the kernel can end it."""
     code = (
         "import ctypes, signal, sys\n"
-        "from impala_async import lifeline\n"
+        "from impala_async import processes\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "lifeline.hold()\n"
+        "processes.hold()\n"
         "print('ready', flush=True)\n"
         "import time; time.sleep(0.3)\n"
         "ctypes.PyDLL(None).sleep(30)\n"  # with the GIL held
@@ -276,7 +276,7 @@ def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch: pytest.Mon
 
     def come() -> threading.Thread:
         monkeypatch.setenv(GATE_VARIABLE, gate.environment[GATE_VARIABLE])
-        thread = threading.Thread(target=lambda: passed.append(lifeline.wait_at_gate() is None))
+        thread = threading.Thread(target=lambda: passed.append(processes.wait_at_gate() is None))
         thread.start()
         until(lambda: GATE_VARIABLE not in os.environ)
         return thread
@@ -285,7 +285,7 @@ def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch: pytest.Mon
     assert not gate.is_open
     assert passed == []
     monkeypatch.setenv(GATE_VARIABLE, gate.environment[GATE_VARIABLE])
-    lifeline.open_gate()
+    processes.open_gate()
     # It is for none of our children.
     assert GATE_VARIABLE not in os.environ
     threads.append(come())
@@ -298,5 +298,5 @@ def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch: pytest.Mon
 
 def test_without_a_gate_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(GATE_VARIABLE, raising=False)
-    lifeline.wait_at_gate()
-    lifeline.open_gate()
+    processes.wait_at_gate()
+    processes.open_gate()

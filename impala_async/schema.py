@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from impala_async.json_file import why_unreadable
+from impala_async.files import why_unreadable
 from impala_async.layout import ColumnLayout, Place
 
 DTYPES = frozenset(
