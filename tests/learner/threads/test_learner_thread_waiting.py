@@ -18,6 +18,7 @@ from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.slots import Slot
 from impala_async.learner.threads import learner_thread
 from impala_async.learner.threads.learner_thread import LearnerThread
+from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
@@ -44,8 +45,7 @@ class Famine:
         self._wait_s = wait_s
         self.listener = Listener()
         monkeypatch.setattr(learner_thread, "time", self)
-        monkeypatch.setattr(learner_thread, "capture", lambda step: None)
-        steps: list[Any] = []
+            steps: list[Any] = []
         for number, letter in enumerate(script):
             if letter == ".":
                 steps += [self.listener.channels.is_report_due.raise_, self.wait, None]
@@ -248,7 +248,7 @@ def test_the_death_of_an_update_is_told_with_its_cause(monkeypatch: pytest.Monke
     def die(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(learner_thread.UpdateStep, "begin", die)
+    monkeypatch.setattr(UpdateStep, "begin", die)
     works.start()
     for seed in range(2):
         works.put(seed)
