@@ -45,7 +45,7 @@ class Famine:
         self._wait_s = wait_s
         self.listener = Listener()
         monkeypatch.setattr(learner_thread, "time", self)
-            steps: list[Any] = []
+        steps: list[Any] = []
         for number, letter in enumerate(script):
             if letter == ".":
                 steps += [self.listener.channels.is_report_due.raise_, self.wait, None]
