@@ -29,7 +29,7 @@ Outcome: TypeAlias = dict[str, Any]
 LIMIT_S = 120.0
 POLL_S = 0.1
 ARITHMETIC = ("processor", "torch")
-# Of the summary, and of the last report.
+# The summary has the first of these, the last report the others.
 COUNTED = ("exit_reason", "env_steps_trained", "updates", "episodes", "mean_return_100",
            "lag_quantiles")  # fmt: skip
 LEARNED = ("loss/total", "loss/policy", "loss/value", "loss/entropy", "grad/norm", "policy/entropy",
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(name, outcome, wrong, time.monotonic() - begun, is_compared=recorded is not None)
         if args.write:
             write_whole(args.write, f"{json.dumps(content, indent=2)}\n".encode())
-    print(f"{len(args.names)} trainings, with {num_wrong} of them something is wrong")
+    print(f"something is wrong with {num_wrong} of {len(args.names)} trainings")
     return 1 if num_wrong else 0
 
 

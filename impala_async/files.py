@@ -15,6 +15,9 @@ from typing import Any
 from impala_async.errors import CheckpointError
 
 PUBLIC = 0o666
+MOST_BYTES = 32 << 20
+# A number beyond these overflows, or does not fit into a message, as soon as it is computed with.
+MOST_INT, MOST_FLOAT = 2**62, 1e100
 
 
 def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
@@ -42,11 +45,6 @@ def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
 def beside(path: Path) -> Path:
     """Where this process writes it first."""
     return path.with_name(f".{path.name}.{os.getpid()}")
-
-
-MOST_BYTES = 32 << 20
-# What is beyond these overflows, or does not fit into a message, as soon as it is computed with.
-MOST_INT, MOST_FLOAT = 2**62, 1e100
 
 
 def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:

@@ -30,6 +30,8 @@ REQUESTS = (
 )
 # To a learner that serves: its run is given up, as an actor cannot run.
 GIVE_UP = signal.SIGUSR1
+# Threads that end by themselves once Python ends, as those of an idle pool do, need much less.
+GRACE_S = 2.0
 _undoings: list[Callable[[], object]] = []
 
 
@@ -105,10 +107,6 @@ def _quit(number: int, frame: object) -> None:
         os.write(2, word.encode())
     finally:
         os._exit(code)
-
-
-# What ends by itself once Python ends, as the threads of an idle pool do, needs much less.
-GRACE_S = 2.0
 
 
 def leave(code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""UserCode code, be it an environment or a network: whatever it raises becomes an error of ours."""
+"""A user's code, be it an environment or a network: all that it raises becomes an error of ours."""
 
 import importlib
 import sys
@@ -27,7 +27,7 @@ def is_of_python(found: Any) -> bool:
 
 
 class UserCode(ABC):
-    """A context in which every exception is that of foreign code; one instance serves many times.
+    """A context in which every exception is that of a user's code; one instance serves many times.
 
     So are SystemExit and GeneratorExit, which would else end a process of ours as if all were well.
 

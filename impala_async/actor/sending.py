@@ -102,7 +102,7 @@ class ActorSpec:
     schema: Schema
     layout: WeightsLayout
     columns: int
-    """Of each message."""
+    """Each message has so many."""
     streams: int
     """Messages that are written side by side."""
     coarse_layout: WeightsLayout | None = None

@@ -10,9 +10,9 @@ that wait for others, or whose policy is not trained, are masked in the same way
 
 `StackWriter` writes an observation that is a window over frames: each frame once, and which ones a
 row shows. A column holds an empty frame, the frames of its first row, and one for each row after
-it. Whatever a row shows must be among those: its newest frame is new, and the others are in the
-row before it, or empty, or the newest itself, as behind a reset. What is not would be lost, so it
-is an error.
+it. All that a row shows must be among those: its newest frame is new, and the others are in the
+row before it, or empty, or the newest itself, as behind a reset. Any other frame would be lost, so
+it is an error.
 
     C columns, T action rows, S = T+1 observation rows, K frames of a window; leaves of a buffer are
     seen time-major here

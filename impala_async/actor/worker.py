@@ -55,7 +55,7 @@ class WorkerTraceback(Exception):
 
 
 class Worker:
-    """One process. Whatever it is told is answered once; all of this may raise EnvError.
+    """One process, which answers each word once; all of this may raise EnvError.
 
     What its environments look like is known after `hear_look`.
     """
