@@ -51,7 +51,11 @@ SCHEDULE = (
     "algorithm.schedule_env_steps=5000",
 )
 PAPER = (
-    *("algorithm.optimizer=rmsprop_tf", "algorithm.momentum=0.5", "algorithm.reduction=sum"),
+    *(
+        "algorithm.optimizer=rmsprop_tf",
+        "algorithm.optimizer_options.momentum=0.5",
+        "algorithm.reduction=sum",
+    ),
     *("algorithm.reward_clip=unit", *SCHEDULE),
 )
 # Each of two agents is a column.
@@ -73,7 +77,8 @@ CASES: dict[str, tuple[str, ...]] = {
                                       "actor.sampler=vector", "actor.num_envs=1",
                                       "stop.env_steps=2000"),
     "impala, rmsprop_tf and the paper's sums": (*POLE, *PAPER),
-    "impala, adamw": (*POLE, "algorithm.optimizer=adamw", "algorithm.weight_decay=0.1"),
+    "impala, adamw": (*POLE, "algorithm.optimizer=adamw",
+                      "algorithm.optimizer_options.weight_decay=0.1"),
     "impala, lstm": (*HIDDEN, "model.core=lstm", "env.last_action=true", "env.last_reward=true"),
     "impala, two keys": ("env.id=bench.learning.envs:split_pole", "learner.num_passes=2"),
     "impala, several actions and masks": ("env.id=bench.digest_envs:TwoDeals",),

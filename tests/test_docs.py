@@ -44,10 +44,18 @@ def configuration_tables() -> str:
     parts = [_table("Outside of the sections", "", loose, prefix="")]
     for key, field in fields.items():
         if _is_section(field):
-            section: type[BaseModel] = field.annotation  # type: ignore[assignment]
-            text = (section.__doc__ or "").strip()
-            parts.append(_table(f"`[{key}]`", text, section.model_fields, prefix=f"{key}."))
+            parts += _section_tables(key, field)
     return "\n".join(parts)
+
+
+def _section_tables(name: str, field: FieldInfo) -> list[str]:
+    """Of a section, and of each that lies in it."""
+    section: type[BaseModel] = field.annotation  # type: ignore[assignment]
+    inner = {key: each for key, each in section.model_fields.items() if _is_section(each)}
+    own = {key: each for key, each in section.model_fields.items() if key not in inner}
+    table = _table(f"`[{name}]`", (section.__doc__ or "").strip(), own, prefix=f"{name}.")
+    below = [each for key in inner for each in _section_tables(f"{name}.{key}", inner[key])]
+    return [table, *below]
 
 
 def _is_section(field: FieldInfo) -> bool:

@@ -39,10 +39,21 @@ ALGORITHMS = {
 _PARTLY = tuple(dict.fromkeys(key for known in ALGORITHMS.values() for key in known.keys))
 _OWN = _Known(_PARTLY, ("vtrace", "gae"))
 _OPTIMIZERS: dict[str, tuple[OptimizerName, ...]] = {
-    "rms_decay": ("rmsprop", "rmsprop_tf"),
+    "decay": ("rmsprop", "rmsprop_tf"),
     "momentum": ("rmsprop", "rmsprop_tf"),
     "weight_decay": ("adamw",),
 }
+
+
+class OptimizerOptions(Section):
+    """The optimizer's own coefficients."""
+
+    eps: float | None = Field(
+        None, gt=0, description="none: 0.1 for rmsprop_tf, 1e-5 for the others."
+    )
+    decay: float = Field(0.99, ge=0, lt=1, description="rmsprop: decay of the mean square.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="rmsprop: momentum.")
+    weight_decay: float = Field(0.01, ge=0, le=1e30, description="adamw: decoupled weight decay.")
 
 
 class AlgorithmSection(Section):
@@ -128,12 +139,9 @@ class AlgorithmSection(Section):
     optimizer: OptimizerName = Field(
         "adam", description="rmsprop is torch's; rmsprop_tf is TF1's, as the IMPALA paper has it."
     )
-    optimizer_eps: float | None = Field(
-        None, gt=0, description="none: 0.1 for rmsprop_tf, 1e-5 for the others."
+    optimizer_options: OptimizerOptions = Field(
+        OptimizerOptions(), description="The optimizer's own coefficients."
     )
-    rms_decay: float = Field(0.99, ge=0, lt=1, description="rmsprop: decay of the mean square.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="rmsprop: momentum.")
-    weight_decay: float = Field(0.01, ge=0, le=1e30, description="adamw: decoupled weight decay.")
 
     @property
     def _known(self) -> _Known:
@@ -171,8 +179,8 @@ class AlgorithmSection(Section):
 
     @property
     def epsilon(self) -> float:
-        if self.optimizer_eps is not None:
-            return self.optimizer_eps
+        if self.optimizer_options.eps is not None:
+            return self.optimizer_options.eps
         return 0.1 if self.optimizer == "rmsprop_tf" else 1e-5
 
     @property
@@ -243,29 +251,30 @@ class AlgorithmSection(Section):
 
     def _idle_keys(self) -> Iterator[str]:
         """Those that do nothing here, one complaint each."""
-        for key, choice, chosen, names in self._choices():
-            if chosen not in names and self._is_set(key):
+        for section, key, choice, chosen, names in self._choices():
+            value = getattr(section, key)
+            if chosen not in names and value != type(section).model_fields[key].default:
+                place = "" if section is self else "optimizer_options."
                 yield (
-                    f"{key} ({getattr(self, key)}) does nothing where {choice} is {chosen}: drop "
+                    f"{place}{key} ({value}) does nothing where {choice} is {chosen}: drop "
                     f"it, or set {choice} = {' or '.join(names)}"
                 )
-        if self.kl_coeff == 0 and self._is_set("kl_target") and "kl_target" in self._known.keys:
+        is_set = self.kl_target != type(self).model_fields["kl_target"].default
+        if self.kl_coeff == 0 and is_set and "kl_target" in self._known.keys:
             yield (
                 f"kl_target ({self.kl_target}) does nothing while kl_coeff is 0: drop it, or set "
                 "kl_coeff, at which the adapting begins"
             )
 
-    def _choices(self) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
-        """Keys, the key that decides whether they do something, its value, and those it needs."""
+    def _choices(self) -> Iterator[tuple[Section, str, str, str, tuple[str, ...]]]:
+        """Where a key is, its name, the key that decides whether it does something, the value of
+        that, and the values it needs."""
         for key in _PARTLY:
             if key not in self._known.keys:
                 users = (name for name, one in ALGORITHMS.items() if key in one.keys)
-                yield key, "name", self.name, tuple(users)
+                yield self, key, "name", self.name, tuple(users)
         for key, optimizers in _OPTIMIZERS.items():
-            yield key, "optimizer", self.optimizer, optimizers
+            yield self.optimizer_options, key, "optimizer", self.optimizer, optimizers
         for key in ("rho_bar", "c_bar"):
             if key in self._known.keys:
-                yield key, "returns", self.returns_kind, ("vtrace",)
-
-    def _is_set(self, key: str) -> bool:
-        return bool(getattr(self, key) != type(self).model_fields[key].default)
+                yield self, key, "returns", self.returns_kind, ("vtrace",)

@@ -56,14 +56,12 @@ class LearnerSection(Section):
     stuck_end_s: float = Field(
         60.0, ge=2, le=1e6, description="Likewise, one that takes this long ends the learner."
     )
-    starved_after_s: float = Field(
-        5.0, gt=0, le=MOST_S, description="Waiting this long is starvation."
-    )
     lease_s: float = Field(
-        10.0, ge=1, le=MOST_S, description="An actor silent this long loses its credit."
-    )
-    heartbeat_s: float = Field(
-        2.0, gt=0, le=MOST_S, description="How often an actor shows that it lives."
+        10.0,
+        ge=1,
+        le=MOST_S,
+        description="An actor silent this long loses its credit. It shows that it lives five times "
+        "as often, and at least every 2 s.",
     )
 
     @field_validator("device")
@@ -89,11 +87,16 @@ class LearnerSection(Section):
                 f"stuck_dump_s ({self.stuck_dump_s}) must be below stuck_end_s "
                 f"({self.stuck_end_s}), which ends what is stuck"
             )
-        if self.heartbeat_s > self.lease_s / 2:
-            yield (
-                f"heartbeat_s ({self.heartbeat_s}) must be at most half of lease_s "
-                f"({self.lease_s}), or a single late heartbeat ends a lease"
-            )
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often an actor shows that it lives: a few late heartbeats end no lease."""
+        return min(2.0, self.lease_s / 5)
+
+    @property
+    def starved_after_s(self) -> float:
+        """A learner that has waited so long for a batch is starved."""
+        return min(5.0, self.lease_s / 2)
 
     @property
     def expected_lag_updates(self) -> int:

@@ -78,12 +78,13 @@ class RMSPropTF(Optimizer):
 def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSection) -> Optimizer:
     """The section's, at the schedule's first rate."""
     lr, eps = section.lr, section.epsilon
-    decay, momentum = section.rms_decay, section.momentum
+    options = section.optimizer_options
+    decay, momentum = options.decay, options.momentum
     # Measured on a CPU: fused takes a third of the time of the foreach and plain forms.
     if section.optimizer == "adam":
         return Adam(parameters, lr=lr, eps=eps, fused=True)
     if section.optimizer == "adamw":
-        return AdamW(parameters, lr=lr, eps=eps, weight_decay=section.weight_decay, fused=True)
+        return AdamW(parameters, lr=lr, eps=eps, weight_decay=options.weight_decay, fused=True)
     if section.optimizer == "rmsprop":
         return RMSprop(parameters, lr=lr, alpha=decay, eps=eps, momentum=momentum)
     return RMSPropTF(parameters, lr, decay=decay, eps=eps, momentum=momentum)
@@ -132,7 +133,7 @@ def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:
 def may_overflow(section: AlgorithmSection) -> bool:
     """Whether steps at these rates must be looked at; as good as never, so it may cost."""
     lr = max(section.lr, section.lr_end or 0.0)
-    decay = lr * section.weight_decay if section.optimizer == "adamw" else 0.0
+    decay = lr * section.optimizer_options.weight_decay if section.optimizer == "adamw" else 0.0
     return lr > _SAFE_RATE or decay > _SAFE_DECAY or section.epsilon < _SAFE_EPSILON
 
 

@@ -99,7 +99,7 @@ def test_the_fix_is_named() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "optimizers"),
     [
-        ("rms_decay", 0.9, ("rmsprop", "rmsprop_tf")),
+        ("decay", 0.9, ("rmsprop", "rmsprop_tf")),
         ("momentum", 0.9, ("rmsprop", "rmsprop_tf")),
         ("weight_decay", 0.1, ("adamw",)),
     ],
@@ -109,16 +109,19 @@ def test_keys_of_other_optimizers_are_refused(
 ) -> None:
     for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
         if optimizer in optimizers:
-            section(optimizer=optimizer, **{key: value})
+            section(optimizer=optimizer, optimizer_options={key: value})
         else:
-            text = complaint(optimizer=optimizer, **{key: value})
-            assert f"{key} ({value}) does nothing where optimizer is {optimizer}" in text
+            text = complaint(optimizer=optimizer, optimizer_options={key: value})
+            assert (
+                f"optimizer_options.{key} ({value}) does nothing where optimizer is {optimizer}"
+                in text
+            )
 
 
 def test_each_optimizer_has_its_epsilon() -> None:
     found = {o: section(optimizer=o).epsilon for o in ("adam", "adamw", "rmsprop", "rmsprop_tf")}
     assert found == {"adam": 1e-5, "adamw": 1e-5, "rmsprop": 1e-5, "rmsprop_tf": 0.1}
-    assert section(optimizer="rmsprop_tf", optimizer_eps=0.01).epsilon == 0.01
+    assert section(optimizer="rmsprop_tf", optimizer_options={"eps": 0.01}).epsilon == 0.01
 
 
 def test_a_kl_that_weighs_nothing_has_no_target() -> None:

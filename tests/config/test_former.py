@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.config.former import FORMER_KEYS, up_to_date
+from impala_async.config.former import FORMER_KEYS, MOVED_KEYS, up_to_date
 from impala_async.config.load import load_config
 from impala_async.errors import ConfigError
 
@@ -27,6 +27,16 @@ def mistake(path: Path | None, *overrides: str) -> str:
 def test_keys_that_a_run_has_written_down_are_passed_over(tmp_path: Path) -> None:
     path = of_an_earlier_run(tmp_path / "config.json", seed=5)
     assert load_config(path) == load_config(None, ["env.id=X", "seed=5"])
+
+
+def test_keys_that_have_moved_are_read_where_they_were(tmp_path: Path) -> None:
+    former = {"name": "ppo", "optimizer": "rmsprop", "optimizer_eps": 0.1, "rms_decay": 0.9}
+    former |= {"momentum": 0.5, "weight_decay": 0.01}
+    path = of_an_earlier_run(tmp_path / "config.json", algorithm=former)
+    options = {"eps": 0.1, "decay": 0.9, "momentum": 0.5, "weight_decay": 0.01}
+    assert load_config(path).algorithm.optimizer_options.model_dump() == options
+    for key, today in MOVED_KEYS.items():
+        assert mistake(path, f"{key}=1") == f"--set: {key}: unknown key; did you mean {today}?"
 
 
 def test_the_sampler_of_an_old_run_has_its_name_of_today(tmp_path: Path) -> None:
@@ -66,4 +76,4 @@ def test_who_sets_a_former_key_is_told_why_it_is_gone(key: str, tmp_path: Path) 
     toml.write_text(f"[env]\nid = 'X'\n[{section}]\n{name} = 'auto'\n")
     assert mistake(toml) == f"{toml}: {says}"
     path = of_an_earlier_run(tmp_path / "config.json")
-    assert mistake(path, f"{key}=child") == f"--set: {says}"
+    assert mistake(path, f"{key}=auto") == f"--set: {says}"

@@ -387,12 +387,12 @@ def test_a_mistake_between_keys_names_all_its_sources(toml: Path) -> None:
 
 
 def test_all_broken_rules_are_told_each_in_its_line() -> None:
-    overrides = ("init_num_passes=5", "heartbeat_s=9", "num_passes=2")
+    overrides = ("init_num_passes=5", "stuck_dump_s=90", "num_passes=2")
     learner = [f"learner.{override}" for override in overrides]
     lines = mistakes(None, "env.id=X", *learner, "pace.lag=1")
     assert [line.partition(" (")[0] for line in lines] == [
         "--set: learner: init_num_passes",
-        "--set: learner: heartbeat_s",
+        "--set: learner: stuck_dump_s",
         "--set: pace: lag does nothing in mode async: drop it, or set mode lockstep",
     ]
     overrides = ("pace.mode=lockstep", "learner.batch_columns=4", "learner.publish_every_updates=2")

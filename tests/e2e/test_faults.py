@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 
 CARTPOLE = "configs/cartpole.toml"
 ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
-QUICK_LEASE = ("learner.lease_s=2", "learner.heartbeat_s=0.5", "learner.starved_after_s=1")
+QUICK_LEASE = ("learner.lease_s=2",)
 
 
 def test_actors_are_killed_added_stopped_and_come_back(site: Site) -> None:

@@ -32,7 +32,7 @@ PPO = (
     *("algorithm.name=ppo", "algorithm.num_minibatches=4", "learner.num_passes=3"),
     *("stop.mean_return=none", "stop.env_steps=10000"),
 )
-QUICK_LEASE = ("learner.lease_s=2", "learner.heartbeat_s=0.3")
+QUICK_LEASE = ("learner.lease_s=2",)
 ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
 
 SLEEPY_ENV = """

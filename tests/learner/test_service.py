@@ -200,7 +200,7 @@ async def test_every_line_of_the_metrics_has_every_name(tmp_path: Path) -> None:
 
 
 async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path: Path) -> None:
-    settings = {"report_every_s": 0.05, "starved_after_s": 0.1}
+    settings = {"report_every_s": 0.05, "lease_s": 1.0}
     async with service_run(tmp_path, learner=settings) as run:
         await run.place()
         await until(
@@ -212,7 +212,7 @@ async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path: Pa
         assert await run.end() == EXIT_DONE
     last = check_end(run, "terminated")
     assert last.keys() >= REPORT
-    assert last["learner/starved_total_s"] >= 0.1
+    assert last["learner/starved_total_s"] >= 0.5
     assert run.summary["lag_quantiles"] == []
 
 
@@ -402,7 +402,7 @@ async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path
 
 
 async def test_a_session_ends_with_its_lease_however_short(tmp_path: Path) -> None:
-    settings = {"lease_s": 1.0, "heartbeat_s": 0.4, "report_every_s": 0.05}
+    settings = {"lease_s": 1.0, "report_every_s": 0.05}
     async with service_run(tmp_path, learner=settings) as run:
         actor = await run.actor()
         await actor.join()

@@ -94,8 +94,7 @@ async def test_a_task_that_dies(tmp_path: Path) -> None:
 async def test_a_save_that_dies_of_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no trouble of the disk is not survived: it would never be saved again."""
     monkeypatch.setattr("impala_async.learner.loop.saver.save_checkpoint", boom)
-    settings = {"starved_after_s": 0.02}
-    async with service_run(tmp_path, learner=settings, checkpoint={"every_s": 0.05}) as run:
+    async with service_run(tmp_path, checkpoint={"every_s": 0.05}) as run:
         await run.place()
         death = await death_of(run)
     assert isinstance(death.__cause__, Boom)

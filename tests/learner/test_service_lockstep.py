@@ -28,7 +28,6 @@ def lockstep(lag: int, num_actors: int = 2, on_loss: str = "go_on") -> dict[str,
         "learner": {
             "batch_columns": 2 * num_actors,
             "lease_s": 1,
-            "heartbeat_s": 0.2,
             "report_every_s": 0.05,
         },
     }

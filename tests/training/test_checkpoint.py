@@ -79,7 +79,9 @@ SCHEDULE = {"lr": 1e-2, "lr_end": 1e-3, "schedule_env_steps": 150}
 STATISTICS = {"normalize_obs": True, "normalize_returns": True}
 RUNS = {
     "impala": SCHEDULE,
-    "impala, RMSProp": SCHEDULE | {"optimizer": "rmsprop_tf", "momentum": 0.5} | STATISTICS,
+    "impala, RMSProp": SCHEDULE
+    | {"optimizer": "rmsprop_tf", "optimizer_options": {"momentum": 0.5}}
+    | STATISTICS,
     "appo": SCHEDULE
     | STATISTICS
     | {"name": "appo", "kl_coeff": 0.7, "tau": 0.5, "target_update_every_updates": 3},

@@ -12,7 +12,7 @@ CASES = {
     "impala": ({"name": "impala", "lr": 5e-3}, 1),
     "impala, TF1's RMSProp": (
         # Its mean square starts at 1, far above these gradients: 0.9 forgets that soon.
-        {"lr": 5e-3, "optimizer": "rmsprop_tf", "optimizer_eps": 1e-4, "rms_decay": 0.9},
+        {"lr": 5e-3, "optimizer": "rmsprop_tf", "optimizer_options": {"eps": 1e-4, "decay": 0.9}},
         1,
     ),
     "impala, RMSProp": ({"name": "impala", "lr": 2e-3, "optimizer": "rmsprop"}, 1),

@@ -23,7 +23,7 @@ from impala_async.training.optimizer import (
     step_unless,
 )
 
-SECTION = AlgorithmSection(lr=0.01, optimizer_eps=1e-3)
+SECTION = AlgorithmSection(lr=0.01, optimizer_options={"eps": 1e-3})
 
 
 def make_parameters(seed=0):
@@ -248,7 +248,9 @@ def test_each_kind_is_the_one_it_is_named_after():
 def test_torchs_rmsprop_by_hand():
     """From a mean square of 0, epsilon outside the root: where TF1 has 1, and inside."""
     weight = torch.nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
-    optimizer = build([weight], optimizer="rmsprop", rms_decay=0.9, optimizer_eps=0.1, momentum=0.8)
+    optimizer = build(
+        [weight], optimizer="rmsprop", optimizer_options={"decay": 0.9, "eps": 0.1, "momentum": 0.8}
+    )
     square, moment, want = 0.0, 0.0, 1.0
     for gradient in (2.0, -1.0, 0.5):
         weight.grad = torch.full_like(weight, gradient)
@@ -262,10 +264,10 @@ def test_torchs_rmsprop_by_hand():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"optimizer": "rmsprop_tf", "rms_decay": 0.9, "momentum": 0.5},
-        {"optimizer": "rmsprop", "rms_decay": 0.9, "momentum": 0.5},
-        {"optimizer": "adamw", "weight_decay": 0.1},
-        {"optimizer": "rmsprop_tf", "optimizer_eps": 0.5},
+        {"optimizer": "rmsprop_tf", "optimizer_options": {"decay": 0.9, "momentum": 0.5}},
+        {"optimizer": "rmsprop", "optimizer_options": {"decay": 0.9, "momentum": 0.5}},
+        {"optimizer": "adamw", "optimizer_options": {"weight_decay": 0.1}},
+        {"optimizer": "rmsprop_tf", "optimizer_options": {"eps": 0.5}},
     ],
 )
 def test_every_kind_goes_on_bit_for_bit_and_its_keys_do_something(settings):
@@ -290,14 +292,20 @@ def test_every_kind_goes_on_bit_for_bit_and_its_keys_do_something(settings):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({"optimizer": "adam"}, {"optimizer_eps": 0.5}),
-        ({"optimizer": "adamw"}, {"weight_decay": 0.5}),
-        ({"optimizer": "rmsprop"}, {"rms_decay": 0.5}),
-        ({"optimizer": "rmsprop"}, {"momentum": 0.5}),
-        ({"optimizer": "rmsprop", "momentum": 0.5}, {"momentum": 0.0}),
-        ({"optimizer": "rmsprop_tf"}, {"rms_decay": 0.5}),
-        ({"optimizer": "rmsprop_tf"}, {"momentum": 0.5}),
-        ({"optimizer": "rmsprop_tf", "momentum": 0.5}, {"momentum": 0.0}),
+        ({"optimizer": "adam"}, {"optimizer_options": {"eps": 0.5}}),
+        ({"optimizer": "adamw"}, {"optimizer_options": {"weight_decay": 0.5}}),
+        ({"optimizer": "rmsprop"}, {"optimizer_options": {"decay": 0.5}}),
+        ({"optimizer": "rmsprop"}, {"optimizer_options": {"momentum": 0.5}}),
+        (
+            {"optimizer": "rmsprop", "optimizer_options": {"momentum": 0.5}},
+            {"optimizer_options": {"momentum": 0.0}},
+        ),
+        ({"optimizer": "rmsprop_tf"}, {"optimizer_options": {"decay": 0.5}}),
+        ({"optimizer": "rmsprop_tf"}, {"optimizer_options": {"momentum": 0.5}}),
+        (
+            {"optimizer": "rmsprop_tf", "optimizer_options": {"momentum": 0.5}},
+            {"optimizer_options": {"momentum": 0.0}},
+        ),
     ],
 )
 def test_changed_settings_hold_in_a_resumed_run(before, after):
@@ -326,7 +334,7 @@ def test_changed_settings_hold_in_a_resumed_run(before, after):
 def test_momentum_that_was_taken_away_and_comes_back_begins_anew():
     for kind in ("rmsprop", "rmsprop_tf"):
         parameters = make_parameters()
-        optimizer = build(parameters, optimizer=kind, momentum=0.5)
+        optimizer = build(parameters, optimizer=kind, optimizer_options={"momentum": 0.5})
         train(optimizer, parameters, range(2))
         saved = flatten_optimizer(optimizer)
         assert "0.momentum_buffer" in saved[0]
@@ -344,10 +352,10 @@ def test_only_what_leaves_room_for_its_square_is_for_an_optimizer():
     ("settings", "is_risky"),
     [
         ({}, False),
-        ({"lr": 1.0, "optimizer": "adamw", "weight_decay": 1.0}, False),
-        ({"lr": 1.0, "optimizer": "adamw", "weight_decay": 2.1}, True),
+        ({"lr": 1.0, "optimizer": "adamw", "optimizer_options": {"weight_decay": 1.0}}, False),
+        ({"lr": 1.0, "optimizer": "adamw", "optimizer_options": {"weight_decay": 2.1}}, True),
         ({"lr": 1.0, "lr_end": 1e11, "schedule_env_steps": 5}, True),
-        ({"optimizer_eps": 1e-31}, True),
+        ({"optimizer_options": {"eps": 1e-31}}, True),
     ],
 )
 def test_steps_are_looked_at_only_where_they_could_overflow(settings, is_risky):

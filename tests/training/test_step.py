@@ -262,7 +262,7 @@ def test_schedules_follow_the_env_steps_trained(make_step, make_batch, all_alive
 
 def test_the_first_step_moves_weights_by_the_rate_of_the_schedule(make_step, make_batch, all_alive):
     """Adam's first step is the rate times the gradient's sign, where epsilon is small."""
-    step = make_step(lr=1e-2, lr_end=0.0, schedule_env_steps=1000, optimizer_eps=1e-12)
+    step = make_step(lr=1e-2, lr_end=0.0, schedule_env_steps=1000, optimizer_options={"eps": 1e-12})
     before = step.policy.model.value_head.bias.item()
     step.run(make_batch(), all_alive, 750)
     moved = abs(step.policy.model.value_head.bias.item() - before)
@@ -321,9 +321,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"optimizer": "adamw", "lr": 1.0, "weight_decay": 1e30},
-        {"optimizer": "adamw", "lr": 1e30, "weight_decay": 0.1},
-        {"optimizer_eps": 1e-60},
+        {"optimizer": "adamw", "lr": 1.0, "optimizer_options": {"weight_decay": 1e30}},
+        {"optimizer": "adamw", "lr": 1e30, "optimizer_options": {"weight_decay": 0.1}},
+        {"optimizer_options": {"eps": 1e-60}},
     ],
 )
 def test_a_step_that_makes_weights_infinite_is_taken_back(

@@ -156,7 +156,7 @@ async def test_a_wide_actor_gets_its_turn_among_narrow_ones(make_harness: Make) 
 
 
 async def test_credit_of_a_lost_actor_goes_to_the_others(make_harness: Make) -> None:
-    harness = make_harness(num_slots=1, learner={"heartbeat_s": 0.02})
+    harness = make_harness(num_slots=1, learner={"lease_s": 1})
     lost = await harness.join(4)
     await lost.credit()
     other = await harness.join(4)
@@ -177,7 +177,7 @@ async def test_credit_of_a_lost_actor_goes_to_the_others(make_harness: Make) -> 
 
 
 async def test_a_silent_actor_that_is_there_is_reminded_of_its_credit(make_harness: Make) -> None:
-    harness = make_harness(learner={"heartbeat_s": 0.001})
+    harness = make_harness(learner={"lease_s": 1})
     actor = await harness.join()
     await actor.credit()
     actor.grants.clear()
@@ -362,7 +362,7 @@ async def test_who_says_hello_again_and_again_is_cut_off(make_harness: Make) -> 
 async def test_a_learner_that_builds_for_longer_than_a_lease_blames_nobody(
     make_harness: Make,
 ) -> None:
-    harness = make_harness(learner={"lease_s": 1, "heartbeat_s": 0.001})
+    harness = make_harness(learner={"lease_s": 1})
     await harness.join()
     # The loop stands still before the table was ever looked through.
     time.sleep(1.1)

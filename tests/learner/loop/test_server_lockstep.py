@@ -81,7 +81,7 @@ async def test_an_announced_version_comes_over_the_weights_port(harness: ServerH
 
 @pytest.mark.parametrize("lag", [0, 1])
 async def test_first_weights_are_those_of_the_first_batch(make_harness: Make, lag: int) -> None:
-    harness = lockstep(make_harness, lag, learner={"lease_s": 1, "heartbeat_s": 0.2})
+    harness = lockstep(make_harness, lag, learner={"lease_s": 1})
     first, second = await harness.join(2), await harness.join(2)
     assert await first_weights(first) == Version(1, 0)
     await first.send()
@@ -162,7 +162,7 @@ async def test_a_closed_connection_does_not_end_a_session_whose_lease_runs(
     make_harness: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "SILENT_HEARTBEATS", 0.0)
-    harness = lockstep(make_harness, learner={"lease_s": 1, "heartbeat_s": 0.2})
+    harness = lockstep(make_harness, learner={"lease_s": 1})
     fast, gone = await harness.join(2), await harness.join(2)
     heard_at = time.monotonic()
     await fast.send()

@@ -28,7 +28,7 @@ Make = Callable[..., ServerHarness]
 
 
 async def test_a_welcome_says_what_an_actor_must_know(make_harness: Make) -> None:
-    harness = make_harness(learner={"lease_s": 7, "heartbeat_s": 1.5, "batch_columns": 6})
+    harness = make_harness(learner={"lease_s": 7, "batch_columns": 6})
     first, second = harness.actor(), harness.actor()
     await first.hello()
     await second.hello()
@@ -36,7 +36,7 @@ async def test_a_welcome_says_what_an_actor_must_know(make_harness: Make) -> Non
     assert welcome is not None
     assert second.welcome is not None
     assert (welcome.run_id, welcome.epoch) == (RUN_ID, 1)
-    assert (welcome.lease_s, welcome.heartbeat_s, welcome.max_columns) == (7, 1.5, 6)
+    assert (welcome.lease_s, welcome.heartbeat_s, welcome.max_columns) == (7, 1.4, 6)
     assert (welcome.rank, second.welcome.rank) == (0, 1)
     assert welcome.session != second.welcome.session
     assert harness.count("sessions/opened") == 2
@@ -252,7 +252,7 @@ async def test_a_learner_that_ends_welcomes_nobody(make_harness: Make) -> None:
 async def test_an_expired_session_ends_whether_it_ever_joined_or_not(
     make_harness: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harness = make_harness(learner={"lease_s": 1, "heartbeat_s": 0.001})
+    harness = make_harness(learner={"lease_s": 1})
     actor, stranger = await harness.join(), harness.actor()
     await stranger.hello()
 

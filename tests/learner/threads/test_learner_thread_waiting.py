@@ -25,7 +25,7 @@ from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, ba
 from tests.learner.hand_actor import DEADLINE_S
 from tests.learner.server_harness import config_of
 
-STARVED_AFTER_S = 5.0
+STARVED_AFTER_S = LearnerSection().starved_after_s
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ class Famine:
             step=step,
             snapshot=snapshot,
             loader=self.loader,
-            section=LearnerSection(starved_after_s=STARVED_AFTER_S),
+            section=LearnerSection(),
             stop=StopSection(**stop),
             progress=Progress(1),
             channels=self.listener.channels,
@@ -230,11 +230,11 @@ def test_every_column_is_accounted_for(num_passes: int, ring: int) -> None:
 
 
 def test_waiting_takes_next_to_no_processor_time() -> None:
-    works = Works(learner={"starved_after_s": 0.05})
+    works = Works(learner={"lease_s": 1})
     works.start()
     works.wait_for(lambda: bool(works.listener.weights))
     before = time.process_time()
-    threading.Event().wait(0.5)
+    threading.Event().wait(0.7)
     spent_s = time.process_time() - before
     works.wind_up()
     assert spent_s < 0.05
