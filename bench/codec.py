@@ -4,12 +4,10 @@ Every side begins with arrays of an actor and ends with the same columns in a ba
 whose memory is there already. In between lie the frames that would be sent; no socket is involved.
 """
 
-import argparse
 import pickle
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from bench.door import run
 from bench.ingest_ends import CASES, message_bytes
-from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure, in_turns, new_parser, publish, ratio
 from impala_async.schema import Schema
 from impala_async.trajectory import columns_over
 from impala_async.wire.codec import body_sizes, decode_episodes, encode_data, split_inline
@@ -210,11 +208,7 @@ def figures_of(samples: dict[str, dict[str, list[Sample]]]) -> list[Figure]:
 
 def main() -> int:
     """Measure all cases; 1 if a limit was missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.codec", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each side (7)")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put codec.md and .json there")
-    args = parser.parse_args()
+    args = new_parser("Codec", __doc__, rounds=7, has_cases=False).parse_args()
     samples = {case: measure(case, args.rounds) for case in CASES}
     return publish("Codec", figures_of(samples), notes=NOTES, is_json=args.json, folder=args.write)
 

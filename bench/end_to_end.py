@@ -4,7 +4,6 @@ In each round the bare environment is stepped right before the trainings, so tha
 of neighbours in time.
 """
 
-import argparse
 import functools
 import importlib.util
 import itertools
@@ -19,7 +18,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, one_run, steps_per_s
-from bench.paired import Figure, Sample, figure, figure_of, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure, figure_of, in_turns, new_parser, publish, ratio
 from bench.processes import PeakMemory
 from bench.samplers import Case, bare_rate
 from impala_async.config.env import EnvSection
@@ -55,12 +54,7 @@ What limited the last run of each, by its own account:
 
 def main() -> int:
     """Measure what was asked for; 1 if a limit was missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.end_to_end", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each, and seeds (5)")
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put end_to_end.md, .json there")
-    args = parser.parse_args()
+    args = new_parser("End to end", __doc__, rounds=5).parse_args()
     figures: list[Figure] = []
     verdicts: dict[str, str] = {}
     cases = (("CartPole", "gymnasium", cartpole), ("Pong", "ale_py", pong))

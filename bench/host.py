@@ -3,14 +3,12 @@
 The claim: the one actor fetches weights once for all environments that these step.
 """
 
-import argparse
 import functools
 import os
-from pathlib import Path
 
 from bench.door import run
 from bench.one_run import CONFIGS
-from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio
 from bench.scaling import ASLEEP, Case, measure
 
 WIDTH = 8
@@ -19,7 +17,7 @@ CASES = (
     Case(
         "computes 1 ms",
         CONFIGS / "cartpole.toml",
-        ("env.id=bench.burning:Burning", "env.kwargs.step_s=0.001", "trajectory.rows=10"),
+        ("env.id=bench.probes:Burning", "env.kwargs.step_s=0.001", "trajectory.rows=10"),
     ),
 )
 
@@ -34,13 +32,9 @@ machine.
 
 def main() -> int:
     """Measure what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m bench.host", description=__doc__)
+    parser = new_parser("Host", __doc__, rounds=5)
     parser.add_argument("--num", type=int, default=max(2, os.cpu_count() or 2), metavar="N",
                         help="env workers, and actors (as many as cores)")  # fmt: skip
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each (5)")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put host.md and .json there")
     args = parser.parse_args()
     figures: list[Figure] = []
     for case in CASES:

@@ -4,16 +4,14 @@ A real actor's client sends the same trajectories without end; the learner's por
 credit, checks and slots receive them. In turns with it a bare TCP socket receives as many bytes.
 """
 
-import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from bench.door import run
 from bench.ingest_ends import CASES, CROWD, message_bytes
 from bench.one_run import end_with_parent
-from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio
 
 NUM_MESSAGES = {"stacked": 4000, "frames": 12_000, "cartpole": 60_000}
 NOTES = """
@@ -33,11 +31,7 @@ are checked at once, and fewer threads are woken.
 
 def main() -> int:
     """Measure all cases; 1 if a limit was missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.ingest", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put ingest.md and .json there")
-    args = parser.parse_args()
+    args = new_parser("Ingest", __doc__, rounds=5, has_cases=False).parse_args()
     samples = {case: measure(case, args.rounds) for case in CASES}
     return publish("Ingest", figures_of(samples), notes=NOTES, is_json=args.json, folder=args.write)
 

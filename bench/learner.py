@@ -5,7 +5,6 @@ the learner service, over the wire. In turns with it a bare torch loop, in a pro
 trains on one batch of the same recording: the same network, loss, optimizer, precision and shape.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -21,7 +20,7 @@ import torch
 
 from bench.door import run
 from bench.learner_ends import record, serve
-from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio, write_page
+from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio, write_page
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
 from impala_async.learner.hardware import pick_device
@@ -100,19 +99,9 @@ def run_cases(
     notes: str,
 ) -> int:
     """The command line of a benchmark of these cases; 1 if a limit was missed."""
-    name = title.lower()
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=about)
+    parser = new_parser(title, about, rounds=rounds)
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda")
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each ({rounds})")
     parser.add_argument("--turn-s", type=float, default=8.0, metavar="S", help="of a turn (8)")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument(
-        "--write",
-        type=Path,
-        metavar="DIR",
-        help=f"put {name}.md and .json there, of a GPU {name}_cuda",
-    )
     args = parser.parse_args()
     device = pick_device(args.device)
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None

@@ -4,6 +4,7 @@ Machines are shared and noisy: what is measured A B A B sees the same neighbours
 within one run are claimed, and a figure is a median with its smallest and largest.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -46,6 +47,22 @@ class Figure:
         spread = f"{_short(self.smallest)} to {_short(self.largest)}"
         unit = f" {self.unit}" if self.unit else ""
         return f"| {self.name} | {_short(self.median)}{unit}{verdict} | {spread} | {limit} |"
+
+
+def new_parser(
+    title: str, about: str | None, *, rounds: int | None, has_cases: bool = True
+) -> argparse.ArgumentParser:
+    """A parser of the flags that benchmarks share; `rounds` is the default of that flag, if any."""
+    name = _name(title)
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=about)
+    add = parser.add_argument
+    if has_cases:
+        add("--only", metavar="TEXT", default="", help="cases whose name holds this")
+    if rounds is not None:
+        add("--rounds", type=int, default=rounds, metavar="N", help=f"turns of each ({rounds})")
+    add("--json", action="store_true", help="print JSON, not a table")
+    add("--write", type=Path, metavar="DIR", help=f"put {name}.md and .json there")
+    return parser
 
 
 HEAD = "| what | median | range | limit |\n|---|---|---|---|"
@@ -122,7 +139,7 @@ def write_page(
 
 
 def _content(title: str, figures: Sequence[Figure], gpu: str | None) -> dict[str, Any]:
-    name = title.lower().replace(" ", "_")
+    name = _name(title)
     facts = about_this_machine()
     beside = f" and {gpu}" if gpu else ""
     return {
@@ -134,6 +151,10 @@ def _content(title: str, figures: Sequence[Figure], gpu: str | None) -> dict[str
         "torch": f"torch {facts['torch']}",
         "figures": [{**asdict(each), "is_held": each.is_held} for each in figures],
     }
+
+
+def _name(title: str) -> str:
+    return title.lower().replace(" ", "_")
 
 
 def _table(figures: Sequence[Figure]) -> str:

@@ -174,6 +174,20 @@ class Slow(Counting):
         return super().step(action)
 
 
+class Burning(Counting):
+    """Takes `step_s` seconds of a core per step, however many others want it."""
+
+    def __init__(self, step_s: float = 0.001, length: int = 100) -> None:
+        super().__init__(length)
+        self._step_s = step_s
+
+    def step(self, action: np.int64) -> Transition:
+        ends_at = time.thread_time() + self._step_s
+        while time.thread_time() < ends_at:
+            pass
+        return super().step(action)
+
+
 class Failing(Counting):
     """Raises on the step after `after` steps of its life."""
 

@@ -5,19 +5,17 @@ bare environments are stepped before every sampler, and a ratio is that of two n
 rows per second with the sampler, over rows per second without policy, trajectories or workers.
 """
 
-import argparse
 import importlib.util
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from bench.door import run
-from bench.paired import Figure, figure, publish
+from bench.paired import Figure, figure, new_parser, publish
 from impala_async.actor.samplers.choose import Scrap
 from impala_async.actor.samplers.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
@@ -51,7 +49,7 @@ CASES = (
     Case("CartPole, 8", EnvSection(id="CartPole-v1"), 8),
     Case("CartPole, 64", EnvSection(id="CartPole-v1"), 64),
     Case("sleeps 1 ms, 8", SLEEP, 8),
-    Case("computes 1 ms, 8", EnvSection(id="bench.burning:Burning"), 8),
+    Case("computes 1 ms, 8", EnvSection(id="bench.probes:Burning"), 8),
     Case("images that sleep 20 ms, 16", SLOW_IMAGES, 16, "impala_resnet", num_workers=8),
     Case("Pong, 8", EnvSection(id="ALE/Pong-v5"), 8, "nature_cnn", needs="ale_py"),
 )
@@ -65,11 +63,7 @@ of bare environments stepped in turn, slice by slice. All workers share this mac
 
 def main() -> int:
     """Measure what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m bench.samplers", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put samplers.md and .json there")
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="turns of each (7)")
+    parser = new_parser("Samplers", __doc__, rounds=7)
     parser.add_argument("--slice-s", type=float, default=0.5, metavar="S", help="of a turn (0.5)")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -4,7 +4,6 @@ Each round trains with each number of actors once. What is counted begins when t
 has joined.
 """
 
-import argparse
 import functools
 import os
 import sys
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, Report, one_run, steps_per_s
-from bench.paired import Figure, Sample, figure, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure, in_turns, new_parser, publish, ratio
 
 NUM_ACTORS = (1, 2, 4, 8, 16)
 COUNTED_S = 10.0
@@ -58,13 +57,9 @@ ASLEEP = Case(
 
 def main() -> int:
     """Measure what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scaling", description=__doc__)
+    parser = new_parser("Scaling", __doc__, rounds=5)
     parser.add_argument("--config", type=Path, default=CONFIGS / "cartpole.toml", metavar="FILE",
                         help="what is trained in place of CartPole")  # fmt: skip
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each (5)")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put scaling.md and .json there")
     args = parser.parse_args()
     figures: list[Figure] = []
     verdicts: dict[str, str] = {}

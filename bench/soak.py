@@ -6,7 +6,6 @@ memory or 8 MB more, whichever is larger, or one descriptor, or one thread; or i
 went after the first minute. The exit code is then 1.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, OneRun, one_run
-from bench.paired import Figure, figure, publish
+from bench.paired import Figure, figure, new_parser, publish
 from bench.processes import Held, held_by_each
 from impala_async.files import write_whole
 
@@ -114,12 +113,9 @@ class Record:
 
 def main() -> int:
     """Watch a run for so long; 1 if it grew."""
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser = new_parser("Soak", __doc__, rounds=None, has_cases=False)
     parser.add_argument("--minutes", type=float, default=30, metavar="N",
                         help="of training, at least 3 (30)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR",
-                        help="put soak.md and soak.json there, and soak-series.json")  # fmt: skip
     args = parser.parse_args()
     if args.minutes < MIN_MINUTES:
         parser.error("--minutes: to compare minute two with the last fifth wants at least 3")

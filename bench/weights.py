@@ -4,7 +4,6 @@ A learner thread makes real updates and publishes after each; actors' clients in
 own pull whatever is newest and load it. With none, one and eight of them, in turns.
 """
 
-import argparse
 import contextlib
 import json
 import statistics
@@ -13,13 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.door import run
-from bench.paired import Figure, Sample, figure_of, in_turns, publish, ratio
+from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio
 from bench.weights_ends import CASES, CPU
 from impala_async.config.model import ModelSection
 from impala_async.learner.loop.publisher import Publisher
@@ -55,11 +53,8 @@ and without the socket.
 
 def main() -> int:
     """Measure all cases; 1 if a limit was missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
+    parser = new_parser("Weights", __doc__, rounds=5, has_cases=False)
     parser.add_argument("--turn-s", type=float, default=5.0, metavar="S", help="of a turn (5)")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="put weights.md and .json there")
     args = parser.parse_args()
     figures: list[Figure] = []
     for case in CASES:

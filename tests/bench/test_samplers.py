@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import samplers
-from bench.burning import Burning
+from bench.probes import Burning
 from bench.samplers import CASES, SAMPLERS, compare
 
 
