@@ -6,6 +6,7 @@
 import re
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any
@@ -23,6 +24,7 @@ from impala_async.doors import check_not_over
 from impala_async.metrics.names import REGISTRY, markdown_table
 from impala_async.wire import messages
 from tests import rooms
+from tests.test_house import House
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -248,6 +250,32 @@ def test_the_protocol_page_has_every_code(words: tuple[str, ...]) -> None:
     text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
     for number, word in enumerate(words):
         assert f"| {number} | `{word}` |" in text
+
+
+# -------------------- the trajectory page
+
+
+def test_the_trajectory_page_names_each_file_its_imports_and_its_carriers() -> None:
+    """`│` joins two files of which one imports the other, `┆` two of which neither does."""
+    house = House(ROOT)
+    modules = {module.path: module for module in house}
+    text = (ROOT / "docs/trajectory.md").read_text(encoding="utf-8")
+    drawings = re.findall(r"(?s)```text\n(.*?)```\n\n(\d+) files, (\d+) carriers", text)
+    assert len(drawings) == 2
+    for drawing, num_files, num_carriers in drawings:
+        steps = re.findall(r"(?m)^ (\S+\.py) .*?((?: \[\w+\])*)$(?:\n (.)$)?", drawing)
+        carriers = [(name, each) for name, each, _ in steps if each]
+        assert len(steps) == int(num_files) == drawing.count(".py")
+        assert sum(each.count("[") for _, each in carriers) == int(num_carriers)
+        for name, each in carriers:
+            for carrier in re.findall(r"\w+", each):
+                assert f"class {carrier}" in modules[name].text, carrier
+        for (above, _, join), (below, _, _) in pairwise(steps):
+            pair = {modules[above], modules[below]}
+            is_import = any(
+                pair == {one, house.resolve(each)} for one in pair for each in one.imports
+            )
+            assert join == ("│" if is_import else "┆"), (above, below)
 
 
 # -------------------- the first page, and decisions
