@@ -84,11 +84,11 @@ def parts_of(
             sizes differ by one at most.
         seeds: the order hangs on these alone.
     """
-    columns = alive_B.nonzero().flatten()
-    num_parts = min(max_parts, len(columns))
+    num_parts = min(max_parts, int(alive_B.sum())) if max_parts > 1 else 1
     if num_parts <= 1:
         yield Part(batch, living_mask(batch, alive_B), alive_B)
         return
+    columns = alive_B.nonzero().flatten()
     order = np.random.default_rng(seeds).permutation(len(columns))
     for columns_N in columns[torch.from_numpy(order)].tensor_split(num_parts):
         part = batch.take(columns_N.to(batch.mask_BT.device))
