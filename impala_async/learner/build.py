@@ -58,7 +58,7 @@ def build_learner(
     step = build_step(config, schema, device)
     if training is not None:
         step.restore(training)
-    snapshot = Snapshot(_layout_sent(config, step.policy, device), device)
+    snapshot = Snapshot(_layout_sent(config, step.policy, device), step.policy.tensors, device)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
     full = IndexQueue("full", num_slots)
     # Its end must not hang on the clock, and its next batch waits for the weights of this update.

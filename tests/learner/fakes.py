@@ -201,6 +201,9 @@ class FakeStep:
 class FakeSnapshot:
     """The number of updates, as weights."""
 
-    def take(self, tensors: Any) -> WeightsCopy:
-        flat = tensors[0].to(torch.uint8).repeat(4)
+    def __init__(self, step: FakeStep) -> None:
+        self._number = step.tensors[0]
+
+    def take(self) -> WeightsCopy:
+        flat = self._number.to(torch.uint8).repeat(4)
         return WeightsCopy(HostCopy(flat), b"", flat.nbytes)

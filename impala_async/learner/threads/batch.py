@@ -43,6 +43,11 @@ class LoadedBatch:
         self._dropped: dict[str, int] = {}
         self._partial: dict[str, int] = {}
 
+    @property
+    def num_valid_rows(self) -> int:
+        """Those of the columns that are alive."""
+        return int(self.valid_rows_B[self.alive_B].sum())
+
     def use(self) -> None:
         """Count one pass of every column that is alive."""
         self._passes_B += self.alive_B

@@ -68,7 +68,7 @@ class Run:
         self.loader = FakeLoader(script)
         self.step = step or FakeStep()
         fake: Any = self.step
-        snapshot: Any = FakeSnapshot()
+        snapshot: Any = FakeSnapshot(self.step)
         self.thread = LearnerThread(
             step=fake,
             snapshot=snapshot,
