@@ -14,7 +14,6 @@ import torch
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
-from impala_async.learner.threads.batch import batch_over
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
@@ -44,7 +43,7 @@ def step_on(device: torch.device | str, *, is_graphed: bool = False, **settings:
 def slot_on(device: torch.device | str) -> Batch:
     layout = SCHEMA.layout
     planes = (layout.obs_bytes, layout.small_bytes)
-    return batch_over(
+    return Batch.in_planes(
         SCHEMA,
         *(torch.zeros((COLUMNS, size), dtype=torch.uint8, device=device) for size in planes),
     )

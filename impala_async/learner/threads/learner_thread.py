@@ -27,10 +27,8 @@ from impala_async.learner.channels import (
     Progress,
 )
 from impala_async.learner.handoff import ClosedError
-from impala_async.learner.hardware import make_current
 from impala_async.learner.minibatch_buffer import MinibatchBuffer
-from impala_async.learner.threads.batch import LoadedBatch
-from impala_async.learner.threads.loader import Loader
+from impala_async.learner.threads.loader import LoadedBatch, Loader, make_current
 from impala_async.learner.threads.measurements import Measurements
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.training.result import StepResult
