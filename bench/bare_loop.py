@@ -25,10 +25,9 @@ from impala_async.algo.vtrace import vtrace
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
-from impala_async.learner.build import build_step
-from impala_async.learner.hardware import make_current, pick_device
+from impala_async.learner.build import build_step, pick_device
 from impala_async.learner.slots import keep_freed_memory
-from impala_async.learner.threads.batch import batch_over
+from impala_async.learner.threads.loader import make_current
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.replay.index import RecordingIndex
@@ -163,7 +162,7 @@ def first_batch(index: RecordingIndex, num_columns: int, device: torch.device) -
         small.append(body[middle : middle + columns * layout.small_bytes].reshape(columns, -1))
         number, found = number + 1, found + columns
     planes = (torch.from_numpy(np.concatenate(plane)[:num_columns]) for plane in (obs, small))
-    return batch_over(index.schema, *(plane.to(device) for plane in planes))
+    return Batch.in_planes(index.schema, *(plane.to(device) for plane in planes))
 
 
 def wait_for(device: torch.device) -> None:

@@ -23,7 +23,7 @@ from bench.learner_ends import record, serve
 from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio, write_page
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
-from impala_async.learner.hardware import pick_device
+from impala_async.learner.build import pick_device
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 # Where there is no Atari, images of its shape do as well: nothing is learned here.

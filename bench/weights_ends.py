@@ -76,7 +76,8 @@ class Publishing:
         policy = Policy(schema, config.model, seed=0)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, CPU))
         self._step = UpdateStep(policy, config.algorithm, CPU)
-        self._snapshot = Snapshot(policy.coarse_layout if is_coarse else policy.layout)
+        layout = policy.coarse_layout if is_coarse else policy.layout
+        self._snapshot = Snapshot(layout, policy.tensors)
         _fill(slot)
         self._batch = Batch.over(slot.columns)
         self._alive_B = torch.ones(len(slot.filled_B), dtype=torch.bool)
@@ -100,7 +101,7 @@ class Publishing:
         """The weights of now, and when they began their way."""
         update = len(self.published_at)
         self.published_at[update] = time.monotonic()
-        return self._snapshot.take(self._step.policy.tensors).as_version(Version(EPOCH, update))
+        return self._snapshot.take().as_version(Version(EPOCH, update))
 
 
 async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """From a config and a schema to a learner that is ready to run: policy, update, slots, loader.
 
+The device is picked here, and what the memory of this machine cannot hold is refused.
+
 Runs on: event loop, once
 """
 
@@ -7,16 +9,25 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from impala_async.config.learner import LearnerSection
+from impala_async.config.model import TORSOS
 from impala_async.config.run import RunConfig
+from impala_async.errors import ConfigError
 from impala_async.learner.channels import Channels, Progress
 from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.hardware import check_memory, make_current, pick_device
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.threads.learner_thread import LearnerThread
-from impala_async.learner.threads.loader import DeviceLoader, HostLoader, Loader, allocator_for
+from impala_async.learner.threads.loader import (
+    DeviceLoader,
+    HostLoader,
+    Loader,
+    allocator_for,
+    make_current,
+)
+from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.schema import Schema
@@ -28,6 +39,10 @@ from impala_async.training.team_step import TeamStep
 from impala_async.weights import WeightsLayout
 
 logger = logging.getLogger(__name__)
+
+# Weights, gradients, two moments of the optimizer, and snapshots that are being sent.
+MODEL_COPIES = 7
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ def build_learner(
     step = build_step(config, schema, device)
     if training is not None:
         step.restore(training)
-    snapshot = Snapshot(_layout_sent(config, step.policy, device), device)
+    snapshot = Snapshot(_layout_sent(config, step.policy, device), step.policy.tensors, device)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
     full = IndexQueue("full", num_slots)
     # Its end must not hang on the clock, and its next batch waits for the weights of this update.
@@ -132,6 +147,19 @@ def build_step(config: RunConfig, schema: Schema, device: torch.device) -> Step:
     )
 
 
+def pick_device(name: str) -> torch.device:
+    """The device that a config names; `auto` is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"learner.device: {name!r} is not on this machine, which has "
+            f"{torch.cuda.device_count()} GPUs; wants cpu or auto"
+        )
+    return device
+
+
 def num_host_slots(section: LearnerSection, device: torch.device) -> int:
     """On a CPU the ring's batches lie in host slots too."""
     waiting_and_filling = section.queue_size + 1
@@ -151,3 +179,37 @@ def max_waiting(section: LearnerSection, device: torch.device, *, is_pipelined: 
     if device.type == "cuda":
         num_slots += num_device_slots(section, is_pipelined=is_pipelined)
     return num_slots - section.minibatch_buffer_size
+
+
+def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
+    """Raise ValueError if slots and weights want more memory than is free.
+
+    The spaces may come from an actor, and what they ask for must not end the learner. The system
+    says what is free; the limit of a container, and a GPU's memory, are not looked at.
+    """
+    slot_bytes = num_slots * config.learner.batch_columns * schema.layout.column_bytes
+    model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * _weights_bytes(config, schema)
+    free_bytes = psutil.virtual_memory().available
+    if slot_bytes + model_bytes > free_bytes:
+        advice = "learner.batch_columns, trajectory.rows, "
+        advice += "learner.minibatch_buffer_size or learner.queue_size"
+        if model_bytes > slot_bytes:
+            advice = "model.hidden_sizes, or choose an environment with fewer actions"
+        raise ValueError(
+            f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches and "
+            f"{model_bytes / GIB:.1f} GiB for the model, and {free_bytes / GIB:.1f} GiB are free: "
+            f"lower {advice}"
+        )
+
+
+def _weights_bytes(config: RunConfig, schema: Schema) -> int:
+    """The size of one network, of which no memory is taken: `meta` tensors only have a shape."""
+    try:
+        with torch.device("meta"):
+            model = ActorCritic(config.model, schema.inputs, schema.action)
+    except (RuntimeError, TypeError, ValueError):
+        # A network of one's own may ask for values, and only tensors with memory have some.
+        if config.model.name in TORSOS:
+            raise
+        return 0
+    return sum(tensor.nbytes for tensor in model.state_dict().values())

@@ -18,8 +18,7 @@ NOT_FINITE = "not_finite"
 """The reason of an end: there are no numbers to learn from."""
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """How far training is; what a checkpoint continues from."""
 
     epoch: int

@@ -204,6 +204,10 @@ class Flag:
     def raise_(self) -> None:
         self._event.set()
 
+    @property
+    def is_up(self) -> bool:
+        return self._event.is_set()
+
     def take(self) -> bool:
         """From the thread: whether the flag was up; it is down afterwards."""
         if not self._event.is_set():

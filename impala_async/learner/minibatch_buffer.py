@@ -39,14 +39,6 @@ class Draw(NamedTuple, Generic[Item]):
     is_last_pass: bool
 
 
-class Leftover(NamedTuple, Generic[Item]):
-    """An item that a drain took out: passes it had, and passes it was given at its fill."""
-
-    item: Item
-    num_passes_done: int
-    num_passes_given: int
-
-
 @dataclass(slots=True)
 class _Place(Generic[Item]):
     item: Item
@@ -85,9 +77,10 @@ class MinibatchBuffer(Generic[Item]):
         return sum(place is not None for place in self._places)
 
     @property
-    def is_next_empty(self) -> bool:
-        """Whether the next `get` needs an item from the source, and may wait for it."""
-        return self._places[self._turn] is None
+    def next_item(self) -> Item | None:
+        """What the next `get` draws; None if that needs one from the source, and may wait."""
+        place = self._places[self._turn]
+        return None if place is None else place.item
 
     def get(self) -> Draw[Item]:
         """One pass of the item whose turn it is, waiting for the source if its place is empty.
@@ -102,7 +95,7 @@ class MinibatchBuffer(Generic[Item]):
         self._turn = (self._turn + 1) % len(self._places)
         return draw
 
-    def drain(self) -> list[Leftover[Item]]:
+    def drain(self) -> list[Item]:
         """Empty the ring, for the accounts at the end; the items come in the order of their turn.
 
         Items still in the source are not touched.
@@ -110,7 +103,7 @@ class MinibatchBuffer(Generic[Item]):
         order = self._places[self._turn :] + self._places[: self._turn]
         self._places = [None] * len(self._places)
         self._turn = 0
-        return [Leftover(p.item, p.num_done, p.num_given) for p in order if p is not None]
+        return [place.item for place in order if place is not None]
 
     def _fetch(self) -> _Place[Item]:
         item = self._source.get(timeout=self._timeout_s)

@@ -26,16 +26,13 @@ logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Callable[..., object]]
 """What torch.compile hands a graph to."""
+Loss = tuple[LossTerms, dict[str, Tensor]]
+"""With the statistics that go with it."""
+Launch = Callable[[Batch, Tensor, Tensor], Tensor]
+"""An update of a batch with this mask and entropy cost: the numbers that nobody has waited for."""
 
 # Libraries choose their algorithms and take their memory in the first calls.
 NUM_WARM_UPDATES = 3
-
-
-class Loss(NamedTuple):
-    """Of a batch or a part of it, and the statistics that go with it."""
-
-    terms: LossTerms
-    stats: dict[str, Tensor]
 
 
 class Backprop:
@@ -46,11 +43,10 @@ class Backprop:
         policy: Policy,
         target: Target | None,
         algorithm: Algorithm,
-        zero_grad: Callable[[], None],
         backend: Backend | None,
     ) -> None:
         self._policy, self._target, self._algorithm = policy, target, algorithm
-        self._zero_grad = zero_grad
+        self._parameters = tuple(policy.model.parameters())
         self._compiled = None if backend is None else torch.compile(self.loss, backend=backend)
 
     @property
@@ -79,16 +75,12 @@ class Backprop:
 
     def loss(self, batch: Batch, rows: Rows, entropy_cost: Tensor | float) -> Loss:
         """Forward only."""
-        view = self.view(batch, rows)
-        terms = self._algorithm.loss(view, entropy_cost)
-        with torch.no_grad():
-            return Loss(terms, _stats(terms, view) | self._algorithm.stats(view))
-
-    def view(self, batch: Batch, rows: Rows) -> View:
-        """The batch as the weights of now see it."""
         inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
         target = None if self._target is None else self._target.look(*inputs)
-        return View(self._policy.evaluate(*inputs), rows, target)
+        view = View(self._policy.evaluate(*inputs), rows, target)
+        terms = self._algorithm.loss(view, entropy_cost)
+        with torch.no_grad():
+            return terms, _stats(terms, view) | self._algorithm.stats(view)
 
     def _through(
         self,
@@ -97,23 +89,12 @@ class Backprop:
         rows: Rows,
         entropy_cost: Tensor | float,
     ) -> Loss:
-        loss = loss_of(batch, rows, entropy_cost)
-        self._zero_grad()
-        loss.terms.total.backward()
-        return loss
-
-
-class Launched(NamedTuple):
-    """What an update will have come to: nobody has waited for the numbers."""
-
-    numbers: Tensor
-    """Its loss, the norm of its gradient, its valid rows, and then others."""
-    names: tuple[str, ...]
-    """Of the first of these others."""
-
-
-Launch = Callable[[Batch, Tensor, Tensor], Launched]
-"""An update of a batch with this mask and entropy cost."""
+        terms, stats = loss_of(batch, rows, entropy_cost)
+        # As an optimizer does it, without what that tells a profiler.
+        for parameter in self._parameters:
+            parameter.grad = None
+        terms.total.backward()
+        return terms, stats
 
 
 class _Graph(NamedTuple):
@@ -122,7 +103,7 @@ class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     batch: Batch
     mask_BT: Tensor
-    launched: Launched
+    numbers: Tensor
 
 
 class Graphs:
@@ -140,7 +121,7 @@ class Graphs:
         self._graphs: dict[int, _Graph] = {}
         self.is_given_up = False
 
-    def run(self, batch: Batch, mask_BT: Tensor, entropy_cost: float) -> Launched | None:
+    def run(self, batch: Batch, mask_BT: Tensor, entropy_cost: float) -> Tensor | None:
         """As `launch`, or None if this cannot be recorded.
 
         The numbers are overwritten by the next update.
@@ -151,7 +132,7 @@ class Graphs:
         known.mask_BT.copy_(mask_BT)
         self._cost.fill_(entropy_cost)
         known.graph.replay()
-        return known.launched
+        return known.numbers
 
     def _try_to_record(self, batch: Batch) -> _Graph | None:
         if self.is_given_up:
@@ -182,9 +163,9 @@ class Graphs:
                 self._launch(batch, mask_BT, self._cost)
             # The loader's thread goes on with its own stream meanwhile.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-                launched = self._launch(batch, mask_BT, self._cost)
+                numbers = self._launch(batch, mask_BT, self._cost)
         before.wait_stream(stream)
-        return _Graph(graph, batch, mask_BT, launched)
+        return _Graph(graph, batch, mask_BT, numbers)
 
 
 def _stats(terms: LossTerms, view: View) -> dict[str, Tensor]:

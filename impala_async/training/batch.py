@@ -7,6 +7,7 @@ B columns of a batch, T action rows, S = T+1 observation rows, N columns of a pa
 F frames, K frames of a stack
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from impala_async.schema import Schema
 from impala_async.trajectory import Columns
 
 
@@ -45,6 +47,31 @@ class Batch:
             truncated_BT=torch.from_numpy(columns.truncated_CT),
             mask_BT=torch.from_numpy(columns.mask_CT),
             windows={name: torch.from_numpy(part) for name, part in columns.windows.items()},
+        )
+
+    @staticmethod
+    def in_planes(schema: Schema, obs: Tensor, small: Tensor) -> "Batch":
+        """View the planes of columns, on any device; nothing is copied."""
+
+        def view(name: str) -> Tensor:
+            leaf = schema.layout.leaves[name]
+            plane = {"obs": obs, "small": small}[leaf.plane]
+            dtype: torch.dtype = getattr(torch, leaf.dtype)
+            stop = leaf.offset + math.prod(leaf.shape) * dtype.itemsize
+            typed = plane[:, leaf.offset : stop].view(dtype)
+            return typed.view(len(plane), *leaf.shape)
+
+        leaves = schema.obs.leaves
+        return Batch(
+            obs={leaf.name: view(f"obs/{leaf.name}") for leaf in leaves},
+            actions={part.name: view(f"action/{part.name}") for part in schema.action.parts},
+            state={array.name: view(f"state/{array.name}") for array in schema.state},
+            rewards_BT=view("reward"),
+            log_probs_BT=view("log_prob"),
+            terminated_BT=view("terminated"),
+            truncated_BT=view("truncated"),
+            mask_BT=view("mask"),
+            windows={leaf.name: view(f"window/{leaf.name}") for leaf in leaves if leaf.is_stack},
         )
 
     def rows_of_obs(self) -> dict[str, Tensor]:
@@ -84,11 +111,11 @@ def parts_of(
             sizes differ by one at most.
         seeds: the order hangs on these alone.
     """
-    columns = alive_B.nonzero().flatten()
-    num_parts = min(max_parts, len(columns))
+    num_parts = min(max_parts, int(alive_B.sum())) if max_parts > 1 else 1
     if num_parts <= 1:
         yield Part(batch, living_mask(batch, alive_B), alive_B)
         return
+    columns = alive_B.nonzero().flatten()
     order = np.random.default_rng(seeds).permutation(len(columns))
     for columns_N in columns[torch.from_numpy(order)].tensor_split(num_parts):
         part = batch.take(columns_N.to(batch.mask_BT.device))

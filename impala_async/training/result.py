@@ -14,14 +14,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from impala_async.files import write_whole
-from impala_async.training.batch import Batch, Part
+from impala_async.training.batch import Batch
 from impala_async.training.rewards import Moments
 
 
 class Outcome(NamedTuple):
     """What became of a part. `moments` are those of its return targets, if they were asked for."""
 
-    part: Part
+    is_in_B: Tensor
+    """Which of the living columns it had."""
     is_applied: bool
     num_valid: int
     moments: Moments
@@ -119,10 +120,10 @@ class StepResult:
 
 def failed_columns(outcomes: Sequence[Outcome]) -> Tensor:
     """[B]: the columns of the parts that failed."""
-    is_failed_B = torch.zeros_like(outcomes[0].part.is_in_B)
+    is_failed_B = torch.zeros_like(outcomes[0].is_in_B)
     for outcome in outcomes:
         if outcome.is_failed:
-            is_failed_B |= outcome.part.is_in_B
+            is_failed_B |= outcome.is_in_B
     return is_failed_B
 
 

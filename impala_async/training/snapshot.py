@@ -3,6 +3,7 @@
 A snapshot is the weights of one version, copied out of the model into a buffer of their own.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -58,7 +59,8 @@ class WeightsCopy(NamedTuple):
         coarse = flat[self.num_fine_bytes :].view(torch.bfloat16)
         # One number that is not finite spoils a sum, which costs a tenth of looking at each.
         return all(
-            bool(part.sum().isfinite()) or bool(part.isfinite().all()) for part in (fine, coarse)
+            not len(part) or math.isfinite(part.sum().item()) or bool(part.isfinite().all())
+            for part in (fine, coarse)
         )
 
     def as_version(self, version: Version) -> Weights:
@@ -67,33 +69,41 @@ class WeightsCopy(NamedTuple):
 
 
 class Snapshot:
-    """Copies the float32 tensors of a model into flat buffers of one layout.
+    """Copies the float32 tensors of a model, in the layout's order, into flat buffers.
 
     From a GPU they go on a stream of its own, beside the updates that follow.
     """
 
-    def __init__(self, layout: WeightsLayout, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        layout: WeightsLayout,
+        tensors: Sequence[Tensor],
+        device: torch.device | str = "cpu",
+    ) -> None:
         odd = [
             f"{array.name} ({array.dtype})" for array in layout.arrays if array.dtype != "float32"
         ]
         if odd:
             raise ValueError(f"only float32 weights can be published, not {', '.join(odd)}")
+        num_items = sum(array.num_items for array in layout.arrays)
+        if (num_given := sum(tensor.numel() for tensor in tensors)) != num_items:
+            raise ValueError(f"{num_given} numbers in tensors, {num_items} in the layout")
         self._layout = layout
-        self._num_items = sum(array.num_items for array in layout.arrays)
+        self._tensors = tensors
+        # Their memory stays where it is: a small model is seen flat once, and not at every update.
+        is_plain = not layout.rounded and all(tensor.is_contiguous() for tensor in tensors)
+        self._flat = [tensor.detach().view(-1) for tensor in tensors] if is_plain else []
         # A number takes four bytes in float32 and two in bfloat16.
-        self._num_fine_bytes = 2 * layout.num_bytes - 4 * self._num_items
-        self._stream = _side_stream(device)
+        self._num_fine_bytes = 2 * layout.num_bytes - 4 * num_items
+        # One beside that of the updates, on which a copy holds up none of them.
+        is_cuda = torch.device(device).type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_cuda else None
 
-    def take(self, tensors: Sequence[Tensor]) -> WeightsCopy:
-        """Copy the tensors, given in the layout's order; they may change as soon as it returns."""
-        num_items = sum(tensor.numel() for tensor in tensors)
-        if num_items != self._num_items:
-            raise ValueError(f"{num_items} numbers in tensors, {self._num_items} in the layout")
-        flat = flatten(tensors, self._layout)
+    def take(self) -> WeightsCopy:
+        """Copy the tensors, which may change as soon as it returns."""
+        if self._flat:
+            flat = torch.cat(self._flat).view(torch.uint8)
+        else:
+            flat = flatten(self._tensors, self._layout)
         copy = HostCopy(flat, self._stream)
         return WeightsCopy(copy, self._layout.digest, self._num_fine_bytes)
-
-
-def _side_stream(device: torch.device | str) -> torch.cuda.Stream | None:
-    """One beside that of the updates, on which a copy holds up none of them; none on a CPU."""
-    return torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None

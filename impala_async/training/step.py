@@ -20,7 +20,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.team import Team
 from impala_async.training.algorithms import Rows, make_algorithm
-from impala_async.training.backprop import Backend, Backprop, Graphs, Launched
+from impala_async.training.backprop import Backend, Backprop, Graphs
 from impala_async.training.batch import Batch, Part, living_mask, parts_of
 from impala_async.training.optimizer import (
     build_optimizer,
@@ -55,14 +55,6 @@ class _Pass(NamedTuple):
     lr: float
     entropy_cost: float
     scale: float
-
-
-class _Begun(NamedTuple):
-    """A part whose update is launched: what there is to look at, and the names of some of it."""
-
-    part: Part
-    numbers: HostCopy
-    names: tuple[str, ...]
 
 
 class Step(Protocol):
@@ -122,7 +114,9 @@ class UpdateStep:
         self.num_updates = 0
         self._num_failed_in_a_row = 0
         self._device = torch.device(device)
-        self._backprop = Backprop(policy, self.target, learning, self.optimizer.zero_grad, backend)
+        self._backprop = Backprop(policy, self.target, learning, backend)
+        # Of its statistics, as soon as there are some.
+        self._stat_names: tuple[str, ...] = ()
         self._is_risky = may_overflow(algorithm)
         self._norm_limit = norm_limit(algorithm.grad_clip)
         # On a GPU the host looks at an update when all of it is launched.
@@ -145,10 +139,7 @@ class UpdateStep:
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether the next update can be launched before the host has looked at this one.
-
-        Not where the host itself makes something of what it sees, for the next to begin with.
-        """
+        """Not where the host itself makes something of what it sees, for the next to begin with."""
         is_host_needed = (
             self.target is not None
             or self.return_scale is not None
@@ -193,10 +184,9 @@ class UpdateStep:
         *,
         is_first_pass: bool = True,
     ) -> Callable[[], StepResult]:
-        """As `run`, without its result: that is what the call of what comes back waits for.
+        """As `run`, without its result, for which the call of what comes back waits.
 
-        Where updates are pipelined, others may begin before that. Results are asked for in their
-        order, and until then neither batch nor `alive_B` may change.
+        Where updates are pipelined, others may begin before that; results are asked for in order.
         """
         this = _Pass(
             batch,
@@ -210,9 +200,9 @@ class UpdateStep:
         seeds = (self._seed, self.num_updates)
         parts = parts_of(batch, alive_B, self._section.num_minibatches, seeds)
         if self.is_pipelined:
-            begun = [self._begin_part(part, this) for part in parts]
-            return lambda: self._conclude([self._end_part(each, this) for each in begun], this)
-        outcomes = [self._end_part(self._begin_part(part, this), this) for part in parts]
+            begun = [(part, self._begin_part(part, this)) for part in parts]
+            return lambda: self._conclude([self._end_part(*each, this) for each in begun], this)
+        outcomes = [self._end_part(part, self._begin_part(part, this), this) for part in parts]
         result = self._conclude(outcomes, this)
         return lambda: result
 
@@ -245,27 +235,27 @@ class UpdateStep:
             if self.return_scale is not None:
                 self.return_scale.restore(state.algorithm["return_scale"])
 
-    def _begin_part(self, part: Part, this: _Pass) -> _Begun:
-        """All that needs no look at it."""
+    def _begin_part(self, part: Part, this: _Pass) -> HostCopy:
+        """All that needs no look at it; what there is to look at."""
         if self.is_decided_there:
             set_learning_rate(self.optimizer, this.lr)
-        launched = None
+        numbers = None
         if self._graphs is not None:
-            launched = self._graphs.run(part.batch, part.mask_BT, this.entropy_cost)
-        if launched is None:
+            numbers = self._graphs.run(part.batch, part.mask_BT, this.entropy_cost)
+        if numbers is None:
             # Each batch counts once, however many passes it has.
             has_moments = self.return_scale is not None and this.is_first
-            launched = self._launch(
+            numbers = self._launch(
                 part.batch, part.mask_BT, this.entropy_cost, this.scale, has_moments
             )
         # A graph overwrites its numbers when it is replayed: they are copied before that.
-        return _Begun(part, HostCopy(launched.numbers), launched.names)
+        return HostCopy(numbers)
 
-    def _end_part(self, begun: _Begun, this: _Pass) -> Outcome:
+    def _end_part(self, part: Part, numbers: HostCopy, this: _Pass) -> Outcome:
         """A step, if loss and gradient are finite and there is a valid row, or that it was one."""
         # The one place where the host waits for the device.
-        total, norm, num_valid, *more = begun.numbers.wait().tolist()
-        stats = dict(zip(begun.names, more, strict=False))
+        total, norm, num_valid, *more = numbers.wait().tolist()
+        stats = dict(zip(self._stat_names, more, strict=False))
         moments = Moments(*more[len(stats) :])
         is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         if is_applied and not self.is_decided_there:
@@ -275,7 +265,7 @@ class UpdateStep:
         if is_applied and self.target is not None:
             self.target.note_update(self.policy, stats["policy/kl"])
         stats |= {"loss/total": total, "grad/norm": norm}
-        return Outcome(begun.part, is_applied, int(num_valid), moments, stats)
+        return Outcome(part.is_in_B, is_applied, int(num_valid), moments, stats)
 
     def _conclude(self, outcomes: list[Outcome], this: _Pass) -> StepResult:
         """What all parts together come to."""
@@ -299,10 +289,14 @@ class UpdateStep:
         entropy_cost: Tensor | float,
         scale: float = 1.0,
         has_moments: bool = False,
-    ) -> Launched:
-        """The part of an update that can be recorded; what there is to look at."""
+    ) -> Tensor:
+        """The part of an update that can be recorded; the numbers that there are to look at.
+
+        They are loss, norm of the gradient, valid rows, the statistics, and moments if wanted.
+        """
         rows = self._rows(batch, mask_BT, scale)
         terms, stats = self._backprop.run(batch, rows, entropy_cost)
+        self._stat_names = tuple(stats)
         total, norm = terms.total.detach(), global_norm(self.parameters)
         if self.is_decided_there:
             clip_unseen(self.parameters, norm, self._section.grad_clip)
@@ -312,7 +306,7 @@ class UpdateStep:
         if has_moments:
             sums = Moments.sums(terms.targets_TB, rows.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
-        return Launched(torch.stack(numbers), tuple(stats))
+        return torch.stack(numbers)
 
     def _build_graphs(self) -> Graphs | None:
         """What else a graph wants of the settings, the config's rules have seen to."""
@@ -342,7 +336,7 @@ class UpdateStep:
             return self.return_scale.scale
         rows = self._rows(batch, living_mask(batch, alive_B), 1.0)
         with torch.no_grad():
-            targets_TB = self._backprop.loss(batch, rows, 0.0).terms.targets_TB
+            targets_TB = self._backprop.loss(batch, rows, 0.0)[0].targets_TB
         return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
 
     def _update_statistics(

@@ -20,7 +20,6 @@ from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.envs.make import build_envs
-from impala_async.learner.threads.batch import batch_over
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
@@ -42,7 +41,7 @@ def batch() -> Batch:
     layout = SCHEMA.layout
     obs = torch.zeros((COLUMNS, layout.obs_bytes), dtype=torch.uint8)
     small = torch.zeros((COLUMNS, layout.small_bytes), dtype=torch.uint8)
-    made = batch_over(SCHEMA, obs, small)
+    made = Batch.in_planes(SCHEMA, obs, small)
     shape = (COLUMNS, ROWS)
     made.obs[""].copy_(torch.from_numpy(rng.normal(size=(COLUMNS, ROWS + 1, 4))))
     made.actions[""].copy_(torch.from_numpy(rng.integers(0, 3, shape)))

@@ -14,7 +14,6 @@ import torch
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
-from impala_async.learner.threads.batch import batch_over
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
@@ -44,7 +43,7 @@ def step_on(device: torch.device | str, *, is_graphed: bool = False, **settings:
 def slot_on(device: torch.device | str) -> Batch:
     layout = SCHEMA.layout
     planes = (layout.obs_bytes, layout.small_bytes)
-    return batch_over(
+    return Batch.in_planes(
         SCHEMA,
         *(torch.zeros((COLUMNS, size), dtype=torch.uint8, device=device) for size in planes),
     )
@@ -117,8 +116,8 @@ def test_nothing_waits_for_the_device_while_an_update_is_launched(
     fill(slot, 0)
     step.run(slot, ALIVE, 0)
     with no_waiting():
-        launched = step._launch(slot, slot.mask_BT, 0.01)
-    assert launched.numbers.isfinite().all()
+        numbers = step._launch(slot, slot.mask_BT, 0.01)
+    assert numbers.isfinite().all()
 
 
 @pytest.mark.parametrize("is_graphed", [False, True])
@@ -127,14 +126,17 @@ def test_updates_and_their_weights_are_launched_without_a_wait_and_are_those_of_
 ) -> None:
     at_once, pipelined = (step_on(device, is_graphed=is_graphed) for _ in range(2))
     assert pipelined.is_pipelined
-    snapshot, slots = Snapshot(at_once.policy.layout, device), [slot_on(device) for _ in range(6)]
+    one, other = (
+        Snapshot(step.policy.layout, step.policy.tensors, device) for step in (at_once, pipelined)
+    )
+    slots = [slot_on(device) for _ in range(6)]
     for seed, slot in enumerate(slots):
         fill(slot, seed)
     slots[3].rewards_BT[0, 0] = math.inf
     want = []
     for number, slot in enumerate(slots):
         result = at_once.run(slot, alive_in(number), number)
-        copy = snapshot.take(at_once.policy.tensors)
+        copy = one.take()
         weights = copy.as_version(Version(1, number)).buffer.view(np.float32).copy()
         want.append((result, weights))
     # The first of each records, where it is to be recorded, and changes nothing.
@@ -146,7 +148,7 @@ def test_updates_and_their_weights_are_launched_without_a_wait_and_are_those_of_
     with no_waiting():
         for number, slot in enumerate(slots):
             result = pipelined.begin(slot, alive_in(number), number)
-            launched.append((result, snapshot.take(pipelined.policy.tensors)))
+            launched.append((result, other.take()))
     for _, copy in launched:
         assert not copy.flat._copied.query()
     for number, (result, copy) in enumerate(launched):

@@ -15,8 +15,7 @@ import torch
 from impala_async.learner.handoff import ClosedError, IndexQueue
 from impala_async.learner.loop.filler import Arrival, SlotFiller
 from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.learner.threads.batch import LoadedBatch
-from impala_async.learner.threads.loader import DeviceLoader, allocator_for
+from impala_async.learner.threads.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.training.batch import Batch
 from impala_async.weights import Version
 from tests.learner.columns import Planes, big_schema, planes_of

@@ -7,6 +7,7 @@
 import queue
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from impala_async.learner.channels import Captured, Channels, LearnerReport
 from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.threads.batch import LoadedBatch
+from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.result import StepResult
 from impala_async.training.snapshot import HostCopy, WeightsCopy
@@ -74,14 +75,14 @@ def batch_of(
 ) -> LoadedBatch:
     """A loaded batch, told by versions and valid rows of its columns."""
     updates_B = np.array(tuple(updates), np.int64)
-    return LoadedBatch(
-        place=number,
-        tensors=FakeBatch(number),
+    slot: Any = SimpleNamespace(
         batch=number,
         filled_B=np.ones(len(updates_B), np.bool_),
         updates_B=updates_B,
         valid_rows_B=np.array(tuple(valid_rows), np.int64),
     )
+    tensors: Any = FakeBatch(number)
+    return LoadedBatch(number, tensors, slot)
 
 
 class FakeLoader:
@@ -201,6 +202,9 @@ class FakeStep:
 class FakeSnapshot:
     """The number of updates, as weights."""
 
-    def take(self, tensors: Any) -> WeightsCopy:
-        flat = tensors[0].to(torch.uint8).repeat(4)
+    def __init__(self, step: FakeStep) -> None:
+        self._number = step.tensors[0]
+
+    def take(self) -> WeightsCopy:
+        flat = self._number.to(torch.uint8).repeat(4)
         return WeightsCopy(HostCopy(flat), b"", flat.nbytes)

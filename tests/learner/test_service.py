@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, ConfigError
 from impala_async.interrupts import GIVE_UP
-from impala_async.learner import hardware, service
+from impala_async.learner import build, service
 from impala_async.learner.loop.saver import Saver
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
@@ -159,7 +159,7 @@ async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
 async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(build.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     async with service_run(tmp_path) as run:
         with pytest.raises(ConfigError, match=r"^cannot train on .* GiB are free"):
             await run.end()
@@ -172,9 +172,7 @@ async def test_a_first_actor_that_wants_too_much_memory_is_refused_and_the_learn
         greedy = await run.actor()
         await greedy.hello()
         with monkeypatch.context() as patch:
-            patch.setattr(
-                hardware.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)
-            )
+            patch.setattr(build.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
             await greedy.spec()
             assert "GiB are free" in await greedy.refused("mismatch")
         await run.start_actors(1)

@@ -27,9 +27,7 @@ def nothing_compiled():
 def use(step, backend):
     """The step, compiled by this backend."""
     old = step._backprop
-    step._backprop = Backprop(
-        step.policy, step.target, old._algorithm, step.optimizer.zero_grad, backend
-    )
+    step._backprop = Backprop(step.policy, step.target, old._algorithm, backend)
     return step
 
 

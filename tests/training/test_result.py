@@ -10,7 +10,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from impala_async.training.batch import Part
 from impala_async.training.result import Outcome, StepResult
 
 NOTHING: Any = None
@@ -18,7 +17,7 @@ NOTHING: Any = None
 
 def outcome(is_applied, num_valid, stats, columns=(0,)):
     is_in_B = torch.zeros(3, dtype=torch.bool).index_fill(0, torch.tensor(columns), True)
-    return Outcome(Part(NOTHING, NOTHING, is_in_B), is_applied, num_valid, NOTHING, stats)
+    return Outcome(is_in_B, is_applied, num_valid, NOTHING, stats)
 
 
 def failed(what, columns=(0,)):

@@ -15,7 +15,7 @@ from impala_async.weights import Version, WeightsLayout
 def test_what_one_policy_gives_another_takes_bit_for_bit(schema):
     sender = Policy(schema, ModelSection(), seed=1)
     receiver = Policy(schema, ModelSection(), seed=2)
-    weights = Snapshot(sender.layout).take(sender.tensors).as_version(Version(1, 3))
+    weights = Snapshot(sender.layout, sender.tensors).take().as_version(Version(1, 3))
     assert (weights.version, weights.buffer.dtype) == (Version(1, 3), np.uint8)
     receiver.load(weights)
     assert receiver.version == Version(1, 3)
@@ -26,13 +26,13 @@ def test_what_one_policy_gives_another_takes_bit_for_bit(schema):
 
 def test_later_changes_do_not_reach_it_nor_an_earlier_one(schema):
     policy = Policy(schema, ModelSection(), seed=1)
-    snapshot = Snapshot(policy.layout)
-    first = snapshot.take(policy.tensors).as_version(Version(1, 1))
+    snapshot = Snapshot(policy.layout, policy.tensors)
+    first = snapshot.take().as_version(Version(1, 1))
     kept = first.buffer.copy()
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1)
-    second = snapshot.take(policy.tensors).as_version(Version(1, 2))
+    second = snapshot.take().as_version(Version(1, 2))
     assert np.array_equal(first.buffer, kept)
     assert not np.array_equal(first.buffer, second.buffer)
 
@@ -44,19 +44,18 @@ def test_one_number_that_is_not_finite_is_found(dtype, value):
     if dtype == "bfloat16":
         layout = layout.coarse(["w"])
     weights = [torch.full((4,), 3e38), torch.full((3,), -2e38)]
-    snapshot = Snapshot(layout)
     # Their sum is beyond float32.
-    assert snapshot.take(weights).is_finite()
+    assert Snapshot(layout, weights).take().is_finite()
     for number in range(2):
         spoiled = [tensor.clone() for tensor in weights]
         spoiled[number][1] = value
-        assert not snapshot.take(spoiled).is_finite()
+        assert not Snapshot(layout, spoiled).take().is_finite()
 
 
 def test_a_single_array_is_copied_too():
     layout = WeightsLayout((ArraySpec("w", (4,), "float32"),))
     only = torch.zeros(4)
-    weights = Snapshot(layout).take([only]).as_version(Version(1, 1))
+    weights = Snapshot(layout, [only]).take().as_version(Version(1, 1))
     only.fill_(1)
     assert not weights.buffer.any()
 
@@ -64,7 +63,7 @@ def test_a_single_array_is_copied_too():
 def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
     layout = WeightsLayout((ArraySpec("w", (2, 3), "float32"), ArraySpec("scale", (), "float32")))
     turned = torch.arange(6.0).reshape(3, 2).t()
-    weights = Snapshot(layout).take([turned, torch.tensor(9.0)]).as_version(Version(1, 1))
+    weights = Snapshot(layout, [turned, torch.tensor(9.0)]).take().as_version(Version(1, 1))
     assert weights.buffer.view(np.float32).tolist() == [0, 2, 4, 1, 3, 5, 9]
     assert layout.places == (slice(0, 24), slice(24, 28))
 
@@ -82,15 +81,14 @@ def test_whole_numbers_of_a_torso_are_not_taken_for_bfloat16(schema):
     policy = Policy(schema, own, seed=0)
     for layout in (policy.layout, policy.coarse_layout, policy.layout.coarse({"policy_head.bias"})):
         with pytest.raises(ValueError, match=r"policy_torso.seen \(uint16\)"):
-            Snapshot(layout)
+            Snapshot(layout, policy.tensors)
 
 
 def test_other_dtypes_and_other_sizes_are_refused():
     with pytest.raises(ValueError, match="steps"):
-        Snapshot(WeightsLayout((ArraySpec("steps", (), "int64"),)))
-    snapshot = Snapshot(WeightsLayout((ArraySpec("w", (4,), "float32"),)))
+        Snapshot(WeightsLayout((ArraySpec("steps", (), "int64"),)), [])
     with pytest.raises(ValueError, match="3 numbers in tensors, 4 in the layout"):
-        snapshot.take([torch.zeros(3)]).as_version(Version(1, 1))
+        Snapshot(WeightsLayout((ArraySpec("w", (4,), "float32"),)), [torch.zeros(3)])
 
 
 def test_on_a_cpu_a_copy_is_the_tensor_itself_and_there_is_nothing_to_wait_for():

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -253,7 +253,7 @@ class Saver:
     def _state(self, captured: Captured) -> dict[str, Any]:
         return {
             **captured.training.state(),
-            **asdict(captured.progress),
+            **captured.progress._asdict(),
             "run_s": self._run_s(),
             "forks": self._lineage.forks,
             "episodes": self._episodes.save(),

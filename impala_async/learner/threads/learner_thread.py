@@ -4,8 +4,6 @@ nothing to learn from.
 It owns the model while it runs, the windows and timers of learning, and the count of updates.
 Everything it tells the loop goes through `Channels`; it never waits for the loop.
 
-    B columns of a batch
-
 Runs on: learner thread
 """
 
@@ -16,9 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
@@ -31,10 +27,8 @@ from impala_async.learner.channels import (
     Progress,
 )
 from impala_async.learner.handoff import ClosedError
-from impala_async.learner.hardware import make_current
-from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
-from impala_async.learner.threads.batch import LoadedBatch
-from impala_async.learner.threads.loader import Loader
+from impala_async.learner.minibatch_buffer import MinibatchBuffer
+from impala_async.learner.threads.loader import LoadedBatch, Loader, make_current
 from impala_async.learner.threads.measurements import Measurements
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.training.result import StepResult
@@ -48,13 +42,15 @@ POLL_S = 0.25
 WARN_EVERY_S = 10.0
 
 
-class _Pending(NamedTuple):
-    """A pass of a batch whose update is launched, and nobody has looked at the result."""
+class _Pass(NamedTuple):
+    """One use of a batch: its update is launched, and nobody has looked at the result."""
 
-    draw: Draw[LoadedBatch]
-    new_rows_B: NDArray[np.int64]
-    result: Callable[[], StepResult]
-    weights: WeightsCopy | None
+    loaded: LoadedBatch
+    is_first: bool
+    is_last: bool
+    result: Callable[[], StepResult] | None = None
+    """None where nothing was launched, as there was no valid row."""
+    weights: WeightsCopy | None = None
     """As it leaves them, if they may be published then."""
 
 
@@ -81,10 +77,11 @@ class LearnerThread:
         self._loader = loader
         self._section = section
         self._stop = stop
+        self.progress = progress
         self._channels = channels
         self._is_lockstep = is_lockstep
         self._is_pipelined = is_pipelined
-        self._pending: _Pending | None = None
+        self._pending: _Pass | None = None
         self._device = device
         self._ring = MinibatchBuffer(
             loader,
@@ -93,9 +90,7 @@ class LearnerThread:
             section.init_num_passes,
             timeout_s=min(POLL_S, section.starved_after_s),
         )
-        self._epoch = progress.epoch
-        self._update = progress.update
-        self._env_steps = progress.env_steps_trained
+        self._is_closed = False
         self._stop_reason: str | None = None
         self._first_update: FirstUpdate | None = None
         self._waited_s = 0.0
@@ -104,42 +99,68 @@ class LearnerThread:
         self._warn_at = -math.inf
         self._measurements = Measurements(device, section.max_lag, max_waiting, loader)
 
-    @property
-    def progress(self) -> Progress:
-        return Progress(self._epoch, self._update, self._env_steps)
-
     def run(self) -> None:
         """Until a stop is reached or the queues close; then settle what the ring holds."""
         make_current(self._device)
         torch.set_num_threads(self._section.threads)
         self._publish()
         try:
-            while True:
-                self._channels.pulse.beat(BUILD_PATIENCE if self._first_update is None else 1)
-                self._answer()
-                if self._is_over():
-                    break
-                draw = self._next_draw()
-                if draw is not None:
-                    self._use(draw)
-        except ClosedError:
-            pass
+            while self._take_turn():
+                pass
         finally:
             # A loader's own thread may be waiting for us.
             self._loader.abandon()
             # How long an end may take, its own watch knows.
             self._channels.pulse.rest()
-        self._finish()
+        for loaded in self._ring.drain():
+            loaded.drop(loaded.alive_B.copy(), "shutdown")
+            self._channels.settlements.post(loaded.settle(self._section.num_passes))
+        self._channels.reports.post(self._report())
+        self._channels.captures.post(self._capture())
 
-    def _next_draw(self) -> Draw[LoadedBatch] | None:
-        """A batch to use, or None if none came for a moment."""
-        if self._ring.is_next_empty and not self._loader.num_waiting():
-            # Nothing can be launched behind it: what it came to is told before we wait.
-            self._resolve()
+    def _take_turn(self) -> bool:
+        """Launch a pass, and look at what the one before came to; False when all is over.
+
+        Where updates are not pipelined, each is looked at in its own turn.
+        """
+        self._channels.pulse.beat(BUILD_PATIENCE if self._first_update is None else 1)
+        launched = None
+        if not self._must_look_first():
+            self._answer()
+            if not self._is_over():
+                launched = self._launch_next()
+            elif self._pending is None:
+                return False
+        if self._is_pipelined:
+            launched, self._pending = self._pending, launched
+        if launched is not None:
+            self._look_at(launched)
+        return True
+
+    def _must_look_first(self) -> bool:
+        """Whether nothing can be launched, asked or ended behind the pass that is pending."""
+        pending = self._pending
+        if pending is None:
+            return False
+        item = self._ring.next_item
+        if item is None and not self._loader.num_waiting():
+            return True  # what it came to is told before we wait
+        if item is pending.loaded:
+            # Columns that fail in one pass are not in the next, nor change while it is computed.
+            return True
+        # A pending update may be skipped, and that would leave us short of a limit.
+        is_ending = self._stop_reason is not None or self._reached_stop(self._expected) is not None
+        return is_ending or self._channels.is_capture_due.is_up
+
+    def _launch_next(self) -> _Pass | None:
+        """The next pass; None if no batch came for a moment, or none will come any more."""
         started_s = time.perf_counter()
         loading_s = self._loader.load_wait_timer.total_s
         try:
             draw = self._ring.get()
+        except ClosedError:
+            self._is_closed = True
+            return None
         except queue.Empty:
             self._waited_s += time.perf_counter() - started_s
             self._note_starved()
@@ -155,7 +176,7 @@ class LearnerThread:
             self._starved_total_s += starved_s
             self._starved_at = None
             logger.warning("learner no longer starved, after %.1f s", starved_s)
-        return draw
+        return self._launch(draw.item, is_first=draw.pass_index == 0, is_last=draw.is_last_pass)
 
     def _note_starved(self) -> None:
         if self._starved_at is None and self._waited_s >= self._section.starved_after_s:
@@ -165,93 +186,77 @@ class LearnerThread:
                 self._waited_s,
             )
 
-    def _use(self, draw: Draw[LoadedBatch]) -> None:
-        """One pass of a batch: launch its update, then look at the one before."""
-        loaded = draw.item
-        if self._pending is not None and self._pending.draw.item is loaded:
-            # Columns that fail in one pass are not in the next, nor change while it is computed.
-            self._resolve()
-        loaded.drop(self._expected.update - loaded.updates_B > self._section.max_lag, "stale")
-        launched = self._launch(draw) if loaded.valid_rows_B[loaded.alive_B].any() else None
-        self._resolve()
-        if launched is None:
-            self._measurements.num_skipped += 1
-            self._end_pass(draw)
-        else:
-            self._pending = launched
-            if not self._is_pipelined:
-                self._resolve()
-
-    def _launch(self, draw: Draw[LoadedBatch]) -> _Pending:
-        loaded, is_first_pass = draw.item, draw.pass_index == 0
-        alive_B = loaded.alive_B
-        # Steps count once, at their first pass.
-        new_rows_B = loaded.valid_rows_B * is_first_pass
+    def _launch(self, loaded: LoadedBatch, *, is_first: bool, is_last: bool) -> _Pass:
         expected = self._expected
+        loaded.drop(expected.update - loaded.updates_B > self._section.max_lag, "stale")
+        num_rows = loaded.num_valid_rows
+        if num_rows == 0:
+            return _Pass(loaded, is_first, is_last)
         with self._measurements.grad:
             result = self._step.begin(
                 loaded.tensors,
-                torch.from_numpy(alive_B),
-                expected.env_steps_trained + int(new_rows_B[alive_B].sum()),
-                is_first_pass=is_first_pass,
+                torch.from_numpy(loaded.alive_B),
+                # Steps count once, at their first pass.
+                expected.env_steps_trained + num_rows * is_first,
+                is_first_pass=is_first,
             )
         self._loader.note_launch(loaded)
         weights = None
-        if self._is_pipelined and self._is_published(self._update, expected.update + 1):
+        if self._is_pipelined and self._is_published(self.progress.update, expected.update + 1):
             # Behind the next update they would be of that one.
-            weights = self._snapshot.take(self._step.policy.tensors)
-        return _Pending(draw, new_rows_B, result, weights)
+            weights = self._snapshot.take()
+        return _Pass(loaded, is_first, is_last, result, weights)
 
     @property
     def _expected(self) -> Progress:
         """Where we are if the update that is pending turns out well."""
-        if self._pending is None:
-            return self.progress
-        new_rows_B, alive_B = self._pending.new_rows_B, self._pending.draw.item.alive_B
-        env_steps = self._env_steps + int(new_rows_B[alive_B].sum())
-        return Progress(self._epoch, self._update + 1, env_steps)
+        epoch, update, env_steps = self.progress
+        if self._pending is not None and self._pending.result is not None:
+            update += 1
+            env_steps += self._pending.loaded.num_valid_rows * self._pending.is_first
+        return Progress(epoch, update, env_steps)
 
-    def _resolve(self) -> None:
-        """Look at the update that is pending, if there is one, and tell what it came to."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        result = pending.result()
-        self._measurements.stats = result.stats
-        if result.is_failed_B.any():
-            self._skip(pending.draw.item, result)
-        if result.applied:
-            self._note_trained(pending, result.num_updates)
-        if self._first_update is None:
-            # Or skipped: a run whose every loss is NaN must reach its time limit.
-            self._first_update = FirstUpdate(time.monotonic(), self._env_steps)
-        self._end_pass(pending.draw)
-
-    def _note_trained(self, pending: _Pending, num_updates: int) -> None:
-        loaded = pending.draw.item
-        alive_B = loaded.alive_B
-        self._env_steps += int(pending.new_rows_B[alive_B].sum())
-        lag_B = self._update - loaded.updates_B
-        self._measurements.note_trained(lag_B[alive_B], int(loaded.valid_rows_B[alive_B].sum()))
-        if not self._is_lockstep:
-            self._advance(num_updates, pending.weights)
-
-    def _end_pass(self, draw: Draw[LoadedBatch]) -> None:
-        loaded = draw.item
+    def _look_at(self, this: _Pass) -> None:
+        """Tell what a pass came to. Here, and nowhere else, the host waits for an update."""
+        loaded = this.loaded
+        result = None if this.result is None else this.result()
+        num_updates = 0
+        if result is None:
+            self._measurements.num_skipped += 1
+        else:
+            self._measurements.stats = result.stats
+            if result.is_failed_B.any():
+                self._skip(loaded, result)
+            if result.applied:
+                num_updates = result.num_updates
+                self._note_trained(this)
+            if self._first_update is None:
+                # Or skipped: a run whose every loss is NaN must reach its time limit.
+                self._first_update = FirstUpdate(time.monotonic(), self.progress.env_steps_trained)
         loaded.use()
-        if draw.is_last_pass:
-            if self._is_lockstep:
-                # All passes of a batch are one update there. The end is told before the version
-                # is out by which others go on: what they do then does not count.
+        if self._is_lockstep:
+            # All passes of a batch are one update there. The end is told before the version is out
+            # by which others go on: what they do then does not count.
+            num_updates = int(this.is_last)
+            if this.is_last:
                 self._is_over()
-                self._advance(1)
+        self._advance(num_updates, this.weights)
+        if this.is_last:
             slot = self._loader.release(loaded)
             self._channels.settlements.post(loaded.settle(self._section.num_passes, slot))
         self._measurements.queue_size.push(self._loader.num_waiting())
 
-    def _advance(self, num_updates: int, weights: WeightsCopy | None = None) -> None:
-        before, self._update = self._update, self._update + num_updates
-        if self._is_published(before, self._update):
+    def _note_trained(self, this: _Pass) -> None:
+        loaded = this.loaded
+        num_rows = loaded.num_valid_rows
+        epoch, update, env_steps = self.progress
+        self.progress = Progress(epoch, update, env_steps + num_rows * this.is_first)
+        self._measurements.note_trained((update - loaded.updates_B)[loaded.alive_B], num_rows)
+
+    def _advance(self, num_updates: int, weights: WeightsCopy | None) -> None:
+        epoch, before, env_steps = self.progress
+        self.progress = Progress(epoch, before + num_updates, env_steps)
+        if self._is_published(before, before + num_updates):
             self._publish(weights)
 
     def _is_published(self, before: int, after: int) -> bool:
@@ -271,9 +276,10 @@ class LearnerThread:
                 what,
                 self._measurements.num_skipped,
             )
-        num_failed, update = result.num_failed_in_a_row, self._update
+        num_failed = result.num_failed_in_a_row
         if num_failed >= self._section.max_skipped_in_a_row and self._stop_reason is None:
-            path = self._channels.run_path / f"not-finite-{self._epoch}-{update}.safetensors"
+            epoch, update, _ = self.progress
+            path = self._channels.run_path / f"not-finite-{epoch}-{update}.safetensors"
             kept = result.keep_batch(path, loaded.tensors)
             self._give_up(
                 f"{num_failed} updates in a row were skipped since update {update}, as these are "
@@ -288,13 +294,13 @@ class LearnerThread:
 
     def _publish(self, weights: WeightsCopy | None = None) -> None:
         if weights is None:
-            weights = self._snapshot.take(self._step.policy.tensors)
+            weights = self._snapshot.take()
         if weights.is_finite():
             self._channels.weights.post(weights.as_version(self.progress.version))
         elif self._stop_reason is None:
             self._give_up(
-                f"the weights of update {self._update} are not finite: they are neither published "
-                "nor saved"
+                f"the weights of update {self.progress.update} are not finite: they are neither "
+                "published nor saved"
             )
 
     def _answer(self) -> None:
@@ -302,7 +308,6 @@ class LearnerThread:
         if self._channels.is_report_due.take():
             self._channels.reports.post(self._report())
         if self._is_between_updates and self._channels.is_capture_due.take():
-            self._resolve()
             self._channels.captures.post(self._capture())
 
     @property
@@ -311,28 +316,17 @@ class LearnerThread:
         return not self._is_lockstep or len(self._ring) == 0
 
     def _is_over(self) -> bool:
-        """Whether a limit is reached; the loop is told once."""
+        """Whether a limit is reached, which the loop is told once, or no batch comes any more."""
         if self._stop_reason is None and self._is_between_updates:
-            if self._reached_stop(self._expected):
-                # A pending update may be skipped, and that would leave us short of the limit.
-                self._resolve()
-                self._stop_reason = self._reached_stop(self.progress)
+            self._stop_reason = self._reached_stop(self.progress)
             if self._stop_reason is not None:
                 self._channels.stops.post(self._stop_reason)
-        return self._stop_reason is not None
+        return self._is_closed or self._stop_reason is not None
 
     def _reached_stop(self, progress: Progress) -> str | None:
         limit_s, first = self._stop.wall_s, self._first_update
         is_late = limit_s and first and time.monotonic() - first.at >= limit_s
         return progress.reached(self._stop) or ("wall_s" if is_late else None)
-
-    def _finish(self) -> None:
-        self._resolve()
-        for loaded, _, _ in self._ring.drain():
-            loaded.drop(loaded.alive_B.copy(), "shutdown")
-            self._channels.settlements.post(loaded.settle(self._section.num_passes))
-        self._channels.reports.post(self._report())
-        self._channels.captures.post(self._capture())
 
     def _capture(self) -> Captured:
         return Captured(self.progress, self._step.capture())

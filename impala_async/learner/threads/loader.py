@@ -5,7 +5,9 @@ the last pass. On a GPU a loader thread copies pinned host slots into device slo
 its own; the host slot comes back as soon as its copy has completed, and the update waits for the
 copy by an event, never by a synchronisation of the host.
 
-Runs on: learner thread (both classes), loader thread (`DeviceLoader.run`)
+    B columns of a batch
+
+Runs on: learner thread (both loaders), loader thread (`DeviceLoader.run`)
 """
 
 from collections.abc import Callable
@@ -16,12 +18,62 @@ import torch
 from numpy.typing import NDArray
 
 from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.hardware import make_current
+from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.slots import Allocate, Slot, touched_memory
-from impala_async.learner.threads.batch import LoadedBatch, batch_over
 from impala_async.metrics.timer import TimerStat
 from impala_async.schema import Schema
 from impala_async.training.batch import Batch
+
+
+class LoadedBatch:
+    """The tensors of a batch, which of its columns are alive, and what passes they had.
+
+    Columns are alive until they are dropped, for one counted reason. The counts of a slot are
+    copied: the slot may be filled again. `place` is its place in the loader, `batch` its number.
+    """
+
+    def __init__(self, place: int, tensors: Batch, slot: Slot) -> None:
+        self.place = place
+        self.tensors = tensors
+        self.batch = slot.batch
+        self.updates_B = slot.updates_B.copy()
+        self.valid_rows_B = slot.valid_rows_B.copy()
+        self.alive_B = slot.filled_B.copy()
+        self._passes_B = np.zeros(len(self.alive_B), np.int64)
+        self._dropped: dict[str, int] = {}
+        self._partial: dict[str, int] = {}
+
+    @property
+    def num_valid_rows(self) -> int:
+        """Those of the columns that are alive."""
+        return int(self.valid_rows_B[self.alive_B].sum())
+
+    def use(self) -> None:
+        """Count one pass of every column that is alive."""
+        self._passes_B += self.alive_B
+
+    def drop(self, which_B: NDArray[np.bool_], reason: str) -> None:
+        """These columns are not trained on any more."""
+        which_B = which_B & self.alive_B
+        columns = int(which_B.sum())
+        if columns:
+            passes = int(self._passes_B[which_B].sum())
+            self._dropped[reason] = self._dropped.get(reason, 0) + columns
+            self._partial[reason] = self._partial.get(reason, 0) + passes
+            self.alive_B &= ~which_B
+
+    def settle(self, num_passes: int, slot: int | None = None) -> Settlement:
+        """The batch is done, and the slot is empty by it: what is alive now is trained."""
+        trained = int(self.alive_B.sum())
+        return Settlement(
+            batch=self.batch,
+            trained=trained,
+            dropped=self._dropped,
+            passes_done=int(self._passes_B.sum()),
+            passes_init_short=trained * num_passes - int(self._passes_B[self.alive_B].sum()),
+            passes_partial=self._partial,
+            slot=slot,
+        )
 
 
 class HostLoader:
@@ -48,7 +100,7 @@ class HostLoader:
     def get(self, *, timeout: float | None) -> LoadedBatch:
         """Wait for a batch; raises queue.Empty or ClosedError."""
         slot = self._slots[self._full.get(timeout)]
-        return _loaded(slot.index, self._views[slot.index], slot)
+        return LoadedBatch(slot.index, self._views[slot.index], slot)
 
     def note_launch(self, loaded: LoadedBatch) -> None:
         """All that reads the batch in this pass is launched: on a CPU it is done."""
@@ -199,24 +251,13 @@ class DeviceLoader:
             target.obs.copy_(torch.from_numpy(slot.obs), non_blocking=True)
             target.small.copy_(torch.from_numpy(slot.small), non_blocking=True)
             target.copied.record(self._stream)
-        target.loaded = _loaded(target.place, target.tensors, slot)
+        target.loaded = LoadedBatch(target.place, target.tensors, slot)
         # The host slot may be filled again only when its bytes have left it.
         target.copied.synchronize()
         self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)
 
 
 Loader = HostLoader | DeviceLoader
-
-
-def _loaded(place: int, tensors: Batch, slot: Slot) -> LoadedBatch:
-    return LoadedBatch(
-        place,
-        tensors,
-        batch=slot.batch,
-        filled_B=slot.filled_B,
-        updates_B=slot.updates_B,
-        valid_rows_B=slot.valid_rows_B,
-    )
 
 
 def pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
@@ -237,8 +278,15 @@ def _device_slot(place: int, schema: Schema, like: Slot, device: torch.device) -
         place,
         obs,
         small,
-        batch_over(schema, obs, small),
+        Batch.in_planes(schema, obs, small),
         started=torch.cuda.Event(enable_timing=True),
         copied=torch.cuda.Event(enable_timing=True),
         read=torch.cuda.Event(),
     )
+
+
+def make_current(device: torch.device) -> None:
+    """This thread works there from now on: every thread begins with the first GPU."""
+    # Without a number a device is the current one already, and torch refuses it here.
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)

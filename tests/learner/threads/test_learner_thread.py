@@ -12,8 +12,8 @@ from impala_async.config.run import StopSection
 from impala_async.learner.channels import Progress
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.threads import learner_thread
-from impala_async.learner.threads.batch import LoadedBatch
 from impala_async.learner.threads.learner_thread import LearnerThread
+from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.report import merge
 from impala_async.training.result import StepResult
@@ -68,7 +68,7 @@ class Run:
         self.loader = FakeLoader(script)
         self.step = step or FakeStep()
         fake: Any = self.step
-        snapshot: Any = FakeSnapshot()
+        snapshot: Any = FakeSnapshot(self.step)
         self.thread = LearnerThread(
             step=fake,
             snapshot=snapshot,

@@ -52,7 +52,7 @@ class Famine:
             else:
                 steps.append(batch_of(number))
         step: Any = FakeStep()
-        snapshot: Any = FakeSnapshot()
+        snapshot: Any = FakeSnapshot(step)
         self.loader = FakeLoader(steps)
         self.thread = LearnerThread(
             step=step,

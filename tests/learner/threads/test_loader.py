@@ -2,16 +2,25 @@
 
 import queue
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from impala_async.learner.handoff import ClosedError, IndexQueue
 from impala_async.learner.loop.filler import Arrival, SlotFiller
+from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.slots import Slot, allocate_slots, touched_memory
-from impala_async.learner.threads.batch import batch_over
-from impala_async.learner.threads.loader import HostLoader, allocator_for
+from impala_async.learner.threads.loader import (
+    HostLoader,
+    LoadedBatch,
+    allocator_for,
+    make_current,
+)
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
@@ -151,7 +160,7 @@ def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema) -> None:
     planes.columns.terminated_CT[4, 0] = True
     planes.columns.truncated_CT[0, 1] = True
     obs, small = torch.from_numpy(planes.obs), torch.from_numpy(planes.small)
-    batch = batch_over(schema, obs, small)
+    batch = Batch.in_planes(schema, obs, small)
     assert are_equal(batch, Batch.over(planes.columns))
     # Views: what is copied into the planes later is seen.
     planes.columns.rewards_CT[3, 1] = 7.5
@@ -162,3 +171,106 @@ def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema) -> None:
 
 def test_a_cpu_needs_no_special_memory() -> None:
     assert allocator_for(torch.device("cpu")) is touched_memory
+
+
+def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name in ("cpu", "cpu:0", "cuda", "cuda:1"):
+        make_current(torch.device(name))
+    assert current == [torch.device("cuda:1")]
+
+
+# -------------------- which columns live, and what passes they had
+
+
+def which(*columns: int, of: int = 4) -> np.ndarray:
+    mask = np.zeros(of, np.bool_)
+    mask[list(columns)] = True
+    return mask
+
+
+def account_of(number: int, filled_B: np.ndarray) -> LoadedBatch:
+    nothing: Any = None
+    counts_B = np.zeros(len(filled_B), np.int64)
+    slot: Any = SimpleNamespace(
+        batch=number, filled_B=filled_B, updates_B=counts_B, valid_rows_B=counts_B
+    )
+    return LoadedBatch(0, nothing, slot)
+
+
+def test_a_batch_with_all_its_passes_is_trained() -> None:
+    loaded = account_of(7, np.ones(4, np.bool_))
+    for _ in range(3):
+        loaded.use()
+    assert loaded.settle(3, slot=2) == Settlement(7, trained=4, passes_done=12, slot=2)
+
+
+def test_the_first_fill_of_a_ring_may_have_fewer_passes() -> None:
+    loaded = account_of(1, np.ones(4, np.bool_))
+    loaded.use()
+    assert loaded.settle(3) == Settlement(1, trained=4, passes_done=4, passes_init_short=8)
+
+
+def test_what_is_dropped_keeps_its_passes_as_partial() -> None:
+    loaded = account_of(1, np.ones(4, np.bool_))
+    loaded.drop(which(0), "stale")
+    loaded.use()
+    loaded.drop(which(0, 1), "stale")
+    loaded.use()
+    loaded.drop(which(2), "nonfinite_update")
+    loaded.use()
+    assert loaded.alive_B.tolist() == [False, False, False, True]
+    assert loaded.settle(3) == Settlement(
+        1,
+        trained=1,
+        dropped={"stale": 2, "nonfinite_update": 1},
+        passes_done=6,
+        passes_partial={"stale": 1, "nonfinite_update": 2},
+    )
+
+
+def test_a_place_that_was_never_filled_is_not_counted() -> None:
+    loaded = account_of(1, which(0, 2))
+    loaded.use()
+    loaded.drop(which(0, 1), "nonfinite_update")
+    assert loaded.settle(1) == Settlement(
+        1,
+        trained=1,
+        dropped={"nonfinite_update": 1},
+        passes_done=2,
+        passes_partial={"nonfinite_update": 1},
+    )
+
+
+def test_what_a_slot_is_filled_with_later_does_not_change_the_batch() -> None:
+    filled_B = which(0, 2)
+    loaded = account_of(1, filled_B)
+    filled_B.fill(True)
+    assert loaded.alive_B.tolist() == [True, False, True, False]
+
+
+def test_a_column_is_dropped_once() -> None:
+    loaded = account_of(1, np.ones(4, np.bool_))
+    loaded.drop(which(1, 2), "stale")
+    loaded.drop(which(1, 2), "shutdown")
+    loaded.drop(np.zeros(4, np.bool_), "shutdown")
+    settlement = loaded.settle(1)
+    assert settlement.dropped == {"stale": 2}
+    assert settlement.num_columns == 4
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.booleans()), max_size=4),
+)
+def test_passes_add_up(num_passes: int, story: list[tuple[list[bool], bool]]) -> None:
+    loaded = account_of(1, np.ones(3, np.bool_))
+    for mask, is_stale in story[:num_passes]:
+        loaded.drop(np.array(mask), "stale" if is_stale else "shutdown")
+        loaded.use()
+    had = loaded.settle(num_passes)
+    assert had.num_columns == 3
+    partial = sum(had.passes_partial.values())
+    assert had.passes_done + had.passes_init_short == num_passes * had.trained + partial
