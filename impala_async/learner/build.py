@@ -50,7 +50,7 @@ def build_learner(
     channels: Channels,
     release: Callable[[int], None],
 ) -> Learner:
-    """Everything behind the full slots; raises ValueError if that cannot be built."""
+    """Everything behind the full slots; raises ConfigError if that cannot be built."""
     device = pick_device(config.learner.device)
     section = config.learner
     num_slots = num_host_slots(section, device)
@@ -113,7 +113,7 @@ def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device)
 
 
 def build_step(config: RunConfig, schema: Schema, device: torch.device) -> Step:
-    """The policy and its update; raises ValueError if they cannot be built."""
+    """The policy and its update; raises ConfigError if they cannot be built."""
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
     precision = pick_precision(config.model.precision, config.model.name, device)

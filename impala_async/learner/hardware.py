@@ -8,7 +8,7 @@ import torch
 
 from impala_async.config.model import TORSOS
 from impala_async.config.run import RunConfig
-from impala_async.errors import ConfigError
+from impala_async.errors import ConfigError, SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.schema import Schema
 
@@ -38,7 +38,7 @@ def make_current(device: torch.device) -> None:
 
 
 def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
-    """Raise ValueError if slots and weights want more memory than is free.
+    """Raise SpacesError if slots and weights want more memory than is free.
 
     The spaces may come from an actor, and what they ask for must not end the learner. The system
     says what is free; the limit of a container, and a GPU's memory, are not looked at.
@@ -51,7 +51,7 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
         advice += "learner.minibatch_buffer_size or learner.queue_size"
         if model_bytes > slot_bytes:
             advice = "model.hidden_sizes, or choose an environment with fewer actions"
-        raise ValueError(
+        raise SpacesError(
             f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches and "
             f"{model_bytes / GIB:.1f} GiB for the model, and {free_bytes / GIB:.1f} GiB are free: "
             f"lower {advice}"
@@ -63,7 +63,7 @@ def _weights_bytes(config: RunConfig, schema: Schema) -> int:
     try:
         with torch.device("meta"):
             model = ActorCritic(config.model, schema.inputs, schema.action)
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ConfigError):
         # A network of one's own may ask for values, and only tensors with memory have some.
         if config.model.name in TORSOS:
             raise

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from impala_async.errors import ConfigError
 from impala_async.models.flat import flatten
 from impala_async.weights import Version, Weights, WeightsLayout
 
@@ -77,7 +78,9 @@ class Snapshot:
             f"{array.name} ({array.dtype})" for array in layout.arrays if array.dtype != "float32"
         ]
         if odd:
-            raise ValueError(f"only float32 weights can be published, not {', '.join(odd)}")
+            raise ConfigError(
+                f"model.name: only float32 weights can be published, not {', '.join(odd)}"
+            )
         self._layout = layout
         self._num_items = sum(array.num_items for array in layout.arrays)
         # A number takes four bytes in float32 and two in bfloat16.
@@ -87,8 +90,7 @@ class Snapshot:
     def take(self, tensors: Sequence[Tensor]) -> WeightsCopy:
         """Copy the tensors, given in the layout's order; they may change as soon as it returns."""
         num_items = sum(tensor.numel() for tensor in tensors)
-        if num_items != self._num_items:
-            raise ValueError(f"{num_items} numbers in tensors, {self._num_items} in the layout")
+        assert num_items == self._num_items, (num_items, self._num_items)
         flat = flatten(tensors, self._layout)
         copy = HostCopy(flat, self._stream)
         return WeightsCopy(copy, self._layout.digest, self._num_fine_bytes)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from impala_async.config.run import ModelSection
+from impala_async.errors import ConfigError
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import ArraySpec
@@ -81,16 +82,16 @@ def test_whole_numbers_of_a_torso_are_not_taken_for_bfloat16(schema):
     own = ModelSection(name="tests.training.test_snapshot:Counting")
     policy = Policy(schema, own, seed=0)
     for layout in (policy.layout, policy.coarse_layout, policy.layout.coarse({"policy_head.bias"})):
-        with pytest.raises(ValueError, match=r"policy_torso.seen \(uint16\)"):
+        with pytest.raises(ConfigError, match=r"policy_torso.seen \(uint16\)"):
             Snapshot(layout)
 
 
 def test_other_dtypes_and_other_sizes_are_refused():
-    with pytest.raises(ValueError, match="steps"):
+    with pytest.raises(ConfigError, match="steps"):
         Snapshot(WeightsLayout((ArraySpec("steps", (), "int64"),)))
     snapshot = Snapshot(WeightsLayout((ArraySpec("w", (4,), "float32"),)))
-    with pytest.raises(ValueError, match="3 numbers in tensors, 4 in the layout"):
-        snapshot.take([torch.zeros(3)]).as_version(Version(1, 1))
+    with pytest.raises(AssertionError):
+        snapshot.take([torch.zeros(3)])
 
 
 def test_on_a_cpu_a_copy_is_the_tensor_itself_and_there_is_nothing_to_wait_for():
