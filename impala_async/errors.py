@@ -2,6 +2,7 @@
 
 ImpalaAsyncError              70  a bug of ours, unless a branch below says otherwise
 ├── ConfigError                2  names the field, what it got and what it wants
+│   └── SpacesError            2  nothing can be built for these spaces with these settings
 ├── EnvError                   2  the environment cannot be made, or broke its own contract
 ├── EnvHangsError             70  a call of it took longer than env.step_timeout_s
 ├── CheckpointError            2  nothing to resume from, or it belongs to another run
@@ -52,6 +53,13 @@ class ConfigError(ImpalaAsyncError):
     """A setting is wrong. The message names the field, what it got and what it wants."""
 
     exit_code = EXIT_CONFIG
+
+
+class SpacesError(ConfigError):
+    """Nothing can be built for these spaces with these settings, or there is no memory for it.
+
+    Where an actor has told of the spaces, the learner refuses that actor and goes on.
+    """
 
 
 class EnvError(ImpalaAsyncError):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from impala_async.algo.distributions import Joint, distribution_of, forbid
 from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import unflatten
 from impala_async.models.quick import QuickNet, sample
@@ -56,7 +57,7 @@ class Policy:
         self.device = torch.device(device)
         self.model = _build_seeded(schema, model, seed).to(self.device)
         if self.model.state != schema.state:
-            raise ValueError(
+            raise SpacesError(
                 f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
             )
         self._is_host = self.device.type == "cpu"

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from impala_async.errors import SpacesError
 from impala_async.files import why_unreadable
 from impala_async.layout import ColumnLayout, Place
 
@@ -48,15 +49,15 @@ class ArraySpec:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"{self.name or 'array'}: unsupported dtype {self.dtype}")
+            raise SpacesError(f"{self.name or 'array'}: unsupported dtype {self.dtype}")
         if any(size < 1 for size in self.shape):
-            raise ValueError(f"{self.name or 'array'}: empty shape {self.shape}")
+            raise SpacesError(f"{self.name or 'array'}: empty shape {self.shape}")
         if self.choices:
             _check_choices(self)
             if self.is_float:
-                raise ValueError(f"{self.name or 'array'}: categories of dtype {self.dtype}")
+                raise SpacesError(f"{self.name or 'array'}: categories of dtype {self.dtype}")
         if self.is_stack and (self.dtype != "uint8" or len(self.shape) < 2 or self.choices):
-            raise ValueError(f"{self.name or 'array'}: no stack of frames of bytes")
+            raise SpacesError(f"{self.name or 'array'}: no stack of frames of bytes")
 
     @property
     def num_items(self) -> int:
@@ -100,7 +101,7 @@ class ActionPart:
         if self.kind == "discrete":
             _check_choices(self)
         elif self.choices:
-            raise ValueError(f"action part {self.name!r}: a {self.kind} one has no choices")
+            raise SpacesError(f"action part {self.name!r}: a {self.kind} one has no choices")
         # It has a shape and a dtype that an array can have.
         _ = self.array
 
@@ -164,11 +165,11 @@ class Schema:
 
     @staticmethod
     def from_json(data: bytes) -> "Schema":
-        """Rebuild a schema; raises ValueError for anything that is not one."""
+        """Rebuild a schema; raises SpacesError for anything that is not one."""
         try:
             raw = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"not a schema: {why_unreadable(error)}") from None
+            raise SpacesError(f"not a schema: {why_unreadable(error)}") from None
         try:
             schema = Schema(
                 obs=ObsSpec(tuple(_array_spec(leaf) for leaf in raw["obs"]["leaves"])),
@@ -177,18 +178,18 @@ class Schema:
                 state=tuple(_array_spec(leaf) for leaf in raw["state"]),
                 policies=_names(raw.get("policies", [])),
             )
-            _check_names("observation", [leaf.name for leaf in schema.obs.leaves], smallest=1)
-            _check_names("action", [part.name for part in schema.action.parts], smallest=1)
-            _check_names("state", [leaf.name for leaf in schema.state], smallest=0)
-            _check_legal(schema)
-            _check_policies(schema)
-            # A column that nobody could hold is refused here.
-            _ = schema.layout
-            return schema
         except KeyError as error:
-            raise ValueError(f"not a schema: it lacks {error}") from None
+            raise SpacesError(f"not a schema: it lacks {error}") from None
         except (TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"not a schema: {why_unreadable(error)}") from None
+            raise SpacesError(f"not a schema: {why_unreadable(error)}") from None
+        _check_names("observation", [leaf.name for leaf in schema.obs.leaves], smallest=1)
+        _check_names("action", [part.name for part in schema.action.parts], smallest=1)
+        _check_names("state", [leaf.name for leaf in schema.state], smallest=0)
+        _check_legal(schema)
+        _check_policies(schema)
+        # A column that nobody could hold is refused here.
+        _ = schema.layout
+        return schema
 
     @cached_property
     def digest(self) -> bytes:
@@ -197,10 +198,10 @@ class Schema:
 
     @cached_property
     def layout(self) -> ColumnLayout:
-        """Raises ValueError for columns that are larger than any could be."""
+        """Raises SpacesError for columns that are larger than any could be."""
         layout = ColumnLayout(_obs_places(self), _small_places(self))
         if layout.column_bytes > MAX_COLUMN_BYTES:
-            raise ValueError(
+            raise SpacesError(
                 f"a column of {self.rows} rows takes {layout.column_bytes} bytes, more than "
                 f"{MAX_COLUMN_BYTES}: lower trajectory.rows"
             )
@@ -258,12 +259,12 @@ def _small_places(schema: Schema) -> Iterator[Place]:
 
 def _array_spec(raw: dict[str, Any]) -> ArraySpec:
     if not isinstance(raw["name"], str) or not isinstance(raw["dtype"], str):
-        raise TypeError("name and dtype must be text")
+        raise SpacesError("not a schema: name and dtype must be text")
     if len(raw["shape"]) > MAX_DIMENSIONS:
-        raise ValueError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
+        raise SpacesError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
     is_stack = raw.get("is_stack", False)
     if not isinstance(is_stack, bool):
-        raise TypeError("is_stack must be true or false")
+        raise SpacesError("not a schema: is_stack must be true or false")
     return ArraySpec(
         raw["name"], _positives(raw["shape"]), raw["dtype"], _positives(raw["choices"]), is_stack
     )
@@ -272,15 +273,15 @@ def _array_spec(raw: dict[str, Any]) -> ArraySpec:
 def _action_spec(raw: dict[str, Any]) -> ActionSpec:
     legal = raw["legal"]
     if legal is not None and not isinstance(legal, str):
-        raise TypeError("legal must be the name of an observation leaf")
+        raise SpacesError("not a schema: legal must be the name of an observation leaf")
     return ActionSpec(tuple(_action_part(part) for part in raw["parts"]), legal)
 
 
 def _action_part(raw: dict[str, Any]) -> ActionPart:
     if raw["kind"] not in get_args(ActionKind) or not isinstance(raw["name"], str):
-        raise ValueError(f"unsupported action part {raw['name']!r} of kind {raw['kind']!r}")
+        raise SpacesError(f"unsupported action part {raw['name']!r} of kind {raw['kind']!r}")
     if len(raw["shape"]) > MAX_DIMENSIONS:
-        raise ValueError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
+        raise SpacesError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
     return ActionPart(
         raw["name"], raw["kind"], _positives(raw["choices"]), _positives(raw["shape"])
     )
@@ -288,7 +289,7 @@ def _action_part(raw: dict[str, Any]) -> ActionPart:
 
 def _check_choices(spec: ArraySpec | ActionPart) -> None:
     if len(spec.choices) != math.prod(spec.shape):
-        raise ValueError(
+        raise SpacesError(
             f"{spec.name or 'array'}: {len(spec.choices)} numbers of choices for shape {spec.shape}"
         )
 
@@ -300,9 +301,9 @@ def _check_legal(schema: Schema) -> None:
     if legal is None:
         return
     if not leaves or leaves[0].num_items != schema.action.num_choices or leaves[0].is_float:
-        raise ValueError(f"{legal!r} is no mask of {schema.action.num_choices} actions")
+        raise SpacesError(f"{legal!r} is no mask of {schema.action.num_choices} actions")
     if len(schema.obs.leaves) == 1:
-        raise ValueError(f"the observation is nothing but {legal!r}, the mask of legal actions")
+        raise SpacesError(f"the observation is nothing but {legal!r}, the mask of legal actions")
 
 
 def _check_policies(schema: Schema) -> None:
@@ -311,36 +312,36 @@ def _check_policies(schema: Schema) -> None:
         return
     _check_names("team", list(schema.policies), smallest=2)
     if policy_leaf(schema.policies) not in schema.obs.leaves:
-        raise ValueError(f"no leaf {POLICY!r} says which of {len(schema.policies)} policies plays")
+        raise SpacesError(f"no leaf {POLICY!r} says which of {len(schema.policies)} policies plays")
     if not schema.inputs.leaves:
-        raise ValueError("the observation has nothing that a policy could see")
+        raise SpacesError("the observation has nothing that a policy could see")
 
 
 def _check_names(what: str, names: list[str], smallest: int) -> None:
     """Leaves are found by name, and names come into logs and replies."""
     if len(names) < smallest:
-        raise ValueError(f"the {what} has too few parts: {len(names)}")
+        raise SpacesError(f"the {what} has too few parts: {len(names)}")
     if len(set(names)) < len(names):
-        raise ValueError(f"the {what} has two parts of one name")
+        raise SpacesError(f"the {what} has two parts of one name")
     if not all(name.isprintable() for name in names):
-        raise ValueError(f"the {what} has a part with an unprintable name")
+        raise SpacesError(f"the {what} has a part with an unprintable name")
 
 
 def _names(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise TypeError(f"not a list of names: {values!r}")
+        raise SpacesError(f"not a schema: not a list of names: {values!r}")
     return tuple(values)
 
 
 def _positives(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list):
-        raise TypeError(f"not a list: {values!r}")
+        raise SpacesError(f"not a schema: not a list: {values!r}")
     return tuple(_positive(value) for value in values)
 
 
 def _positive(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise ValueError(f"not a positive count: {value!r}")
+        raise SpacesError(f"not a positive count: {value!r}")
     return value
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.errors import ConfigError, EnvError
+from impala_async.errors import ConfigError, EnvError, SpacesError
 from impala_async.models.flat import unflatten
 from impala_async.policy import Action, Arrays, Policy
 from impala_async.schema import POLICY, Schema
@@ -38,7 +38,7 @@ def build_policy(
 ) -> "Policy | Team":
     """The one policy of a run, or its team; ConfigError if there is no memory for it."""
     if schema.policies != policies.names:
-        raise ValueError(f"policies.names: {policies.names} here, {schema.policies} in the schema")
+        raise SpacesError(f"policies.names: {policies.names} here, {schema.policies} in the schema")
     try:
         if policies.names:
             return Team(schema, model, policies, seed=seed, device=device)

@@ -1,15 +1,36 @@
-"""A user's code, be it an environment or a network: all that it raises becomes an error of ours."""
+"""A user's code, named `package.module:Name` in a setting: how it is imported, and its errors.
 
+Environments, wrappers, networks, algorithms and sinks are named so. All that such code raises
+becomes an error of ours, which names the setting.
+"""
+
+import difflib
 import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from pathlib import PurePosixPath
 from traceback import walk_tb
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
+from impala_async.errors import ConfigError, ImpalaAsyncError
 from impala_async.interrupts import is_ctrl_c
+
+EXTRAS = {
+    "Box2D": "box2d",
+    "ale_py": "atari",
+    "envpool": "envpool",
+    "minatar": "minatar",
+    "minigrid": "minigrid",
+    "mujoco": "mujoco",
+    "mpe2": "pettingzoo",
+    "pettingzoo": "pettingzoo",
+    "tensorboardX": "tensorboard",
+    "wandb": "wandb",
+}
+"""Packages that we can use, each with the extra that brings it."""
 
 
 def one_line(error: BaseException) -> str:
@@ -56,37 +77,107 @@ class UserCode(ABC):
 
 
 class NamedInSetting(UserCode):
-    """A context in which every exception is that of code which a setting names."""
+    """A context in which every exception is that of code which a setting names.
 
-    __slots__ = ("_key", "_name", "_where")
+    Args:
+        key: the setting.
+        name: package.module:Name, its value.
+        doing: in words, where the code failed.
+        kind: the error of ours that an exception becomes.
+    """
 
-    def __init__(self, key: str, name: str, where: str) -> None:
-        self._key, self._name, self._where = key, name, where
+    __slots__ = ("_doing", "_key", "_kind", "_name")
 
-    def blame(self, error: BaseException) -> ValueError:
+    def __init__(
+        self, key: str, name: str, doing: str, kind: type[ImpalaAsyncError] = ConfigError
+    ) -> None:
+        self._key, self._name, self._doing, self._kind = key, name, doing, kind
+
+    def blame(self, error: BaseException) -> ImpalaAsyncError | None:
+        if isinstance(error, self._kind):
+            return None
         *_, (frame, line) = walk_tb(error.__traceback__)
         place = f"{frame.f_code.co_filename}:{line}"
-        return ValueError(
-            f"{self._key}: {self._name} failed {self._where}, at {place}: {one_line(error)}"
+        return self._kind(
+            f"{self._key}: {self._name} failed {self._doing}, at {place}: {one_line(error)}"
         )
 
 
-def import_maker(key: str, name: str, product: str) -> Callable[..., Any]:
-    """Import the maker of a network or an algorithm; raises ValueError if it cannot be one.
+def import_callable(
+    what: str, name: str, kind: type[ImpalaAsyncError] = ConfigError
+) -> Callable[..., Any]:
+    """The class or function of a package.module:Name, which Python itself has not brought.
 
     Args:
-        key: the setting that names it.
+        what: the setting and its value, with which an error begins that says what is wrong.
         name: package.module:Name.
-        product: the word for what it makes.
+        kind: this error.
     """
-    module_name, _, attribute = name.partition(":")
-    try:
-        maker = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        hint = f"; write {name.replace('.py:', ':')} for that file" if ".py:" in name else ""
-        raise ValueError(f"{key}: cannot import {name}: {error}{hint}") from error
-    if not callable(maker):
-        raise ValueError(f"{key}: {name} is of type {type(maker).__name__} and makes no {product}")
-    if is_of_python(maker):
-        raise ValueError(f"{key}: {name} comes with Python, and makes no {product}")
-    return maker  # type: ignore[no-any-return]
+    module_name, _, attribute = name.rpartition(":")
+    module = import_module(what, name, kind)
+    found = getattr(module, attribute, None)
+    if found is None:
+        close = close_name(attribute, callables_of(module))
+        raise kind(f"{what}: {module_name} has no {attribute!r}.{close}")
+    if not callable(found):
+        raise kind(f"{what} is of type {type(found).__name__}, and cannot be called")
+    if is_of_python(found):
+        raise kind(f"{what} comes with Python, and is not called: name one of your own")
+    return found  # type: ignore[no-any-return]
+
+
+def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigError) -> ModuleType:
+    """The module of a package.module:Name.
+
+    Args:
+        what: the setting and its value, with which an error begins that says what is wrong.
+        name: package.module:Name.
+        kind: this error.
+    """
+    module_name, _, attribute = name.rpartition(":")
+    if module_name.endswith(".py") or module_name.startswith(".") or "/" in module_name:
+        path = PurePosixPath(module_name.removesuffix(".py"))
+        is_elsewhere = path.is_absolute() or ".." in path.parts
+        stem = ".".join(path.parts[-1:] if is_elsewhere else path.parts).strip(".")
+        raise kind(
+            f"{what}: a file is named as Python imports it, without a path: write "
+            f"{stem}:{attribute}, and have it in the current folder or on PYTHONPATH"
+        )
+    with _Importing(f"{what} failed to import {module_name}", kind):
+        return importlib.import_module(module_name)
+
+
+class _Importing(UserCode):
+    __slots__ = ("_kind", "_what")
+
+    def __init__(self, what: str, kind: type[ImpalaAsyncError]) -> None:
+        self._what, self._kind = what, kind
+
+    def blame(self, error: BaseException) -> ImpalaAsyncError:
+        return self._kind(f"{self._what}: {one_line(error)}{missing_advice(error)}")
+
+
+def missing_advice(error: BaseException | None) -> str:
+    """For what a missing module has caused: a clause that says what to do about it."""
+    # gymnasium has errors of its own for what is missing, caused by the import's.
+    missing = error if isinstance(error, ModuleNotFoundError) else error and error.__cause__
+    if not isinstance(missing, ModuleNotFoundError) or not missing.name:
+        return ""
+    package = missing.name.partition(".")[0]
+    if extra := EXTRAS.get(package):
+        return f"; pip install 'impala-async[{extra}]'"
+    return (
+        f"; Python looks for {package} among what is installed on this host, in the current "
+        "folder, and on PYTHONPATH"
+    )
+
+
+def callables_of(module: ModuleType) -> list[str]:
+    """The names of what a user may name in a module."""
+    return [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]
+
+
+def close_name(name: str, names: list[str]) -> str:
+    """A question that suggests the likeliest of these names; empty if none is like it."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean: `{close[0]}`?" if close else ""

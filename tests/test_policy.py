@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import (
@@ -288,7 +289,7 @@ def test_acting_follows_the_weights_that_training_changes_in_place():
     ],
 )
 def test_a_state_that_is_not_the_cores_is_refused(section, state, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(SpacesError, match=text):
         Policy(replace(PLAIN, state=state), section, seed=0)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async import schema
+from impala_async.errors import SpacesError
 from impala_async.layout import Leaf
 from impala_async.schema import (
     DTYPES,
@@ -66,7 +67,7 @@ def test_only_a_schema_with_a_stack_says_so() -> None:
     assert b"is_stack" not in SCHEMA.to_json()
     assert Schema.from_json(stacked.to_json()) == stacked
     assert stacked.digest != replace(stacked, obs=ObsSpec((replace(image, is_stack=False),))).digest
-    with pytest.raises(ValueError, match="is_stack must be true or false"):
+    with pytest.raises(SpacesError, match="is_stack must be true or false"):
         Schema.from_json(stacked.to_json().replace(b'"is_stack":true', b'"is_stack":1'))
 
 
@@ -80,7 +81,7 @@ def test_only_a_schema_with_a_stack_says_so() -> None:
 )
 def test_what_is_no_stack_of_frames(spec: tuple[Any, ...]) -> None:
     ArraySpec(*spec)
-    with pytest.raises(ValueError, match="a: no stack of frames of bytes"):
+    with pytest.raises(SpacesError, match="a: no stack of frames of bytes"):
         replace(ArraySpec(*spec), is_stack=True)
 
 
@@ -199,32 +200,32 @@ def test_the_state_of_a_core(core: str | None, state: tuple[ArraySpec, ...]) -> 
 def test_each_item_has_its_number_of_choices(
     shape: tuple[int, ...], counts: tuple[int, ...]
 ) -> None:
-    with pytest.raises(ValueError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
+    with pytest.raises(SpacesError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
         ArraySpec("lamp", shape, "int8", counts)
-    with pytest.raises(ValueError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
+    with pytest.raises(SpacesError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
         ActionPart("lamp", "discrete", counts, shape)
 
 
 def test_categories_are_no_floats_and_numbers_have_no_choices() -> None:
-    with pytest.raises(ValueError, match="lamp: categories of dtype float32"):
+    with pytest.raises(SpacesError, match="lamp: categories of dtype float32"):
         ArraySpec("lamp", (), "float32", (2,))
-    with pytest.raises(ValueError, match="'lamp': a squashed one has no choices"):
+    with pytest.raises(SpacesError, match="'lamp': a squashed one has no choices"):
         ActionPart("lamp", "squashed", (2,))
-    with pytest.raises(ValueError, match="lamp: 0 numbers of choices"):
+    with pytest.raises(SpacesError, match="lamp: 0 numbers of choices"):
         ActionPart("lamp", "discrete")
 
 
 @pytest.mark.parametrize("dtype", ["float128", "complex64", "object", "<f4", "str", "uint32", ""])
 def test_other_dtypes_are_unsupported(dtype: str) -> None:
-    with pytest.raises(ValueError, match=f"speed: unsupported dtype {dtype}"):
+    with pytest.raises(SpacesError, match=f"speed: unsupported dtype {dtype}"):
         ArraySpec("speed", (), dtype)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (-1,)])
 def test_arrays_without_items_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"speed: empty shape \("):
+    with pytest.raises(SpacesError, match=r"speed: empty shape \("):
         ArraySpec("speed", shape, "float32")
-    with pytest.raises(ValueError, match=r"speed: empty shape \("):
+    with pytest.raises(SpacesError, match=r"speed: empty shape \("):
         ActionPart("speed", "continuous", (), shape)
 
 
@@ -238,9 +239,9 @@ def test_a_column_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert schema.MAX_COLUMN_BYTES == 1 << 30
     monkeypatch.setattr(schema, "MAX_COLUMN_BYTES", fitting.layout.column_bytes)
     assert one_leaf(100, 9).layout.column_bytes == fitting.layout.column_bytes
-    with pytest.raises(ValueError, match=r"a column of 10 rows takes \d+ bytes.*trajectory\.rows"):
+    with pytest.raises(SpacesError, match=r"a column of 10 rows takes \d+ bytes.*trajectory\.rows"):
         _ = one_leaf(100, 10).layout
-    with pytest.raises(ValueError, match="lower trajectory"):
+    with pytest.raises(SpacesError, match="lower trajectory"):
         Schema.from_json(one_leaf(100, 10).to_json())
 
 
@@ -287,5 +288,5 @@ def test_a_difference_names_field_and_both_values(other: Schema, text: str) -> N
     ],
 )
 def test_what_is_no_schema_is_told_without_a_word_about_python(data: bytes, says: str) -> None:
-    with pytest.raises(ValueError, match=f"^{says}$"):
+    with pytest.raises(SpacesError, match=f"^{says}$"):
         Schema.from_json(data)

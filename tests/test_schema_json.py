@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from impala_async.errors import SpacesError
 from impala_async.schema import (
     MAX_DIMENSIONS,
     POLICY,
@@ -161,7 +162,7 @@ HOSTILE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
 def test_what_is_no_schema_is_a_value_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"\S"):
+    with pytest.raises(SpacesError, match=r"\S"):
         Schema.from_json(data)
 
 
@@ -199,7 +200,7 @@ def test_anything_anywhere_is_a_schema_or_a_value_error(place: tuple[Any, ...], 
     schema = None
     try:
         schema = Schema.from_json(json.dumps(raw).encode())
-    except ValueError:
+    except SpacesError:
         return
     assert Schema.from_json(schema.to_json()) == schema
 
@@ -240,12 +241,12 @@ def test_a_schema_whose_leaf_does_not_fit_its_policies_is_refused(
     change: dict[str, Any], text: str
 ) -> None:
     raw = json.loads(TEAM.to_json()) | change
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(SpacesError, match=text):
         Schema.from_json(json.dumps(raw).encode())
 
 
 def test_a_schema_with_nothing_to_see_but_who_plays_is_refused() -> None:
     raw = json.loads(TEAM.to_json())
     raw["obs"]["leaves"] = [leaf for leaf in raw["obs"]["leaves"] if leaf["name"] == POLICY]
-    with pytest.raises(ValueError, match="nothing that a policy could see"):
+    with pytest.raises(SpacesError, match="nothing that a policy could see"):
         Schema.from_json(json.dumps(raw).encode())

@@ -8,7 +8,7 @@ import torch
 
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.errors import ConfigError, EnvError
+from impala_async.errors import ConfigError, EnvError, SpacesError
 from impala_async.policy import Policy
 from impala_async.schema import (
     ActionPart,
@@ -161,7 +161,9 @@ def test_a_config_has_one_policy_or_a_team():
     assert isinstance(build_policy(schema, model, TRIO, seed=0), Team)
     alone = replace(schema, policies=())
     assert isinstance(build_policy(alone, model, ONE_POLICY, seed=0), Policy)
-    with pytest.raises(ValueError, match=r"policies.names: \(\) here, \('main', 'past', 'other'\)"):
+    with pytest.raises(
+        SpacesError, match=r"policies.names: \(\) here, \('main', 'past', 'other'\)"
+    ):
         build_policy(schema, model, ONE_POLICY, seed=0)
 
 

@@ -204,7 +204,7 @@ def _read_settings(frames: Sequence[Frame]) -> ActorSettings:
         if len(frames) != 2:
             raise ProtocolError("wrong_frame_count", "a welcome comes with one frame")
         return ActorSettings.model_validate(decode_settings(frames[1]))
-    except (ImpalaAsyncError, ValueError) as error:
+    except (ImpalaAsyncError, ValidationError) as error:
         raise MismatchError(
             f"the learner's settings do not fit impala-async {__version__}, which runs here; "
             f"install the same release of impala-async on both sides: {_first_faults(error)}"

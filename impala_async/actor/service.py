@@ -257,7 +257,7 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> Polic
     try:
         policy = build_policy(schema, model, settings.policies, seed=settings.seed, device=device)
         policy.act_in(_precision_of(settings, device))
-    except (ValueError, ConfigError) as error:
+    except ConfigError as error:
         # An own torso that is not installed here, or a network that does not fit the spaces or
         # the memory.
         raise MismatchError(plain(str(error))) from error

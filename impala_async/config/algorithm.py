@@ -4,13 +4,12 @@ A key that does nothing in the chosen algorithm, or with the chosen optimizer, i
 is set to something else than its default.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from impala_async.config.section import Section
+from impala_async.config.section import NAME_OF_OWN, Section
 
 OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf"]
 ReturnsName = Literal["vtrace", "gae"]
@@ -216,7 +215,7 @@ class AlgorithmSection(Section):
             )
 
     def broken_rules(self) -> Iterator[str]:
-        if self.name not in ALGORITHMS and not re.fullmatch(r"[\w.]+:\w+", self.name):
+        if self.name not in ALGORITHMS and NAME_OF_OWN.fullmatch(self.name) is None:
             yield (
                 f"name must be one of {', '.join(ALGORITHMS)}, or package.module:Name of your own, "
                 f"got {self.name!r}"

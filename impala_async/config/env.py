@@ -1,22 +1,11 @@
 """The environment's section of the config."""
 
-import json
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from impala_async.config.section import MOST_S, Section
-
-
-class Wrapper(Section):
-    """What is put around each single environment."""
-
-    name: str = Field(pattern="^[^:]+:[^:]+$")
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-
-
-def _wrapper(given: Any) -> Wrapper:
-    return Wrapper.model_validate({"name": given} if isinstance(given, str) else given)
+from impala_async.config.section import MOST_S, Named, Section, read_named
 
 
 class EnvSection(Section):
@@ -26,7 +15,7 @@ class EnvSection(Section):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the environment."
     )
-    wrappers: tuple[Wrapper, ...] = Field(
+    wrappers: tuple[Named, ...] = Field(
         (),
         description="Put around each single environment, the first one innermost: "
         "package.module:Name, or a table of name and kwargs.",
@@ -66,16 +55,16 @@ class EnvSection(Section):
 
     @field_validator("wrappers", mode="before")
     @classmethod
-    def _names_or_tables(cls, given: Any) -> Any:
-        """A name alone is a wrapper without arguments."""
-        try:
-            return tuple(_wrapper(one) for one in given)
-        except (TypeError, ValueError):
-            raise ValueError(
-                'wants a list, for example ["package.module:Name"] or '
-                '[{name = "package.module:Name", kwargs = {size = 5}}], '
-                f"got {json.dumps(given, default=str)}"
-            ) from None
+    def _read_wrappers(cls, given: Any) -> Any:
+        return read_named(
+            given,
+            '["package.module:Name"] or [{name = "package.module:Name", kwargs = {size = 5}}]',
+        )
+
+    def broken_rules(self) -> Iterator[str]:
+        for wrapper in self.wrappers:
+            if ":" not in wrapper.name:
+                yield f"wrappers must be package.module:Name each, got {wrapper.name!r}"
 
     @property
     def frames_per_step(self) -> int:

@@ -1,12 +1,11 @@
 """The `[model]` section: the network, and which of its keys go together."""
 
-import re
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
-from impala_async.config.section import Section
+from impala_async.config.section import NAME_OF_OWN, Section
 
 TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
 
@@ -64,7 +63,7 @@ class ModelSection(Section):
         return self.shared_torso
 
     def broken_rules(self) -> Iterator[str]:
-        if self.name not in TORSOS and not re.fullmatch(r"[\w.]+:\w+", self.name):
+        if self.name not in TORSOS and NAME_OF_OWN.fullmatch(self.name) is None:
             yield (
                 f"name must be one of {', '.join(TORSOS)}, or package.module:Class of your own, "
                 f"got {self.name!r}"

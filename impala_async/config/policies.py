@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from impala_async.config.section import Section
+from impala_async.config.section import NAME_OF_OWN, Section
 
 SHUFFLED = "shuffled"
 # They name tensors, and their numbers travel as a byte.
@@ -62,7 +62,7 @@ class PoliciesSection(Section):
             yield f"names must be of letters, digits, _ and -, got {_shown(odd)}"
         if len(set(names)) < len(names):
             yield f"names must differ, got {_shown(names)}"
-        if self.mapping != SHUFFLED and not re.fullmatch(r"[\w.]+:\w+", self.mapping):
+        if self.mapping != SHUFFLED and NAME_OF_OWN.fullmatch(self.mapping) is None:
             yield f"mapping must be {SHUFFLED} or package.module:function, got {self.mapping!r}"
 
     def _broken_copies(self) -> Iterator[str]:

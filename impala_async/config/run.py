@@ -16,6 +16,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.learner import LearnerSection
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
+from impala_async.config.report import ReportSection
 from impala_async.config.section import MOST_S, Section
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
@@ -100,6 +101,7 @@ class RunConfig(Section):
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    report: ReportSection = ReportSection()
 
     def model_post_init(self, context: Any, /) -> None:
         """What lockstep decides. Frozen for everybody else."""

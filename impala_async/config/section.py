@@ -1,11 +1,20 @@
 """What every section of the config is, and how it tells which of its rules are broken."""
 
 import json
+import re
 import typing
 from collections.abc import Iterator
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 MOST_S = 1_000_000_000
 """No setting in seconds is larger: it is thirty years, and timers overflow at ten times that."""
@@ -44,6 +53,31 @@ class Section(BaseModel):
     def broken_rules(self) -> Iterator[str]:
         """What is wrong between keys that are right one by one."""
         return iter(())
+
+
+class Named(Section):
+    """Something that is made by its name, with keyword arguments."""
+
+    name: str = Field(min_length=1)
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+NAME_OF_OWN = re.compile(r"[\w.]+:\w+")
+"""A package.module:Name."""
+
+
+def read_named(given: Any, example: str) -> tuple[Named, ...]:
+    """A list of names, or of tables with name and kwargs; a name alone has no arguments."""
+    try:
+        if isinstance(given, str):
+            raise TypeError
+        return tuple(
+            Named.model_validate({"name": one} if isinstance(one, str) else one) for one in given
+        )
+    except (TypeError, ValidationError):
+        raise ValueError(
+            f"wants a list, for example {example}, got {json.dumps(given, default=str)}"
+        ) from None
 
 
 def _within(annotation: Any) -> Iterator[Any]:

@@ -42,15 +42,11 @@ class PolicyMapping:
         self._name = f"policies.mapping: {section.mapping}"
         self._agents = list(agents)
         self._names = section.names
-        self._function = None if section.mapping == SHUFFLED else self._find(section.mapping)
+        self._function: Callable[..., Any] | None = None
+        if section.mapping != SHUFFLED:
+            self._function = find_callable("policies.mapping", section.mapping)
         self.seed(0)
         self.draw()
-
-    def _find(self, name: str) -> Callable[..., Any]:
-        try:
-            return find_callable(name)
-        except EnvError as error:
-            raise EnvError(f"policies.mapping: {error}") from error
 
     def seed(self, seed: int) -> None:
         """What is drawn from here on follows from the seed."""

@@ -32,7 +32,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.faults import with_id
 from impala_async.envs.watch import Watch, tell_stderr
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError, SpacesError
 from impala_async.interrupts import end_silently, leave
 from impala_async.schema import ActionPart, ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
@@ -187,7 +187,7 @@ def read_answer(answer: bytes) -> Described:
             raise EnvError(str(raw["error"]))
         whole = json.dumps({**raw, "rows": 1, "state": []}).encode()
         schema, num_columns = Schema.from_json(whole), int(raw["num_columns"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, SpacesError) as error:
         text = answer[:80].decode(errors="replace")
         why = (
             "it forked, and both processes went on" if answer.count(b"\n") > 1 else "it wrote there"

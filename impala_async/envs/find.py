@@ -5,15 +5,12 @@ Ids register themselves on the way: a module that is named before a colon is imp
 """
 
 import contextlib
-import difflib
-import importlib
 import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import entry_points
-from pathlib import PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -24,18 +21,17 @@ from gymnasium.vector import VectorEnv
 from impala_async.envs.faults import Blame
 from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
-from impala_async.user_code import is_of_python, one_line
+from impala_async.user_code import (
+    EXTRAS,
+    callables_of,
+    close_name,
+    import_callable,
+    import_module,
+    is_of_python,
+    missing_advice,
+    one_line,
+)
 
-EXTRAS = {
-    "Box2D": "box2d",
-    "ale_py": "atari",
-    "envpool": "envpool",
-    "minatar": "minatar",
-    "minigrid": "minigrid",
-    "mujoco": "mujoco",
-    "mpe2": "pettingzoo",
-    "pettingzoo": "pettingzoo",
-}
 # As its games were named before they had a namespace, or are without it.
 ATARI = re.compile(r"([A-Z]\w+?)(NoFrameskip-v\d|Deterministic-v\d|-v[45])")
 Factory = Callable[..., Any]
@@ -49,7 +45,7 @@ def find_env(env_id: str) -> str | Factory:
         if registered(env_id) is None:
             _explain_unknown(env_id)
         return env_id
-    module = import_named(env_id, module_name)
+    module = _module_of(env_id, env_id)
     if module_name == "envpool":
         return partial(PoolVector, name)
     # The registered one goes first: it brings its time limit and wrappers.
@@ -64,18 +60,10 @@ def find_env(env_id: str) -> str | Factory:
     return name
 
 
-def find_callable(what: str) -> Factory:
-    """What a "package.module:Name" stands for."""
-    module_name, _, name = what.rpartition(":")
-    module = import_named(what, module_name)
-    found = getattr(module, name, None)
-    if found is None:
-        raise EnvError(f"{what}: {_not_in(module, name)}")
-    if not callable(found):
-        raise EnvError(f"{what} is of type {type(found).__name__}, and cannot be called")
-    if is_of_python(found):
-        raise EnvError(f"{what} comes with Python, and is not called: name one of your own")
-    return found  # type: ignore[no-any-return]
+def find_callable(key: str, name: str) -> Factory:
+    """The class or function that a setting names as package.module:Name."""
+    with Blame(name, "to be imported"):
+        return import_callable(f"{key}: {name}", name, EnvError)
 
 
 def registered(gym_id: str) -> registration.EnvSpec | None:
@@ -118,20 +106,6 @@ def _checked(env_id: str, entry: Factory) -> Factory:
     return entry
 
 
-def import_named(what: str, module_name: str) -> ModuleType:
-    """Import a module for the sake of a name."""
-    if module_name.endswith(".py") or module_name.startswith(".") or "/" in module_name:
-        path = PurePosixPath(module_name.removesuffix(".py"))
-        is_elsewhere = path.is_absolute() or ".." in path.parts
-        stem = ".".join(path.parts[-1:] if is_elsewhere else path.parts).strip(".")
-        raise EnvError(
-            f"{what}: a file is named as Python imports it, without a path: write "
-            f"{stem}:{what.rpartition(':')[2]}, and have it in the current folder or on PYTHONPATH"
-        )
-    with blame(what, f"to import {module_name}"):
-        return importlib.import_module(module_name)
-
-
 @contextlib.contextmanager
 def blame(name: str, where: str) -> Iterator[None]:
     """As `Blame`; for a missing module it also says what to do."""
@@ -139,21 +113,14 @@ def blame(name: str, where: str) -> Iterator[None]:
         with Blame(name, where):
             yield
     except EnvError as error:
-        cause = error.__cause__
-        # gymnasium has errors of its own for what is missing, caused by the import's.
-        missing = cause if isinstance(cause, ModuleNotFoundError) else cause and cause.__cause__
-        if not isinstance(missing, ModuleNotFoundError) or not missing.name:
-            raise
-        raise EnvError(f"{error}; {_advice(missing.name.partition('.')[0])}") from cause
+        if advice := missing_advice(error.__cause__):
+            raise EnvError(f"{error}{advice}") from error.__cause__
+        raise
 
 
-def _advice(package: str) -> str:
-    if extra := EXTRAS.get(package):
-        return f"pip install 'impala-async[{extra}]'"
-    return (
-        f"Python looks for {package} among what is installed, in the current folder, and on "
-        "PYTHONPATH"
-    )
+def _module_of(env_id: str, name: str) -> ModuleType:
+    with Blame(env_id, "to be imported"):
+        return import_module(env_id, name, EnvError)
 
 
 def _load_namespace(gym_id: str) -> None:
@@ -161,7 +128,7 @@ def _load_namespace(gym_id: str) -> None:
     if not has_namespace or registered(gym_id) is not None:
         return
     if namespace == "ALE":
-        import_named(gym_id, "ale_py")
+        _module_of(gym_id, f"ale_py:{gym_id}")
     for announced in entry_points(group="gymnasium.envs", name=namespace):
         with Blame(gym_id, f"to be registered by {announced.value}"):
             announced.load()()
@@ -208,7 +175,5 @@ def _colon_hint(gym_id: str) -> str:
 
 def _not_in(module: ModuleType, name: str) -> str:
     """Say that a module neither has nor registers a name, and which names come close."""
-    names = [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]
-    close = difflib.get_close_matches(name, [*names, *registration.registry], n=1)
-    hint = f" Did you mean: `{close[0]}`?" if close else ""
-    return f"{module.__name__} neither has nor registers {name!r}.{hint}"
+    close = close_name(name, [*callables_of(module), *registration.registry])
+    return f"{module.__name__} neither has nor registers {name!r}.{close}"

@@ -13,7 +13,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from numpy.typing import NDArray
 
-from impala_async.errors import EnvError
+from impala_async.errors import EnvError, SpacesError
 from impala_async.schema import ArraySpec
 
 SUPPORTED_OBS = (
@@ -210,7 +210,7 @@ def _obs_leaf(path: Path, space: Space[Any]) -> ObsLeaf:
             spec = ArraySpec(name, tuple(space.shape or ()), dtype.name, choices_of(space))
             start = np.asarray(space.start, dtype)
             return ObsLeaf(path, spec, dtype, start if start.any() else None)
-    except ValueError as error:
+    except SpacesError as error:
         raise EnvError(f"observation space {short(space)}: {error}") from error
     at = f" at {name!r}" if path else ""
     hint = f"; {LEAVE_OUT}" if path else ""

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from numpy.typing import NDArray
 
-from impala_async.config.env import Wrapper
+from impala_async.config.section import Named
 from impala_async.envs.batch import Actions, EnvBatch, Obs, Step
 from impala_async.envs.faults import Blame, close_all, env_name
 from impala_async.envs.find import find_callable
@@ -40,12 +40,12 @@ LAST_ACTION = "last_action"
 LAST_REWARD = "last_reward"
 
 
-def wrap(env: Any, wrappers: Iterable[Wrapper]) -> Any:
+def wrap(env: Any, wrappers: Iterable[Named]) -> Any:
     """An environment in its wrappers, the first one innermost; it is closed when one fails."""
     for wrapper in wrappers:
         given = f" with kwargs {wrapper.kwargs}" if wrapper.kwargs else ""
         try:
-            entry = find_callable(wrapper.name)
+            entry = find_callable("env.wrappers", wrapper.name)
             with Blame(f"env.wrappers: {wrapper.name}", f"to wrap {env_name(env)}{given}"):
                 wrapped = entry(env, **wrapper.kwargs)
             if kind_of(wrapped) is None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from impala_async.config.run import RunConfig
+    from impala_async.learner.loop.saver import Restored
     from impala_async.learner.recorder import Recorder
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
@@ -129,7 +130,7 @@ def _serve(
     if probe is not None:
         schema = probe.schema(config.trajectory.rows)
         check_columns(config, probe.num_columns)
-    sinks = _sinks(config, folder, console)
+    sinks = _sinks(config, folder, console, restored)
 
     async def serve() -> int:
         service = LearnerService(
@@ -154,7 +155,11 @@ def _serve(
     return code
 
 
-def _sinks(config: "RunConfig", folder: "RunFolder", console: "Console") -> "list[Sink]":
+def _sinks(
+    config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Restored | None"
+) -> "list[Sink]":
+    from impala_async.metrics.sinks import Run
+    from impala_async.metrics.sinks.chosen import ChosenSinks
     from impala_async.metrics.sinks.console import ConsoleSink, Targets
     from impala_async.metrics.sinks.jsonl import JsonlSink
 
@@ -165,6 +170,15 @@ def _sinks(config: "RunConfig", folder: "RunFolder", console: "Console") -> "lis
             is_gone=folder.is_gone,
         ),
         ConsoleSink(targets=Targets(**config.stop.model_dump()), console=console),
+        ChosenSinks(
+            config.report,
+            Run(
+                folder.path,
+                folder.run_id.hex(),
+                config.model_dump(mode="json", by_alias=True),
+                restored.progress.env_steps_trained if restored else 0,
+            ),
+        ),
     ]
 
 

@@ -15,7 +15,7 @@ import torch
 from impala_async.config.learner import LearnerSection
 from impala_async.config.model import TORSOS
 from impala_async.config.run import RunConfig
-from impala_async.errors import ConfigError
+from impala_async.errors import ConfigError, SpacesError
 from impala_async.learner.channels import Channels, Progress
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.slots import Slot, allocate_slots
@@ -65,7 +65,7 @@ def build_learner(
     channels: Channels,
     release: Callable[[int], None],
 ) -> Learner:
-    """Everything behind the full slots; raises ValueError if that cannot be built."""
+    """Everything behind the full slots; raises ConfigError if that cannot be built."""
     device = pick_device(config.learner.device)
     section = config.learner
     num_slots = num_host_slots(section, device)
@@ -128,7 +128,7 @@ def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device)
 
 
 def build_step(config: RunConfig, schema: Schema, device: torch.device) -> Step:
-    """The policy and its update; raises ValueError if they cannot be built."""
+    """The policy and its update; raises ConfigError if they cannot be built."""
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
     precision = pick_precision(config.model.precision, config.model.name, device)
@@ -182,7 +182,7 @@ def max_waiting(section: LearnerSection, device: torch.device, *, is_pipelined: 
 
 
 def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
-    """Raise ValueError if slots and weights want more memory than is free.
+    """Raise SpacesError if slots and weights want more memory than is free.
 
     The spaces may come from an actor, and what they ask for must not end the learner. The system
     says what is free; the limit of a container, and a GPU's memory, are not looked at.
@@ -195,7 +195,7 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
         advice += "learner.minibatch_buffer_size or learner.queue_size"
         if model_bytes > slot_bytes:
             advice = "model.hidden_sizes, or choose an environment with fewer actions"
-        raise ValueError(
+        raise SpacesError(
             f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches and "
             f"{model_bytes / GIB:.1f} GiB for the model, and {free_bytes / GIB:.1f} GiB are free: "
             f"lower {advice}"
@@ -207,7 +207,7 @@ def _weights_bytes(config: RunConfig, schema: Schema) -> int:
     try:
         with torch.device("meta"):
             model = ActorCritic(config.model, schema.inputs, schema.action)
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ConfigError):
         # A network of one's own may ask for values, and only tensors with memory have some.
         if config.model.name in TORSOS:
             raise

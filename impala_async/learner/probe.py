@@ -14,7 +14,7 @@ from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import RunConfig
 from impala_async.envs.describe import read_answer
 from impala_async.envs.faults import with_id
-from impala_async.errors import ConfigError, EnvError, how_it_ended
+from impala_async.errors import ConfigError, EnvError, SpacesError, how_it_ended
 from impala_async.interrupts import deaf_children
 from impala_async.processes import Lifeline
 from impala_async.schema import Schema, recurrent_state
@@ -83,7 +83,7 @@ class SpaceProbe:
         schema = Schema(obs, action, rows, self._state, self._policies.names)
         try:
             _ = schema.layout
-        except ValueError as error:
+        except SpacesError as error:
             raise EnvError(f"env.id: {self._env.id}: {error}") from None
         return schema
 

@@ -28,6 +28,7 @@ from impala_async.errors import (
     CheckpointError,
     ConfigError,
     ServiceError,
+    SpacesError,
 )
 from impala_async.interrupts import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.learner.build import Learner, build_learner
@@ -213,7 +214,7 @@ class LearnerService:
         """The spaces are those of the config: if nothing can be built for them, it is at fault."""
         try:
             self._open(schema)
-        except ValueError as error:
+        except SpacesError as error:
             raise ConfigError(f"cannot train on {self._config.env.id}: {error}") from error
 
     def _open_told(self, schema: Schema) -> None:

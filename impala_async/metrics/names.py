@@ -4,12 +4,14 @@ Owns `SECTIONS`, a table to read and to append to. Read by every thread, changed
 that is missing here is refused when a report is put together, and `docs/metrics.md` is rendered
 from here, so a number that reaches a sink always has a unit and a line of help.
 
-Names are whole: what can be searched for in a report can be searched for here. Every report has
-every name; one whose value is null has none at that moment, or does not exist in that set-up.
+Names are whole: what can be searched for in a report can be searched for here. Only a user's own
+algorithm adds to them, under `user/`. Every report has every name here; one whose value is null has
+none at that moment, or does not exist in that set-up.
 Everything that is counted in columns is so because messages differ in width.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 Value: TypeAlias = int | float | str | Sequence[float | None] | None
@@ -240,15 +242,50 @@ SECTIONS: tuple[Section, ...] = (
     ),
 )
 
+OWN_PREFIX = "user/"
+"""Before a name of a user's own, which is declared nowhere."""
+_OWN_NAME = re.compile(rf"{OWN_PREFIX}[a-z][a-z0-9_]*")
+
 REGISTRY: dict[str, Metric] = {
     metric.name: metric for section in SECTIONS for metric in section.metrics
+}
+_OF_UPDATE = {
+    metric.name for section in SECTIONS if section.title == "Update" for metric in section.metrics
 }
 assert len(REGISTRY) == sum(len(section.metrics) for section in SECTIONS), "a name stands twice"
 
 
+ALIASES = {
+    "global_step": "env_steps_trained",
+    "charts/SPS": "env_steps_per_s",
+    "charts/episodic_return": "episodes/return_mean",
+    "charts/episodic_length": "episodes/length_mean",
+    "charts/learning_rate": "algorithm/lr",
+    "losses/policy_loss": "loss/policy",
+    "losses/entropy": "policy/entropy",
+    "losses/approx_kl": "policy/kl",
+    "losses/clipfrac": "policy/clip_fraction",
+    "rollout/ep_rew_mean": "mean_return",
+    "time/fps": "env_steps_per_s",
+    "time/total_timesteps": "env_steps_trained",
+}
+"""What CleanRL and Stable-Baselines3 call some of them, where they mean the same."""
+
+
+def numbers(report: Mapping[str, Value]) -> dict[str, float]:
+    """The numbers of a report, under our names and under all that others know them by."""
+    found = {name: value for name, value in report.items() if isinstance(value, int | float)}
+    return found | {alias: found[name] for alias, name in ALIASES.items() if name in found}
+
+
 def undeclared(report: Iterable[str]) -> set[str]:
-    """The keys of a report, or any names, that the registry does not know."""
-    return set(report) - REGISTRY.keys()
+    """The keys of a report, or any names, that neither the registry knows nor a user has named."""
+    return {name for name in set(report) - REGISTRY.keys() if not _OWN_NAME.fullmatch(name)}
+
+
+def is_of_update(name: str) -> bool:
+    """Whether an algorithm may report it: a metric of an update, or one of a user's own."""
+    return name in _OF_UPDATE or _OWN_NAME.fullmatch(name) is not None
 
 
 def markdown_table() -> str:

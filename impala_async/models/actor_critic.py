@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.mlp import init_orthogonal, orthogonal_linear
 from impala_async.models.torso import Torso, torso_maker
@@ -115,7 +116,7 @@ class ActorCritic(nn.Module):
             return []
         leaves = [leaf for leaf in self._leaves if _is_normalizable(leaf)]
         if not leaves:
-            raise ValueError("model.normalize_obs: the observation has no vector of floats")
+            raise SpacesError("model.normalize_obs: the observation has no vector of floats")
         return leaves
 
 
@@ -172,7 +173,7 @@ class PolicyHead(nn.Linear):
         }
         for key, is_set in about_numbers.items():
             if is_set and not has_numbers:
-                raise ValueError(f"model.{key}: the action has no continuous numbers")
+                raise SpacesError(f"model.{key}: the action has no continuous numbers")
         are_free = [part.kind != "discrete" and not is_std_from_state for part in parts]
         sizes = [
             part.num_items if is_free else part.num_parameters

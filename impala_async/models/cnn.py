@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
 from impala_async.models.leaves import as_image, image_shape, is_image, vector_size
 from impala_async.models.mlp import HIDDEN_GAIN, Hidden, init_orthogonal, joined
 from impala_async.schema import ArraySpec, ObsSpec
@@ -32,7 +33,7 @@ class ImageTorso(nn.Module, ABC):
         self._images = [leaf for leaf in obs.leaves if is_image(leaf)]
         self._vectors = [leaf for leaf in obs.leaves if not is_image(leaf)]
         if not self._images:
-            raise ValueError(
+            raise SpacesError(
                 f"model.name {self.name} wants an image in the observation, of three dimensions, "
                 "or a stack of images of bytes, of four: use mlp"
             )
@@ -72,7 +73,7 @@ class ImageTorso(nn.Module, ABC):
                 return int(body(torch.zeros(1, channels, height, width)).numel())
         except RuntimeError:
             which = repr(leaf.name) if leaf.name else "the observation"
-            raise ValueError(
+            raise SpacesError(
                 f"model.name {self.name} is for larger images than {which} of {height} x {width}: "
                 f"use {self.for_smaller}"
             ) from None

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
-from impala_async.errors import ConfigError
+from impala_async.errors import ConfigError, SpacesError
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
 from impala_async.models.mlp import MLPTorso
 from impala_async.schema import ObsSpec
-from impala_async.user_code import NamedInSetting, import_maker
+from impala_async.user_code import NamedInSetting, import_callable
 
 # For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
@@ -57,14 +57,14 @@ TORSOS: dict[str, Callable[[ObsSpec, ModelSection], Torso]] = {
 
 
 def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], Torso]:
-    """Makes torsos of the kind that `model.name` says; raises ValueError if there is none."""
+    """Makes torsos of the kind that `model.name` says; raises SpacesError if there is none."""
     make = TORSOS.get(section.name)
     if make is not None:
         return partial(make, obs, section)
-    imported = import_maker("model.name", section.name, "torso")
+    imported = import_callable(f"model.name: {section.name}", section.name, SpacesError)
 
     def make_own() -> Torso:
-        with NamedInSetting("model.name", section.name, "when it was made"):
+        with NamedInSetting("model.name", section.name, "when it was made", SpacesError):
             torso = imported(obs, section)
         _check_own(section.name, torso, obs)
         return cast(Torso, torso)
@@ -100,7 +100,7 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
     """Show it two rows of zeros: what does not fit would fail later, and say less."""
     num_out = getattr(torso, "num_out", None)
     if not isinstance(torso, nn.Module) or not isinstance(num_out, int):
-        raise ValueError(
+        raise SpacesError(
             f"model.name: {name} must make an nn.Module with a whole number num_out, as "
             "impala_async/models/torso.py says"
         )
@@ -108,10 +108,10 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    with torch.no_grad(), NamedInSetting("model.name", name, "on two rows of zeros"):
+    with torch.no_grad(), NamedInSetting("model.name", name, "on two rows of zeros", SpacesError):
         features = torso(rows)
     if features.shape != (2, num_out) or features.dtype != torch.float32:
-        raise ValueError(
+        raise SpacesError(
             f"model.name: {name} must give float32 of [N, {num_out}], its num_out; for two rows "
             f"it gave {features.dtype} of {list(features.shape)}"
         )

@@ -1,12 +1,14 @@
 """The algorithms: what loss each has, what it reports, and whether it wants a target network.
 
 A user's own is named `algorithm.name = "package.module:Name"`. It is made from the `algorithm`
-section, by a function that gives an `Algorithm`; docs/models.md says more. One of ours is a loss in
+section, by a function that gives an `Algorithm`; docs/models.md says more. Its loss and its stats
+are looked at each time, so that what is wrong is told by its name. One of ours is a loss in
 `algo/`, a maker in the table here, and its keys in `config/algorithm.py`.
 
     B columns of a batch, T action rows, S = T+1 observation rows
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,9 +19,13 @@ from impala_async.algo.losses import a2c_loss, appo_loss, impact_ratios, impala_
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import clamped_exp
 from impala_async.config.algorithm import AlgorithmSection
+from impala_async.errors import ConfigError
+from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.policy import Evaluation
 from impala_async.training.target import TargetView
-from impala_async.user_code import NamedInSetting, import_maker
+from impala_async.user_code import NamedInSetting, import_callable
+
+KEY = "algorithm.name"
 
 
 class Rows(NamedTuple):
@@ -81,7 +87,7 @@ class Algorithm(NamedTuple):
     loss: Callable[[View, Tensor | float], LossTerms]
     """Of what the weights of now see, and at the entropy cost of now."""
     stats: Callable[[View], dict[str, Tensor]] = lambda _: {}
-    """Numbers to report, each under a name of docs/metrics.md."""
+    """Numbers to report: those of an update in docs/metrics.md, or your own as user/NAME."""
     has_target: bool = False
     """Whether there is a target network. Its `stats` then have `policy/kl`, the KL from it."""
 
@@ -203,16 +209,85 @@ MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
 
 
 def make_algorithm(section: AlgorithmSection) -> Algorithm:
-    """The one that the section names; raises ValueError where a user's own cannot be made."""
+    """The one that the section names; raises ConfigError where a user's own cannot be made."""
+    if is_own(section):
+        return _make_own(section)
+    return MAKERS[section.name](section)
+
+
+def is_own(section: AlgorithmSection) -> bool:
+    """Whether the section names an algorithm of the user's."""
+    return section.name not in MAKERS
+
+
+def _make_own(section: AlgorithmSection) -> Algorithm:
+    """A user's, in which every mistake becomes a ConfigError."""
     name = section.name
-    if name in MAKERS:
-        return MAKERS[name](section)
-    make = import_maker("algorithm.name", name, "algorithm")
-    with NamedInSetting("algorithm.name", name, "when it was made"):
+    make = import_callable(f"{KEY}: {name}", name)
+    with NamedInSetting(KEY, name, "when it was made"):
         made = make(section)
     if not isinstance(made, Algorithm):
-        raise ValueError(
-            f"algorithm.name: {name} must make an Algorithm of impala_async/training/"
-            f"algorithms.py, not {type(made).__name__}"
+        raise ConfigError(
+            f"{KEY}: {name} must make an Algorithm of impala_async/training/algorithms.py, not "
+            f"{type(made).__name__}"
         )
-    return made
+
+    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
+        with NamedInSetting(KEY, name, "in its loss"):
+            terms = made.loss(view, entropy_cost)
+        _check_terms(name, terms)
+        return terms
+
+    def stats(view: View) -> dict[str, Tensor]:
+        with NamedInSetting(KEY, name, "in its stats"):
+            stats = made.stats(view)
+        _check_stats(name, stats, has_target=made.has_target)
+        return stats
+
+    return Algorithm(loss, stats, made.has_target)
+
+
+def _check_terms(name: str, terms: Any) -> None:
+    if not isinstance(terms, LossTerms):
+        raise ConfigError(
+            f"{KEY}: the loss of {name} must give LossTerms of impala_async/algo/terms.py, as "
+            f"ValidRows.terms makes them, not {type(terms).__name__}"
+        )
+    if torch.is_grad_enabled() and not terms.total.requires_grad:
+        raise ConfigError(
+            f"{KEY}: the loss of {name} has no gradient: its total must follow from view.evaluation"
+        )
+
+
+def _check_stats(name: str, stats: Any, *, has_target: bool) -> None:
+    if not isinstance(stats, dict):
+        raise ConfigError(
+            f"{KEY}: the stats of {name} must be a dict from name to tensor, not a "
+            f"{type(stats).__name__}"
+        )
+    for stat, value in stats.items():
+        if not is_of_update(str(stat)):
+            raise ConfigError(
+                f"{KEY}: {name} reports {stat!r}, which is no metric of an update: a metric of "
+                f"your own needs no declaration, but a name like {OWN_PREFIX}{_plain(stat)}"
+            )
+        if not isinstance(value, Tensor) or value.dim():
+            raise ConfigError(
+                f"{KEY}: {name} reports {stat} as {_kind(value)}, and must report a tensor without "
+                "dimensions: view.mean gives one"
+            )
+    if has_target and "policy/kl" not in stats:
+        raise ConfigError(
+            f"{KEY}: {name} has a target network, so its stats must hold policy/kl, the KL from it"
+        )
+
+
+def _plain(stat: object) -> str:
+    """As the end of a name."""
+    return re.sub("[^a-z0-9]+", "_", str(stat).rpartition("/")[2].lower()).strip("_") or "name"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from impala_async.config.algorithm import AlgorithmSection
+from impala_async.training.state import NotFitting, check_tensor, entry
 
 # What optimizers remember of a larger gradient, which is its square, would overflow.
 MAX_NORM = 1e19
@@ -196,23 +197,26 @@ def restore_optimizer(
 ) -> None:
     """Undo `flatten_optimizer` for an optimizer of this kind, which keeps its own options.
 
-    Raises ValueError when the state is another kind of optimizer's or fits other parameters.
+    Raises NotFitting when the state is another kind of optimizer's or fits other parameters.
     """
-    if options["kind"] != _kind(optimizer):
-        raise ValueError(f"state of {options['kind']} does not fit {_kind(optimizer)}")
+    kind, saved_groups = entry(options, "kind", str), entry(options, "groups", list)
+    if kind != _kind(optimizer):
+        raise NotFitting(f"state of {kind} does not fit {_kind(optimizer)}")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {
-        int(index): dict(entries) for index, entries in options["scalars"].items()
+        int(index): dict(entries) for index, entries in entry(options, "scalars", dict).items()
     }
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
-        _check_fits(name, tensor, parameters, int(index))
+        _check_fits(name, tensor, parameters, index)
         # torch keeps what it is given: without a copy two optimizers could share a state.
         state.setdefault(int(index), {})[key] = tensor.clone()
     groups = optimizer.state_dict()["param_groups"]
-    for mine, saved in zip(groups, options["groups"], strict=True):
-        if mine["params"] != saved["params"]:
-            raise ValueError(f"state of parameters {saved['params']}, not {mine['params']}")
+    theirs = [entry(group, "params", list) for group in saved_groups]
+    ours = [group["params"] for group in groups]
+    if theirs != ours:
+        raise NotFitting(f"state of parameters {theirs}, not {ours}")
+    for mine in groups:
         _match_momentum(state, parameters, mine)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -228,15 +232,13 @@ def _match_momentum(
             state[index].setdefault("momentum_buffer", torch.zeros_like(parameters[index]))
 
 
-def _check_fits(name: str, tensor: Tensor, parameters: list[Tensor], index: int) -> None:
+def _check_fits(name: str, tensor: Tensor, parameters: list[Tensor], index: str) -> None:
     """torch itself notices a wrong shape only at the next step."""
-    if index >= len(parameters):
-        raise ValueError(f"{name} is the state of a parameter that does not exist")
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} is {tensor.dtype}, and not a float")
-    want = parameters[index].shape
-    if tensor.dim() > 0 and tensor.shape != want:
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(want)}")
+    if not index.isdecimal() or int(index) >= len(parameters):
+        raise NotFitting(f"{name} is the state of a parameter that does not exist")
+    # A count of steps has no dimensions.
+    parameter = parameters[int(index)]
+    check_tensor(name, tensor, parameter.dtype, parameter.shape if tensor.dim() else tensor.shape)
 
 
 def _kind(optimizer: Optimizer) -> str:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from impala_async.training.state import entry
+
 logger = logging.getLogger(__name__)
 
 # Of one more batch in the running moments: about the last hundred batches count.
@@ -91,9 +93,9 @@ class ReturnScale:
         return {"mean": self._mean, "mean_square": self._mean_square, "weight": self._weight}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._mean = float(state["mean"])
-        self._mean_square = float(state["mean_square"])
-        self._weight = float(state["weight"])
+        self._mean = float(entry(state, "mean", float))
+        self._mean_square = float(entry(state, "mean_square", float))
+        self._weight = float(entry(state, "weight", float))
 
 
 class Moments:

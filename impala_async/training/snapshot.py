@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from impala_async.errors import ConfigError
 from impala_async.models.flat import flatten
 from impala_async.weights import Version, Weights, WeightsLayout
 
@@ -84,10 +85,11 @@ class Snapshot:
             f"{array.name} ({array.dtype})" for array in layout.arrays if array.dtype != "float32"
         ]
         if odd:
-            raise ValueError(f"only float32 weights can be published, not {', '.join(odd)}")
+            raise ConfigError(
+                f"model.name: only float32 weights can be published, not {', '.join(odd)}"
+            )
         num_items = sum(array.num_items for array in layout.arrays)
-        if (num_given := sum(tensor.numel() for tensor in tensors)) != num_items:
-            raise ValueError(f"{num_given} numbers in tensors, {num_items} in the layout")
+        assert sum(tensor.numel() for tensor in tensors) == num_items
         self._layout = layout
         self._tensors = tensors
         # Their memory stays where it is: a small model is seen flat once, and not at every update.

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
-from impala_async.user_code import one_line
 
+Entry = TypeVar("Entry")
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """Groups of named tensors; a group is a file."""
 
@@ -56,20 +56,43 @@ class TrainingState:
 
     @contextmanager
     def must_fit(self) -> Iterator[None]:
-        """A block that puts it back; raises CheckpointError where the state of another run fails.
-
-        The block raises whatever torch, JSON or an optimizer make of a value that does not fit.
-        """
+        """A block that puts it back: what it finds not to fit is a CheckpointError."""
         try:
             yield
-        except KeyError as error:
-            raise CheckpointError(
-                f"{self.origin} does not fit this run: it has no {error}"
-            ) from error
-        except (RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-            raise CheckpointError(
-                f"{self.origin} does not fit this run: {one_line(error)}"
-            ) from error
+        except NotFitting as error:
+            raise CheckpointError(f"{self.origin} does not fit this run: {error}") from None
+
+
+class NotFitting(Exception):
+    """Something that was saved is not what the run that is to go on from it has in its place."""
+
+
+def entry(saved: Mapping[str, Any], key: str, kind: type[Entry]) -> Entry:
+    """What was saved under a key, as it was read from JSON; raises NotFitting."""
+    if key not in saved:
+        raise NotFitting(f"it has no {key!r}")
+    # JSON knows one kind of numbers.
+    if not isinstance(saved[key], int | float if kind is float else kind):
+        raise NotFitting(f"its {key!r} is a {type(saved[key]).__name__}, not a {kind.__name__}")
+    return cast(Entry, saved[key])
+
+
+def check_alike(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raise NotFitting for other names, shapes or dtypes, which torch itself would round."""
+    for name in [*wanted, *saved]:
+        if name not in saved:
+            raise NotFitting(f"it has no {name!r}")
+        if name not in wanted:
+            raise NotFitting(f"it has {name!r}, and this run has not")
+        check_tensor(name, saved[name], wanted[name].dtype, wanted[name].shape)
+
+
+def check_tensor(name: str, saved: Tensor, dtype: torch.dtype, shape: torch.Size) -> None:
+    """Raise NotFitting for another dtype or shape."""
+    if saved.dtype != dtype:
+        raise NotFitting(f"{name} is {saved.dtype}, not {dtype}")
+    if saved.shape != shape:
+        raise NotFitting(f"{name} has shape {list(saved.shape)}, not {list(shape)}")
 
 
 def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -78,10 +101,3 @@ def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-
-
-def check_dtypes(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for another dtype: torch itself would round, and say nothing."""
-    for name in tensors.keys() & wanted.keys():
-        if tensors[name].dtype != wanted[name].dtype:
-            raise ValueError(f"{name} is {tensors[name].dtype}, not {wanted[name].dtype}")

@@ -19,7 +19,7 @@ from impala_async.algo.schedules import linear
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.team import Team
-from impala_async.training.algorithms import Rows, make_algorithm
+from impala_async.training.algorithms import Rows, is_own, make_algorithm
 from impala_async.training.backprop import Backend, Backprop, Graphs
 from impala_async.training.batch import Batch, Part, living_mask, parts_of
 from impala_async.training.optimizer import (
@@ -40,7 +40,7 @@ from impala_async.training.optimizer import (
 from impala_async.training.result import Outcome, StepResult, failed_columns
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.snapshot import HostCopy
-from impala_async.training.state import TrainingState, check_dtypes, copies_of
+from impala_async.training.state import TrainingState, check_alike, copies_of, entry
 from impala_async.training.target import Target
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,10 @@ class Step(Protocol):
         ...
 
     def prepare(self, batch: Batch) -> None:
-        """Compile what is to be compiled, by a batch without a valid row. That changes nothing."""
+        """Compile what is to be compiled, and try an algorithm of the user's own.
+
+        That is done with a batch without a valid row, and changes nothing.
+        """
         ...
 
     def begin(
@@ -149,13 +152,15 @@ class UpdateStep:
         return self.is_decided_there and not is_host_needed
 
     def prepare(self, batch: Batch) -> None:
-        """Compile what is to be compiled, by an update of a batch without a valid row.
+        """Compile what is to be compiled, and try an algorithm of your own.
 
-        That changes nothing, nor does what a network of your own draws in it.
+        Both is done by an update of a batch without a valid row. That changes nothing, nor does
+        what a network of your own draws in it.
         """
-        if not self._backprop.is_compiled:
+        if self._backprop.is_compiled:
+            logger.info("compiling the update, which may take a minute")
+        elif not is_own(self._section):
             return
-        logger.info("compiling the update, which may take a minute")
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
@@ -225,15 +230,16 @@ class UpdateStep:
     def restore(self, state: TrainingState) -> None:
         """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
         with state.must_fit():
-            check_dtypes(state.model, self.policy.named_tensors())
-            check_dtypes(state.target, {} if self.target is None else self.target.tensors())
+            check_alike(state.model, self.policy.named_tensors())
+            if self.target is not None:
+                check_alike(state.target, self.target.tensors())
             self.policy.load_tensors(state.model)
             restore_optimizer(self.optimizer, state.optimizer, state.optimizer_options)
-            self.num_updates = int(state.algorithm["num_updates"])
+            self.num_updates = int(entry(state.algorithm, "num_updates", float))
             if self.target is not None:
-                self.target.restore(state.target, state.algorithm["target"])
+                self.target.restore(state.target, entry(state.algorithm, "target", dict))
             if self.return_scale is not None:
-                self.return_scale.restore(state.algorithm["return_scale"])
+                self.return_scale.restore(entry(state.algorithm, "return_scale", dict))
 
     def _begin_part(self, part: Part, this: _Pass) -> HostCopy:
         """All that needs no look at it; what there is to look at."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Evaluation, Policy
+from impala_async.training.state import entry
 
 KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
 # Adapting ends there. From 0 and from infinity there would be no way back.
@@ -94,8 +95,8 @@ class Target:
         self.policy.model.load_state_dict(dict(tensors))
         # Earlier releases did not write them down.
         if state.get("kl_settings", self._kl_settings) == self._kl_settings:
-            self.kl_coeff = float(state["kl_coeff"])
-        self._age = int(state["age"])
+            self.kl_coeff = float(entry(state, "kl_coeff", float))
+        self._age = int(entry(state, "age", float))
 
     @property
     def _kl_settings(self) -> list[float | None]:

@@ -21,7 +21,7 @@ from impala_async.schema import POLICY
 from impala_async.team import Team, member_seed_of, split_off
 from impala_async.training.batch import Batch
 from impala_async.training.result import StepResult
-from impala_async.training.state import TrainingState, copies_of
+from impala_async.training.state import TrainingState, check_alike, copies_of, entry
 from impala_async.training.step import UpdateStep
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,9 @@ class TeamStep:
         return lambda: result
 
     def prepare(self, batch: Batch) -> None:
-        """Nothing is compiled: each batch is split anew by who played it."""
+        """As that of each member; nothing is compiled, as a batch is split by who played it."""
+        for step in self.steps.values():
+            step.prepare(batch)
 
     def capture(self) -> TrainingState:
         """The states of its members, under names that begin with a member's, in the same groups.
@@ -136,15 +138,16 @@ class TeamStep:
     def restore(self, state: TrainingState) -> None:
         """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
         with state.must_fit():
+            check_alike(state.model, self.policy.named_tensors())
             self.policy.load_tensors(state.model)
             for name, step in self.steps.items():
                 step.restore(
                     TrainingState(
                         model=split_off(state.model, name),
                         optimizer=split_off(state.optimizer, name),
-                        optimizer_options=state.optimizer_options[name],
+                        optimizer_options=entry(state.optimizer_options, name, dict),
                         target=split_off(state.target, name),
-                        algorithm=state.algorithm[name],
+                        algorithm=entry(state.algorithm, name, dict),
                         origin=state.origin,
                     )
                 )

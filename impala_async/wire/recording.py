@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from impala_async.errors import ProtocolError, RecordingError
+from impala_async.errors import ProtocolError, RecordingError, SpacesError
 from impala_async.files import open_at_once, why_unreadable
 from impala_async.schema import Schema
 from impala_async.wire.codec import Frame, body_sizes
@@ -146,7 +146,7 @@ class Reader:
             raise self._damaged(offset, "it does not match its checksum")
         try:
             return _decode(self._buffer[begin:middle], self._buffer[middle:end]), end
-        except (ValueError, TypeError, RecursionError, ProtocolError) as error:
+        except (ValueError, TypeError, RecursionError, ProtocolError, SpacesError) as error:
             raise self._damaged(offset, why_unreadable(error)) from None
 
     def _damaged(self, offset: int, what: str) -> RecordingError:

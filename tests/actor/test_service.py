@@ -218,7 +218,10 @@ def test_a_number_of_environments_that_does_not_fit_is_refused_before_any_is_bui
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("no_such_package:Torso", "cannot import no_such_package"), ("nature_cnn", "wants an image")],
+    [
+        ("no_such_package:Torso", "failed to import no_such_package"),
+        ("nature_cnn", "wants an image"),
+    ],
 )
 def test_a_network_that_cannot_be_built_here_does_not_fit(
     scene: Scene, name: str, says: str

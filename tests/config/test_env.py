@@ -2,25 +2,28 @@ from typing import Any
 
 import pytest
 
-from impala_async.config.env import EnvSection, Wrapper
+from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
+from impala_async.config.section import Named
 from impala_async.errors import ConfigError
 
 
 def test_a_wrapper_is_a_name_or_a_table() -> None:
     wrappers = '["a.b:C", {name = "a:D", kwargs = {size = 2}}]'
     config = load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
-    assert config.env.wrappers == (Wrapper(name="a.b:C"), Wrapper(name="a:D", kwargs={"size": 2}))
+    assert config.env.wrappers == (Named(name="a.b:C"), Named(name="a:D", kwargs={"size": 2}))
     assert EnvSection.model_validate_json(config.env.model_dump_json()) == config.env
 
 
-@pytest.mark.parametrize("wrappers", ['[{nome = "a:C"}]', "[{kwargs = {}}]", '["C"]', '"a:C"', 5])
+@pytest.mark.parametrize("wrappers", ['[{nome = "a:C"}]', "[{kwargs = {}}]", '"a:C"', 5])
 def test_a_bad_wrapper_is_told_what_is_wanted(wrappers: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
     text = str(caught.value)
     assert text.startswith('--set: env.wrappers: wants a list, for example ["package.module:Name"]')
     assert "\n" not in text
+    with pytest.raises(ConfigError, match=r"wrappers must be package\.module:Name each, got 'C'"):
+        load_config(None, ["env.id=X", 'env.wrappers=["C"]'])
 
 
 @pytest.mark.parametrize(

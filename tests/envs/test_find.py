@@ -38,18 +38,18 @@ def test_a_registered_id_stands_for_itself() -> None:
 
 def test_a_name_in_a_module_is_what_it_names() -> None:
     assert find_env(f"{PROBES}:Counting") is Counting
-    assert find_callable(f"{PROBES}:Counting") is Counting
+    assert find_callable("env.wrappers", f"{PROBES}:Counting") is Counting
     with pytest.raises(EnvError, match="Did you mean: `Counting`"):
-        find_callable(f"{PROBES}:Countig")
+        find_callable("env.wrappers", f"{PROBES}:Countig")
     with pytest.raises(EnvError, match="No module named 'no_such'"):
-        find_callable("no_such:Thing")
+        find_callable("env.wrappers", "no_such:Thing")
 
 
 def test_a_file_is_told_how_its_module_is_named() -> None:
     with pytest.raises(EnvError, match=r"^foo\.py:Env: a file .* write foo:Env, and have it in"):
         find_env("foo.py:Env")
     with pytest.raises(EnvError, match=r"write my\.foo:Env, "):
-        find_callable("./my/foo.py:Env")
+        find_callable("env.wrappers", "./my/foo.py:Env")
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_missing_package_that_we_do_not_know_is_told_without() -> None:
         find_env("no_such_module:Thing-v0")
     assert "pip install" not in str(caught.value)
     assert str(caught.value).endswith(
-        "; Python looks for no_such_module among what is installed, in the current folder, and on "
-        "PYTHONPATH"
+        "; Python looks for no_such_module among what is installed on this host, in the current "
+        "folder, and on PYTHONPATH"
     )
 
 
@@ -157,8 +157,10 @@ def test_what_gymnasium_misses_is_told_with_the_extra(missing: str, extra: str) 
 
 
 def test_what_is_there_but_cannot_be_called_is_told() -> None:
-    with pytest.raises(EnvError, match=r"^math:pi is of type float, and cannot be called"):
-        find.find_callable("math:pi")
+    with pytest.raises(
+        EnvError, match=r"^env.wrappers: math:pi is of type float, and cannot be called"
+    ):
+        find.find_callable("env.wrappers", "math:pi")
 
 
 def test_a_namespace_that_a_package_announces_is_registered(
@@ -229,7 +231,7 @@ def test_nor_is_it_called_by_way_of_a_module_of_ones_own(module: ModuleType) -> 
         with pytest.raises(EnvError, match="no environment"):
             find_env(f"{module.__name__}:{name}")
     with pytest.raises(EnvError, match="comes with Python"):
-        find_callable(f"{module.__name__}:run")
+        find_callable("env.wrappers", f"{module.__name__}:run")
 
 
 def test_classes_and_functions_that_make_environments_are_found(module: ModuleType) -> None:

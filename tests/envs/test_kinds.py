@@ -5,7 +5,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from impala_async.config.env import EnvSection, Wrapper
+from impala_async.config.env import EnvSection
+from impala_async.config.section import Named
 from impala_async.envs import kinds
 from impala_async.envs.kinds import KINDS, Kind, is_no_kind, kind_of
 from impala_async.envs.make import build_envs
@@ -37,7 +38,7 @@ def other_env() -> Other:
 
 
 def test_a_new_kind_is_made_wrapped_and_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
-    section = EnvSection(id=f"{__name__}:other_env", wrappers=[Wrapper(name=f"{__name__}:watched")])
+    section = EnvSection(id=f"{__name__}:other_env", wrappers=[Named(name=f"{__name__}:watched")])
     with pytest.raises(EnvError, match=r"made a Other, which is no gymnasium\.Env and no parallel"):
         build_envs("auto", section, 2)
     kind = Kind("environment of others", lambda env: isinstance(env, Other), step_others)
@@ -45,7 +46,7 @@ def test_a_new_kind_is_made_wrapped_and_stepped(monkeypatch: pytest.MonkeyPatch)
     envs = build_envs("auto", section, 2)
     assert (envs.num_envs, envs.reset(0)[""].shape) == (2, (2, 4))
     envs.close()
-    section = EnvSection(id=f"{__name__}:other_env", wrappers=[Wrapper(name=f"{__name__}:broken")])
+    section = EnvSection(id=f"{__name__}:other_env", wrappers=[Named(name=f"{__name__}:broken")])
     with pytest.raises(EnvError, match=r"broken made a int, .* and no environment of others"):
         build_envs("auto", section, 2)
 

@@ -7,7 +7,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector
-from impala_async.config.env import EnvSection, Wrapper
+from impala_async.config.env import EnvSection
+from impala_async.config.section import Named
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.describe import try_steps
 from impala_async.envs.make import build_envs, make_env
@@ -49,8 +50,8 @@ def no_env(env: Any) -> object:
     return object()
 
 
-def named(name: str, **kwargs: Any) -> Wrapper:
-    return Wrapper(name=f"{HERE}:{name}", kwargs=kwargs)
+def named(name: str, **kwargs: Any) -> Named:
+    return Named(name=f"{HERE}:{name}", kwargs=kwargs)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def _this_module() -> Any:
 # -------------------------------------------------------------------------------------- wrappers
 
 
-def first_reward(*wrappers: Wrapper) -> float:
+def first_reward(*wrappers: Named) -> float:
     env = wrap(Counting(), wrappers)
     env.reset(seed=0)
     return float(env.step(np.int64(0))[1])
@@ -87,14 +88,14 @@ def test_the_first_wrapper_is_the_innermost() -> None:
     ("wrapper", "text"),
     [
         (named("Ad"), "Did you mean: `Add`?"),
-        (Wrapper(name="no_such_module:Thing"), "No module named 'no_such_module'"),
+        (Named(name="no_such_module:Thing"), "No module named 'no_such_module'"),
         (named("Add", sumand=2), "to wrap Closing with kwargs {'sumand': 2}: TypeError"),
         (named("no_env"), "no_env made a object, which is no gymnasium.Env"),
     ],
     ids=str,
 )
 def test_a_wrapper_that_fails_is_named_and_the_environment_closed(
-    wrapper: Wrapper, text: str
+    wrapper: Named, text: str
 ) -> None:
     Closing.num_closed = 0
     with pytest.raises(EnvError) as caught:

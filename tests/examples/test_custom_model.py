@@ -5,6 +5,7 @@ import torch
 
 from examples.custom_model import MyTorso
 from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
 from tests.examples.conftest import ROOT, Train
@@ -35,7 +36,7 @@ def test_the_package_finds_it_by_its_name(core: str | None) -> None:
 
 
 def test_what_it_cannot_build_is_said() -> None:
-    with pytest.raises(ValueError, match=r"model\.hidden_sizes: MyTorso wants equal ones"):
+    with pytest.raises(SpacesError, match=r"model\.hidden_sizes: MyTorso wants equal ones"):
         ActorCritic(ModelSection(name=NAME, hidden_sizes=(8, 9)), OBS, ACTION)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.model import ModelSection
-from impala_async.errors import CheckpointError, ConfigError
+from impala_async.errors import CheckpointError, ConfigError, SpacesError
 from impala_async.learner import build as module
 from impala_async.learner.build import (
     GIB,
@@ -218,7 +218,7 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free: N
     says = (
         r"4\.\d GiB for 256 batches and .* 4\.0 GiB are free: lower .*_size or learner\.queue_size$"
     )
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(SpacesError, match=says):
         check(schema, num_slots=256)
 
 
@@ -227,14 +227,14 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(
     num_choices: int, free: None
 ) -> None:
     action = ActionSpec((ActionPart("action", "discrete", (num_choices,)),))
-    with pytest.raises(ValueError, match=r"GiB for the model"):
+    with pytest.raises(SpacesError, match=r"GiB for the model"):
         check(replace(small_schema(), action=action))
 
 
 def test_a_wide_core_that_does_not_fit_is_refused(free: None) -> None:
     schema = replace(small_schema(), state=recurrent_state("lstm", 10**5))
     config = config_of(schema, model={"core": "lstm", "core_size": 10**5})
-    with pytest.raises(ValueError, match=r"GiB for the model"):
+    with pytest.raises(SpacesError, match=r"GiB for the model"):
         check_memory(config, schema, 4)
 
 
@@ -254,7 +254,7 @@ def test_every_policy_wants_weights(free: None) -> None:
     several = replace(schema, obs=ObsSpec((*schema.obs.leaves, policy_leaf(names))), policies=names)
     model = {"hidden_sizes": [5200, 5200]}
     check_memory(config_of(schema, model=model), schema, 4)
-    with pytest.raises(ValueError, match=r"4\.\d GiB for the model"):
+    with pytest.raises(SpacesError, match=r"4\.\d GiB for the model"):
         check_memory(config_of(several, model=model), several, 4)
 
 

@@ -5,7 +5,15 @@ from itertools import product
 
 import pytest
 
-from impala_async.metrics.names import REGISTRY, SECTIONS, markdown_table, undeclared
+from impala_async.metrics.names import (
+    ALIASES,
+    REGISTRY,
+    SECTIONS,
+    is_of_update,
+    markdown_table,
+    numbers,
+    undeclared,
+)
 from impala_async.metrics.window import WindowStat
 
 PROMISED = """
@@ -43,6 +51,27 @@ def test_undeclared_names_are_found() -> None:
     report = {"updates": 3, "loss/totl": 0.1, "rejected/*": 1}
     assert undeclared(report) == {"loss/totl", "rejected/*"}
     assert undeclared({}) == set()
+
+
+def test_a_name_of_a_users_own_needs_no_declaration() -> None:
+    assert undeclared(["user/surprise", "user/x2"]) == set()
+    odd = {"user/", "user/a/b", "user/Loss", "user", "others/x", "user/2x"}
+    assert undeclared(odd) == odd
+
+
+def test_an_algorithm_may_report_what_is_of_an_update() -> None:
+    assert all(map(is_of_update, ("loss/policy", "policy/kl", "user/surprise")))
+    assert not any(map(is_of_update, ("updates", "lag/mean", "mine/kl", "user/")))
+
+
+def test_numbers_go_by_the_names_of_others_too() -> None:
+    report = {"mean_return": 3.0, "loss/total": None, "advice": "none", "lag/quantiles": [1.0]}
+    assert numbers(report) == {"mean_return": 3.0, "rollout/ep_rew_mean": 3.0}
+
+
+def test_aliases_are_of_metrics_and_are_none_themselves() -> None:
+    assert set(ALIASES.values()) <= REGISTRY.keys()
+    assert not ALIASES.keys() & REGISTRY.keys()
 
 
 def test_learner_queue_window_fits_its_names() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
 from impala_async.models.actor_critic import ActorCritic, Core, Output
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 
@@ -93,9 +94,9 @@ def test_or_it_comes_from_the_state():
 
 
 def test_a_deviation_without_numbers_is_refused():
-    with pytest.raises(ValueError, match=r"model\.state_dependent_std: .* no continuous numbers"):
+    with pytest.raises(SpacesError, match=r"model\.state_dependent_std: .* no continuous numbers"):
         build(state_dependent_std=True)
-    with pytest.raises(ValueError, match=r"model\.initial_std: .* no continuous numbers"):
+    with pytest.raises(SpacesError, match=r"model\.initial_std: .* no continuous numbers"):
         build(initial_std=0.5)
 
 
@@ -204,7 +205,7 @@ def test_without_them_new_rows_change_nothing():
 @pytest.mark.parametrize("shape", [(4, 4, 1), ()])
 def test_nothing_to_normalise_is_refused(shape):
     dtype = "float32" if shape else "int64"
-    with pytest.raises(ValueError, match=r"model\.normalize_obs: .* no vector of floats"):
+    with pytest.raises(SpacesError, match=r"model\.normalize_obs: .* no vector of floats"):
         build(ObsSpec((ArraySpec("", shape, dtype),)), normalize_obs=True)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
 from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
 from impala_async.schema import ArraySpec, ObsSpec
 
@@ -121,7 +122,7 @@ def test_images_vectors_and_categories_together():
 )
 def test_images_that_are_too_small(kind, size, text):
     make(kind, ArraySpec("eye", (size + 1, size + 1, 1), "uint8"))
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(SpacesError, match=text):
         make(kind, ArraySpec("eye", (size, size, 1), "uint8"))
 
 
@@ -140,7 +141,7 @@ def test_no_image_is_too_small_for_the_deep_network():
 )
 def test_without_an_image_it_says_what_to_use(leaf):
     says = r"nature_cnn wants an image .* three dimensions, or a stack .* of four: use mlp"
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(SpacesError, match=says):
         make(NatureCNN, leaf)
 
 

@@ -1,6 +1,7 @@
 """Each name is its loss, with the section's settings; a user's own is one by its name alone."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from impala_async.algo.gae import gae
 from impala_async.algo.terms import ValidRows
 from impala_async.algo.vtrace import vtrace
 from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
+from impala_async.errors import ConfigError
+from impala_async.metrics.report import merge
 from impala_async.training.algorithms import MAKERS, Algorithm, Rows, View, make_algorithm
 from impala_async.training.target import Target
 
@@ -218,11 +221,112 @@ def test_a_users_own_is_trained_with_and_resumed(make_step, make_batch, all_aliv
     [
         ("fails", r"failed when it was made, at .*test_algorithms\.py:[0-9]+: KeyError"),
         ("makes_nothing", "must make an Algorithm of .*, not NoneType"),
-        ("missing", "has no attribute 'missing'"),
-        ("SHARED", "is of type dict and makes no algorithm"),
+        ("missing", "has no 'missing'"),
+        ("SHARED", "is of type dict, and cannot be called"),
     ],
 )
 def test_one_that_cannot_be_made_is_told_why(name, text):
     section = AlgorithmSection.model_validate(own(name))
-    with pytest.raises(ValueError, match=rf"^algorithm\.name: .*{name}.*{text}"):
+    with pytest.raises(ConfigError, match=rf"^algorithm\.name: .*{name}.*{text}"):
         make_algorithm(section)
+
+
+OWN = """
+import dataclasses
+
+import torch
+
+from impala_async.algo.terms import ValidRows
+from impala_async.training.algorithms import Algorithm
+
+
+def loss(view, entropy_cost):
+    seen = view.evaluation
+    rows = ValidRows(seen.values_SB, view.rows.mask_TB, "mean", view.rows.num_valid)
+    targets_TB = seen.values_SB[:-1].detach()
+    return rows.terms(
+        -rows.take(seen.log_probs_TB), targets_TB, seen.values_SB, seen.entropies_TB, 0.5, 0.0
+    )
+
+
+def good(section):
+    return Algorithm(loss, lambda view: {"user/surprise": view.mean(-view.evaluation.log_probs_TB)})
+
+
+def undeclared(section):
+    return Algorithm(loss, lambda view: {"debug/My Norm": torch.tensor(1.0)})
+
+
+def of_others(section):
+    return Algorithm(loss, lambda view: {"updates": torch.tensor(1.0)})
+
+
+def number(section):
+    return Algorithm(loss, lambda view: {"user/x": 1.0})
+
+
+def wide(section):
+    return Algorithm(loss, lambda view: {"user/x": view.rows.rewards_TB})
+
+
+def no_dict(section):
+    return Algorithm(loss, lambda view: None)
+
+
+def fails(section):
+    return Algorithm(lambda view, entropy_cost: view.rows.rewards)
+
+
+def gives_a_tensor(section):
+    return Algorithm(lambda view, entropy_cost: loss(view, entropy_cost).total)
+
+
+def constant(section):
+    def without_gradient(view, entropy_cost):
+        return loss(view, entropy_cost)._replace(total=torch.zeros(()))
+
+    return Algorithm(without_gradient)
+
+
+def without_kl(section):
+    return Algorithm(loss, has_target=True)
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_algorithms.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_algorithms"
+    sys.modules.pop("own_algorithms", None)
+
+
+def test_a_metric_of_ones_own_needs_no_declaration(own_module, make_step, make_batch, all_alive):
+    step = make_step(name=f"{own_module}:good")
+    step.prepare(make_batch())
+    stats = step.run(make_batch(), all_alive, 0).stats
+    assert stats["user/surprise"] > 0
+    assert merge(stats)["user/surprise"] == stats["user/surprise"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("undeclared", r"reports 'debug/My Norm', .* but a name like user/my_norm$"),
+        ("of_others", "reports 'updates', which is no metric of an update: .* user/updates$"),
+        ("number", "reports user/x as a float, and must report a tensor without dimensions"),
+        ("wide", r"reports user/x as a tensor of shape \[6, 5\]"),
+        ("no_dict", "must be a dict from name to tensor, not a NoneType"),
+        ("fails", r"failed in its loss, at .*own_algorithms\.py:\d+: AttributeError"),
+        ("gives_a_tensor", "must give LossTerms of .*, not Tensor"),
+        ("constant", "has no gradient"),
+        ("without_kl", "must hold policy/kl"),
+    ],
+)
+def test_what_is_wrong_with_ones_own_is_told_before_anything_is_trained(
+    own_module, make_step, make_team_step, make_batch, name, text
+):
+    for make in (make_step, make_team_step):
+        step = make(name=f"{own_module}:{name}")
+        with pytest.raises(ConfigError, match=f"^algorithm.name: .*{own_module}:{name} .*{text}"):
+            step.prepare(make_batch())

@@ -11,6 +11,7 @@ Runs on: event loop
 
 from dataclasses import dataclass, field
 
+from impala_async.errors import CheckpointError
 from impala_async.metrics.names import DROP_REASONS
 from impala_async.metrics.report import Counters
 from impala_async.wire.messages import VERDICTS
@@ -126,12 +127,12 @@ class Ledger:
         }
 
     def restore(self, saved: dict[str, dict[str, int]]) -> None:
-        """Continue the accounts of a checkpoint; raises ValueError where they do not add up."""
+        """Continue those of a checkpoint; raises CheckpointError where they do not add up."""
         counts = saved["counts"]
         admitted = counts["trained"] + sum(saved["dropped"].values())
         received = counts["admitted"] + sum(saved["rejected"].values())
         if (counts["received"], counts["admitted"]) != (received, admitted):
-            raise ValueError("its accounts of trajectories do not add up")
+            raise CheckpointError("its accounts of trajectories do not add up")
         self._counts.restore(saved["counts"])
         self._rejected.restore(saved["rejected"])
         self._dropped.restore(saved["dropped"])

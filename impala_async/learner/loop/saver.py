@@ -44,7 +44,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class _Episodes(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="forbid")
     count: Count
     returns: list[float]
 
@@ -125,7 +125,7 @@ def _restored(checkpoint: Checkpoint) -> Restored:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (CheckpointError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     progress = Progress(*checkpoint.version, saved.env_steps_trained)
     training = TrainingState.of(checkpoint.tensors, state, str(checkpoint.path))
@@ -133,12 +133,12 @@ def _restored(checkpoint: Checkpoint) -> Restored:
 
 
 def _check_numbers(where: str, value: object) -> None:
-    """Raise ValueError for what is no number. Lists hold settings, which are only compared."""
+    """Raise CheckpointError for what is no number. Lists hold settings, which are only compared."""
     if isinstance(value, dict):
         for key, each in value.items():
             _check_numbers(f"{where}.{key}", each)
     elif isinstance(value, bool) or not isinstance(value, int | float | list):
-        raise ValueError(f"{where}: wants a number, got {value!r}")
+        raise CheckpointError(f"{where}: wants a number, got {value!r}")
 
 
 def begin_epoch(folder: RunFolder, restored: Restored | None) -> tuple[Progress, Lineage]:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from impala_async import __version__
-from impala_async.errors import ProtocolError
+from impala_async.errors import ProtocolError, SpacesError
 from impala_async.learner.loop.endpoint import Endpoint
 from impala_async.learner.loop.peer_log import ActorFailures, PeerLog
 from impala_async.learner.loop.publisher import Publisher
@@ -230,7 +230,7 @@ class SessionMessages:
         """Build what this schema asks for, unless that is impossible; then it is not ours."""
         try:
             self._on_schema(schema)
-        except ValueError as error:
+        except SpacesError as error:
             return f"this learner cannot train on such an environment: {error}"
         self.schema = self.schema or schema
         # The layout of the model is known only now.
@@ -246,7 +246,7 @@ class SessionMessages:
             raise ProtocolError("wrong_frame_count", "Spec has two frames")
         try:
             return Schema.from_json(bytes(self._schema_buffer[:size]))
-        except ValueError as error:
+        except SpacesError as error:
             raise ProtocolError("malformed_header", str(error)) from None
 
     def _misfit(self, schema: Schema, spec: Spec) -> str | None:

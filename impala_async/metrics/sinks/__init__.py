@@ -1,11 +1,13 @@
 """Where report lines go. One Protocol; each sink is a file of its own, imported where used.
 
-A sink is used by the reporter alone, one call per report interval. It must be quick, since the
-event loop waits for it, and it must outlive its medium: a full disk, a closed terminal or a
-dead peer is logged once and tried again, and never ends a run.
+`metrics.jsonl` and the console take every report on the event loop, so they must be quick, and
+they outlive their medium: a full disk, a closed terminal or a dead peer is logged once and tried
+again, and never ends a run. The sinks that `report.sinks` chooses have a thread each (`chosen`).
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from impala_async.metrics.names import Value
 
@@ -20,3 +22,16 @@ class Sink(Protocol):
     def close(self) -> None:
         """Let go of the medium; a second call does nothing."""
         ...
+
+
+class Run(NamedTuple):
+    """What a sink that `report.sinks` names is told when it is made: `Name(run, **kwargs)`."""
+
+    folder: Path
+    """That of the run."""
+    run_id: str
+    """The same in all starts of a run."""
+    config: Mapping[str, Any]
+    """All settings, as `config.json` has them."""
+    env_steps: int
+    """Trained before this start; more than 0 in a run that is resumed."""

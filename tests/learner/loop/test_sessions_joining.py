@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from impala_async.errors import SpacesError
 from impala_async.learner.loop.sessions import MAX_SCHEMA_BYTES
 from impala_async.schema import ArraySpec, ObsSpec, Schema
 from impala_async.wire.messages import Spec
@@ -199,7 +200,7 @@ async def test_a_first_schema_that_cannot_be_built_is_refused_and_decides_nothin
     harness = make_harness(is_open=False)
 
     def build(schema: Schema) -> None:
-        raise ValueError("the model has no recurrent state")
+        raise SpacesError("the model has no recurrent state")
 
     harness.server._sessions._on_schema = build
     actor = harness.actor()
