@@ -4,8 +4,9 @@
        ▲                                                 │
        └────────── the learner is lost, or wants a new hello
 
-It owns the data socket, the outbox and the message buffers. A buffer is written to again only
-when the learner has settled what it held.
+What is said, and what comes of an answer, is decided in wire/actor_side.py. This is the shell
+around it: it owns the data socket and the message buffers. A buffer is written to again only when
+the learner has settled what it held.
 
 Runs on: sampler thread
 """
@@ -18,24 +19,20 @@ from collections.abc import Callable, Mapping
 
 from impala_async.actor import joining
 from impala_async.actor.link import Link
-from impala_async.actor.retrying import Pauses, SeldomLog
+from impala_async.actor.retrying import SeldomLog
 from impala_async.actor.sending import ActorSpec, Compressor, Finished, MessageBuffer, tell_refusals
 from impala_async.config.run import ActorSettings
 from impala_async.waiting import AFTER_S
-from impala_async.weights import NO_VERSION, Version, Weights
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    NO_NUMBER,
-    REJECT_CODES,
-    Bye,
-    ByeOk,
-    Grant,
-    Message,
-    Reject,
-    Welcome,
-    pack,
+from impala_async.weights import NO_VERSION, Weights
+from impala_async.wire.actor_side import (
+    ActorSide,
+    Event,
+    Goodbye,
+    Granted,
+    Refused,
+    SessionOver,
 )
-from impala_async.wire.outbox import Outbox
+from impala_async.wire.messages import Welcome, pack
 from impala_async.wire.sockets import Context, Dealer
 
 logger = logging.getLogger(__name__)
@@ -56,44 +53,32 @@ class NewRun(Exception):
 
 
 class Client:
-    """One actor's side of the protocol."""
+    """One actor's connections, and the buffers that are under way over them."""
 
     def __init__(
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
     ) -> None:
-        self.actor_id = os.urandom(16)
-        self.number = NO_NUMBER
+        self.side: ActorSide[Finished] = ActorSide(os.urandom(16))
         self._context = context
         self._url = url
         self._should_stop = should_stop
         self._connect_s = connect_s
         self._data = Dealer(context, url, is_watched=True)
-        self._welcome: Welcome | None = None
         self._settings: ActorSettings | None = None
         self._spec: ActorSpec | None = None
         self._link: Link | None = None
-        self._outbox: Outbox[Finished] = Outbox()
         self._free: deque[MessageBuffer] = deque()
-        self._version = NO_VERSION
-        # Of lockstep: so many more trajectories act with the first weights of a session.
-        self._num_kept_left = 0
-        self._named = NO_VERSION
-        self._last_heard = time.monotonic()
         self._compressor = Compressor("off", url)
         self._timers: Mapping[str, float] = {}
         self._send_wait_s = 0.0
         self._weights_wait_s = 0.0
         self._has_left = False
-        self._has_session = False
-        self._is_joined = self._is_coming_back = False
-        self._told_at = self._tell_again_at = 0.0
+        self._is_coming_back = False
         self._log = SeldomLog(logger)
-        self._pauses = Pauses()
 
     @property
     def welcome(self) -> Welcome:
-        assert self._welcome is not None, "connect comes first"
-        return self._welcome
+        return self.side.welcome
 
     @property
     def settings(self) -> ActorSettings:
@@ -120,9 +105,7 @@ class Client:
         """
         found = joining.find_learner(
             self._data,
-            joining.hello_of(
-                self.actor_id, self.number, self._welcome, self._outbox.lowest_unsettled
-            ),
+            self.side.greeting(time.monotonic()),
             url=self._url,
             within_s=self._connect_s,
             check_stop=self._check_stop,
@@ -132,20 +115,20 @@ class Client:
 
     def begin_new_run(self) -> ActorSettings:
         """After NewRun: forget the old run; what the new one wants to be run."""
-        self._outbox.on_new_run()
-        self._version = NO_VERSION
+        self.side.begin_new_run()
         return self.settings
 
     def join(self, spec: ActorSpec) -> None:
         """Tell the learner what this actor runs; from then on credit comes."""
         self._spec = spec
+        self.side.offer(spec.schema, spec.layout.digest, spec.columns, spec.streams)
         self._free = deque(spec.make_buffers())
         if not self._open_session():
             self._come_back(NO_CONNECTION)
 
     def wait_until_joined(self) -> None:
         """Until then its rank may become another's: its session may have ended while it built."""
-        while not self._is_joined:
+        while not self.side.is_joined:
             self.pump(POLL_S)
 
     def take(self, num_columns: int) -> MessageBuffer:
@@ -155,42 +138,31 @@ class Client:
         """
         assert num_columns == self.spec.columns
         before = time.perf_counter()
-        while self._outbox.num_unsent or not self._free:
+        while self.side.outbox.num_unsent or not self._free:
             self.pump(POLL_S)
         self._send_wait_s += time.perf_counter() - before
         return self._free.popleft()
 
     def send(self, finished: Finished) -> None:
         """Hand over a trajectory; it goes as soon as there is credit."""
-        if self.settings.pace.is_lockstep and self._version == NO_VERSION:
-            # It was begun in a session that is over: its batch is trained without it.
+        if not self.side.put(finished):
             self._free.append(finished.buffer)
-        else:
-            self._outbox.put(finished)
         self.pump(0)
 
     def newest(self) -> Weights | None:
-        """Newer weights, at a trajectory boundary.
-
-        Waits for the first, and at max_lag; in lockstep for the next, once the first has served
-        one trajectory and as many more as the lag has updates.
-        """
-        if self._version != NO_VERSION and self._num_kept_left > 0:
-            self._num_kept_left -= 1
+        """Newer weights, at a trajectory boundary; waits for them where this actor must."""
+        if self.side.keeps_weights():
             return None
         before = time.perf_counter()
         weights = self.link.take_newest()
-        while weights is None and self._must_wait_for_weights():
+        while weights is None and self.side.must_wait:
             self.link.wait_for_weights(POLL_S)
             self.pump(0)
             self._tell_of_weights(time.perf_counter() - before)
             weights = self.link.take_newest()
         self._weights_wait_s += time.perf_counter() - before
         if weights is not None:
-            self._pauses.reset()
-            if self._version == NO_VERSION:
-                self._num_kept_left = self.settings.pace.lag
-            self._version = weights.version
+            self.side.act_with(weights.version)
         return weights
 
     def take_waits(self) -> tuple[float, float]:
@@ -211,21 +183,19 @@ class Client:
             frames = self._data.receive(0 if number else timeout_s)
             if frames is None:
                 break
-            self._take_message(joining.read(frames[0], self._log))
+            message = joining.read(frames[0], self._log)
+            if message is not None:
+                self._follow(self.side.take(message, time.monotonic()))
         for grant in self.link.take_grants():
-            self._take_grant(grant)
+            self._follow(self.side.take_grant(grant))
         if not self._data.is_greeted:
             self._reconnect()
         now = time.monotonic()
         self._tell_of_session(now)
-        silent_s = now - max(self._last_heard, self.link.last_heard)
-        # Weights on a thin line hold up everything else.
-        patience_s = self.welcome.lease_s + (self.spec.weights_s if self.link.is_asking else 0)
-        # Without an answer to Spec it was lost, though heartbeats may go well.
-        unanswered_s = 0.0 if self._is_joined else now - self._told_at
-        if self.link.is_session_over:
+        patience_s = self.side.overdue(now, self.link.pulls, self.spec.weights_s)
+        if self.link.pulls.is_session_over:
             self._come_back("it has ended the session")
-        elif max(silent_s, unanswered_s) > patience_s:
+        elif patience_s is not None:
             where = f"its weights port, {self.link.url}," if self._lacks_weights_port else "it"
             self._come_back(f"{where} has not answered for {patience_s:.3g} s")
         self._send_all()
@@ -235,8 +205,8 @@ class Client:
         if self._has_left:
             return
         self._has_left = True
-        if self._has_session:
-            joining.say_goodbye(self._data, self.welcome.session, why)
+        if bye := self.side.bye(why):
+            joining.say_goodbye(self._data, bye)
         if self._link is not None:
             self._link.close()
         self._data.close()
@@ -244,11 +214,11 @@ class Client:
     @property
     def _lacks_weights_port(self) -> bool:
         """Whether only the data port has answered, as where a firewall shuts the other."""
-        return self._is_joined and not self.link.has_heard
+        return self.side.is_joined and not self.link.pulls.has_heard
 
     def _tell_of_session(self, now: float) -> None:
         """What is waited for since the session began, or that all of it has come."""
-        if not self._is_joined and (waited_s := now - self._told_at) > AFTER_S:
+        if not self.side.is_joined and (waited_s := now - self.side.told_at) > AFTER_S:
             self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
         elif self._lacks_weights_port and (waited_s := now - self.link.opened_at) > AFTER_S:
             self._log.warning(
@@ -256,17 +226,18 @@ class Client:
                 "reachable from here, as %s is",
                 *(self.link.url, waited_s, self._url),
             )
-        if self._is_coming_back and self._is_joined and self.link.is_serving:
+        if self._is_coming_back and self.side.is_joined and self.link.pulls.is_serving:
             self._is_coming_back = False
             self._log.info("back at work")
 
     def _tell_of_weights(self, waited_s: float) -> None:
         """In lockstep the next ones come when all others have done their part."""
-        is_due = self._version == NO_VERSION or self.link.is_behind
-        if is_due and self.link.has_heard and waited_s > AFTER_S:
+        pulls = self.link.pulls
+        is_due = self.side.version == NO_VERSION or pulls.is_behind
+        if is_due and pulls.has_heard and waited_s > AFTER_S:
             self._log.warning(
                 "still waiting for weights from %s (%.0f s): %s",
-                *(self.link.url, waited_s, self.link.answer),
+                *(self.link.url, waited_s, pulls.answer),
             )
 
     def _check_stop(self) -> None:
@@ -274,11 +245,15 @@ class Client:
             raise RunFinished
 
     def _accept(self, welcome: Welcome, settings: ActorSettings) -> ActorSettings:
-        former, self._welcome, self._settings = self._welcome, welcome, settings
-        self._has_session = True
+        self._settings = settings
         self._connect_s = settings.actor.reconnect_s
-        self._last_heard = time.monotonic()
-        if former is not None and former.run_id != welcome.run_id:
+        is_same_run = self.side.accept(
+            welcome,
+            time.monotonic(),
+            max_lag=settings.max_lag,
+            lockstep_lag=settings.pace.lag if settings.pace.is_lockstep else None,
+        )
+        if not is_same_run:
             raise NewRun
         return settings
 
@@ -295,119 +270,85 @@ class Client:
             weights_url,
             session=welcome.session,
             layouts=spec.layouts,
-            have=self._version,
+            have=self.side.version,
             heartbeat_s=welcome.heartbeat_s,
             reply_timeout_s=welcome.lease_s + spec.weights_s,
             num_kept=1 + self.settings.pace.lag,
             log=self._log,
         )
         self._link.timers = self._timers
-        self._named = NO_VERSION
         give_up_at = time.monotonic() + welcome.lease_s
-        while not self._say_spec():
+        while not self._data.greet(self.side.spec_frames()):
             if time.monotonic() > give_up_at:
                 return False
             self._check_stop()
             time.sleep(SPEC_POLL_S)
-        self._last_heard = self._told_at
-        self._is_joined = False
+        self.side.said_spec(time.monotonic())
         return True
 
-    def _say_spec(self) -> bool:
-        """Tell the learner over a new connection who is here; False if there is none."""
-        if not self._data.greet(self.spec.spec_frames(self.welcome.session)):
-            return False
-        self._told_at = time.monotonic()
-        return True
-
-    def _take_message(self, message: Message | None) -> None:
-        if message is not None:
-            self._last_heard = time.monotonic()
-        if isinstance(message, Grant):
-            # The learner says this here only to those whose Spec it has.
-            self._is_joined |= message.session == self.welcome.session
-            self._take_grant(message)
-        elif isinstance(message, Reject):
-            # With any other refusal the learner has ended the session.
-            self._has_session &= message.code == REJECT_CODES.index("bad_message")
-            joining.raise_if_final(message, is_joined=self._is_joined)
-            if message.code == REJECT_CODES.index("hello_again"):
-                self._come_back(f"it says {message.text!r}")
-            else:
-                self._log.warning("the learner refused a message: %s", message.text)
-        elif isinstance(message, Bye) and message.session == self.welcome.session:
-            self._has_session = False
-            self._data.send_last([pack(ByeOk(message.session))])
-            self._log.info("the learner says goodbye: %s", BYE_REASONS[message.reason])
-            if message.reason == BYE_REASONS.index("finished"):
+    def _follow(self, event: Event[Finished] | None) -> None:
+        """Do what has to be done about something that the learner said."""
+        if isinstance(event, Granted):
+            tell_refusals(event.grant, self.settings.env.id)
+            self._free.extend(finished.buffer for finished in event.settled)
+            self.link.want(self.side.named)
+        elif isinstance(event, Refused):
+            self._log.warning("the learner refused a message: %s", event.text)
+        elif isinstance(event, SessionOver):
+            self._come_back(event.why)
+        elif isinstance(event, Goodbye):
+            self._data.send_last([pack(event.answer)])
+            self._log.info("the learner says goodbye: %s", event.reason)
+            if event.reason == "finished":
                 raise RunFinished
             self._come_back("it said goodbye")
-
-    def _take_grant(self, grant: Grant) -> None:
-        if grant.session != self.welcome.session:
-            return
-        tell_refusals(grant, self.settings.env.id)
-        done = self._outbox.on_grant(grant)
-        self._free.extend(finished.buffer for finished in done)
-        if done:
-            self._pauses.reset()
-        self._named = max(self._named, Version(grant.epoch, grant.update))
-        self.link.want(self._named)
 
     def _send_all(self) -> None:
         if not self._data.is_greeted:
             return
-        session, now = self.welcome.session, time.monotonic()
-        if self._outbox.resend_overdue(now, self.welcome.lease_s):
+        now, outbox = time.monotonic(), self.side.outbox
+        if outbox.resend_overdue(now, self.welcome.lease_s):
             self._log.info(
                 "what the learner at %s has neither taken nor refused for %.3g s is sent again",
                 *(self._url, self.welcome.lease_s),
             )
-        while (next_one := self._outbox.sendable()) is not None:
+        while (next_one := outbox.sendable()) is not None:
             seq, finished = next_one
-            frames = self.spec.data_frames(session, seq, finished, self._compressor)
+            frames = self.spec.data_frames(self.side.session, seq, finished, self._compressor)
             if not self._data.send(frames):
                 return
-            self._outbox.mark_sent(seq, now)
-
-    def _must_wait_for_weights(self) -> bool:
-        if self._version == NO_VERSION or self.settings.pace.is_lockstep:
-            return True
-        return self._named.update - self._version.update >= self.settings.max_lag
+            outbox.mark_sent(seq, now)
 
     def _reconnect(self) -> None:
         """What was sent over a connection that broke goes again over the next one, at once."""
         if self._data.is_local:
             # No wire broke: the learner's process is gone, and its successor's path is another.
             self._come_back(NO_CONNECTION)
-        elif time.monotonic() >= self._tell_again_at and self._say_spec():
-            self._tell_again_at = self._told_at + self._pauses.take()
-            self._outbox.on_new_connection()
+            return
+        now = time.monotonic()
+        if self.side.may_repeat_spec(now) and self._data.greet(self.side.spec_frames()):
+            self.side.repeated_spec(now)
 
     def _come_back(self, why: str) -> None:
         """A new session with whoever is at the address now; what is not settled goes again."""
-        self._has_session = False
         self._is_coming_back = True
         self._log.info("looking for the learner at %s again: %s", self._url, why)
         is_open = False
+        given_up = self.side.lose()
         if self.settings.pace.is_lockstep:
-            # The others go on without us: what was acted for their batches comes too late.
-            given_up = [finished.buffer for finished in self._outbox.give_up()]
             self._log.info("lockstep: %d trajectories are given up", len(given_up))
-            self._free.extend(given_up)
-            self._version = NO_VERSION
+            self._free.extend(finished.buffer for finished in given_up)
         while not is_open:
             self.link.close()
             self._pause()
             self._data.close()
             self._data = Dealer(self._context, self._url, is_watched=True)
             self.connect()
-            self._outbox.on_new_session()
             is_open = self._open_session()
 
     def _pause(self) -> None:
         """Longer each time, until something comes of a session."""
-        over_at = time.monotonic() + self._pauses.take()
+        over_at = time.monotonic() + self.side.pauses.take()
         while (left_s := over_at - time.monotonic()) > 0:
             self._check_stop()
             time.sleep(min(left_s, POLL_S))

@@ -1,5 +1,5 @@
-"""How an actor deals with a learner with which it gets nowhere: it waits ever longer, says little,
-and finds out why, as far as a plain connection can tell.
+"""How an actor deals with a learner with which it gets nowhere: it says little, and finds out
+why, as far as a plain connection can tell.
 
 Runs on: sampler thread; `SeldomLog` on the link thread too; `Inquiry._ask` on the inquiry thread
 """
@@ -14,26 +14,8 @@ from collections.abc import Callable
 
 from impala_async.waiting import EVERY_S
 
-FIRST_S, LONGEST_S = 0.1, 5.0
 CONNECT_S = 3.0
 UNKNOWN = "it is not known yet why"
-
-
-class Pauses:
-    """None before the first try, then a longer one before each other, until something succeeds."""
-
-    def __init__(self) -> None:
-        self._next_s = 0.0
-
-    def take(self) -> float:
-        """How many seconds to wait before this try."""
-        pause_s = self._next_s
-        self._next_s = min(max(2 * pause_s, FIRST_S), LONGEST_S)
-        return pause_s
-
-    def reset(self) -> None:
-        """Something has succeeded."""
-        self._next_s = 0.0
 
 
 class SeldomLog:

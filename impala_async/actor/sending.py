@@ -17,7 +17,7 @@ from impala_async.schema import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import PLAIN, Frame, compress, encode_data
-from impala_async.wire.messages import SLOWEST_BYTES_PER_S, VERDICTS, Data, Grant, Spec, pack
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S, VERDICTS, Data, Grant
 from impala_async.wire.peer import WINDOW
 
 logger = logging.getLogger(__name__)
@@ -123,27 +123,13 @@ class ActorSpec:
         num_buffers = self.streams * (WINDOW + 1)
         return [MessageBuffer(self.schema, self.columns) for _ in range(num_buffers)]
 
-    def spec_frames(self, session: bytes) -> list[Frame]:
-        digests = self.schema.digest, self.layout.digest
-        spec = Spec(session, *digests, self.columns, self.streams, gives_way=1)
-        return [pack(spec), self.schema.to_json()]
-
     def data_frames(
         self, session: bytes, seq: int, finished: Finished, compressor: Compressor
     ) -> list[Frame]:
         """Big frames are views of the buffer, which must stay as it is until seq is settled."""
         buffer = finished.buffer
-        data = Data(
-            session=session,
-            seq=seq,
-            epoch=finished.version.epoch,
-            update=finished.version.update,
-            rows=self.schema.rows,
-            columns=buffer.num_columns,
-            codec=PLAIN,
-            num_episodes=0,
-            body=None,
-        )
+        rows, columns = self.schema.rows, buffer.num_columns
+        data = Data(session, seq, *finished.version, rows, columns, PLAIN, 0, None)
         return encode_data(data, buffer.obs, buffer.small, finished.episodes, compressor.compress)
 
 

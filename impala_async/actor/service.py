@@ -71,7 +71,7 @@ class ActorService:
             should_stop=lambda: self._signal is not None,
             connect_s=connect_s,
         )
-        self._client.number, self._life = start
+        self._client.side.number, self._life = start
         self._watch = Watch(logger.warning, whose=self._whose)
         self._stopper = Stopper(logger.warning, self._whose)
 

@@ -9,34 +9,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from impala_async.actor.joining import (
-    best_urls,
-    find_learner,
-    hello_of,
-    raise_if_final,
-    read,
-    say_goodbye,
-)
+from impala_async.actor.joining import best_urls, find_learner, read, say_goodbye
 from impala_async.actor.retrying import SeldomLog
 from impala_async.config.run import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.actor_side import (
+    ActorSide,
+    Event,
+    Goodbye,
+    Granted,
+    Refused,
+    SessionOver,
+)
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
-    BYE_REASONS,
-    NO_NUMBER,
-    REJECT_CODES,
     VERDICTS,
-    Bye,
-    ByeOk,
     Get,
     Grant,
     Heartbeat,
     Message,
     NotModified,
-    Reject,
-    Spec,
     WeightsReply,
     Welcome,
     pack,
@@ -76,29 +70,27 @@ class ReplayClient:
         self._connect_s = connect_s
         self._data = Dealer(context, url, is_watched=True)
         self._weights: Dealer | None = None
-        self._welcome: Welcome | None = None
-        self._has_session = False
+        # Nothing is held: what is under way when the session ends is lost with it.
+        self._side: ActorSide[None] = ActorSide(os.urandom(16))
         self._have = NO_VERSION
         self._asked_at: float | None = None
-        self._beat_at = self._last_heard = time.monotonic()
+        self._beat_at = time.monotonic()
 
     @property
     def welcome(self) -> Welcome:
-        assert self._welcome is not None, "connect comes first"
-        return self._welcome
+        return self._side.welcome
 
     def connect(self) -> ActorSettings:
         """Say hello until a learner answers; its settings."""
-        hello = hello_of(os.urandom(16), NO_NUMBER, None, 0)
-        self._welcome, settings = find_learner(
+        welcome, settings = find_learner(
             self._data,
-            hello,
+            self._side.greeting(time.monotonic()),
             url=self._url,
             within_s=self._connect_s,
             check_stop=self._check_stop,
             log=self._log,
         )
-        self._has_session = True
+        self._side.accept(welcome, time.monotonic())
         return settings
 
     def join(self, schema: Schema, layout_digest: bytes, *, columns: int, streams: int) -> None:
@@ -108,10 +100,10 @@ class ReplayClient:
             self._data.close()
             self._data = Dealer(self._context, data_url)
         self._weights = Dealer(self._context, weights_url)
-        spec = Spec(self.welcome.session, schema.digest, layout_digest, columns, streams)
-        frames: list[Frame] = [pack(spec), schema.to_json()]
-        self._last_heard = time.monotonic()
-        while not self._data.send(frames):
+        # It sends nothing twice, so it cannot give way.
+        self._side.offer(schema, layout_digest, columns, streams, gives_way=0)
+        self._side.said_spec(time.monotonic())
+        while not self._data.send(self._side.spec_frames()):
             self._check_lost()
             time.sleep(POLL_S)
         while self.newest == NO_VERSION:
@@ -127,10 +119,10 @@ class ReplayClient:
         self._check_stop()
         frames = self._data.receive(timeout_s)
         while frames is not None:
-            self._take(read(frames[0], self._log))
+            self._take(frames)
             frames = self._data.receive(0)
         while (frames := self._weights.receive(0)) is not None:
-            self._take(read(frames[0], self._log))
+            self._take(frames)
         now = time.monotonic()
         if now >= self._beat_at and self._weights.send([pack(Heartbeat(self.welcome.session, {}))]):
             self._beat_at = now + self.welcome.heartbeat_s
@@ -147,8 +139,8 @@ class ReplayClient:
 
     def leave(self) -> None:
         """Say goodbye and close everything."""
-        if self._has_session:
-            say_goodbye(self._data, self.welcome.session)
+        if bye := self._side.bye():
+            say_goodbye(self._data, bye)
         self._data.close()
         if self._weights is not None:
             self._weights.close()
@@ -160,42 +152,42 @@ class ReplayClient:
         if not is_waiting and self._weights.send([pack(Get(self.welcome.session, *have))]):
             self._asked_at = now
 
-    def _take(self, message: Message | None) -> None:
-        self._last_heard = time.monotonic()
-        if isinstance(message, Grant) and message.session == self.welcome.session:
-            self.granted = max(self.granted, message.granted)
-            self.settled = max(self.settled, message.settled)
+    def _take(self, frames: Sequence[Frame]) -> None:
+        message = read(frames[0], self._log)
+        if message is not None:
+            self._follow(self._side.take(message, time.monotonic()))
             self._note(message)
-            self.refused.update(VERDICTS[verdict] for _, verdict in message.verdicts)
-        elif isinstance(message, NotModified):
-            self._asked_at = None
-            self._note(message)
-        elif isinstance(message, WeightsReply):
-            self._asked_at = None
-            self._have = Version(message.epoch, message.update)
-            self._note(message)
-        elif isinstance(message, Reject):
-            self._take_refusal(message)
-        elif isinstance(message, Bye):
-            self._has_session = False
-            self._data.send_last([pack(ByeOk(message.session))])
-            logger.info("the learner says goodbye: %s", BYE_REASONS[message.reason])
-            self.is_finished = BYE_REASONS[message.reason] == "finished"
+
+    def _follow(self, event: Event[None] | None) -> None:
+        if isinstance(event, Granted):
+            self.granted = max(self.granted, event.grant.granted)
+            self.settled = max(self.settled, event.grant.settled)
+            self.refused.update(VERDICTS[verdict] for _, verdict in event.grant.verdicts)
+        elif isinstance(event, Refused):
+            self._log.warning("the learner refused a message: %s", event.text)
+        elif isinstance(event, SessionOver):
+            raise UnreachableError("the learner has ended the session: play the recording again")
+        elif isinstance(event, Goodbye):
+            self._data.send_last([pack(event.answer)])
+            logger.info("the learner says goodbye: %s", event.reason)
+            self.is_finished = event.reason == "finished"
             raise RunOver
 
-    def _note(self, message: Grant | NotModified | WeightsReply) -> None:
+    def _note(self, message: Message) -> None:
+        """The version that it names, and that a question is answered."""
+        if not isinstance(message, Grant | NotModified | WeightsReply):
+            return
         version, now = Version(message.epoch, message.update), time.monotonic()
+        if isinstance(message, Grant):
+            version = self._side.named
+        else:
+            self._asked_at = None
+        if isinstance(message, WeightsReply):
+            self._have = version
         if version > self.newest:
             if self.newest != NO_VERSION:
                 self.longest_gap_s = max(self.longest_gap_s, now - self.newest_at)
             self.newest, self.newest_at = version, now
-
-    def _take_refusal(self, refusal: Reject) -> None:
-        self._has_session &= refusal.code == REJECT_CODES.index("bad_message")
-        raise_if_final(refusal, is_joined=self.newest != NO_VERSION)
-        if refusal.code == REJECT_CODES.index("hello_again"):
-            raise UnreachableError("the learner has ended the session: play the recording again")
-        self._log.warning("the learner refused a message: %s", refusal.text)
 
     def _check_stop(self) -> None:
         if self._should_stop():
@@ -204,7 +196,7 @@ class ReplayClient:
     def _check_lost(self) -> None:
         self._check_stop()
         # One that lets us wait for so long has answered several heartbeats less.
-        if time.monotonic() - self._last_heard > 2 * self.welcome.lease_s:
+        if time.monotonic() - self._side.last_heard > 2 * self.welcome.lease_s:
             raise UnreachableError(
                 f"the learner at {self._url} is lost: nothing came from it for "
                 f"{2 * self.welcome.lease_s:g} s: start it anew, and play the recording again"

@@ -36,10 +36,11 @@ SLOWEST_BYTES_PER_S = 200_000
 # Why a seq was refused for good. The order is the wire's: append only.
 VERDICTS = ("duplicate", "invalid", "nonfinite", "unknown_session", "stale", "dead_branch")
 # Why a session was refused, and whether the actor should come again.
-REJECT_CODES = ("hello_again", "full", "protocol", "mismatch", "not_allowed", "bad_message")
+REJECT_CODES = (
+    *("hello_again", "full", "protocol", "mismatch", "not_allowed", "bad_message"),
+    "wrong_port",
+)
 BYE_REASONS = ("finished", "restarting", "leaving")
-# What an actor is told that dialled the other one of the two ports.
-WRONG_PORT = "Hello on the weights port"
 
 Check = Callable[[Any], bool]
 
@@ -247,7 +248,7 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
     ),
     (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1), _uint(MAX_COLUMNS, 1), _uint(1))),
     (Grant, (_ID, _SEQ, _SEQ, _EPOCH, _COUNT, _verdicts, _MAYBE_SEQ)),
-    (Reject, (_uint(len(REJECT_CODES) - 1), _text(MAX_TEXT_BYTES), _number)),
+    (Reject, (_uint(255), _text(MAX_TEXT_BYTES), _number)),
     (
         Data,
         (
@@ -265,6 +266,11 @@ _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
 _KINDS = {form: kind for kind, (form, _) in enumerate(_FORMS)}
 # Fields that were appended later stay away while they say nothing: older peers know the rest.
 _APPENDED = {form: len(form._field_defaults) for form, _ in _FORMS if form._field_defaults}
+
+
+def code_of(refusal: Reject) -> str:
+    """By name; of a later release it may be one that is not known here."""
+    return REJECT_CODES[refusal.code] if refusal.code < len(REJECT_CODES) else "unknown"
 
 
 def plain(text: str) -> str:
@@ -307,7 +313,9 @@ def unpack(frame: bytes | memoryview) -> Message:
     if type(kind) is not int or not 0 <= kind < len(_FORMS):
         raise ProtocolError("unknown_type", f"no message has the kind {reprlib.repr(kind)}")
     form, checks = _FORMS[kind]
-    if not len(checks) - _APPENDED.get(form, 0) <= len(fields) <= len(checks):
+    # A later release may have appended more fields: what is not known is not looked at.
+    del fields[len(checks) :]
+    if len(fields) < len(checks) - _APPENDED.get(form, 0):
         raise ProtocolError(
             "malformed_header", f"{form.__name__} has {len(checks)} fields, not {len(fields)}"
         )

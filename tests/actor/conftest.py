@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from impala_async.actor import joining
+from impala_async.wire import actor_side
 from tests.actor.scripted import Scene, open_scene
 
 
 @pytest.fixture
 def quick_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times as often as they are said in earnest."""
-    monkeypatch.setattr(joining, "HELLO_EVERY_S", 0.1)
+    monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 0.1)
 
 
 @pytest.fixture

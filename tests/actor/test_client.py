@@ -78,7 +78,7 @@ def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene: Scene) -
     # Another route: the connection over which it said hello is not the one that it uses now.
     assert spec.route != hello.route
     Session(spec, actor.client.welcome).grant(1, version=V1)
-    actor.do(actor.pump_until, lambda: actor.client.link.is_asking)
+    actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
     learner.weights.find(Get)
 
 

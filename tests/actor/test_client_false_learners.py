@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from impala_async.actor import joining, retrying
 from impala_async.actor.sending import Finished
 from impala_async.weights import NO_VERSION
+from impala_async.wire import actor_side
 from impala_async.wire.messages import (
     BYE_REASONS,
     Bye,
@@ -82,8 +82,8 @@ def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
 
 def test_what_is_settled_ends_the_pauses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than any test: there is none, or this one fails.
-    monkeypatch.setattr(retrying, "FIRST_S", 100.0)
-    monkeypatch.setattr(retrying, "LONGEST_S", 100.0)
+    monkeypatch.setattr(actor_side, "FIRST_S", 100.0)
+    monkeypatch.setattr(actor_side, "LONGEST_S", 100.0)
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC)
     for settled in (1, 2):
@@ -161,7 +161,7 @@ def test_noise_is_no_sign_of_life(scene: Scene) -> None:
 def test_one_that_hangs_up_hears_hello_ever_less_often(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "HELLO_EVERY_S", 100.0)
+    monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 100.0)
     with proxy(scene.learner.url) as network:
         actor = scene.actor(host=HOST)
         connected = actor.begin(actor.client.connect)
@@ -266,7 +266,7 @@ def test_who_waits_for_weights_says_so(
     get.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
     if answer is not None:
         get.answer(answer, *[reply_of(weights_of(1, V1))[1]] * isinstance(answer, WeightsReply))
-    until(lambda: actor.client.link.has_heard and actor.client.link.answer == says)
+    until(lambda: actor.client.link.pulls.has_heard and actor.client.link.pulls.answer == says)
     newest = actor.begin(actor.client.newest)
     wanted = f"still waiting for weights from {actor.client.link.url}"
     until(lambda: wanted in caplog.text)

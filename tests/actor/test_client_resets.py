@@ -116,7 +116,7 @@ def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_diall
         # As of a learner that was killed: its nonce stays, and its successor's path is another.
         learner.data.router = bound(scene, url, str(learner.folder / "d2"))
         hello = learner.data.hear(Hello)
-        assert (hello.message.actor, hello.message.epoch) == (actor.client.actor_id, 1)
+        assert (hello.message.actor, hello.message.epoch) == (actor.client.side.actor, 1)
         welcome = learner.welcome(hello, settings_of(), epoch=2, **PATIENT)
         spec = learner.data.find(Spec)
         assert spec.message.session == welcome.session

@@ -79,7 +79,7 @@ def test_what_is_not_settled_goes_again_under_the_new_session(scene: Scene, how:
         assert hello.message.run_id == scene.learner.run_id
         assert hello.message.epoch == 1
         assert hello.message.lowest_unsettled == 1
-        assert hello.message.actor == actor.client.actor_id
+        assert hello.message.actor == actor.client.side.actor
         welcome = scene.learner.welcome(hello, settings_of(), epoch=2)
         spec = scene.learner.data.hear(Spec)
         assert spec.message.session == welcome.session != session.id

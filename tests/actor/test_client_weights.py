@@ -55,7 +55,7 @@ def test_later_weights_are_not_waited_for(
     actor, session = joined(max_lag=3)
     assert actor.do(actor.client.newest) is None
     session.grant(1, version=Version(1, 3))
-    actor.do(actor.pump_until, lambda: actor.client.link.is_asking)
+    actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
     assert actor.do(actor.client.newest) is None
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(3, Version(1, 3))))
     actor.do(actor.client.link.wait_for_weights, WITHIN_S)
@@ -69,7 +69,7 @@ def test_at_max_lag_it_waits_for_newer_weights(
 ) -> None:
     actor, session = joined(max_lag=3)
     session.grant(1, version=Version(1, 4))
-    actor.do(actor.pump_until, lambda: actor.client.link.is_asking)
+    actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
     get = scene.learner.weights.find(Get)
     assert get.message == Get(session.id, *V1)
     newest = actor.begin(actor.client.newest)

@@ -12,13 +12,14 @@ from impala_async.actor import joining
 from impala_async.actor.joining import (
     best_urls,
     find_learner,
-    raise_if_final,
     say_goodbye,
 )
 from impala_async.actor.retrying import Inquiry
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
 from impala_async.waiting import Wait
+from impala_async.wire import actor_side
+from impala_async.wire.actor_side import Greeting, raise_if_final
 from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -40,6 +41,7 @@ HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
 WELCOME = Welcome(
     *(b"r" * 16, 2, b"s" * 16, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 10.0, 2.0, 64)
 )
+BYE = Bye(b"s" * 16, BYE_REASONS.index("leaving"))
 Answer = tuple[Welcome, ActorSettings]
 Find = Callable[..., Future[Answer]]
 
@@ -66,7 +68,7 @@ def find(socket: Dealer, quick_hellos: None) -> Iterator[Find]:
             within_s: float = WITHIN_S, check_stop: Callable[[], None] = lambda: None
         ) -> Future[Answer]:
             return thread.submit(
-                *(find_learner, socket, HELLO),
+                *(find_learner, socket, Greeting(HELLO, time.monotonic())),
                 **{"url": "tcp://there:1", "within_s": within_s, "check_stop": check_stop},
             )
 
@@ -86,7 +88,7 @@ def test_hello_is_said_until_it_is_answered(scene: Scene, find: Find) -> None:
 def test_hello_is_not_said_more_often_than_that(
     scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "HELLO_EVERY_S", 60.0)
+    monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 60.0)
     found = find()
     hello = scene.learner.data.hear(Hello)
     for _ in range(5):
@@ -164,8 +166,7 @@ def test_final_refusals_end_the_search(
 
 def test_who_dialled_the_weights_port_is_told_so(scene: Scene, find: Find) -> None:
     found = find()
-    text = "not_allowed_now: Hello on the weights port"
-    scene.learner.data.hear(Hello).answer(reject("bad_message", text))
+    scene.learner.data.hear(Hello).answer(reject("wrong_port", "whatever it says"))
     with pytest.raises(MismatchError, match=r"this is the weights port .* dial its data port"):
         found.result(WITHIN_S)
 
@@ -333,35 +334,27 @@ def test_goodbye_is_answered(
         while not socket.send([pack(HELLO)]):
             pass
         hello = scene.learner.data.hear(Hello)
-        said = thread.submit(say_goodbye, socket, b"s" * 16)
+        said = thread.submit(say_goodbye, socket, BYE)
         bye = scene.learner.data.hear(Bye)
-        assert bye.message == Bye(b"s" * 16, BYE_REASONS.index("leaving"))
+        assert bye.message == BYE
         hello.answer(Grant(b"s" * 16, 0, 0, 0, 0, []))
         bye.answer_raw(b"nonsense")
         bye.answer(last_word)
         said.result(WITHIN_S / 2)
 
 
-def test_what_an_actor_died_of_may_hold_any_text(scene: Scene, socket: Dealer) -> None:
-    while not socket.send([pack(HELLO)]):
-        pass
-    scene.learner.data.hear(Hello)
-    say_goodbye(socket, b"s" * 16, "FileNotFoundError: a\udcff.bin")
-    assert scene.learner.data.hear(Bye).message.text == "FileNotFoundError: a\\udcff.bin"
-
-
 def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, socket: Dealer) -> None:
     while not socket.send([pack(HELLO)]):
         pass
     started = time.monotonic()
-    say_goodbye(socket, b"s" * 16)
+    say_goodbye(socket, BYE)
     assert time.monotonic() - started < 2.0
 
 
 def test_a_hello_that_was_lost_with_its_connection_is_said_again_at_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "HELLO_EVERY_S", 10 * WITHIN_S)
+    monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 10 * WITHIN_S)
     with proxy(scene.learner.url) as network:
         actor = scene.actor(host=HOST)
         connected = actor.begin(actor.client.connect)

@@ -5,25 +5,8 @@ import threading
 import pytest
 
 from impala_async.actor import retrying
-from impala_async.actor.retrying import (
-    FIRST_S,
-    LONGEST_S,
-    UNKNOWN,
-    Inquiry,
-    Pauses,
-    SeldomLog,
-    why_silent,
-)
+from impala_async.actor.retrying import UNKNOWN, Inquiry, SeldomLog, why_silent
 from impala_async.waiting import EVERY_S
-
-
-def test_pauses_double_until_something_succeeds() -> None:
-    pauses = Pauses()
-    taken = [pauses.take() for _ in range(9)]
-    assert taken[:4] == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
-    assert taken[-1] == LONGEST_S
-    pauses.reset()
-    assert pauses.take() == 0.0
 
 
 def test_of_each_kind_of_line_one_is_said_in_ten_seconds(

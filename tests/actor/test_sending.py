@@ -11,10 +11,10 @@ from impala_async.actor.sending import (
     Finished,
     tell_refusals,
 )
-from impala_async.schema import ArraySpec, Schema
+from impala_async.schema import ArraySpec
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import decode_episodes, decompress_into
-from impala_async.wire.messages import VERDICTS, Data, Grant, Spec, unpack
+from impala_async.wire.messages import VERDICTS, Data, Grant, unpack
 from impala_async.wire.peer import WINDOW
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import LAYOUT
@@ -66,13 +66,6 @@ def test_each_stream_has_a_window_and_one_buffer_more() -> None:
     assert len(buffers) == 5 * (WINDOW + 1)
     assert {buffer.num_columns for buffer in buffers} == {4}
     assert len({buffer.obs.ctypes.data for buffer in buffers}) == len(buffers)
-
-
-def test_spec_says_what_both_sides_compare() -> None:
-    spec = actor_spec_of(3, columns=4, streams=5)
-    header, schema = spec.spec_frames(SESSION)
-    assert unpack(header) == Spec(SESSION, spec.schema.digest, LAYOUT.digest, 4, 5, 1)
-    assert Schema.from_json(bytes(schema)) == spec.schema
 
 
 def test_data_carries_the_buffer_its_version_and_its_episodes() -> None:

@@ -12,7 +12,7 @@ import pytest
 from impala_async.errors import MismatchError, UnreachableError
 from impala_async.replay.client import ReplayClient, RunOver
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.messages import Grant
+from impala_async.wire.messages import Grant, pack
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import new_context
 from tests.learner.hand_actor import LAYOUT, until
@@ -30,7 +30,7 @@ def client_of(harness: ServerHarness, told: list[bool] | None = None) -> Iterato
     try:
         yield made
     finally:
-        made._has_session = False
+        made._side.has_session = False
         made.leave()
         context.term()
 
@@ -176,7 +176,7 @@ async def test_a_learner_that_says_nothing_is_lost(make_harness: Make) -> None:
         await asyncio.sleep(0.05)
         # The learner's loop stands still while this one is pumped here, and its last words are out.
         client.pump(0.05)
-        client._last_heard = time.monotonic() - 19.9
+        client._side.last_heard = time.monotonic() - 19.9
         with pytest.raises(UnreachableError, match="is lost: nothing came from it for 20 s"):
             _ = [client.pump(0.01) for _ in range(100)]
 
@@ -184,18 +184,21 @@ async def test_a_learner_that_says_nothing_is_lost(make_harness: Make) -> None:
 async def test_refusals(make_harness: Make, caplog: pytest.LogCaptureFixture) -> None:
     with client_of(make_harness()) as client:
         await joined(client)
-        client._take(reject("bad_message", "what is this"))
+        client._take([pack(reject("bad_message", "what is this"))])
         assert "the learner refused a message: what is this" in caplog.text
         with pytest.raises(MismatchError, match="does not fit"):
-            client._take(reject("mismatch", "does not fit"))
+            client._take([pack(reject("mismatch", "does not fit"))])
 
 
 async def test_grants_are_cumulative_and_its_own(make_harness: Make) -> None:
     with client_of(make_harness()) as client:
         await joined(client)
         session = client.welcome.session
-        client._take(Grant(session, 9, 4, 1, 3, [[2, 1], [3, 1]]))
-        client._take(Grant(session, 8, 3, 1, 2, [[1, 4]]))
-        client._take(Grant(bytes(16), 99, 99, 9, 9, [[1, 4]]))
+        for grant in (
+            Grant(session, 9, 4, 1, 3, [[2, 1], [3, 1]]),
+            Grant(session, 8, 3, 1, 2, [[1, 4]]),
+            Grant(bytes(16), 99, 99, 9, 9, [[1, 4]]),
+        ):
+            client._take([pack(grant)])
         assert (client.granted, client.settled, client.newest) == (9, 4, Version(1, 3))
         assert client.refused == {"invalid": 2, "stale": 1}

@@ -98,7 +98,7 @@ def test_every_kind_has_golden_bytes() -> None:
 def test_what_numbers_stand_for() -> None:
     assert wire.PROTOCOL == 1
     verdicts = "duplicate invalid nonfinite unknown_session stale dead_branch"
-    codes = "hello_again full protocol mismatch not_allowed bad_message"
+    codes = "hello_again full protocol mismatch not_allowed bad_message wrong_port"
     assert " ".join(wire.VERDICTS) == verdicts
     assert " ".join(wire.REJECT_CODES) == codes
     assert wire.BYE_REASONS == ("finished", "restarting", "leaving")

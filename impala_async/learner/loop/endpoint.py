@@ -43,6 +43,10 @@ BAD_REASONS = (
 )
 
 
+class WrongPortError(ProtocolError):
+    """What belongs to the learner's other port: whoever dialled this one is told so."""
+
+
 class WireCounters:
     """Counts what came and went, over both sockets."""
 
@@ -187,4 +191,5 @@ def _refusal(error: ProtocolError) -> Reject:
     """Its sender is told; it may be an actor of another version."""
     if error.reason == "unknown_session":
         return reject("hello_again", "this session is over", 0.0)
-    return reject("bad_message", f"{error.reason}: {error}")
+    code = "wrong_port" if isinstance(error, WrongPortError) else "bad_message"
+    return reject(code, f"{error.reason}: {error}")

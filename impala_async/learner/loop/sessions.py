@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from impala_async import __version__
 from impala_async.errors import ProtocolError, SpacesError
-from impala_async.learner.loop.endpoint import Endpoint
+from impala_async.learner.loop.endpoint import Endpoint, WrongPortError
 from impala_async.learner.loop.peer_log import ActorFailures, PeerLog
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.metrics.names import ACTOR_TIMERS
@@ -21,7 +21,6 @@ from impala_async.wire.codec import Frame
 from impala_async.wire.connections import REPLACED
 from impala_async.wire.messages import (
     BYE_REASONS,
-    WRONG_PORT,
     Bye,
     ByeOk,
     Get,
@@ -103,7 +102,7 @@ class SessionMessages:
     def handle_weights_side(self, endpoint: Endpoint, route: bytes, message: Message) -> None:
         """A message on the weights port."""
         if isinstance(message, Hello):
-            raise ProtocolError("not_allowed_now", WRONG_PORT)
+            raise WrongPortError("not_allowed_now", "Hello on the weights port")
         if not isinstance(message, Get | Heartbeat):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the weights port")
         peer = self._find(message)

@@ -235,6 +235,16 @@ async def test_messages_of_a_learner_or_of_the_other_port_are_not_allowed(
     assert harness.count("num_actors") == 1
 
 
+async def test_a_hello_at_the_weights_port_is_told_by_a_code_of_its_own(
+    make_harness: Make,
+) -> None:
+    harness = make_harness()
+    lost = harness.actor()
+    await lost.beat(Hello(PROTOCOL, lost.uuid, "b", bytes(16), 0, 0))
+    await lost.refused("wrong_port")
+    assert harness.count("bad/not_allowed_now") == 1
+
+
 async def test_a_learner_that_ends_welcomes_nobody(make_harness: Make) -> None:
     harness = make_harness(is_open=False)
     known, late = harness.actor(), harness.actor()

@@ -1,0 +1,363 @@
+"""The actor's side of the protocol as a pure state machine: no socket, no clock, no thread.
+
+    hello ─► Welcome ─► Spec ─► Grant ─► Data ... ─► goodbye
+      ▲                            │
+      └──── the learner is lost, or wants a new hello
+
+It owns the session, the outbox, and which weights to act with. Messages and times come in as
+arguments; what came of a message, and what to say now, come out as values. The weights port is
+pulls.py's.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Generic, NamedTuple
+
+from impala_async import __version__
+from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
+from impala_async.schema import Schema
+from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.codec import Frame
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    MAX_WHY,
+    NO_NUMBER,
+    PROTOCOL,
+    Bye,
+    ByeOk,
+    Grant,
+    Hello,
+    Message,
+    Reject,
+    Spec,
+    Welcome,
+    code_of,
+    pack,
+    plain,
+    unpack,
+)
+from impala_async.wire.outbox import Item, Outbox
+from impala_async.wire.pulls import Pulls
+
+HELLO_EVERY_S = 1.0
+FIRST_S, LONGEST_S = 0.1, 5.0
+NO_RUN = bytes(16)
+
+
+class Granted(NamedTuple, Generic[Item]):
+    """The learner named what may be sent, and these it is done with."""
+
+    grant: Grant
+    settled: list[Item]
+
+
+class Refused(NamedTuple):
+    """One message was refused; the session goes on, or another hello is in order."""
+
+    text: str
+    retry_after_s: float
+
+
+class Outdated(NamedTuple):
+    """A learner answered that should be dead: its epoch is lower than that of this run."""
+
+    epoch: int
+
+
+class SessionOver(NamedTuple):
+    """The learner wants another hello."""
+
+    why: str
+
+
+class Goodbye(NamedTuple):
+    """The learner ends; it waits for the answer."""
+
+    reason: str
+    answer: ByeOk
+
+
+Event = Granted[Item] | Refused | SessionOver | Goodbye
+
+
+class Pauses:
+    """None before the first try, then a longer one before each other, until something succeeds."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def take(self) -> float:
+        """How many seconds to wait before this try."""
+        pause_s = self._next_s
+        self._next_s = min(max(2 * pause_s, FIRST_S), LONGEST_S)
+        return pause_s
+
+    def reset(self) -> None:
+        """Something has succeeded."""
+        self._next_s = 0.0
+
+
+class Greeting:
+    """A hello that is said now and then, until a learner welcomes us."""
+
+    def __init__(
+        self, hello: Hello, now: float, chance: Callable[[], float] = random.random
+    ) -> None:
+        self.hello = hello
+        self.refusal = ""
+        self.is_refused = False
+        """Whether a refusal is all that the last hello came to."""
+        self._chance = chance
+        self._say_at = self._greet_at = now
+        self._pauses = Pauses()
+
+    def is_due(self, now: float, *, is_greeted: bool) -> bool:
+        """Over each new connection too, but what only hangs up is not hammered at."""
+        return now >= self._say_at or (now >= self._greet_at and not is_greeted)
+
+    def wait_s(self, now: float) -> float:
+        return self._say_at - now
+
+    def said(self, now: float) -> None:
+        self.is_refused = False
+        self._greet_at = now + self._pauses.take()
+        # Not all at once, when many actors lost the same learner.
+        self._say_at = now + HELLO_EVERY_S * (1 + self._chance()) / 2
+
+    def take(self, message: Message | None, now: float) -> Welcome | Refused | Outdated | None:
+        """The answer, if it is one.
+
+        Raises:
+            MismatchError, NotAllowedError: this learner refuses this actor for good.
+        """
+        if isinstance(message, Reject):
+            raise_if_final(message, is_joined=False)
+            self.refusal, self.is_refused = message.text, True
+            self._say_at = max(self._say_at, now + message.retry_after_s)
+            return Refused(message.text, message.retry_after_s)
+        if not isinstance(message, Welcome):
+            return None
+        is_known = message.run_id == self.hello.run_id
+        return Outdated(message.epoch) if is_known and message.epoch < self.hello.epoch else message
+
+
+class ActorSide(Generic[Item]):
+    """One actor, in all of its sessions; an item is a trajectory that it sends."""
+
+    def __init__(self, actor: bytes, number: int = NO_NUMBER) -> None:
+        self.actor = actor
+        self.number = number
+        self.outbox: Outbox[Item] = Outbox()
+        self.pauses = Pauses()
+        self.has_session = False
+        """Whether the learner would miss us."""
+        self.is_joined = False
+        """Whether it has answered our Spec."""
+        self.version = NO_VERSION
+        """Of the weights that act."""
+        self.named = NO_VERSION
+        """The newest that was heard of in this session."""
+        self.last_heard = self.told_at = self._tell_again_at = 0.0
+        self._welcome: Welcome | None = None
+        self._spec: tuple[Spec, bytes] | None = None
+        self._max_lag = 0
+        self._lockstep_lag: int | None = None
+        # Of lockstep: so many more trajectories act with the first weights of a session.
+        self._num_kept_left = 0
+
+    @property
+    def welcome(self) -> Welcome:
+        assert self._welcome is not None, "a welcome comes first"
+        return self._welcome
+
+    @property
+    def session(self) -> bytes:
+        return self.welcome.session
+
+    def greeting(self, now: float) -> Greeting:
+        """What to say first, or again to a learner that this actor has worked for before."""
+        known = self._welcome
+        return Greeting(
+            Hello(
+                protocol=PROTOCOL,
+                actor=self.actor,
+                build=__version__,
+                run_id=known.run_id if known else NO_RUN,
+                epoch=known.epoch if known else 0,
+                lowest_unsettled=self.outbox.lowest_unsettled,
+                number=self.number,
+            ),
+            now,
+        )
+
+    def accept(
+        self, welcome: Welcome, now: float, *, max_lag: int = 0, lockstep_lag: int | None = None
+    ) -> bool:
+        """A session begins, without credit. False if it is of another run than the last one."""
+        former, self._welcome = self._welcome, welcome
+        self._max_lag, self._lockstep_lag = max_lag, lockstep_lag
+        self.has_session, self.is_joined = True, False
+        self.named = NO_VERSION
+        self.last_heard = now
+        self.outbox.on_new_session()
+        return former is None or former.run_id == welcome.run_id
+
+    def begin_new_run(self) -> list[Item]:
+        """Nothing of the old one is wanted; returns what was held."""
+        self.version = NO_VERSION
+        return self.outbox.on_new_run()
+
+    def offer(
+        self,
+        schema: Schema,
+        layout_digest: bytes,
+        columns: int,
+        streams: int,
+        *,
+        gives_way: int = 1,
+    ) -> None:
+        """What this actor runs, in this session and in later ones."""
+        spec = Spec(NO_RUN, schema.digest, layout_digest, columns, streams, gives_way)
+        self._spec = spec, schema.to_json()
+
+    def spec_frames(self) -> list[Frame]:
+        """What is said first over each data connection of a session."""
+        assert self._spec is not None, "an offer comes first"
+        spec, schema = self._spec
+        return [pack(spec._replace(session=self.session)), schema]
+
+    def said_spec(self, now: float) -> None:
+        """In a session that begins."""
+        self.told_at = self.last_heard = now
+
+    def may_repeat_spec(self, now: float) -> bool:
+        """Over a new connection; what only hangs up is not hammered at."""
+        return now >= self._tell_again_at
+
+    def repeated_spec(self, now: float) -> None:
+        """What was sent over the connection that broke goes again."""
+        self.told_at = now
+        self._tell_again_at = now + self.pauses.take()
+        self.outbox.on_new_connection()
+
+    def take(self, message: Message, now: float) -> Event[Item] | None:
+        """What comes of a message at the data port.
+
+        Raises:
+            MismatchError, NotAllowedError: this learner refuses this actor for good.
+        """
+        self.last_heard = now
+        if isinstance(message, Grant):
+            # The learner says this here only to those whose Spec it has.
+            self.is_joined |= message.session == self.session
+            return self.take_grant(message)
+        if isinstance(message, Reject):
+            return self._take_refusal(message)
+        if isinstance(message, Bye) and message.session == self.session:
+            self.has_session = False
+            return Goodbye(BYE_REASONS[message.reason], ByeOk(message.session))
+        return None
+
+    def take_grant(self, grant: Grant) -> Granted[Item] | None:
+        """The same of a grant, at whichever port; None if it is of another session."""
+        if grant.session != self.session:
+            return None
+        settled = self.outbox.on_grant(grant)
+        if settled:
+            self.pauses.reset()
+        self.named = max(self.named, Version(grant.epoch, grant.update))
+        return Granted(grant, settled)
+
+    def overdue(self, now: float, pulls: Pulls, weights_s: float) -> float | None:
+        """The seconds after which an answer is overdue, once one is.
+
+        `weights_s` is how long weights may take: on a thin line they hold up everything else.
+        """
+        patience_s = self.welcome.lease_s + (weights_s if pulls.is_asking else 0)
+        silent_s = now - max(self.last_heard, pulls.last_heard)
+        # Without an answer to Spec it was lost, though heartbeats may go well.
+        unanswered_s = 0.0 if self.is_joined else now - self.told_at
+        return patience_s if max(silent_s, unanswered_s) > patience_s else None
+
+    def lose(self) -> list[Item]:
+        """The session is over. In lockstep the others go on without us: what was acted for their
+        batches comes too late, and is given up."""
+        self.has_session = False
+        if self._lockstep_lag is None:
+            return []
+        self.version = NO_VERSION
+        return self.outbox.give_up()
+
+    def bye(self, why: str = "") -> Bye | None:
+        """What to say at the end, with what this actor died of; None if nobody would miss us."""
+        if not self.has_session:
+            return None
+        return Bye(self.session, BYE_REASONS.index("leaving"), plain(why)[:MAX_WHY])
+
+    def put(self, item: Item) -> bool:
+        """Take a finished trajectory; False if it was begun in a session that is over: in lockstep
+        its batch is trained without it."""
+        if self._lockstep_lag is not None and self.version == NO_VERSION:
+            return False
+        self.outbox.put(item)
+        return True
+
+    def keeps_weights(self) -> bool:
+        """At a trajectory boundary: whether lockstep wants the same weights once more."""
+        is_kept = self.version != NO_VERSION and self._num_kept_left > 0
+        self._num_kept_left -= is_kept
+        return is_kept
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the next trajectory needs newer weights: the first, all in lockstep, and at
+        max_lag."""
+        if self.version == NO_VERSION or self._lockstep_lag is not None:
+            return True
+        return self.named.update - self.version.update >= self._max_lag
+
+    def act_with(self, version: Version) -> None:
+        """In lockstep the first of a session serve one trajectory and as many more as the lag has
+        updates."""
+        self.pauses.reset()
+        if self.version == NO_VERSION:
+            self._num_kept_left = self._lockstep_lag or 0
+        self.version = version
+
+    def _take_refusal(self, refusal: Reject) -> Refused | SessionOver:
+        code = code_of(refusal)
+        # With any other refusal the learner has ended the session.
+        self.has_session &= code == "bad_message"
+        raise_if_final(refusal, is_joined=self.is_joined)
+        if code == "hello_again":
+            return SessionOver(f"it says {refusal.text!r}")
+        return Refused(refusal.text, refusal.retry_after_s)
+
+
+def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
+    """A refusal that no second try will change ends this actor.
+
+    Once it has joined, a message that the learner does not understand is only one message.
+    """
+    code = code_of(refusal)
+    if code == "not_allowed":
+        raise NotAllowedError(f"the learner does not admit this actor: {refusal.text}")
+    if code == "wrong_port":
+        raise MismatchError("this is the weights port of a learner: dial its data port instead")
+    if code in ("mismatch", "protocol") or (refusal.retry_after_s < 0 and not is_joined):
+        raise MismatchError(f"the learner refuses this actor: {refusal.text}")
+
+
+def read_answer(frame: Frame) -> Message:
+    """What a learner says. Raises ProtocolError for no message, or one that makes no sense."""
+    message = unpack(frame)
+    if isinstance(message, Grant) and message.settled > message.granted:
+        text = f"Grant.settled = {message.settled}, beyond granted = {message.granted}"
+        raise ProtocolError("malformed_header", text)
+    if isinstance(message, Welcome) and message.heartbeat_s > message.lease_s:
+        text = f"Welcome.heartbeat_s = {message.heartbeat_s:g}, over lease_s = {message.lease_s:g}"
+        raise ProtocolError("malformed_header", text)
+    if isinstance(message, Reject):
+        text = plain(message.text.strip()) or f"it does not say why ({code_of(message)})"
+        return message._replace(text=text)
+    return message

@@ -1,0 +1,171 @@
+"""The actor's side of the weights port, in one session, as a pure state machine: no socket, no
+clock, no thread.
+
+It says when a heartbeat is due and when to ask for weights, and judges what comes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from impala_async.errors import MismatchError, ProtocolError
+from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
+from impala_async.wire.codec import Frame, decode_weights
+from impala_async.wire.messages import (
+    Get,
+    Grant,
+    Message,
+    NotModified,
+    Reject,
+    WeightsReply,
+    code_of,
+)
+
+# Who asks in vain asks again, ever less often; a version that is named is asked for at once.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+# Whatever a learner asks for, the line and who serves it have other things to do.
+SHORTEST_BEAT_S = 0.02
+
+
+class Pulls:
+    """Which weights an actor has, wants, and has asked for."""
+
+    def __init__(
+        self,
+        session: bytes,
+        *,
+        have: Version,
+        layouts: Sequence[WeightsLayout],
+        heartbeat_s: float,
+        reply_timeout_s: float,
+        now: float,
+    ) -> None:
+        self.have = have
+        self.named = NO_VERSION
+        self.has_heard = False
+        self.last_heard = now
+        self.answer = "it has not answered"
+        """What came of the last question for weights, in a clause."""
+        self.is_session_over = False
+        self.next_beat = now
+        self._session = session
+        self._layouts = {layout.digest: layout for layout in layouts}
+        self._heartbeat_s = max(heartbeat_s, SHORTEST_BEAT_S)
+        self._reply_timeout_s = reply_timeout_s
+        self._were_timed = False
+        self._asked_at: float | None = None
+        self._not_before, self._pause_s = -math.inf, FIRST_PAUSE_S
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether weights may be on their way."""
+        return self._asked_at is not None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the weights port answers, and there are weights to act with."""
+        return self.has_heard and self.have != NO_VERSION
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a newer version has been named than has come."""
+        return self.named > self.have
+
+    def name(self, version: Version) -> None:
+        """The learner named a version: it is fetched if it is newer."""
+        if version > self.named:
+            self.named, self._not_before = version, -math.inf
+
+    def on_new_connection(self) -> None:
+        """A reply that was awaited is lost with the old one; the learner must know who is here."""
+        self._asked_at = None
+        self.next_beat = -math.inf
+
+    def is_beat_due(self, now: float, timers: Mapping[str, float]) -> bool:
+        """The first timers go at once: a short run wants to know its bottleneck too."""
+        return now >= self.next_beat or (bool(timers) and not self._were_timed)
+
+    def said_beat(self, now: float, timers: Mapping[str, float]) -> None:
+        self.next_beat = now + self._heartbeat_s
+        self._were_timed = bool(timers)
+
+    def get(self, now: float) -> Get | None:
+        """The question that is due."""
+        is_waiting = self._asked_at is not None and now - self._asked_at <= self._reply_timeout_s
+        if is_waiting or now < self._not_before:
+            return None
+        return Get(self._session, *self.have) if self._lacks_weights else None
+
+    def said_get(self, now: float) -> None:
+        self._asked_at = now
+
+    def wait_s(self, now: float) -> float:
+        """In how many seconds a question may be due, if nothing comes until then."""
+        is_later = self._asked_at is None and self._lacks_weights
+        return self._not_before - now if is_later else self._reply_timeout_s
+
+    def take(self, message: Message, frames: Sequence[Frame], now: float) -> Weights | None:
+        """Weights that are newer than what there was, if that came.
+
+        Raises:
+            MismatchError: they are those of another model.
+            ProtocolError: they are damaged, and asked for again.
+        """
+        self.last_heard, self.has_heard = now, True
+        if isinstance(message, Grant):
+            self.name(Version(message.epoch, message.update))
+        elif isinstance(message, WeightsReply):
+            return self._take_weights(message, frames, now)
+        elif isinstance(message, NotModified):
+            self._take_none(Version(message.epoch, message.update), now)
+        elif isinstance(message, Reject):
+            self.answer = f"it refuses: {message.text}"
+            self.is_session_over |= code_of(message) == "hello_again"
+        return None
+
+    @property
+    def _lacks_weights(self) -> bool:
+        return self.have == NO_VERSION or self.is_behind
+
+    def _take_none(self, newest: Version, now: float) -> None:
+        none = "none yet" if self.have == NO_VERSION else "none that are newer"
+        if newest > self.have:
+            none = f"{newest.epoch}.{newest.update}, but none for us yet"
+        self.answer = f"it says that it has {none}"
+        if self.have == NO_VERSION:
+            # Nothing is published yet, but soon will be.
+            self._ask_later(now)
+        elif not self.is_behind:
+            self._asked_at = None
+
+    def _take_weights(
+        self, reply: WeightsReply, frames: Sequence[Frame], now: float
+    ) -> Weights | None:
+        layout = self._layouts.get(reply.layout_digest)
+        if layout is None:
+            raise MismatchError(
+                "the learner's model differs from the one built here from its settings: install "
+                "the same release of impala-async on both sides"
+            )
+        try:
+            weights = decode_weights(reply, frames)
+            if misfit := layout.misfit(weights.buffer):
+                text = f"weights {reply.epoch}.{reply.update} are damaged: {misfit}"
+                raise ProtocolError("damaged_weights", text)
+        except ProtocolError:
+            self.answer = "what it sends is damaged"
+            self._ask_later(now)
+            raise
+        # Within a run an older epoch is a learner that should be dead.
+        if weights.version <= self.have:
+            self.answer = f"it sends {reply.epoch}.{reply.update}, which is not newer"
+            self._ask_later(now)
+            return None
+        self._asked_at, self._pause_s = None, FIRST_PAUSE_S
+        self.answer = "it has not answered"
+        self.have = weights.version
+        return weights
+
+    def _ask_later(self, now: float) -> None:
+        self._asked_at = None
+        self._not_before = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

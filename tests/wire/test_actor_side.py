@@ -1,0 +1,272 @@
+"""What an actor says and when, without a socket; with its weights port it is in test_pulls.py."""
+
+from typing import Any
+
+import pytest
+
+from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
+from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.actor_side import (
+    FIRST_S,
+    HELLO_EVERY_S,
+    LONGEST_S,
+    ActorSide,
+    Goodbye,
+    Granted,
+    Greeting,
+    Outdated,
+    Pauses,
+    Refused,
+    SessionOver,
+    read_answer,
+)
+from impala_async.wire.messages import (
+    MAX_WHY,
+    PROTOCOL,
+    Bye,
+    ByeOk,
+    Get,
+    Grant,
+    Hello,
+    Reject,
+    Spec,
+    Welcome,
+    pack,
+    unpack,
+)
+from impala_async.wire.pulls import Pulls
+from impala_async.wire.session import reject
+from tests.learner.columns import small_schema
+
+RUN, SESSION, LAYOUT = b"r" * 16, b"s" * 16, b"l" * 16
+LEASE_S = 10.0
+V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
+SCHEMA = small_schema()
+
+
+def welcome_of(**changes: Any) -> Welcome:
+    welcome = Welcome(RUN, 2, SESSION, 3, 1, "", "", "", bytes(16), LEASE_S, 2.0, 64)
+    return welcome._replace(**changes)
+
+
+def grant_of(granted: int, settled: int = 0, version: Version = V1) -> Grant:
+    return Grant(SESSION, granted, settled, *version, [])
+
+
+def side_of(**pace: Any) -> ActorSide[str]:
+    """One that has said its Spec."""
+    side: ActorSide[str] = ActorSide(b"a" * 16, 7)
+    assert side.accept(welcome_of(), 0.0, **pace)
+    side.offer(SCHEMA, LAYOUT, 2, 1)
+    side.said_spec(0.0)
+    return side
+
+
+def sent(side: ActorSide[str]) -> list[str]:
+    items = []
+    while (one := side.outbox.sendable()) is not None:
+        side.outbox.mark_sent(one[0], 0.0)
+        items.append(one[1])
+    return items
+
+
+def test_pauses_double_until_something_succeeds() -> None:
+    pauses = Pauses()
+    taken = [pauses.take() for _ in range(9)]
+    assert taken[:4] == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+    assert taken[-1] == LONGEST_S
+    pauses.reset()
+    assert pauses.take() == 0.0
+
+
+def test_hello_is_due_now_and_then_and_over_each_new_connection() -> None:
+    side: ActorSide[str] = ActorSide(b"a" * 16, 7)
+    hello = side.greeting(0.0).hello
+    assert (hello.run_id, hello.epoch, hello.lowest_unsettled, hello.number) == (bytes(16), 0, 0, 7)
+    greeting = Greeting(hello, 0.0, chance=lambda: 0.5)
+    assert greeting.is_due(0.0, is_greeted=True)
+    greeting.said(0.0)
+    assert greeting.wait_s(0.0) == 0.75 * HELLO_EVERY_S
+    assert not greeting.is_due(0.7, is_greeted=True)
+    assert greeting.is_due(0.0, is_greeted=False)
+    greeting.said(0.0)
+    assert not greeting.is_due(FIRST_S / 2, is_greeted=False)
+    assert greeting.is_due(0.75, is_greeted=True)
+
+
+def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over() -> None:
+    hello = Hello(PROTOCOL, b"a" * 16, "0", RUN, 2, 5)
+    greeting = Greeting(hello, 0.0)
+    greeting.said(0.0)
+    assert greeting.take(reject("full", "no room", 20.0), 1.0) == Refused("no room", 20.0)
+    assert (greeting.is_refused, greeting.refusal) == (True, "no room")
+    assert not greeting.is_due(20.9, is_greeted=True)
+    assert greeting.is_due(21.0, is_greeted=True)
+    greeting.said(21.0)
+    assert not greeting.is_refused
+    assert greeting.take(welcome_of(epoch=1), 22.0) == Outdated(1)
+    assert greeting.take(grant_of(1), 22.0) is None
+    other = welcome_of(epoch=1, run_id=b"o" * 16)
+    for welcome in (other, welcome_of(), welcome_of(epoch=3)):
+        assert greeting.take(welcome, 22.0) == welcome
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        (reject("mismatch", "no"), MismatchError),
+        (reject("protocol", "no"), MismatchError),
+        (reject("not_allowed", "no"), NotAllowedError),
+        (reject("bad_message", "no"), MismatchError),
+        (reject("wrong_port", "no"), MismatchError),
+        (Reject(200, "a code of a later release", -1.0), MismatchError),
+    ],
+)
+def test_a_final_refusal_ends_the_actor(refusal: Reject, error: type[Exception]) -> None:
+    greeting = ActorSide[str](b"a" * 16).greeting(0.0)
+    with pytest.raises(error):
+        greeting.take(refusal, 0.0)
+    with pytest.raises(error):
+        side_of().take(refusal, 0.0)
+
+
+def test_once_joined_a_message_that_is_not_understood_is_one_message() -> None:
+    side = side_of()
+    side.take(grant_of(1), 0.0)
+    assert side.take(reject("bad_message", "what?"), 1.0) == Refused("what?", -1.0)
+    assert side.has_session
+    over = side.take(reject("hello_again", "over", 0.0), 2.0)
+    assert over == SessionOver("it says 'over'")
+    assert (side.has_session, side.bye(), side.last_heard) == (False, None, 2.0)
+
+
+def test_spec_is_of_the_session_and_joins_when_it_is_answered() -> None:
+    side = side_of()
+    spec, schema = side.spec_frames()
+    assert unpack(spec) == Spec(SESSION, SCHEMA.digest, LAYOUT, 2, 1, gives_way=1)
+    assert schema == SCHEMA.to_json()
+    side.take_grant(grant_of(1))
+    assert not side.is_joined, "heartbeats are answered before"
+    side.take(grant_of(1)._replace(session=bytes(16)), 0.0)
+    assert not side.is_joined
+    side.take(grant_of(1), 0.0)
+    assert side.is_joined
+
+
+def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_again() -> None:
+    side = side_of(max_lag=5)
+    side.put("a")
+    side.take(grant_of(1), 0.0)
+    assert sent(side) == ["a"]
+    for pause_s in (0.0, FIRST_S, 2 * FIRST_S):
+        side.repeated_spec(10.0)
+        assert not side.may_repeat_spec(10.0 + pause_s - 0.01)
+        assert side.may_repeat_spec(10.0 + pause_s)
+    assert sent(side) == ["a"]
+    side.take(grant_of(1, 1), 0.0)
+    side.repeated_spec(10.0)
+    assert side.may_repeat_spec(10.0), "something has succeeded"
+
+
+def test_grants_hand_back_what_is_settled_and_name_versions() -> None:
+    side = side_of(max_lag=5)
+    side.put("a")
+    grant = grant_of(2, 1, V2)
+    assert side.take_grant(grant) == Granted(grant, ["a"])
+    assert side.take_grant(grant._replace(session=bytes(16), update=9)) is None
+    side.take_grant(grant_of(2, 1, V1))
+    assert side.named == V2
+
+
+@pytest.mark.parametrize("reason", ["finished", "restarting"])
+def test_a_goodbye_is_answered_once_it_is_of_this_session(reason: str) -> None:
+    side = side_of()
+    number = ("finished", "restarting").index(reason)
+    assert side.take(Bye(bytes(16), number), 0.0) is None
+    assert side.take(Bye(SESSION, number), 0.0) == Goodbye(reason, ByeOk(SESSION))
+    assert side.bye() is None
+
+
+def test_its_own_goodbye_says_in_one_line_what_it_died_of() -> None:
+    bye = side_of().bye("a\udcff.bin\n" + "x" * 1000)
+    assert bye is not None
+    assert bye.text.startswith("a\\udcff.bin\\nxxx")
+    assert len(bye.text) == MAX_WHY
+
+
+def test_another_run_begins_at_seq_0_with_other_weights() -> None:
+    side = side_of(max_lag=5)
+    side.act_with(V1)
+    side.put("a")
+    assert not side.accept(welcome_of(run_id=b"o" * 16, epoch=1), 1.0)
+    assert side.begin_new_run() == ["a"]
+    assert side.version == NO_VERSION
+    assert side.greeting(1.0).hello.lowest_unsettled == 0
+
+
+def test_a_new_session_of_the_run_sends_all_again_and_says_what_it_holds() -> None:
+    side = side_of(max_lag=5)
+    for item in "abc":
+        side.put(item)
+    side.take(grant_of(3, 1, V3), 0.0)
+    assert sent(side) == ["b", "c"]
+    assert side.lose() == []
+    assert side.greeting(1.0).hello[3:6] == (RUN, 2, 1)
+    assert side.accept(welcome_of(session=b"t" * 16), 1.0, max_lag=5)
+    assert (side.is_joined, side.named) == (False, NO_VERSION)
+    assert sent(side) == []
+    side.take(grant_of(3, 1)._replace(session=b"t" * 16), 1.0)
+    assert sent(side) == ["b", "c"]
+
+
+def test_it_waits_for_its_first_weights_and_at_max_lag() -> None:
+    side = side_of(max_lag=2)
+    assert side.must_wait
+    side.act_with(V1)
+    side.take(grant_of(1, 0, V2), 0.0)
+    assert not side.must_wait
+    assert not side.keeps_weights()
+    side.take(grant_of(1, 0, V3), 0.0)
+    assert side.must_wait
+    assert side.put("a")
+
+
+def test_in_lockstep_the_first_weights_serve_as_the_lag_says_and_a_lost_session_costs_all() -> None:
+    side = side_of(lockstep_lag=2)
+    assert not side.keeps_weights()
+    assert not side.put("begun before")
+    side.act_with(V1)
+    assert [side.keeps_weights() for _ in range(4)] == [True, True, False, False]
+    side.act_with(V2)
+    assert not side.keeps_weights()
+    assert side.must_wait
+    assert side.put("a")
+    assert side.lose() == ["a"]
+    assert side.version == NO_VERSION
+    assert not side.put("b")
+
+
+def test_silence_ends_a_session_once_the_lease_is_over() -> None:
+    side = side_of()
+    pulls = Pulls(SESSION, have=V1, layouts=(), heartbeat_s=2.0, reply_timeout_s=60.0, now=0.0)
+    assert side.overdue(LEASE_S, pulls, 5.0) is None
+    assert side.overdue(LEASE_S + 0.1, pulls, 5.0) == LEASE_S
+    # Heartbeats are answered, but Spec is not.
+    pulls.last_heard = LEASE_S
+    assert side.overdue(LEASE_S + 0.1, pulls, 5.0) == LEASE_S
+    side.take(grant_of(1), 5.0)
+    assert side.overdue(2 * LEASE_S, pulls, 5.0) is None
+    assert side.overdue(2 * LEASE_S + 0.1, pulls, 5.0) == LEASE_S
+    # Weights on a thin line hold up everything else.
+    pulls.said_get(0.0)
+    assert side.overdue(2 * LEASE_S + 5.0, pulls, 5.0) is None
+    assert side.overdue(2 * LEASE_S + 5.1, pulls, 5.0) == LEASE_S + 5.0
+
+
+def test_what_a_learner_says_must_make_sense() -> None:
+    for message in (grant_of(1, 2), welcome_of(heartbeat_s=LEASE_S + 1)):
+        with pytest.raises(ProtocolError):
+            read_answer(pack(message))
+    silent = read_answer(pack(reject("full", "  ")))
+    assert silent == reject("full", "it does not say why (full)")
+    assert read_answer(pack(Get(SESSION, 1, 2))) == Get(SESSION, 1, 2)
