@@ -107,7 +107,7 @@ class DoorParser(argparse.ArgumentParser):
     def _meant(self, flag: str, value: str) -> str | None:
         """The setting that may be meant by a flag that there is not, with its value."""
         from impala_async.config.bind import like_url
-        from impala_async.config.load import key_like
+        from impala_async.config.keys import key_like
 
         flag, equals, after = flag.partition("=")
         name = flag.lstrip("-").replace("-", "_")
