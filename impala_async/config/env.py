@@ -9,7 +9,7 @@ from impala_async.config.section import MOST_S, Section
 
 
 class Wrapper(Section):
-    """What is put around each single environment."""
+    """A wrapper around each single environment."""
 
     name: str = Field(pattern="^[^:]+:[^:]+$")
     kwargs: dict[str, Any] = Field(default_factory=dict)

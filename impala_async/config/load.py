@@ -55,7 +55,7 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
         return validate_config(*merge_overrides(settings, overrides, path))
     from_file = {} if path is None else _read_toml(path)
     settings, sources, mistakes = merge_overrides(from_file, overrides)
-    # What a whole section of the file was overridden with is no mistake of the file.
+    # A value that replaced a whole section of the file is no mistake of the file.
     in_file = {key: str(path) for key in _dotted_keys(from_file) if _is_at(settings, key)}
     if path is not None:
         in_file[""] = str(path)  # what it lacks
@@ -103,7 +103,7 @@ def validate_config(
 
 
 def _idle_keys(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
-    """What does nothing in lockstep and was set beside it, or on the command line.
+    """Name the keys that do nothing in lockstep and were set beside it, or on the command line.
 
     By their sources and not by their values: a preset's are passed over, and a resolved config
     holds all keys.
@@ -318,7 +318,7 @@ def _source(key: str, sources: Mapping[str, str]) -> str:
 
 
 def _wanted_at(key: str, *, is_item: bool) -> str | None:
-    """What a key takes, in a user's words; None for what is no key of ours."""
+    """Say what a key takes, in a user's words; None for one that is not ours."""
     field = dict(fields_of(RunConfig)).get(key)
     if field is None:
         return None

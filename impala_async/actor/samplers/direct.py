@@ -58,7 +58,7 @@ class DirectSampler(ABC):
         self._buffers = buffers
         self._newest = newest
         self._obs = envs.reset(seed)
-        # What the columns carry from row to row: as it is before the row that comes next.
+        # The columns carry it from row to row: as it is before the row that comes next.
         self._state: Mapping[str, NDArray[np.float32]] = policy.first_state(envs.num_envs)
         self._unrolls = self._make_unrolls(schema)
         self._is_any_waiting = True

@@ -1,4 +1,4 @@
-"""What a sampler asks of the others: a policy, buffers, newer weights; and its timers.
+"""A sampler asks the others for these: a policy, buffers, newer weights. It has timers.
 
 Runs on: sampler thread
 """
