@@ -1,4 +1,4 @@
-"""What packing and unpacking a trajectory costs, beside msgpack and pickle of the same arrays.
+"""The cost of packing and unpacking a trajectory, beside msgpack and pickle of the same arrays.
 
 Every side begins with arrays of an actor and ends with the same columns in a batch of the learner,
 whose memory is there already. In between lie the frames that would be sent; no socket is involved.
@@ -50,7 +50,7 @@ class Side(ABC):
 
     @abstractmethod
     def pack(self) -> Frames:
-        """What would be sent."""
+        """The bytes that would be sent."""
 
     @abstractmethod
     def unpack(self, frames: Frames) -> None:
@@ -149,7 +149,7 @@ def empty_columns(schema: Schema, columns: int) -> tuple[Arrays, list[NDArray[np
 
 
 def check_equal(side: Side) -> None:
-    """What arrived is what was sent."""
+    """Check that the same arrived as was sent."""
     frames = side.pack()
     side.unpack([bytes(frame) for frame in frames])
     seen = columns_over(side.schema, *side.target_planes)

@@ -165,7 +165,7 @@ def train(settings: Sequence[str]) -> Outcome:
 
 
 def differences(outcome: Outcome, recorded: Outcome | None) -> list[str]:
-    """What is not as it was recorded, one line each."""
+    """Name what is not as it was recorded, one line each."""
     if recorded is None:
         return ["was not recorded"]
     return [

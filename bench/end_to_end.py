@@ -27,7 +27,7 @@ CARTPOLE, PONG = CONFIGS / "cartpole.toml", CONFIGS / "pong_impala.toml"
 NUM_BARE_ENVS = 16
 BARE_S, PONG_BARE_S = 2.0, 5.0
 CARTPOLE_S, PONG_S, PONG_MEMORY_S = 10.0, 60.0, 20.0
-# Of a Pong run that are not counted.
+# These of a Pong run are not counted.
 PONG_WARM_S = 10.0
 LOOK_EVERY_S = 0.5
 GB = 1e9
@@ -46,7 +46,7 @@ gymnasium's `SyncVectorEnv`, Pong as one environment in the wrappers of the pape
 Memory is the greatest sum over the learner, both actors and what they start, looked at twice a
 second: RSS counts pages that they share for each of them, PSS once (looked at every two seconds).
 
-What limited the last run of each, by its own account:
+Each last run names its limit by its own account:
 
 {verdicts}
 """

@@ -1,4 +1,4 @@
-"""What a GPU does while something is measured, by `nvidia-smi dmon`, which looks once a second."""
+"""Watch a GPU while something is measured, by `nvidia-smi dmon`, which looks once a second."""
 
 import contextlib
 import statistics
@@ -10,7 +10,7 @@ import torch
 
 from bench.one_run import end_with_parent
 
-# What dmon calls it, what it is called here, and how much of its unit is one of ours.
+# The name of dmon, the name here, and how much of its unit is one of ours.
 COLUMNS = {
     "sm": ("sm_share", 100.0),
     "rxpci": ("pcie_in_gb_s", 1000.0),
@@ -55,7 +55,7 @@ def uuid_of(device: torch.device) -> str:
 
 
 def means_of(said: str) -> dict[str, float]:
-    """Of a table whose first line, behind a #, names its columns; "-" stands for no value."""
+    """The means of a table. Its first line, behind a #, names its columns; "-" is no value."""
     head, *lines = [line.split() for line in said.splitlines() if line.strip()] or [[]]
     rows = [dict(zip(head[1:], line, strict=False)) for line in lines if line[0] != "#"]
     means = {}

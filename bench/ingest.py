@@ -22,9 +22,9 @@ eight messages may be under way; in the row with two it has one stream, and wait
 
 A large message is copied once more than by the bare socket, out of ZeroMQ's memory into its slot,
 and the two cores have four busy threads. With each frame once there are a third of the bytes, but
-as many calls. Of a small one the kernel's part alone is more than the limit: by a profile of
+as many calls. The kernel's part of a small one alone is more than the limit: by a profile of
 messages that came one at a time ZeroMQ's thread spent 38 µs of each in system calls, and Python
-about 60, half of it on receiving and answering over the socket. Of those that come together all
+about 60, half of it on receiving and answering over the socket. Those that come together
 are checked at once, and fewer threads are woken.
 """
 

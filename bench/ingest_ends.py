@@ -34,9 +34,9 @@ BATCH_COLUMNS, NUM_SLOTS = 16, 4
 # Credit is at most a batch: that takes all that one actor may send, and one message from each of a
 # crowd.
 CROWD = 16
-# Of an actor, which has a window of messages under way of each. Narrow has one.
+# An actor has so many, with a window of messages under way of each. Narrow has one.
 STREAMS = 4
-# What comes first warms caches, windows and pages, and is not counted.
+# The first share warms caches, windows and pages, and is not counted.
 WARM_SHARE = 0.2
 LAYOUT = WeightsLayout((ArraySpec("w", (64,), "uint8"),))
 VERSION = Version(1, 0)

@@ -49,14 +49,14 @@ the terms apart for the report. On a CPU it also looks at the loss and the norm 
 
 On a GPU the bare loop is one CUDA graph over data that lies there, the service records its updates
 too (`learner.compile=cuda_graph`), and with "as written" it does not. Waits for copies are at most
-what is told. What the GPU itself does is what `nvidia-smi dmon` says while the service is measured,
+what is told. `nvidia-smi dmon` tells of the GPU itself while the service is measured, and of
 PCIe by short looks once a second. One player feeds the service: where the learner waits for batches
 for more than a moment, the ratio is that of the player.
 
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
 
-What the service adds to an update of the MLP, by the clocks of its thread in a profile: a tenth
+The service adds to an update of the MLP, by the clocks of its thread in a profile, a tenth
 between updates (the next batch, the snapshot of weights that each update publishes, what the event
 loop is told), a seventh of waiting for the interpreter, which the event loop has meanwhile, and
 some processor time of the update itself. To an update of the CNN it adds a snapshot of 6.7 MB, and
@@ -65,7 +65,7 @@ batches that no cache knows yet.
 
 
 class Case(NamedTuple):
-    """What is recorded and trained on; `at_least` is of the service over the bare loop."""
+    """A run that is recorded and trained on; `at_least` is of the service over the bare loop."""
 
     name: str
     config: str
@@ -86,7 +86,7 @@ def main() -> int:
 def figures_on(
     device: torch.device, case: Case, folder: Path, rounds: int, seconds: float
 ) -> list[Figure]:
-    """What is measured is the same on each: the settings name it."""
+    """The figures are the same on each device: the settings name it."""
     return figures_of(case, measure(case, folder, rounds, seconds))
 
 
@@ -142,7 +142,7 @@ def cases(device: torch.device) -> list[Case]:
 
 
 def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, list[Sample]]:
-    """Of the bare loop, the update alone and the service, in turns."""
+    """Measure the bare loop, the update alone and the service, in turns."""
     settings = [*case.settings, *ENDLESS]
     config = load_config(CONFIGS / case.config, settings)
     path = folder / case.name

@@ -23,7 +23,7 @@ from bench.paired import Sample
 
 START_WITHIN_S = 120.0
 WARM_S = 2.0
-# What a learner says that cannot compile, or cannot record.
+# A learner says this that cannot compile, or cannot record.
 FALLEN_BACK = ("updates go on uncompiled", "no CUDA graph")
 POLL_S = 0.05
 # Reports often enough for a window of some seconds, and a lease that a slow start does not outlast.
@@ -98,7 +98,7 @@ def rates(reports: Sequence[Mapping[str, Any]]) -> Sample:
 
 
 def cpu_seconds(pid: int) -> dict[str, float]:
-    """Of a learner process so far: its event loop, which is the main thread, and all the rest."""
+    """The processor time of a learner so far: of its event loop, the main thread, and the rest."""
     loop_s, whole_s = (
         _cpu_seconds_of(Path(f"/proc/{pid}{task}/stat")) for task in (f"/task/{pid}", "")
     )
@@ -106,14 +106,14 @@ def cpu_seconds(pid: int) -> dict[str, float]:
 
 
 def _cpu_seconds_of(stat: Path) -> float:
-    # What is in brackets is a name, and may hold anything. Fields 14 and 15 of the whole line are
+    # The name in brackets may hold anything. Fields 14 and 15 of the whole line are
     # the time in user mode and in the kernel.
     fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def check_whole(report: Mapping[str, Any]) -> None:
-    """What is refused, dropped or skipped costs less than an update."""
+    """Data that is refused, dropped or skipped costs less than an update."""
     names = ("trajectories/rejected", "trajectories/dropped", "learner/skipped_updates")
     lost = {name: report[name] for name in names if report[name]}
     if lost:
@@ -121,7 +121,7 @@ def check_whole(report: Mapping[str, Any]) -> None:
 
 
 def check_compiled(log: str) -> None:
-    """What falls back says so, and is measured under no other name."""
+    """A learner that falls back says so, and is measured under no other name."""
     if any(words in log for words in FALLEN_BACK):
         raise RuntimeError(f"updates were not made as the settings say:\n{log}")
 

@@ -1,4 +1,4 @@
-"""What a figure must be read with: when, of which commit, and on what it was measured."""
+"""A figure must be read with these: when, of which commit, and on what it was measured."""
 
 import os
 import platform

@@ -85,14 +85,14 @@ def figure(name: str, values: Sequence[float], **limits: Any) -> Figure:
 def figure_of(
     name: str, samples: Sequence[Sample], key: str, unit: str = "", **limits: Any
 ) -> Figure:
-    """Of what all turns have under one name."""
+    """The figure of all that the turns have under one name."""
     return figure(name, [each[key] for each in samples], unit=unit, **limits)
 
 
 def ratio(
     name: str, above: Sequence[Sample], below: Sequence[Sample], key: str, **limits: Any
 ) -> Figure:
-    """Of one figure, round by round."""
+    """The ratio of one figure, round by round."""
     values = [first[key] / second[key] for first, second in zip(above, below, strict=True)]
     return figure(name, values, **limits)
 

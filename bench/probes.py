@@ -24,7 +24,7 @@ def _vector(*values: float) -> Obs:
 
 
 class Probe(gym.Env[Obs, np.int64]):
-    """What probes share: spaces, and a reset that shows one number."""
+    """Probes share spaces, and a reset that shows one number."""
 
     def __init__(self, num_obs: int = 1, num_actions: int = 2, start: int = 0) -> None:
         self.observation_space = Box(-np.inf, np.inf, (num_obs,), np.float32)

@@ -1,4 +1,4 @@
-"""What the processes of a run hold: memory, descriptors, threads, as the kernel counts them."""
+"""The processes of a run hold these: memory, descriptors, threads, as the kernel counts them."""
 
 from contextlib import suppress
 from typing import NamedTuple
@@ -46,7 +46,7 @@ class PeakMemory:
 
 
 def held_by_each(train_pid: int) -> dict[int, Held]:
-    """Of `train` and all below it, by their ids."""
+    """Look at `train` and all below it, by their ids."""
     held: dict[int, Held] = {}
     with suppress(*GONE):
         train = psutil.Process(train_pid)

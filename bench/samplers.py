@@ -33,7 +33,7 @@ Rate = Callable[[float], float]
 
 
 class Case(NamedTuple):
-    """What is stepped, and which network acts."""
+    """An environment that is stepped, and the network that acts."""
 
     name: str
     env: EnvSection
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def compare(case: Case, num_rounds: int, slice_s: float) -> list[Figure]:
-    """Of each sampler that fits: its ratios to the bare environments, measured right before it."""
+    """The ratio of each sampler that fits to the bare environments, measured right before it."""
     with ExitStack() as stack:
         bare = bare_rate(case, stack)
         rates: dict[SamplerName, Rate] = {}

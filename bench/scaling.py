@@ -1,7 +1,7 @@
 """The number of actor processes against the env steps that are trained per second.
 
-Each round trains with each number of actors once. What is counted begins when the last of them
-has joined.
+Each round trains with each number of actors once. Counting begins when the last of them has
+joined.
 """
 
 import functools
@@ -26,14 +26,14 @@ actor and one for the learner: beyond this machine's cores, of which there are {
 is expected of it. Environments that sleep for a millisecond want no core, so they show how the
 service itself takes more actors, until what is left beside the sleep fills the cores.
 
-What limited the last run of each, by its own account:
+Each last run names its limit by its own account:
 
 {verdicts}
 """
 
 
 class Case(NamedTuple):
-    """What is trained."""
+    """A run that is trained."""
 
     name: str
     config: Path

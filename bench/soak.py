@@ -22,7 +22,7 @@ from impala_async.files import write_whole
 
 LOOK_EVERY_S = 1.0
 TELL_EVERY_S = 60.0
-# Of the training: what comes before is start-up, and caches that fill.
+# The base of a training: what comes before is start-up, and caches that fill.
 BASE_S = (60.0, 120.0)
 LAST_SHARE = 0.2
 MIN_MINUTES = 3
@@ -54,7 +54,7 @@ class Times(NamedTuple):
 
 @dataclass
 class Series:
-    """What one process held, at which seconds of the training."""
+    """One process held so much, at which seconds of the training."""
 
     seconds: list[float] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
@@ -148,7 +148,7 @@ def watch(run: OneRun, whole_s: float) -> Record:
 
 
 def judge(record: Record, times: Times) -> list[Figure]:
-    """What each process held, by how much it grew, and what is allowed."""
+    """Say what each process held, by how much it grew, and what is allowed."""
     figures, num_fleeting = [], 0
     for name, series in record.processes.items():
         if series.seconds[0] <= times.base[0] and series.seconds[-1] == record.seconds[-1]:

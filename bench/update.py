@@ -1,4 +1,4 @@
-"""What `learner.compile` makes of the learner's update, on one batch again and again.
+"""The speed that `learner.compile` makes of the learner's update, on one batch again and again.
 
 Real environments are recorded for some seconds. The update step alone, without a service, then
 trains on one batch of the recording: as it is written, and in turns with that in each way that the
@@ -35,7 +35,7 @@ def main() -> int:
 def figures_on(
     device: torch.device, case: Case, folder: Path, rounds: int, seconds: float
 ) -> list[Figure]:
-    """Of all ways that the device has."""
+    """Compare all ways that the device has."""
     return figures_of(case, measure(case, folder, ways_of(device.type), rounds, seconds))
 
 
@@ -47,7 +47,7 @@ def ways_of(device: str) -> list[str]:
 def measure(
     case: Case, folder: Path, ways: list[str], rounds: int, seconds: float
 ) -> dict[str, list[Sample]]:
-    """Of each way, in turns."""
+    """Measure each way, in turns."""
     settings = [*case.settings, *ENDLESS]
     path = folder / case.name
     # A name without spaces: the compiler is called with it.

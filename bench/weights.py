@@ -83,7 +83,7 @@ def one_turn(case: str, num_clients: int, seconds: float) -> Sample:
 
 
 def sample_of(outcome: dict[str, Any], installed: list[dict[str, float]]) -> Sample:
-    """Of one turn; what comes first warms up, and is not counted."""
+    """The figures of one turn; the first updates warm up, and are not counted."""
     num_warm = int(len(outcome["update_s"]) * WARM_SHARE)
     # Means, as a learner that is late now and then is late on the whole.
     update_s = statistics.fmean(outcome["update_s"][num_warm:])
@@ -107,7 +107,7 @@ def sample_of(outcome: dict[str, Any], installed: list[dict[str, float]]) -> Sam
 
 
 def encode(case: str) -> Sample:
-    """What the first pull of a version costs the event loop, and each of the others."""
+    """Time what the first pull of a version costs the event loop, and each of the others."""
     schema, torso, _, is_coarse = CASES[case]
     policy = Policy(schema, ModelSection(name=torso), seed=0, device=CPU)
     layout = policy.coarse_layout if is_coarse else policy.layout

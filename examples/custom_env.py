@@ -70,7 +70,7 @@ SETTINGS = (
 
 
 def main(flags: Sequence[str] = ()) -> int:
-    """What `python -m impala_async.train --set env.id=... --set ...` does in a shell."""
+    """Do what `python -m impala_async.train --set env.id=... --set ...` does in a shell."""
     from impala_async.train import main as train
 
     here = str(Path(__file__).resolve().parents[1])

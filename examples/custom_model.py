@@ -3,8 +3,8 @@
     python examples/custom_model.py [flags of train]
 
 `model.name` is `package.module:Class`. Learner and actors each import it by that name, so it must
-be where Python finds it: installed, in the folder that you start from, or on PYTHONPATH. What is
-around a torso stays ours: normalised observations before it, a recurrent core behind it if
+be where Python finds it: installed, in the folder that you start from, or on PYTHONPATH. All that
+is around a torso stays ours: normalised observations before it, a recurrent core behind it if
 `model.core` says so, and the heads of policy and value. docs/models.md has the rules.
 """
 
@@ -59,7 +59,7 @@ SETTINGS = (
 
 
 def main(flags: Sequence[str] = ()) -> int:
-    """What `python -m impala_async.train --set env.id=... --set ...` does in a shell."""
+    """Do what `python -m impala_async.train --set env.id=... --set ...` does in a shell."""
     from impala_async.train import main as train
 
     here = str(Path(__file__).resolve().parents[1])

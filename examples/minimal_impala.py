@@ -171,7 +171,7 @@ def vtrace(
     values_SB: Tensor,
     mask_TB: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What the values should have been, and advantages for the policy; every bar is 1.
+    """Compute what the values should have been, and advantages for the policy; every bar is 1.
 
     Nothing accumulates on a masked row, so no correction flows from an episode into the one before.
     But its value, which is V(final observation), bootstraps the row before it if that was cut.
@@ -193,7 +193,7 @@ def vtrace(
 
 
 def impala_losses(model: ActorCritic, rows: Rows, settings: Settings) -> tuple[Tensor, ...]:
-    """Of the policy, the values and the entropy: means over the valid rows, with their weights."""
+    """The terms of policy, values and entropy: means over the valid rows, with their weights."""
     mask_TB = rows.mask_TB
     log_probs_TBA = model.log_probs(rows.obs_SB[:-1])
     log_probs_TB = log_probs_TBA.gather(-1, rows.actions_TB.unsqueeze(-1)).squeeze(-1)

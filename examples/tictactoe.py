@@ -5,8 +5,8 @@
 Two agents, two policies: `main` learns, `past` is what it was some updates ago. In each game they
 are dealt to the two sides anew, so both learn to begin and to answer. docs/policies.md has more.
 
-The environment is a parallel one, as PettingZoo has them: both agents act in every step. Whoever is
-not to move has one legal action, which is to wait.
+The environment is a parallel one, as PettingZoo has them: both agents act in every step. The one
+who is not to move has one legal action, which is to wait.
 """
 
 import os
@@ -107,7 +107,7 @@ CONFIG = Path(__file__).resolve().parents[1] / "configs" / "tictactoe_selfplay.t
 
 
 def main(flags: Sequence[str] = ()) -> int:
-    """What `python -m impala_async.train --config configs/tictactoe_selfplay.toml` does."""
+    """Do what `python -m impala_async.train --config configs/tictactoe_selfplay.toml` does."""
     from impala_async.train import main as train
 
     here = str(CONFIG.parents[1])

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console() -> NoReturn:
-    """What the command calls."""
+    """The command calls this."""
     leave(main())
 
 

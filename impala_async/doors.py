@@ -1,6 +1,6 @@
-"""What all doors share: flags, settings from flags, logging, and the way errors leave a process.
+"""All doors share this: flags, settings from flags, logging, and the way errors leave a process.
 
-What takes long to import, a door imports behind `run_door`, where Ctrl-C is taken care of.
+A door imports modules that take long behind `run_door`, where Ctrl-C is taken care of.
 """
 
 import argparse
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
     from impala_async.runs.folder import RunFolder
 
-# What a resumed run may not change: its checkpoints and its actors' data depend on them.
+# A resumed run may not change these: its checkpoints and its actors' data depend on them.
 FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
 FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_returns")
 # How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
@@ -96,7 +96,7 @@ class DoorParser(argparse.ArgumentParser):
             for before, each, after in zip(
                 ["", *unknown], unknown, [*unknown[1:], ""], strict=False
             ):
-                # What follows a flag without a value is its value.
+                # A word behind a flag without a value is its value.
                 if not before.startswith("-") or "=" in before or each.startswith("-"):
                     meant.append(self._meant(each, after) or self._meant_place(each, parsed))
             flags = " ".join(filter(None, meant))
@@ -107,7 +107,7 @@ class DoorParser(argparse.ArgumentParser):
     def _meant(self, flag: str, value: str) -> str | None:
         """The setting that may be meant by a flag that there is not, with its value."""
         from impala_async.config.bind import like_url
-        from impala_async.config.load import key_like
+        from impala_async.config.keys import key_like
 
         flag, equals, after = flag.partition("=")
         name = flag.lstrip("-").replace("-", "_")
@@ -121,7 +121,7 @@ class DoorParser(argparse.ArgumentParser):
         return f"--set {key}={value}"
 
     def _meant_place(self, word: str, parsed: argparse.Namespace) -> str | None:
-        """What may be meant by a word that stands where no word belongs."""
+        """The flags that may be meant by a word that stands where no word belongs."""
         if word.startswith("-") or "--set" not in self._option_string_actions:
             return None
         for override in parsed.overrides:
@@ -181,17 +181,13 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def check_learner_url(url: str) -> None:
     """Raise ConfigError for what no learner can be reached at."""
-    if not _is_reachable(url):
-        from impala_async.config.bind import like_url
+    from impala_async.config.bind import like_url
 
-        like = like_url(url)
-        hint = f"; did you mean {like}?" if like and _is_reachable(like) else ""
+    like = like_url(url)
+    is_port_known = like is not None and not like.endswith(":*")
+    if like != url or not is_port_known:
+        hint = f"; did you mean {like}?" if is_port_known else ""
         raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {url!r}{hint}")
-
-
-def _is_reachable(url: str) -> bool:
-    found = re.fullmatch(r"tcp://(?:[^:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", url)
-    return found is not None and 0 < int(found[1]) < 65536
 
 
 def names_an_env(args: argparse.Namespace) -> bool:
@@ -268,7 +264,7 @@ def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
 
 
 def _fixed(config: "RunConfig") -> dict[str, Any]:
-    """What a resumed run may not change, by its key."""
+    """The settings that a resumed run may not change, by their keys."""
     sections = config.model_dump(mode="json", by_alias=True)
     settings = {
         f"{section}.{key}": value
@@ -384,7 +380,7 @@ def start_told_of(
 
 
 def run_door(body: Callable[[], int]) -> int:
-    """The exit code of a door. What a user can mend is one line; a bug of ours is a traceback.
+    """The exit code of a door. A user's mistake is told in a line, a bug of ours by its traceback.
 
     Ctrl-C ends it at once, until the body takes that over.
     """

@@ -24,12 +24,12 @@ EXIT_TRY_AGAIN = 75
 EXIT_NOT_ALLOWED = 77
 EXIT_MISMATCH = 78
 EXIT_INTERRUPTED = 130
-# What a shell adds to the number of the signal that ended a process.
+# A shell adds this to the number of the signal that ended a process.
 SHELL_SIGNAL = 128
 
 
 def how_it_ended(code: int) -> str:
-    """What the exit code of a child tells; a signal has a negative one."""
+    """Say what the exit code of a child tells; a signal has a negative one."""
     if code == EXIT_INTERRUPTED:
         return "was interrupted (SIGINT)"
     if code == -signal.SIGKILL:

@@ -240,7 +240,7 @@ def _so_far(played: list[Played], num_wanted: int, seconds: float) -> str:
 def _counted(
     played: list[list[Played]], per_env: int, per_agent: int, num_agents: int
 ) -> list[Played]:
-    """Of each agent as many, and those that they played with each other."""
+    """As many episodes of each agent, and those that they played with each other."""
     counted = []
     for agent in range(num_agents):
         columns = played[agent::num_agents]

@@ -84,10 +84,10 @@ def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None
 
 
 def why_unreadable(error: Exception) -> str:
-    """What a parser says, but where that would be about Python."""
+    """The words of a parser, but where they would be about Python."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    # Of a whole number that is converted from text.
+    # Python says so when it converts a whole number from text.
     return "a number in it is too long" if "set_int_max_str_digits" in str(error) else str(error)
 
 

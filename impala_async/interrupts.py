@@ -46,7 +46,7 @@ def interrupt(number: int, frame: object) -> None:
 
 
 def last_word(*numbers: int) -> tuple[str, int]:
-    """What a process says that such signals have ended, and its exit code."""
+    """The last word and the exit code of a process that such signals have ended."""
     if numbers and signal.SIGINT not in numbers:
         return "terminated\n", EXIT_DONE
     return "interrupted\n", EXIT_INTERRUPTED

@@ -72,7 +72,7 @@ def open_gate() -> None:
 def wait_at_gate() -> None:
     """In a child: until another one has opened the gate. Without one this does nothing."""
     for fd in _take_gate():
-        # What is in there is left for whoever comes later.
+        # The count stays there for all who come later.
         _is_readable(fd, timeout_ms=None)
 
 
@@ -89,7 +89,7 @@ def _is_readable(fd: int, timeout_ms: int | None) -> bool:
 
 
 def inherited_fds() -> tuple[int, ...]:
-    """What a child passes on to its own children, whose environment names it already."""
+    """A child passes these on to its own children, whose environment names them already."""
     value = os.environ.get(VARIABLE, "")
     return (int(value),) if value.isdecimal() else ()
 

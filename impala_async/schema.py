@@ -1,4 +1,4 @@
-"""What an environment looks like to the rest of the house, and how a column of it is laid out.
+"""The spaces of an environment, and how a column of it is laid out.
 
 `Schema` is what a learner and an actor agree on once per session: observation and action
 leaves, recurrent state and T. From it both sides compute the same `ColumnLayout`, so sizes and
@@ -116,7 +116,7 @@ class ActionPart:
 
     @cached_property
     def array(self) -> ArraySpec:
-        """What holds it on our side, whatever the environment's own dtype."""
+        """The array that holds it on our side, whatever the environment's own dtype."""
         return ArraySpec(self.name, self.shape, "int32" if self.kind == "discrete" else "float32")
 
 
@@ -133,13 +133,13 @@ class ActionSpec:
 
     @property
     def num_choices(self) -> int:
-        """Of all discrete parts together."""
+        """The choices of all discrete parts together."""
         return sum(sum(part.choices) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What both sides must agree on before the first trajectory."""
+    """Both sides must agree on this before the first trajectory."""
 
     obs: ObsSpec
     action: ActionSpec
@@ -150,7 +150,7 @@ class Schema:
 
     @property
     def inputs(self) -> ObsSpec:
-        """What a network sees: not the mask of legal actions, nor which policy it belongs to."""
+        """The leaves that a network sees: neither the mask of legal actions nor its own number."""
         hidden = {self.action.legal, POLICY if self.policies else None}
         return ObsSpec(tuple(leaf for leaf in self.obs.leaves if leaf.name not in hidden))
 
@@ -219,13 +219,13 @@ class Schema:
 
 
 def recurrent_state(core: str | None, size: int) -> tuple[ArraySpec, ...]:
-    """What a column of a recurrent core carries from row to row; its output comes first."""
+    """The arrays that a recurrent core carries from row to row; its output comes first."""
     names = {None: (), "gru": ("hidden",), "lstm": ("hidden", "cell")}[core]
     return tuple(ArraySpec(name, (size,), "float32") for name in names)
 
 
 def policy_leaf(policies: tuple[str, ...]) -> ArraySpec:
-    """What holds the number of a policy among these."""
+    """The leaf that holds the number of a policy among these."""
     return ArraySpec(POLICY, (), "uint8", (len(policies),))
 
 
@@ -260,14 +260,10 @@ def _small_places(schema: Schema) -> Iterator[Place]:
 def _array_spec(raw: dict[str, Any]) -> ArraySpec:
     if not isinstance(raw["name"], str) or not isinstance(raw["dtype"], str):
         raise SpacesError("not a schema: name and dtype must be text")
-    if len(raw["shape"]) > MAX_DIMENSIONS:
-        raise SpacesError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
     is_stack = raw.get("is_stack", False)
     if not isinstance(is_stack, bool):
         raise SpacesError("not a schema: is_stack must be true or false")
-    return ArraySpec(
-        raw["name"], _positives(raw["shape"]), raw["dtype"], _positives(raw["choices"]), is_stack
-    )
+    return ArraySpec(raw["name"], _shape(raw), raw["dtype"], _positives(raw["choices"]), is_stack)
 
 
 def _action_spec(raw: dict[str, Any]) -> ActionSpec:
@@ -280,11 +276,13 @@ def _action_spec(raw: dict[str, Any]) -> ActionSpec:
 def _action_part(raw: dict[str, Any]) -> ActionPart:
     if raw["kind"] not in get_args(ActionKind) or not isinstance(raw["name"], str):
         raise SpacesError(f"unsupported action part {raw['name']!r} of kind {raw['kind']!r}")
+    return ActionPart(raw["name"], raw["kind"], _positives(raw["choices"]), _shape(raw))
+
+
+def _shape(raw: dict[str, Any]) -> tuple[int, ...]:
     if len(raw["shape"]) > MAX_DIMENSIONS:
         raise SpacesError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
-    return ActionPart(
-        raw["name"], raw["kind"], _positives(raw["choices"]), _positives(raw["shape"])
-    )
+    return _positives(raw["shape"])
 
 
 def _check_choices(spec: ArraySpec | ActionPart) -> None:

@@ -36,7 +36,7 @@ class Wait:
 
 @contextmanager
 def told_of(what: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """What is done in here is told of by another thread, as this one is busy with it."""
+    """Another thread tells of the work that is done in here, as this one is busy with it."""
     is_over = threading.Event()
     wait = Wait(tell)
 

@@ -1,4 +1,4 @@
-"""What comes down: a version, the layout of a model's parameters, and one flat buffer of them."""
+"""Weights come down: a version, the layout of a model's parameters, and one flat buffer of them."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ class WeightsLayout:
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """Of each array in the flat buffer."""
+        """The dtype of each array in the flat buffer."""
         return tuple(
             BFLOAT16 if array.name in self.rounded else array.dtype for array in self.arrays
         )
@@ -106,7 +106,7 @@ class Weights:
     version: Version
     buffer: NDArray[np.uint8]
     layout_digest: bytes = b""
-    """Of the buffer's layout; empty for the one that both sides know a model by."""
+    """The layout of the buffer; empty for the one that both sides know a model by."""
 
     def digest(self) -> bytes:
         """16 bytes over the content, so that a damaged transfer is noticed.
@@ -120,9 +120,9 @@ class Weights:
 class Lineage:
     """Which versions are ancestors of the weights now in training.
 
-    A start from a checkpoint begins a new epoch at that checkpoint's update. What earlier epochs
-    did beyond it was lost: data acted with such weights belongs to a dead branch. `forks` holds
-    the epochs of this branch and the update at which each one began.
+    A start from a checkpoint begins a new epoch at that checkpoint's update. The updates of
+    earlier epochs beyond it were lost: data acted with such weights belongs to a dead branch.
+    `forks` holds the epochs of this branch and the update at which each one began.
     """
 
     def __init__(self, epoch: int, forks: dict[int, int] | None = None) -> None:

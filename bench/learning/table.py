@@ -120,7 +120,7 @@ CONFIGS_HEAD = (
 
 
 def configs_table() -> str:
-    """Of configs/README.md: what each file was measured to do, with all seeds of its task."""
+    """The table of configs/README.md: what each file was measured to do, with all seeds."""
     entries = json.loads((RESULTS / "learning.json").read_text())
     measured = {entry["config"]: entry for entry in entries if not entry["overrides"]}
     rows = [_config_row(path, measured.get(path.name)) for path in sorted(CONFIGS.glob("*.toml"))]

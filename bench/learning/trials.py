@@ -1,4 +1,4 @@
-"""What a trained policy is put to where its return in training says little: a score for a run.
+"""A trained policy is put to trials where its return in training says little: a score for a run.
 
 In self-play the return says how far the policy is ahead of its copy, and a return that is negative
 throughout has no floor that one would know without the random policy's. Both are measured here.

@@ -72,7 +72,7 @@ def _send(members: list[psutil.Process], what: str, wait_s: float) -> None:
 
 
 def _remove_shared_memory(pids: set[int]) -> None:
-    """What torch would have removed if they had ended by themselves."""
+    """Remove what torch would have removed if they had ended by themselves."""
     for path in SHARED_MEMORY.glob("torch_*"):
         if path.name.split("_")[1] in map(str, pids):
             path.unlink(missing_ok=True)

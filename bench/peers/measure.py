@@ -1,4 +1,4 @@
-"""What is measured of each system: its speed in a game, and the time it takes to solve CartPole."""
+"""Measure each system: its speed in a game, and the time it takes to solve CartPole."""
 
 import itertools
 import sys
@@ -11,7 +11,7 @@ from bench.peers.systems import System
 from bench.peers.venvs import python_of
 
 GOAL = 475.0
-# What comes first fills queues and caches, and is not counted.
+# The first seconds fill queues and caches, and are not counted.
 WARM_S = 10.0
 START_LIMIT_S = 180.0
 

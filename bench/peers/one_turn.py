@@ -26,7 +26,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Progress:
-    """What a runner said: env steps trained on by then, and the mean return of 100 episodes."""
+    """A word of a runner: env steps trained on by then, and the mean return of 100 episodes."""
 
     elapsed_s: float
     trained: int
@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Turn:
-    """What was said, and the most memory that was held at a time."""
+    """All that was said, and the most memory that was held at a time."""
 
     progress: Sequence[Progress]
     peak_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What every runner prints: one line of JSON whenever more has been trained on.
+"""Every runner prints one line of JSON whenever more has been trained on.
 
 Imported in the peers' virtual environments: the standard library only.
 """
@@ -21,6 +21,6 @@ def say(trained: int, mean_return: float | None) -> None:
 
 
 def mean_of(returns: Sequence[float]) -> float | None:
-    """Of the last 100 episodes; none before there are as many."""
+    """The mean of the last 100 episodes; none before there are as many."""
     last = list(returns)[-NUM_EPISODES:]
     return float(sum(last)) / NUM_EPISODES if len(last) == NUM_EPISODES else None

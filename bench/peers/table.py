@@ -6,7 +6,7 @@ from bench.paired import Figure, Sample, figure_of, ratio
 from bench.peers.systems import A2C, OURS, PPO, RLLIB_IMPALA, SF
 
 Samples = Mapping[str, Sequence[Sample]]
-"""Of each system, by its name."""
+"""The rows of each system, by its name."""
 
 FASTER = {
     ("CartPole", SF.name): 6.0,

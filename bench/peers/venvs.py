@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DEFAULT_FOLDER = Path.home() / ".cache" / "impala_async" / "peers"
-# What runs inside has to find its pinned packages; this one may have others.
+# A runner inside has to find its pinned packages; this one may have others.
 VERSIONS = """
 import importlib.metadata, json
 print(json.dumps({each.name: each.version for each in importlib.metadata.distributions()}))

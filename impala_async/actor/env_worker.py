@@ -65,7 +65,7 @@ def write_json(fd: int, value: Any, before: bytes = b"") -> None:
 
 
 def read_json(fd: int) -> Any:
-    """What `write_json` sent; EOFError when the other side is gone."""
+    """Read what `write_json` sent; EOFError when the other side is gone."""
     return json.loads(_read(fd, int.from_bytes(_read(fd, _SIZE_BYTES), "little")))
 
 
@@ -80,7 +80,7 @@ def main() -> int:
     processes.hold()
     commands, replies, memory = fds = [int(text) for text in sys.argv[1:]]
     for fd in fds:
-        # What an environment starts must not keep the pipes open.
+        # A process that an environment starts must not keep the pipes open.
         os.set_inheritable(fd, False)
     try:
         _work(commands, replies, memory)

@@ -1,4 +1,4 @@
-"""What an actor and its env workers share: one block of memory with a row for each column.
+"""An actor and its env workers share one block of memory with a row for each column.
 
 An actor writes actions; a worker writes all else, and only the rows of its own columns. The memory
 has no name: it is a descriptor that workers inherit, and the kernel frees it with the last process
@@ -9,9 +9,9 @@ C columns
 Runs on: sampler thread, env worker
 """
 
-import math
 import mmap
 import os
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,10 @@ from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 # Bits of what a step brought besides what every step brings.
 HAS_FINAL_OBS, HAS_IDLE, HAS_UNTRAINED = 1, 2, 4
 ALIGNMENT = 64
+OTHERS = (
+    *(ArraySpec(name, (), "bool") for name in ("terminated", "truncated", "idle", "untrained")),
+    *(ArraySpec("reward", (), "float32"), ArraySpec("place", (), "int32")),
+)
 
 
 def new_memory() -> int:
@@ -33,41 +37,37 @@ def new_memory() -> int:
 class SharedColumns:
     """Typed views of the memory, or of some columns in it."""
 
-    def __init__(
-        self,
-        obs: Obs,
-        final_obs: Obs,
-        actions: dict[str, NDArray[Any]],
-        flags: dict[str, NDArray[np.bool_]],
-        rewards_C: NDArray[np.float32],
-        places_C: NDArray[np.int32],
-    ) -> None:
-        self.obs, self.final_obs, self.actions = obs, final_obs, actions
-        self.rewards_C = rewards_C
-        self._places_C = places_C
-        self._flags = flags
-        self.terminated_C, self.truncated_C = flags["terminated"], flags["truncated"]
-        self.idle_C, self.untrained_C = flags["idle"], flags["untrained"]
+    def __init__(self, *groups: dict[str, NDArray[Any]]) -> None:
+        """Observations, final observations, actions, and what has a number for each column."""
+        self._groups = groups
+        self.obs, self.final_obs, self.actions, others = groups
+        self.rewards_C, self._places_C = others["reward"], others["place"]
+        self.terminated_C, self.truncated_C = others["terminated"], others["truncated"]
+        self.idle_C, self.untrained_C = others["idle"], others["untrained"]
 
     @staticmethod
     def over(memory: int, obs: ObsSpec, action: ActionSpec, num_columns: int) -> "SharedColumns":
         """Give the memory its size, if it has none, and map it."""
-        arrays = _Arrays(num_columns)
-        observed = [arrays.of_all(obs.leaves) for _ in range(2)]
-        actions = arrays.of_all(part.array for part in action.parts)
-        flags = arrays.of_all(
-            ArraySpec(name, (), "bool") for name in ("terminated", "truncated", "idle", "untrained")
-        )
-        rewards = arrays.of_all([ArraySpec("", (), "float32")])
-        places = arrays.of_all([ArraySpec("", (), "int32")])
+        actions = tuple(part.array for part in action.parts)
+        groups = (obs.leaves, obs.leaves, actions, OTHERS)
+        sizes = [
+            -(-num_columns * spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in chain(*groups)
+        ]
+        *offsets, num_bytes = accumulate(sizes, initial=0)
         if not os.fstat(memory).st_size:
-            os.ftruncate(memory, arrays.num_bytes)
-        buffer = mmap.mmap(memory, arrays.num_bytes)
-        obs_C, final_obs_C, actions_C, flags_C, rewards_C, places_C = (
-            {name: _view(buffer, *place) for name, place in group.items()}
-            for group in (*observed, actions, flags, rewards, places)
+            os.ftruncate(memory, num_bytes)
+        buffer, places = mmap.mmap(memory, num_bytes), iter(offsets)
+        return SharedColumns(
+            *(
+                {
+                    spec.name: np.ndarray(
+                        (num_columns, *spec.shape), spec.dtype, buffer, next(places)
+                    )
+                    for spec in group
+                }
+                for group in groups
+            )
         )
-        return SharedColumns(obs_C, final_obs_C, actions_C, flags_C, rewards_C[""], places_C[""])
 
     @property
     def place(self) -> memoryview:
@@ -76,29 +76,14 @@ class SharedColumns:
 
     def touch(self) -> None:
         """Write to every page, so that none has to be found while environments step."""
-        for array in (
-            *self.obs.values(),
-            *self.final_obs.values(),
-            *self.actions.values(),
-            *self._flags.values(),
-            self.rewards_C,
-            self._places_C,
-        ):
-            array.fill(0)
+        for group in self._groups:
+            for array in group.values():
+                array.fill(0)
 
     def columns(self, first: int, last: int) -> "SharedColumns":
         """Views of the columns from `first` to before `last`."""
-
-        def cut(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-            return {name: array[first:last] for name, array in arrays.items()}
-
         return SharedColumns(
-            cut(self.obs),
-            cut(self.final_obs),
-            cut(self.actions),
-            cut(self._flags),
-            self.rewards_C[first:last],
-            self._places_C[first:last],
+            *({name: array[first:last] for name, array in group.items()} for group in self._groups)
         )
 
     def write_obs(self, obs: Obs) -> None:
@@ -135,27 +120,3 @@ class SharedColumns:
             self.idle_C if brought & HAS_IDLE else None,
             self.untrained_C if brought & HAS_UNTRAINED else None,
         )
-
-
-class _Arrays:
-    """Places of arrays one after the other, with a row for each column."""
-
-    def __init__(self, num_columns: int) -> None:
-        self._num_columns = num_columns
-        self.num_bytes = 0
-
-    def of_all(self, specs: Any) -> dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]:
-        return {spec.name: self._place(spec) for spec in specs}
-
-    def _place(self, spec: ArraySpec) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-        shape, dtype = (self._num_columns, *spec.shape), np.dtype(spec.dtype)
-        offset = self.num_bytes
-        size = math.prod(shape) * dtype.itemsize
-        self.num_bytes += -(-size // ALIGNMENT) * ALIGNMENT
-        return offset, shape, dtype
-
-
-def _view(
-    buffer: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    return np.ndarray(shape, dtype, buffer=buffer, offset=offset)

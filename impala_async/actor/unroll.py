@@ -151,7 +151,7 @@ class Unroll:
             stack.begin(buffer.columns.obs[name], buffer.columns.windows[name])
         for name, array in buffer.columns.state.items():
             array[...] = state[name]
-        # What most rows have; `append` writes only the others.
+        # Most rows have these; `append` writes only the others.
         rows.mask.fill(True)
         rows.terminated.fill(False)
         rows.truncated.fill(False)
@@ -195,7 +195,7 @@ class Unroll:
         return self._finish(next_obs) if self._cursor == self._num_rows else None
 
     def _mark(self, masked: NDArray[np.bool_]) -> None:
-        """Of these columns this row is masked, and what counts of an episode begins after it."""
+        """Mask this row of these columns; an episode counts from the row after it."""
         self._is_over |= masked
         self._num_over = int(np.count_nonzero(self._is_over))
         for column in np.flatnonzero(masked).tolist():

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 POLL_MS = 50
 # More than that between two looks is not the worker's time.
 LOOK_S = 1.0
-# What a worker gets to finish its step and to close its environments.
+# A worker gets so long to finish its step and to close its environments.
 CLOSE_S = 1.0
 DEATH_S = 1.0
 STACKS_S = 0.5
@@ -174,7 +174,7 @@ class Worker:
                 if self._waiter.poll(POLL_MS):
                     return
                 if self.process.poll() is not None and not self._waiter.poll(0):
-                    # What its environment forked may hold the pipe open.
+                    # A process that its environment forked may hold the pipe open.
                     raise self._death()
                 # A process that was stopped for a while has not hung meanwhile.
                 now = time.monotonic()
@@ -213,7 +213,7 @@ class Worker:
         return self._last_words() or EnvError(text, is_death=True)
 
     def _last_words(self) -> EnvError | None:
-        """Of a process that has ended: steps that nobody waits for, then maybe a fault."""
+        """Read what an ended process has said: steps that nobody waits for, then maybe a fault."""
         while self._waiter.poll(0) and (reply := os.read(self._replies, 1)):
             if reply[0] == FAULT:
                 return self._fault()

@@ -37,7 +37,7 @@ def count_cores() -> int:
 
 
 def _quotas() -> list[int]:
-    """Of this control group and those around it; containers see their own as the root."""
+    """The quotas of this control group and those around it; containers see theirs as the root."""
     try:
         (own,) = [
             line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")
@@ -100,8 +100,8 @@ class WorkerEnvs:
 
 
 class Workers:
-    """The workers of an actor, with about as many environments each. Whoever steps them closes
-    them: `whole`, or both of `halves`."""
+    """The workers of an actor, with about as many environments each. The batches that step them
+    close them: `whole`, or both of `halves`."""
 
     def __init__(
         self,

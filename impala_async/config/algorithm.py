@@ -16,7 +16,7 @@ ReturnsName = Literal["vtrace", "gae"]
 
 
 class _Known(NamedTuple):
-    """What the settings have to know of an algorithm."""
+    """The settings have to know this of an algorithm."""
 
     keys: tuple[str, ...]
     """Those that do something in it, of those that do not do so in all."""
@@ -78,7 +78,7 @@ class AlgorithmSection(Section):
     value_cost: float = Field(0.5, ge=0, description="Weight of the value loss.")
     grad_clip: float | None = Field(40.0, gt=0, description="Largest global gradient norm.")
     returns: ReturnsName | None = Field(
-        None, description="Of ppo: gae or vtrace. none: gae for ppo and a2c, vtrace for the others."
+        None, description="ppo has gae or vtrace. none: gae for ppo and a2c, vtrace for the others."
     )
     rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the TD weights.")
     c_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the trace weights.")
@@ -188,7 +188,7 @@ class AlgorithmSection(Section):
         return self.schedule_env_steps if self.lr_end == 0 else None
 
     def schedule_warnings(self, stop: int | None, trained: int, *, has_goal: bool) -> Iterator[str]:
-        """What a run to `stop` env steps should know of its schedule when `trained` are done.
+        """Warn a run to `stop` env steps of its schedule when `trained` are done.
 
         `has_goal`: something else may end it earlier.
         """

@@ -1,7 +1,7 @@
 """The keys and values of earlier releases, as run folders and recordings hold them.
 
-What a run wrote down itself is read for as long as its folder lives; anybody else is told what
-became of a key.
+The settings that a run wrote down itself are read for as long as its folder lives; anybody else is
+told what became of a key.
 """
 
 import copy

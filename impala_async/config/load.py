@@ -6,7 +6,6 @@ value and what is wanted, and all mistakes are told at once.
 """
 
 import copy
-import difflib
 import json
 import re
 import tomllib
@@ -16,13 +15,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, NoReturn
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from impala_async.config.bind import like_url
 from impala_async.config.former import FORMER_KEYS, up_to_date
+from impala_async.config.keys import fields_of, is_section, key_like
 from impala_async.config.run import DECIDED_BY_LOCKSTEP, RunConfig
-from impala_async.config.synonyms import our_key
 from impala_async.errors import ConfigError
 from impala_async.files import why_unreadable
 
@@ -56,7 +55,7 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
         return validate_config(*merge_overrides(settings, overrides, path))
     from_file = {} if path is None else _read_toml(path)
     settings, sources, mistakes = merge_overrides(from_file, overrides)
-    # What a whole section of the file was overridden with is no mistake of the file.
+    # A value that replaced a whole section of the file is no mistake of the file.
     in_file = {key: str(path) for key in _dotted_keys(from_file) if _is_at(settings, key)}
     if path is not None:
         in_file[""] = str(path)  # what it lacks
@@ -104,7 +103,7 @@ def validate_config(
 
 
 def _idle_keys(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
-    """What does nothing in lockstep and was set beside it, or on the command line.
+    """Name the keys that do nothing in lockstep and were set beside it, or on the command line.
 
     By their sources and not by their values: a preset's are passed over, and a resolved config
     holds all keys.
@@ -319,8 +318,8 @@ def _source(key: str, sources: Mapping[str, str]) -> str:
 
 
 def _wanted_at(key: str, *, is_item: bool) -> str | None:
-    """What a key takes, in a user's words; None for what is no key of ours."""
-    field = dict(_schema_fields(RunConfig)).get(key)
+    """Say what a key takes, in a user's words; None for one that is not ours."""
+    field = dict(fields_of(RunConfig)).get(key)
     if field is None:
         return None
     if is_item:
@@ -339,7 +338,7 @@ def _wanted(kind: Any, field: FieldInfo) -> str:
     if origin is tuple:
         example = ["main", "past"] if args[0] is str else [64, 64]
         return f"a list, for example {json.dumps(field.default or example)}"
-    if _is_section(kind):
+    if is_section(kind):
         return "keys of its own, not a value"
     if kind is str:
         return "text that is not empty" if field.metadata else "text"
@@ -379,46 +378,3 @@ def _shown(value: Any) -> str:
         return "none"
     text = json.dumps(value, default=str)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def key_like(key: str) -> str | None:
-    """The key that was meant: one of that name elsewhere, others' word for it, or one like it."""
-    typed, key = key, key.lower()
-    section, _, name = key.rpartition(".")
-    fields = dict(_schema_fields(RunConfig))
-    keys = [key for key, field in fields.items() if not _is_section(field.annotation)]
-    if key in fields and key != typed:
-        return key
-    named_so = [k for k in keys if k.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
-    # As `env.name` is others' `env_name`, which says more than a name alone.
-    if section and (ours := our_key(f"{section}_{name}")):
-        return ours
-    if (ours := our_key(name)) and not (section and near):
-        return ours
-    if section:
-        near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
-    else:
-        near = near or difflib.get_close_matches(key, fields.keys() - keys, n=1, cutoff=0.8)
-    if not section or section in fields:
-        near = near or _named_like(name, keys, 0.75)
-    return near[0] if near else None
-
-
-def _named_like(name: str, keys: list[str], cutoff: float = 0.6) -> list[str]:
-    """At most one, by its name alone: with its section others would look alike."""
-    names = [key.rpartition(".")[2] for key in keys]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    return [keys[names.index(found)] for found in near]
-
-
-def _is_section(kind: Any) -> typing.TypeGuard[type[BaseModel]]:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _schema_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in section.model_fields.items():
-        key = prefix + (field.alias or name)
-        yield key, field
-        if _is_section(field.annotation):
-            yield from _schema_fields(field.annotation, f"{key}.")

@@ -25,13 +25,13 @@ class ModelSection(Section):
         "128 (small_cnn).",
     )
     activation: Literal["tanh", "relu"] | None = Field(
-        None, description="Of the hidden layers; none: tanh (mlp), relu (images)."
+        None, description="Activation of the hidden layers; none: tanh (mlp), relu (images)."
     )
     width: int = Field(1, ge=1, le=64, description="impala_resnet: times as many channels.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="What torsos compute in, at the learner and at actors; losses and what is "
-        "learned are float32. auto, each for itself: bfloat16 on a GPU that has it, and for large "
+        description="Torsos compute in it, at learner and actors; losses and what is learned are "
+        "float32. auto, each for itself: bfloat16 on a GPU that has it, and for large "
         "images on a CPU that has it.",
     )
     shared_torso: bool | None = Field(

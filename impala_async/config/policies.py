@@ -46,7 +46,7 @@ class PoliciesSection(Section):
                 if getattr(self, key) != field.get_default(call_default_factory=True):
                     yield f"{key} does nothing without names: set those, {_EXAMPLE}"
             return
-        # What refers to names that are wrong themselves would be blamed for them.
+        # Keys that refer to names would be blamed for names that are wrong themselves.
         broken = list(self._broken_names()) or [*self._broken_copies(), *self._broken_train()]
         yield from broken
 

@@ -21,7 +21,7 @@ from impala_async.config.section import MOST_S, Section
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
-# What lockstep decides by itself: the lag is known, and one batch waits while one is trained.
+# Lockstep decides these by itself: the lag is known, and one batch waits while one is trained.
 DECIDED_BY_LOCKSTEP = ("learner.max_lag", "learner.queue_size")
 LOCKSTEP_QUEUE_SIZE = 1
 
@@ -104,7 +104,7 @@ class RunConfig(Section):
     report: ReportSection = ReportSection()
 
     def model_post_init(self, context: Any, /) -> None:
-        """What lockstep decides. Frozen for everybody else."""
+        """Lockstep decides some keys, which are frozen for everybody else."""
         if self.pace.is_lockstep:
             decided = {"queue_size": LOCKSTEP_QUEUE_SIZE}
             if "batch_columns" not in self.learner.model_fields_set:
@@ -201,7 +201,7 @@ class RunConfig(Section):
         return None if zero_at is None or (end is not None and end <= zero_at) else zero_at
 
     def warnings(self, env_steps: int = 0) -> list[str]:
-        """What is allowed but will probably disappoint when so many env steps are trained."""
+        """Tell what is allowed but will probably disappoint when so many env steps are trained."""
         lag_warnings = self._lockstep_warnings if self.pace.is_lockstep else self._async_warnings
         found = [*lag_warnings(), *self._reuse_warnings()]
         steps, others = self.stop.env_steps, (self.stop.mean_return, self.stop.updates)
@@ -253,7 +253,7 @@ class RunConfig(Section):
             )
 
     def _reuse_warnings(self) -> Iterator[str]:
-        """Of passes that nothing corrects: ppo has its ratio, V-trace has its weights."""
+        """Warn of passes that nothing corrects: ppo has its ratio, V-trace has its weights."""
         num_passes = self.learner.num_passes
         if not self.algorithm.has_ratio and num_passes > 1:
             yield (
@@ -268,7 +268,7 @@ class RunConfig(Section):
 
 
 class ActorSettings(Section):
-    """What an actor is told when it is welcomed: all that it needs to know of a run."""
+    """An actor is told this when it is welcomed: all that it needs to know of a run."""
 
     seed: int = Field(ge=0, le=2**31 - 1)
     env: EnvSection

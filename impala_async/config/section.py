@@ -1,4 +1,4 @@
-"""What every section of the config is, and how it tells which of its rules are broken."""
+"""The base of every section of the config, which tells which of its rules are broken."""
 
 import json
 import re
@@ -51,7 +51,7 @@ class Section(BaseModel):
         return self
 
     def broken_rules(self) -> Iterator[str]:
-        """What is wrong between keys that are right one by one."""
+        """Tell what is wrong between keys that are right one by one."""
         return iter(())
 
 

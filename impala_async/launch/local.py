@@ -39,13 +39,13 @@ from impala_async.waiting import Wait
 
 logger = logging.getLogger(__name__)
 
-# What no second try can mend. An environment that raised in mid-run (2) may never do so again.
+# No second try can mend these. An environment that raised in mid-run (2) may never do so again.
 HOPELESS = (EXIT_NOT_ALLOWED, EXIT_MISMATCH)
 # Linux gives connections ports from 32768 up.
 PORTS = range(20_000, 32_768)
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
-# What a learner that has told its actors that the run is over mostly needs to end.
+# A learner that has told its actors that the run is over mostly needs so long to end.
 GOODBYE_S = 3.0
 MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
@@ -56,7 +56,7 @@ LOG_LINE = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING) ")
 LEARNER_END_S = 660.0
 ACTOR_END_S = 3.0
 ASKED_END_S = 3.0
-# What a second Ctrl-C has not ended by then is killed. The learner mostly ends in an instant.
+# A second Ctrl-C kills what has not ended by then. The learner mostly ends in an instant.
 QUIT_S = 3.0
 QUIT_TOLD_AFTER_S = 0.5
 # Small tensors gain nothing from more threads, and the processes share the cores.
@@ -105,12 +105,12 @@ class _Actor:
         return 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
 
     def how_it_ended(self, code: int) -> str:
-        # Whoever is killed has no last word.
+        # A process that is killed has no last word.
         said = "" if code == -signal.SIGKILL else f" ({self.last_error(code)})"
         return how_it_ended(code) + said
 
     def last_error(self, code: int) -> str:
-        """What it said at its end; the log may hold the ends of others before it."""
+        """Its last words; the log may hold those of others before it."""
         try:
             said = self.log_path.read_bytes()[self.log_begin :]
         except OSError as error:

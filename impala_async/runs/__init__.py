@@ -1,1 +1,1 @@
-"""What a run leaves in its folder."""
+"""The folder of a run, and what it leaves there."""

@@ -26,8 +26,8 @@ from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_wh
 logger = logging.getLogger(__name__)
 
 DEFAULT_ROOT = Path("runs")
-# What may lie in the folder of a new run: `train` and `replay` put it there for their learner,
-# and a file system of its own has it.
+# These may lie in the folder of a new run: `train` and `replay` put the former there for their
+# learner, and a file system of its own has the last.
 PREPARED = ("actors", "replay.json", "lost+found")
 # Where `train` tells its learner by which descriptor it holds the folder for both.
 HOLD_VARIABLE = "IMPALA_ASYNC_HOLD"
@@ -319,7 +319,7 @@ class RunFolder:
         return path
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """What is in a small file, None if there is none; raises CheckpointError."""
+        """Read a small file, None if there is none; raises CheckpointError."""
         return find_object(self.path / name)
 
     def remove(self, name: str) -> None:

@@ -98,7 +98,7 @@ def draw_learning_curve(
 
 
 def _without_lost_branches(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a resumed run had to do again is drawn once: steps only grow."""
+    """Draw once what a resumed run had to do again: steps only grow."""
     kept: list[dict[str, Any]] = []
     for report in reports:
         while kept and kept[-1]["env_steps_trained"] > report["env_steps_trained"]:

@@ -76,7 +76,7 @@ def _unlearned(summary: dict[str, Any]) -> str:
 
 
 def lag_quantiles(histogram: Sequence[int]) -> list[int]:
-    """Of every trajectory at every pass of this start; empty before the first."""
+    """Quantiles over every trajectory at every pass of this start; empty before the first."""
     counts = np.asarray(histogram, np.int64)
     total = int(counts.sum())
     if total == 0:

@@ -1,8 +1,8 @@
-"""What `actor.sampler = "auto"` takes: it plays a few steps with each sampler that may win.
+"""`actor.sampler = "auto"` plays a few steps with each sampler that may win, and takes the best.
 
 First in this process, with the environment's own vector code where it has some. How long that takes
-says what others could do at best; those that do not promise enough are not even made. What is
-compared is a round: to step all columns once, acting included.
+says what others could do at best; those that do not promise enough are not even made. Rounds
+are compared: to step all columns once, acting included.
 
 Runs on: sampler thread
 """
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MARGIN = 0.9
 # And must promise this much to be tried: environments are made anew for it.
 PROMISE = 0.75
-# What the step of a worker costs besides that of its environments.
+# The step of a worker costs so much besides that of its environments.
 HAND_OVER_S = 30e-6
 # A policy that acts within this has nothing to gain from a GPU.
 QUICK_ACT_S = 1e-3
@@ -57,7 +57,7 @@ class Measured(NamedTuple):
 
 
 class Play(NamedTuple):
-    """What is needed to try a setup, besides the setup."""
+    """All that is needed to try a setup, besides the setup."""
 
     schema: Schema
     make_player: Callable[[str], tuple[ActingPolicy, Any]]
@@ -244,7 +244,7 @@ def _try_serial(
 
 @contextmanager
 def _is_optional(what: str, level: int = logging.WARNING) -> Iterator[None]:
-    """What cannot be had, or looks other than the learner knows it, is no candidate."""
+    """An environment that cannot be had, or not as the learner knows it, is no candidate."""
     try:
         yield
     except (EnvError, MismatchError) as error:

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from impala_async.actor.samplers.protocols import (
     ActingPolicy,
     BufferSource,
-    ChosenActions,
     Newest,
     SamplerTimers,
 )
@@ -34,6 +33,7 @@ from impala_async.actor.sending import Finished
 from impala_async.actor.unroll import Unroll
 from impala_async.envs.batch import EnvBatch, Step
 from impala_async.errors import MismatchError
+from impala_async.policy import Action
 from impala_async.schema import Schema
 
 
@@ -58,7 +58,7 @@ class DirectSampler(ABC):
         self._buffers = buffers
         self._newest = newest
         self._obs = envs.reset(seed)
-        # What the columns carry from row to row: as it is before the row that comes next.
+        # The columns carry it from row to row: as it is before the row that comes next.
         self._state: Mapping[str, NDArray[np.float32]] = policy.first_state(envs.num_envs)
         self._unrolls = self._make_unrolls(schema)
         self._is_any_waiting = True
@@ -74,7 +74,7 @@ class DirectSampler(ABC):
         self.timers.env_time_s += perf_counter() - before
         return finished + self.take(chosen, step)
 
-    def choose(self) -> tuple[list[Finished], ChosenActions]:
+    def choose(self) -> tuple[list[Finished], Action]:
         """The first half of a step: act, at a boundary with newer weights."""
         finished: list[Finished] = []
         while self._is_any_waiting:
@@ -85,7 +85,7 @@ class DirectSampler(ABC):
         self._is_any_waiting = bool(finished)
         return finished, chosen
 
-    def take(self, chosen: ChosenActions, step: Step) -> list[Finished]:
+    def take(self, chosen: Action, step: Step) -> list[Finished]:
         """The second half: write down what came of it; the messages that this completed."""
         self.timers.num_steps += 1
         self._obs, self._state = step.obs, chosen.state
@@ -106,7 +106,7 @@ class DirectSampler(ABC):
         """The state before the next row of the unroll in this place."""
 
     @abstractmethod
-    def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]: ...
+    def _write(self, chosen: Action, step: Step) -> list[Finished]: ...
 
     def _begin(self) -> list[Finished]:
         """Open the trajectories that are due, with the newest weights; messages this completes.
@@ -137,7 +137,7 @@ class NextStepSampler(DirectSampler):
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
         return self._state
 
-    def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]:
+    def _write(self, chosen: Action, step: Step) -> list[Finished]:
         if self._state:
             # The row after an end resets the environment; an episode's first row comes after it.
             # Who is not trained plays on, and remembers: its rows are masked, no resets.
@@ -189,7 +189,7 @@ class SameStepSampler(DirectSampler):
         self._is_any_waiting = bool(finished)
         return finished
 
-    def _write(self, chosen: ChosenActions, step: Step) -> list[Finished]:
+    def _write(self, chosen: Action, step: Step) -> list[Finished]:
         finished = []
         is_over = (step.terminated | step.truncated).tolist()
         if self._state and any(is_over):

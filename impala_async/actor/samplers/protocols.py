@@ -1,4 +1,4 @@
-"""What a sampler asks of the others: a policy, buffers, newer weights; and its timers.
+"""A sampler asks the others for these: a policy, buffers, newer weights. It has timers.
 
 Runs on: sampler thread
 """
@@ -11,25 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.actor.sending import MessageBuffer
+from impala_async.policy import Action
 from impala_async.weights import Version, Weights
 
 Newest = Callable[[], Weights | None]
 """Weights newer than those in use, or None. Asked at trajectory boundaries only; it may wait."""
-
-
-class ChosenActions(Protocol):
-    """What a policy chose for C columns."""
-
-    @property
-    def actions(self) -> Mapping[str, NDArray[Any]]: ...
-
-    @property
-    def log_probs(self) -> NDArray[np.float32]: ...
-
-    @property
-    def state(self) -> Mapping[str, NDArray[np.float32]]:
-        """What the columns carry to their next row; the sampler may write to it."""
-        ...
 
 
 class ActingPolicy(Protocol):
@@ -42,7 +28,9 @@ class ActingPolicy(Protocol):
 
     def act(
         self, obs: dict[str, NDArray[Any]], state: Mapping[str, NDArray[np.float32]], rng: Any, /
-    ) -> ChosenActions: ...
+    ) -> Action:
+        """Choose for C columns; the sampler may write to the state that comes with it."""
+        ...
 
     def load(self, weights: Weights) -> None: ...
 

@@ -4,20 +4,26 @@ sampler over both.
 Environments are made before anything is agreed with the learner, since the schema follows from it.
 
     serial, vector, parallel   `DirectSampler` over one batch of environments
-    alternating                `AlternatingSampler` over two
+    alternating                `AlternatingSampler` over two such batches
 
 Runs on: sampler thread
 """
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, cast
 
 import torch
 from gymnasium.vector import AutoresetMode
 
-from impala_async.actor.samplers.alternating import AlternatingSampler, build_alternating
 from impala_async.actor.samplers.direct import DirectSampler, build_sampler
-from impala_async.actor.samplers.protocols import ActingPolicy, BufferSource, Newest
+from impala_async.actor.samplers.protocols import (
+    ActingPolicy,
+    BufferSource,
+    Newest,
+    SamplerTimers,
+)
+from impala_async.actor.sending import Finished
 from impala_async.actor.worker import LookUp
 from impala_async.actor.workers import WorkerEnvs, Workers, count_cores
 from impala_async.config.actor import WITH_WORKERS, ActorSection, SamplerName
@@ -26,9 +32,58 @@ from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs, build_usual
 from impala_async.errors import EnvError, MismatchError
+from impala_async.policy import Action
 from impala_async.schema import Schema
 
 CPU = "cpu"
+
+
+class AlternatingSampler:
+    """Two groups of equal width: the environments of one step while the policy acts for the other.
+
+    Each group has its own workers, columns and messages. A call of `step`, and what goes on
+    meanwhile:
+
+        policy     acts for A    (waits)      acts for B    (waits)      acts for A
+        group A    ..............steps─────────────────────┐.............steps──────
+        group B    steps─────────────────────┐.............steps─────────────────────
+                   └──── one call ───────────┘└──── the next one ───────┘
+
+    Both groups end their trajectories with the same row, the first one first, so they swap weights
+    together, and never within a trajectory. (Where each column has its own end, `DirectSampler`
+    says what holds.)
+    """
+
+    def __init__(self, samplers: Sequence[DirectSampler], groups: Sequence[WorkerEnvs]) -> None:
+        # Environments are stepped past their sampler.
+        self._acting, self._stepping = zip(samplers, groups, strict=True)
+        self.timers = SamplerTimers()
+        for sampler in samplers:
+            sampler.timers = self.timers
+        # The stepping group does this; nothing before its first turn.
+        self._under_way: Action | None = None
+
+    def step(self) -> list[Finished]:
+        """Act for one group, then take the other one's step; the messages that are complete."""
+        (sampler, envs), (other, other_envs) = self._acting, self._stepping
+        finished, chosen = sampler.choose()
+        envs.send(chosen.actions)
+        self._acting, self._stepping = self._stepping, self._acting
+        other_chosen, self._under_way = self._under_way, chosen
+        if other_chosen is None:
+            return finished
+        before = perf_counter()
+        step = other_envs.receive()
+        self.timers.env_time_s += perf_counter() - before
+        return finished + other.take(other_chosen, step)
+
+    def close(self) -> None:
+        """Close both groups; trajectories that are not full are lost."""
+        try:
+            self._acting[0].close()
+        finally:
+            self._stepping[0].close()
+
 
 Sampler = DirectSampler | AlternatingSampler
 """Over one group of environments, or over two."""
@@ -65,15 +120,15 @@ class Setup:
         seed: int,
     ) -> Sampler:
         """A sampler over all of it, which closes it in its own `close`."""
-        if len(self.groups) == 1:
-            envs = self.groups[0]
-            return build_sampler(
-                schema, envs, policy, rng, buffers=buffers, newest=newest, seed=seed
-            )
-        groups = [cast(WorkerEnvs, envs) for envs in self.groups]
-        return build_alternating(
-            schema, groups, policy, rng, buffers=buffers, newest=newest, seed=seed
-        )
+        # A second group plays with the weights that the first one got.
+        asks: list[Newest] = [newest, lambda: None]
+        samplers = [
+            build_sampler(schema, envs, policy, rng, buffers=buffers, newest=ask, seed=seed)
+            for envs, ask in zip(self.groups, asks, strict=False)
+        ]
+        if len(samplers) == 1:
+            return samplers[0]
+        return AlternatingSampler(samplers, [cast(WorkerEnvs, envs) for envs in self.groups])
 
     def close(self) -> None:
         """Close all groups, then raise the fault of the first one that failed to."""

@@ -8,14 +8,20 @@ import torch
 
 from bench.probes import CountingVector
 from impala_async.actor.samplers import setup as making
-from impala_async.actor.samplers.alternating import AlternatingSampler
 from impala_async.actor.samplers.direct import (
     DirectSampler,
     NextStepSampler,
     SameStepSampler,
     build_sampler,
 )
-from impala_async.actor.samplers.setup import Sampler, Setup, count_workers, make_setup, pick_device
+from impala_async.actor.samplers.setup import (
+    AlternatingSampler,
+    Sampler,
+    Setup,
+    count_workers,
+    make_setup,
+    pick_device,
+)
 from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.run import EnvSection

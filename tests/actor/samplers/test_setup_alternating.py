@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from bench.probes import CountingVector
-from impala_async.actor.samplers.alternating import build_alternating
-from impala_async.actor.samplers.setup import Sampler
+from impala_async.actor.samplers.setup import Sampler, Setup
 from impala_async.actor.sending import Finished, MessageBuffer
 from impala_async.actor.workers import Workers
 from impala_async.envs.batch import Obs, Step
@@ -62,9 +61,8 @@ class Rig:
         first = self.groups[0]
         self.schema = Schema(first.obs_spec, first.action_spec, rows)
         self.policy = Diarist(self.diary)
-        self.sampler: Sampler = build_alternating(
+        self.sampler: Sampler = Setup("alternating", self.groups).build_sampler(
             self.schema,
-            self.groups,
             self.policy,
             None,
             buffers=FakeBuffers(self.schema),
@@ -148,8 +146,8 @@ def test_a_buffer_per_group_is_enough() -> None:
     groups = [Split("A", diary), Split("B", diary)]
     schema = Schema(groups[0].obs_spec, groups[0].action_spec, 2)
     buffers = TwoBuffers(schema)
-    sampler = build_alternating(
-        schema, groups, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0
+    sampler = Setup("alternating", groups).build_sampler(
+        schema, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0
     )
     for _ in range(30):
         buffers.idle += [message.buffer for message in sampler.step()]
@@ -166,8 +164,8 @@ def test_over_workers_it_has_the_trajectories_of_one_process() -> None:
     env = section("Masked")
     groups = Workers("alternating", env, 6, 4).halves()
     schema = Schema(groups[0].obs_spec, groups[0].action_spec, 8)
-    sampler = build_alternating(
-        schema, groups, FakePolicy(3), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=3
+    sampler = Setup("alternating", groups).build_sampler(
+        schema, FakePolicy(3), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=3
     )
     halves: list[list[Finished]] = [[], []]
     for call in range(8 * 2 * 5 + 1):

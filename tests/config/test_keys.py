@@ -1,5 +1,4 @@
-from impala_async.config.load import key_like
-from impala_async.config.synonyms import SYNONYMS, our_key
+from impala_async.config.keys import SYNONYMS, key_like
 
 
 def test_each_is_a_key_of_ours_and_no_name_stands_twice() -> None:
@@ -10,6 +9,6 @@ def test_each_is_a_key_of_ours_and_no_name_stands_twice() -> None:
 
 
 def test_names_of_other_libraries_are_known() -> None:
-    assert our_key("ent_coef") == our_key("entropy_coeff") == "algorithm.entropy_cost"
-    assert our_key("Learning-Rate") == "algorithm.lr"
-    assert our_key("xyzzy") is None
+    assert key_like("ent_coef") == key_like("entropy_coeff") == "algorithm.entropy_cost"
+    assert key_like("Learning-Rate") == "algorithm.lr"
+    assert key_like("xyzzy") is None

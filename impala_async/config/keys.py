@@ -1,8 +1,18 @@
-"""What Stable-Baselines3, CleanRL, PufferLib, Sample Factory and RLlib call our settings.
+"""All keys there are, and which of them is meant by one that there is not.
 
-Nothing here is accepted: it is what a mistake is answered with. A name of theirs that only one key
-of ours has too, like `gamma`, needs no entry.
+Stable-Baselines3, CleanRL, PufferLib, Sample Factory and RLlib have names of their own for our
+settings. None of them is accepted: a mistake is answered with them. A name of theirs that only one
+key of ours has too, like `gamma`, needs no entry.
 """
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from impala_async.config.run import RunConfig
 
 SYNONYMS = {
     "bind.data": "bind address port host listen",
@@ -64,6 +74,44 @@ SYNONYMS = {
 _OURS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
 
 
-def our_key(name: str) -> str | None:
-    """The key of ours that a name of another library stands for, as a flag or as a key."""
-    return _OURS.get(name.lower().replace("-", "_"))
+def key_like(key: str) -> str | None:
+    """The key that was meant: one of that name elsewhere, others' word for it, or one like it."""
+    typed, key = key, key.lower().replace("-", "_")
+    section, _, name = key.rpartition(".")
+    fields = dict(fields_of(RunConfig))
+    keys = [key for key, field in fields.items() if not is_section(field.annotation)]
+    if key in fields and key != typed:
+        return key
+    named_so = [k for k in keys if k.rpartition(".")[2] == name]
+    near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
+    # As `env.name` is others' `env_name`, which says more than a name alone.
+    if section and (ours := _OURS.get(f"{section}_{name}")):
+        return ours
+    if (ours := _OURS.get(name)) and not (section and near):
+        return ours
+    if section:
+        near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
+    else:
+        near = near or difflib.get_close_matches(key, fields.keys() - keys, n=1, cutoff=0.8)
+    if not section or section in fields:
+        near = near or _named_like(name, keys, 0.75)
+    return near[0] if near else None
+
+
+def _named_like(name: str, keys: list[str], cutoff: float = 0.6) -> list[str]:
+    """At most one, by its name alone: with its section others would look alike."""
+    names = [key.rpartition(".")[2] for key in keys]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return [keys[names.index(found)] for found in near]
+
+
+def is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        key = prefix + (field.alias or name)
+        yield key, field
+        if is_section(field.annotation):
+            yield from fields_of(field.annotation, f"{key}.")
