@@ -22,9 +22,8 @@ from impala_async.waiting import Wait
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
     from impala_async.envs.batch import EnvBatch
-    from impala_async.policy import Policy
+    from impala_async.policy import AnyPolicy
     from impala_async.runs.folder import RunFolder
-    from impala_async.team import Team
     from impala_async.training.checkpoint import Checkpoint
 
 NUM_ENVS = 8
@@ -133,7 +132,7 @@ def _play(
         envs.close()
 
 
-def _build_enough(config: "RunConfig", num_episodes: int) -> "tuple[EnvBatch, Policy | Team, int]":
+def _build_enough(config: "RunConfig", num_episodes: int) -> "tuple[EnvBatch, AnyPolicy, int]":
     """As many environments as can all be counted, what plays in them, and for how many agents."""
     num_envs = min(NUM_ENVS, num_episodes)
     envs, policy = build_players(config, num_envs)
@@ -145,7 +144,7 @@ def _build_enough(config: "RunConfig", num_episodes: int) -> "tuple[EnvBatch, Po
     return envs, policy, num_agents
 
 
-def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy | Team]":
+def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, AnyPolicy]":
     """Environments of a run, and what is to play in them, with the weights of its start.
 
     It plays in this process, with as many torch threads as an actor has.
@@ -165,7 +164,7 @@ def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, Policy
     return envs, build_policy(schema, config.model, policies, seed=config.seed)
 
 
-def _load(policy: "Policy | Team", checkpoint: "Checkpoint") -> None:
+def _load(policy: "AnyPolicy", checkpoint: "Checkpoint") -> None:
     from impala_async.user_code import one_line
 
     try:
@@ -178,7 +177,7 @@ def _load(policy: "Policy | Team", checkpoint: "Checkpoint") -> None:
 
 
 def _play_greedily(
-    policy: "Policy | Team",
+    policy: "AnyPolicy",
     envs: "EnvBatch",
     per_agent: int,
     seed: int,
@@ -191,7 +190,6 @@ def _play_greedily(
 
     from impala_async.envs.describe import check_numbers, check_obs_numbers
     from impala_async.schema import POLICY
-    from impala_async.team import Team
 
     per_env = -(-per_agent * num_agents // envs.num_envs)
     played: list[list[Played]] = [[] for _ in range(envs.num_envs)]
@@ -216,7 +214,7 @@ def _play_greedily(
         obs = step.obs
         totals += np.where(is_reset_row, 0.0, step.rewards)
         is_over = (step.terminated | step.truncated) & ~is_reset_row
-        players = obs[POLICY] if isinstance(policy, Team) else one_policy
+        players = obs[POLICY] if len(policy.members) > 1 else one_policy
         for env in np.flatnonzero(is_over).tolist():
             played[env].append(Played(int(players[env]), float(totals[env])))
             totals[env] = 0.0

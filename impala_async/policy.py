@@ -10,7 +10,7 @@ same weights as they may travel where torsos compute in bfloat16: those of torso
 
 import copy
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from impala_async.models.flat import unflatten
 from impala_async.models.quick import QuickNet, sample
 from impala_async.models.torso import TORSOS
 from impala_async.schema import ArraySpec, Schema
-from impala_async.weights import NO_VERSION, Weights, WeightsLayout
+from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -46,6 +46,59 @@ class Evaluation(NamedTuple):
     entropies_TB: Tensor
     values_SB: Tensor
     joint_BT: Joint
+
+
+class AnyPolicy(Protocol):
+    """One policy, or a team of them: it acts, is evaluated by its members, and is published."""
+
+    version: Version
+    """That of the weights."""
+    tensors: tuple[Tensor, ...]
+    """All weights, in the order of the layout; they stay current."""
+    layout: WeightsLayout
+    coarse_layout: WeightsLayout
+
+    @property
+    def members(self) -> Mapping[str, "Policy"]:
+        """Each under its name; one policy alone has none, and is its own member."""
+        ...
+
+    def load(self, weights: Weights) -> None:
+        """Take over weights of either layout; raises ValueError when they have neither."""
+        ...
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Those of `tensors`, by their names."""
+        ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Undo `named_tensors`; raises RuntimeError or KeyError when they do not fit."""
+        ...
+
+    def compute_in(self, precision: torch.dtype) -> None:
+        """Evaluate and act with torsos in this precision; weights and losses stay float32."""
+        ...
+
+    def act_in(self, precision: torch.dtype) -> None:
+        """For good: act only, with torsos in this precision."""
+        ...
+
+    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
+        """Sample an action for each of `[C, ...]` observations and their states.
+
+        The generator lives on the policy's device. The arrays must be writable, as torch wants.
+        """
+        ...
+
+    def act_greedy(
+        self, obs: Arrays, state: Arrays
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
+        """The likeliest action for each of `[C, ...]` observations, and the next state."""
+        ...
+
+    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+        """The state before an episode's first row."""
+        ...
 
 
 class Policy:
@@ -85,6 +138,10 @@ class Policy:
         self.coarse_layout = self.layout.coarse(self._names_rounded())
         self._state_names = [array.name for array in schema.state]
 
+    @property
+    def members(self) -> Mapping[str, "Policy"]:
+        return {"": self}
+
     def twin(self) -> "Policy":
         """A copy with a memory of its own."""
         twin = copy.copy(self)
@@ -95,25 +152,21 @@ class Policy:
         return twin
 
     def load(self, weights: Weights) -> None:
-        """Take over weights of either layout; raises ValueError when they have neither."""
         unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
         self.version = weights.version
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Those of `tensors`, by their names."""
         return dict(self.model.state_dict())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Undo `named_tensors`; raises RuntimeError when they do not fit."""
         self.model.load_state_dict(dict(tensors))
 
     def compute_in(self, precision: torch.dtype) -> None:
-        """Evaluate and act with torsos in this precision; weights and losses stay float32."""
         self.model.precision = precision
 
     def act_in(self, precision: torch.dtype) -> None:
-        """For good: act only, with a torso in this precision. Those of ours hold their weights in
-        it, as to cast them at every step would cost what the step gains."""
+        # A torso of ours holds its weights in it: to cast them at every step would cost what the
+        # step gains.
         if precision == torch.float32:
             return
         self.compute_in(precision)
@@ -123,10 +176,6 @@ class Policy:
         self._quick = None
 
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
-        """Sample an action for each of `[C, ...]` observations and their states.
-
-        The generator lives on the policy's device. The arrays must be writable, as torch wants.
-        """
         if self._quick is not None and self._is_one_choice:
             ((name, dtype),) = self._dtypes.items()
             actions, log_probs = sample(self._quick(obs), generator)
@@ -140,13 +189,11 @@ class Policy:
     def act_greedy(
         self, obs: Arrays, state: Arrays
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
-        """The likeliest action for each of `[C, ...]` observations, and the next state."""
         with torch.inference_mode():
             joint, next_state = self._look(obs, state)
             return self._arrays(joint.mode()), next_state
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
-        """The state before an episode's first row."""
         return {
             array.name: np.zeros((num_columns, *array.shape), np.float32)
             for array in self.model.state

@@ -20,7 +20,7 @@ from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.errors import ConfigError, EnvError, SpacesError
 from impala_async.models.flat import unflatten
-from impala_async.policy import Action, Arrays, Policy
+from impala_async.policy import Action, AnyPolicy, Arrays, Policy
 from impala_async.schema import POLICY, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
@@ -35,7 +35,7 @@ def build_policy(
     *,
     seed: int,
     device: torch.device | str = "cpu",
-) -> "Policy | Team":
+) -> AnyPolicy:
     """The one policy of a run, or its team; ConfigError if there is no memory for it."""
     if schema.policies != policies.names:
         raise SpacesError(f"policies.names: {policies.names} here, {schema.policies} in the schema")
@@ -61,7 +61,10 @@ def check_default_dtype(env_id: str) -> None:
 
 
 class Team:
-    """Members begin with different weights, but for copies, which begin as what they copy."""
+    """A column is played by the member that its leaf says.
+
+    Members begin with different weights, but for copies, which begin as what they copy.
+    """
 
     def __init__(
         self,
@@ -94,18 +97,15 @@ class Team:
         self._parts = schema.action.parts
 
     def compute_in(self, precision: torch.dtype) -> None:
-        """As `Policy.compute_in`, for all members."""
         for member in self.members.values():
             member.compute_in(precision)
 
     def act_in(self, precision: torch.dtype) -> None:
-        """As `Policy.act_in`, for all members."""
         for member in self.members.values():
             member.act_in(precision)
         self.tensors = tuple(self.named_tensors().values())
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Those of all members, which stay current."""
         return {
             f"{name}/{key}": tensor
             for name, member in self.members.items()
@@ -113,19 +113,16 @@ class Team:
         }
 
     def load(self, weights: Weights) -> None:
-        """As `Policy.load`, for all members."""
         unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
         for member in self.members.values():
             member.version = weights.version
         self.version = weights.version
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Undo `named_tensors`; raises RuntimeError or KeyError when they do not fit."""
         for name, member in self.members.items():
             member.load_tensors(split_off(tensors, name))
 
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
-        """Sample an action for each of `[C, ...]` observations, by whoever plays its column."""
         num_columns = len(obs[POLICY])
         actions, next_state = self._no_actions(num_columns), self.first_state(num_columns)
         log_probs = np.zeros(num_columns, np.float32)
@@ -139,7 +136,6 @@ class Team:
     def act_greedy(
         self, obs: Arrays, state: Arrays
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
-        """The likeliest action of whoever plays each column, and the next state."""
         num_columns = len(obs[POLICY])
         actions, next_state = self._no_actions(num_columns), self.first_state(num_columns)
         for member, columns in self._players(obs):
@@ -149,7 +145,6 @@ class Team:
         return actions, next_state
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
-        """The state before an episode's first row, the same for all members."""
         return next(iter(self.members.values())).first_state(num_columns)
 
     def _players(self, obs: Arrays) -> Iterator[tuple[Policy, NDArray[np.int64]]]:

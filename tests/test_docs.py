@@ -21,7 +21,7 @@ from impala_async import errors
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
 from impala_async.doors import check_not_over
-from impala_async.metrics.names import REGISTRY, markdown_table
+from impala_async.metrics.names import ALIASES, REGISTRY, markdown_table
 from impala_async.wire import messages
 from tests import rooms
 from tests.test_house import House
@@ -147,6 +147,13 @@ def test_generated_tables_are_up_to_date(name: str) -> None:
 def test_a_table_that_is_out_of_date_is_seen() -> None:
     text = f"# A page\n{BEGIN}old\n{END}more\n"
     assert _with_generated(text, "new") == f"# A page\n{BEGIN}\nnew\n{END}more\n"
+
+
+def test_the_page_of_metrics_says_what_others_call_them() -> None:
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\S+)` \| (`\S+`(?:, `\S+`)*) \|$", text, re.MULTILINE)
+    told = {alias: name for name, aliases in rows for alias in re.findall(r"`(\S+)`", aliases)}
+    assert told == ALIASES
 
 
 # -------------------- what the pages name exists

@@ -1,11 +1,14 @@
-"""What foreign code raises becomes an error of ours, unless it is one already."""
+"""What foreign code raises becomes an error of ours, unless it is one already; how it is found."""
 
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
+from impala_async.errors import ConfigError, EnvError
 from impala_async.interrupts import Interrupted
-from impala_async.user_code import UserCode, one_line
+from impala_async.user_code import NamedInSetting, UserCode, import_callable, one_line
 
 
 class Blame(UserCode):
@@ -40,3 +43,70 @@ def test_what_would_end_the_process_is_blamed(error: BaseException) -> None:
     with pytest.raises(ValueError, match=one_line(error)) as caught, Blame():
         raise error
     assert caught.value.__cause__ is error
+
+
+# -------------------- names of a user's own
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose modules can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def named(name: str) -> object:
+    return import_callable(f"model.name: {name}", name)
+
+
+def test_a_name_is_a_class_or_a_function_of_a_module(folder: Path) -> None:
+    (folder / "mine_good.py").write_text("class Net: ...\ndef make(): return 7\n")
+    assert getattr(named("mine_good:Net"), "__name__", None) == "Net"
+    make = named("mine_good:make")
+    assert callable(make)
+    assert make() == 7
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "says"),
+    [
+        ("x = 1", "Net", r"mine has no 'Net'\."),
+        ("class Nett: ...", "Net", r"mine has no 'Net'\. Did you mean: `Nett`\?"),
+        ("Net = 3", "Net", "is of type int, and cannot be called"),
+        ("from os import system as Net", "Net", "comes with Python, and is not called"),
+        ("import no_such", "Net", "failed to import mine: Mod.*; Python looks for no_such among"),
+        ("import mujoco", "Net", r"; pip install 'impala-async\[mujoco\]'"),
+        ("1 / 0", "Net", "failed to import mine: ZeroDivisionError: division by zero"),
+        ("def", "Net", "failed to import mine: SyntaxError"),
+        ("raise SystemExit", "Net", "failed to import mine: SystemExit"),
+    ],
+)
+def test_what_no_name_stands_for_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, name: str, says: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    (folder / "mine.py").write_text(source)
+    try:
+        with pytest.raises(ConfigError, match=f"^model.name: mine:{name}.*{says}"):
+            named(f"mine:{name}")
+    finally:
+        sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("net.py:Net", "net:Net"), ("./my/net.py:Net", "my.net:Net")]
+)
+def test_a_file_is_told_how_its_module_is_named(typed: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"a file is named as Python imports it, .* {meant}, "):
+        named(typed)
+
+
+def test_an_error_is_of_the_kind_that_is_asked_for_and_passes_if_it_is_that_already() -> None:
+    says = r"^env.id: a:B failed to step, at .*:\d+: KeyError: 'x'$"
+    of_env = NamedInSetting("env.id", "a:B", "to step", EnvError)
+    with pytest.raises(EnvError, match=says), of_env:
+        raise KeyError("x")
+    mine = ConfigError("of my own")
+    with pytest.raises(ConfigError) as caught, NamedInSetting("env.id", "a:B", "to step"):
+        raise mine
+    assert caught.value is mine

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from impala_async.envs.batch import EnvBatch, Obs
 from impala_async.evaluate import build_players
-from impala_async.policy import Policy
+from impala_async.policy import AnyPolicy
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import POLICY
-from impala_async.team import Team
 from impala_async.training.checkpoint import newest_checkpoint
 
 NUM_ENVS = 64
@@ -42,7 +41,6 @@ def unbeaten_by_random(run: Path) -> float:
     action that is not legal ends the trial with a score of 0.
     """
     envs, policy = _load(run)
-    assert isinstance(policy, Team)
     learned = next(iter(policy.members.values()))
     shares = []
     with closing(envs):
@@ -57,7 +55,6 @@ def unbeaten_by_random(run: Path) -> float:
 def saved_of_random(run: Path) -> float:
     """How much of what random actions lose the greedy policy saves: 0.3 is 30 % less negative."""
     envs, policy = _load(run)
-    assert isinstance(policy, Policy)
     choices = envs.action_spec.parts[0].choices[0]
     rng = np.random.default_rng(SEED)
 
@@ -71,7 +68,7 @@ def saved_of_random(run: Path) -> float:
     return 1 - learned / random
 
 
-def _load(run: Path) -> tuple[EnvBatch, Policy | Team]:
+def _load(run: Path) -> tuple[EnvBatch, AnyPolicy]:
     """Environments of a run, and what its newest checkpoint plays in them."""
     folder = RunFolder(run)
     envs, policy = build_players(folder.load_config(), NUM_ENVS)
@@ -81,11 +78,11 @@ def _load(run: Path) -> tuple[EnvBatch, Policy | Team]:
     return envs, policy
 
 
-def _greedy(policy: Policy) -> Choose:
+def _greedy(policy: AnyPolicy) -> Choose:
     return lambda obs: policy.act_greedy(obs, {})[0]
 
 
-def _sampled(policy: Policy) -> Choose:
+def _sampled(policy: AnyPolicy) -> Choose:
     generator = torch.Generator().manual_seed(SEED)
     return lambda obs: policy.act(obs, {}, generator).actions
 

@@ -32,9 +32,9 @@ from impala_async.errors import (
 from impala_async.interrupts import REQUESTS
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
-from impala_async.policy import Policy
+from impala_async.policy import AnyPolicy
 from impala_async.schema import Schema, recurrent_state
-from impala_async.team import Team, build_policy, check_default_dtype
+from impala_async.team import build_policy, check_default_dtype
 from impala_async.user_code import one_line
 from impala_async.weights import Weights
 from impala_async.wire.messages import NO_NUMBER, plain
@@ -181,7 +181,7 @@ class ActorService:
             return setup
         schema = _schema_of(setup, settings)
 
-        def make_player(device: str) -> tuple[Policy | Team, torch.Generator]:
+        def make_player(device: str) -> tuple[AnyPolicy, torch.Generator]:
             return _build_policy(schema, settings, device), torch.Generator(device)
 
         play = Play(schema, make_player, self._look_up)
@@ -251,7 +251,7 @@ def _schema_of(setup: Setup, settings: ActorSettings) -> Schema:
     return Schema(setup.obs_spec, setup.action_spec, rows, state, policies)
 
 
-def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> Policy | Team:
+def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:
     model = settings.model
     check_default_dtype(settings.env.id)
     try:

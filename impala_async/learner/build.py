@@ -29,9 +29,9 @@ from impala_async.learner.threads.loader import (
 )
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.torso import pick_precision
-from impala_async.policy import Policy
+from impala_async.policy import AnyPolicy
 from impala_async.schema import Schema
-from impala_async.team import Team, build_policy
+from impala_async.team import build_policy
 from impala_async.training.snapshot import Snapshot
 from impala_async.training.state import TrainingState
 from impala_async.training.step import Step, UpdateStep
@@ -120,7 +120,7 @@ def _compile(step: Step, loader: Loader, section: LearnerSection, device: torch.
     step.prepare(loader.blank())
 
 
-def _layout_sent(config: RunConfig, policy: Policy | Team, device: torch.device) -> WeightsLayout:
+def _layout_sent(config: RunConfig, policy: AnyPolicy, device: torch.device) -> WeightsLayout:
     """Weights that torsos round to bfloat16 anyway travel in float32 only in lockstep."""
     precision = pick_precision(config.model.precision, config.model.name, device)
     is_coarse = precision == torch.bfloat16 and not config.pace.is_lockstep
@@ -135,10 +135,11 @@ def build_step(config: RunConfig, schema: Schema, device: torch.device) -> Step:
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
     compiling = config.learner.compile
-    if isinstance(policy, Team):
+    if policies.names:
         return TeamStep(policy, config.algorithm, policies, device, seed=seed)
+    (alone,) = policy.members.values()
     return UpdateStep(
-        policy,
+        alone,
         config.algorithm,
         device,
         seed=seed,

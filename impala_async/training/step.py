@@ -17,8 +17,7 @@ from torch import Tensor
 
 from impala_async.algo.schedules import linear
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.policy import Policy
-from impala_async.team import Team
+from impala_async.policy import AnyPolicy, Policy
 from impala_async.training.algorithms import Rows, is_own, make_algorithm
 from impala_async.training.backprop import Backend, Backprop, Graphs
 from impala_async.training.batch import Batch, Part, living_mask, parts_of
@@ -61,7 +60,7 @@ class Step(Protocol):
     """The weights of a policy, or of each member of a team, one batch further and one more."""
 
     @property
-    def policy(self) -> Policy | Team: ...
+    def policy(self) -> AnyPolicy: ...
 
     @property
     def is_pipelined(self) -> bool:

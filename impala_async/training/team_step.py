@@ -17,8 +17,9 @@ from torch import Tensor
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.policies import PoliciesSection
+from impala_async.policy import AnyPolicy
 from impala_async.schema import POLICY
-from impala_async.team import Team, member_seed_of, split_off
+from impala_async.team import member_seed_of, split_off
 from impala_async.training.batch import Batch
 from impala_async.training.result import StepResult
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
@@ -42,7 +43,7 @@ class TeamStep:
 
     def __init__(
         self,
-        policy: Team,
+        policy: AnyPolicy,
         algorithm: AlgorithmSection,
         policies: PoliciesSection,
         device: torch.device | str,
