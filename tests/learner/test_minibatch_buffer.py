@@ -184,7 +184,7 @@ def test_items_that_are_false_are_items(item: object) -> None:
     source: queue.Queue[object] = queue.Queue()
     source.put(item)
     buffer = MinibatchBuffer(source, 1, 2, timeout_s=0.0)
-    assert [buffer.get(), buffer.get()] == [Draw(item, 0, False), Draw(item, 1, True)]
+    assert [buffer.get(), buffer.get()] == [Draw(item, 0, 2), Draw(item, 1, 2)]
 
 
 @pytest.mark.parametrize(
