@@ -3,8 +3,10 @@
 Runs on: event loop and learner thread
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from impala_async.config.run import StopSection
@@ -43,24 +45,17 @@ class FirstUpdate(NamedTuple):
     env_steps: int
 
 
-@dataclass(frozen=True)
-class LearnerReport:
+class LearnerReport(NamedTuple):
     """A frozen reading of everything that the learner thread owns."""
 
     progress: Progress
-    starved_at: float | None
-    first_update: FirstUpdate | None
-    metrics: dict[str, object]
-    lag_histogram: list[int]
-
-    @staticmethod
-    def before_any(progress: Progress) -> "LearnerReport":
-        """This stands in for the first reading."""
-        return LearnerReport(progress, None, None, {}, [])
+    starved_at: float | None = None
+    first_update: FirstUpdate | None = None
+    metrics: Mapping[str, object] = MappingProxyType({})
+    lag_histogram: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """All that a checkpoint needs from the learner thread, cloned at one moment."""
 
     progress: Progress

@@ -14,7 +14,6 @@ except through `drain`.
 Runs on: learner thread
 """
 
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from impala_async.errors import ConfigError
@@ -32,18 +31,15 @@ class Source(Protocol[Item_co]):
 
 
 class Draw(NamedTuple, Generic[Item]):
-    """One use of an item: its `pass_index`, from 0, and whether it is the last."""
+    """One use of an item: its `pass_index`, from 0, of the passes that the item was given."""
 
     item: Item
     pass_index: int
-    is_last_pass: bool
+    num_passes: int
 
-
-@dataclass(slots=True)
-class _Place(Generic[Item]):
-    item: Item
-    num_done: int
-    num_given: int
+    @property
+    def is_last_pass(self) -> bool:
+        return self.pass_index + 1 == self.num_passes
 
 
 class MinibatchBuffer(Generic[Item]):
@@ -70,7 +66,8 @@ class MinibatchBuffer(Generic[Item]):
         self._timeout_s = timeout_s
         self._next_given = first
         self._turn = 0
-        self._places: list[_Place[Item] | None] = [None] * size
+        # Each holds its next draw.
+        self._places: list[Draw[Item] | None] = [None] * size
 
     def __len__(self) -> int:
         """How many items are in the ring: drawn at least once, and not for the last time."""
@@ -79,8 +76,8 @@ class MinibatchBuffer(Generic[Item]):
     @property
     def next_item(self) -> Item | None:
         """What the next `get` draws; None if that needs one from the source, and may wait."""
-        place = self._places[self._turn]
-        return None if place is None else place.item
+        draw = self._places[self._turn]
+        return None if draw is None else draw.item
 
     def get(self) -> Draw[Item]:
         """One pass of the item whose turn it is, waiting for the source if its place is empty.
@@ -88,10 +85,9 @@ class MinibatchBuffer(Generic[Item]):
         Whatever the wait raises, `queue.Empty` after `timeout_s` above all, leaves everything
         as it was: the next call tries the same place.
         """
-        place = self._places[self._turn] or self._fetch()
-        draw = Draw(place.item, place.num_done, place.num_done + 1 == place.num_given)
-        place.num_done += 1
-        self._places[self._turn] = None if draw.is_last_pass else place
+        draw = self._places[self._turn] or self._fetch()
+        after = None if draw.is_last_pass else draw._replace(pass_index=draw.pass_index + 1)
+        self._places[self._turn] = after
         self._turn = (self._turn + 1) % len(self._places)
         return draw
 
@@ -103,13 +99,12 @@ class MinibatchBuffer(Generic[Item]):
         order = self._places[self._turn :] + self._places[: self._turn]
         self._places = [None] * len(self._places)
         self._turn = 0
-        return [place.item for place in order if place is not None]
+        return [draw.item for draw in order if draw is not None]
 
-    def _fetch(self) -> _Place[Item]:
-        item = self._source.get(timeout=self._timeout_s)
-        place = _Place(item, num_done=0, num_given=self._next_given)
+    def _fetch(self) -> Draw[Item]:
+        draw = Draw(self._source.get(timeout=self._timeout_s), 0, self._next_given)
         self._next_given = min(self._next_given + 1, self._num_passes)
-        return place
+        return draw
 
 
 def _check_positive(name: str, value: int) -> None:

@@ -99,7 +99,7 @@ class LearnerService:
         self._goal_return: float | None = None
         self._awaited = "the last updates"
         self._start, lineage = begin_epoch(folder, restored)
-        self._reading = LearnerReport.before_any(self._start)
+        self._reading = LearnerReport(self._start)
         told = Events(self._open_told, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
         self._server = ActorServer(
             config,
@@ -249,8 +249,11 @@ class LearnerService:
 
     def _on_episodes(self, episodes: Episodes) -> None:
         self._episodes.take(episodes)
-        goal, reached = self._config.stop.mean_return, self._episodes.mean_return
-        if goal is not None and reached is not None and reached >= goal and not self._ended.done():
+        goal = self._config.stop.mean_return
+        if goal is None or self._ended.done():
+            return
+        reached = self._episodes.mean_return
+        if reached is not None and reached >= goal:
             self._goal_return = reached
             self.stop("mean_return")
 

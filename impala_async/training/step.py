@@ -9,8 +9,9 @@ of observations in place, and nothing else.
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,24 +57,24 @@ class _Pass(NamedTuple):
     scale: float
 
 
-class Step(Protocol):
+class Step(ABC):
     """The weights of a policy, or of each member of a team, one batch further and one more."""
 
-    @property
-    def policy(self) -> AnyPolicy: ...
+    policy: AnyPolicy
 
     @property
+    @abstractmethod
     def is_pipelined(self) -> bool:
         """Whether the next update can be launched before the host has looked at this one."""
-        ...
 
+    @abstractmethod
     def prepare(self, batch: Batch) -> None:
         """Compile what is to be compiled, and try an algorithm of the user's own.
 
         That is done with a batch without a valid row, and changes nothing.
         """
-        ...
 
+    @abstractmethod
     def begin(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
     ) -> Callable[[], StepResult]:
@@ -85,14 +86,27 @@ class Step(Protocol):
             env_steps_trained: where the schedules of learning rate and entropy cost are.
             is_first_pass: statistics of returns and observations take in a batch once.
         """
-        ...
 
-    def capture(self) -> TrainingState: ...
+    def run(
+        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
+    ) -> StepResult:
+        """`begin`, and its result.
 
-    def restore(self, state: TrainingState) -> None: ...
+        An update without a valid row, or whose loss, gradient or weights are not finite, is
+        skipped: weights, optimizer and all else then stay as they are, bit for bit.
+        """
+        return self.begin(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)()
+
+    @abstractmethod
+    def capture(self) -> TrainingState:
+        """Copy its state, on the thread that trains, for another thread to write."""
+
+    @abstractmethod
+    def restore(self, state: TrainingState) -> None:
+        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
 
 
-class UpdateStep:
+class UpdateStep(Step):
     """The policy's weights, one batch further. Batches lie on `device`, as the policy does."""
 
     def __init__(
@@ -105,7 +119,7 @@ class UpdateStep:
         backend: Backend | None = None,
         is_graphed: bool = False,
     ) -> None:
-        self.policy = policy
+        self.policy: Policy = policy
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
         learning = make_algorithm(algorithm)
@@ -165,33 +179,10 @@ class UpdateStep:
             alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
             self.run(batch, alive_B, 0, is_first_pass=False)
 
-    def run(
-        self,
-        batch: Batch,
-        alive_B: Tensor,
-        env_steps_trained: int,
-        *,
-        is_first_pass: bool = True,
-    ) -> StepResult:
-        """Train on the batch's columns that are alive, a tensor on the CPU.
-
-        An update without a valid row, or whose loss, gradient or weights are not finite, is
-        skipped: weights, optimizer and all else then stay as they are, bit for bit.
-        """
-        return self.begin(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)()
-
     def begin(
-        self,
-        batch: Batch,
-        alive_B: Tensor,
-        env_steps_trained: int,
-        *,
-        is_first_pass: bool = True,
+        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
     ) -> Callable[[], StepResult]:
-        """As `run`, without its result, for which the call of what comes back waits.
-
-        Where updates are pipelined, others may begin before that; results are asked for in order.
-        """
+        """Where updates are pipelined, others may begin before its result is asked for."""
         this = _Pass(
             batch,
             alive_B,
@@ -211,7 +202,6 @@ class UpdateStep:
         return lambda: result
 
     def capture(self) -> TrainingState:
-        """Copy its state, on the thread that trains, for another thread to write."""
         optimizer, options = flatten_optimizer(self.optimizer)
         algorithm: dict[str, Any] = {"num_updates": self.num_updates}
         if self.target is not None:
@@ -227,7 +217,6 @@ class UpdateStep:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
         with state.must_fit():
             check_alike(state.model, self.policy.named_tensors())
             if self.target is not None:

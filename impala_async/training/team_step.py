@@ -23,7 +23,7 @@ from impala_async.team import member_seed_of, split_off
 from impala_async.training.batch import Batch
 from impala_async.training.result import StepResult
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
-from impala_async.training.step import UpdateStep
+from impala_async.training.step import Step, UpdateStep
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 WARN_AT_BATCH = 100
 
 
-class TeamStep:
+class TeamStep(Step):
     """The team's weights, one batch further: what `UpdateStep` is to a single policy.
 
     `num_updates` of a result are those of the member that took most: what the members do with one
@@ -39,7 +39,7 @@ class TeamStep:
     weights in it can be.
     """
 
-    is_pipelined = False
+    is_pipelined = False  # the host looks between the members
 
     def __init__(
         self,
@@ -65,15 +65,10 @@ class TeamStep:
         self._num_batches = 0
         self._numbers = [policies.names.index(name) for name in self.steps]
 
-    def run(
-        self,
-        batch: Batch,
-        alive_B: Tensor,
-        env_steps_trained: int,
-        *,
-        is_first_pass: bool = True,
-    ) -> StepResult:
-        """Train each member on its rows of the columns that are alive, a tensor on the CPU.
+    def begin(
+        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
+    ) -> Callable[[], StepResult]:
+        """Train each member on its rows of the columns that are alive: the result is there then.
 
         A column fails with any of its members: it has no further pass.
         """
@@ -98,19 +93,8 @@ class TeamStep:
         self._num_batches += 1
         if self._num_batches == WARN_AT_BATCH:
             self._warn_of_idle()
-        return StepResult.joined(results, is_failed_B)
-
-    def begin(
-        self,
-        batch: Batch,
-        alive_B: Tensor,
-        env_steps_trained: int,
-        *,
-        is_first_pass: bool = True,
-    ) -> Callable[[], StepResult]:
-        """As that of `UpdateStep`; never pipelined, as the host looks between the members."""
-        result = self.run(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)
-        return lambda: result
+        joined = StepResult.joined(results, is_failed_B)
+        return lambda: joined
 
     def prepare(self, batch: Batch) -> None:
         """As that of each member; nothing is compiled, as a batch is split by who played it."""
@@ -137,7 +121,6 @@ class TeamStep:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
         with state.must_fit():
             check_alike(state.model, self.policy.named_tensors())
             self.policy.load_tensors(state.model)

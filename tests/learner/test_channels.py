@@ -4,12 +4,7 @@ from impala_async.learner.channels import LearnerReport, Progress
 from impala_async.weights import Version
 
 
-def test_progress_names_the_version_that_it_is_at() -> None:
-    assert Progress(3, update=7, env_steps_trained=900).version == Version(3, 7)
-
-
-def test_before_any_reading_there_is_one_that_says_so() -> None:
-    report = LearnerReport.before_any(Progress(2, update=5))
-    assert report.progress == Progress(2, update=5)
-    assert (report.starved_at, report.first_update) == (None, None)
-    assert (report.metrics, report.lag_histogram) == ({}, [])
+def test_progress_names_its_version_and_before_any_reading_nothing_else_is_known() -> None:
+    progress = Progress(3, update=7, env_steps_trained=900)
+    assert progress.version == Version(3, 7)
+    assert LearnerReport(progress) == (progress, None, None, {}, ())

@@ -9,24 +9,12 @@ import torch
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
-from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.optimizer import can_skip
 from impala_async.training.step import UpdateStep
 from impala_async.trajectory import columns_over
-
-STATS = {
-    "loss/total",
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
-    "policy/entropy",
-    "grad/norm",
-    "algorithm/lr",
-    "algorithm/entropy_cost",
-}
 
 
 def weights_of(step):
@@ -123,14 +111,6 @@ def test_losses_gradient_and_step_are_those_of_the_formulas(make_step, make_batc
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_stats_have_the_names_of_the_registry_and_hold_no_graph(make_step, make_batch, all_alive):
-    result = make_step().run(make_batch(), all_alive, 0)
-    assert set(result.stats) == STATS
-    assert set(result.stats) <= REGISTRY.keys()
-    assert not any(getattr(value, "requires_grad", False) for value in result.stats.values())
-    assert all(type(value) is float for value in result.stats.values())
-
-
 def test_reported_entropy_is_the_plain_mean_over_valid_rows(make_step, make_batch, all_alive):
     step, batch = make_step(entropy_cost=0.5), make_batch()
     with torch.no_grad():
@@ -199,9 +179,9 @@ def test_dead_columns_have_no_influence(make_step, make_batch):
     assert results[0].stats == pytest.approx(results[2].stats, rel=1e-4)
 
 
-def value_loss_of_one_row(make_step, make_batch, *, flags, scale=1.0):
+def value_loss_of_one_row(make_step, make_batch, flags):
     """The value loss of a single valid row of reward 2, where every value is 3, on-policy."""
-    step = make_step(gamma=0.5, value_cost=2.0, reward_scale=scale)
+    step = make_step(gamma=0.5, value_cost=2.0)
     with torch.no_grad():
         step.policy.model.value_head.weight.zero_()
         step.policy.model.value_head.bias.fill_(3.0)
@@ -221,29 +201,11 @@ def value_loss_of_one_row(make_step, make_batch, *, flags, scale=1.0):
     return step.run(batch, torch.ones(1, dtype=torch.bool), 0).stats["loss/value"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "target"),
-    [
-        ((), 2 + 0.5 * 3),
-        (("truncated",), 2 + 0.5 * 3),
-        (("terminated",), 2.0),
-        (("terminated", "truncated"), 2.0),
-    ],
-)
-def test_only_a_termination_ends_the_return(make_step, make_batch, flags, target):
-    loss = value_loss_of_one_row(make_step, make_batch, flags=flags)
-    assert loss == pytest.approx((target - 3) ** 2, rel=1e-5)
-
-
-def test_rewards_are_scaled_in_the_loss_and_stay_as_they_are_in_the_batch(
-    make_step, make_batch, all_alive
-):
-    loss = value_loss_of_one_row(make_step, make_batch, flags=("terminated",), scale=0.1)
-    assert loss == pytest.approx((0.2 - 3) ** 2, rel=1e-5)
-    batch = make_batch()
-    before = batch.rewards_BT.clone()
-    make_step(reward_scale=0.1).run(batch, all_alive, 0)
-    assert torch.equal(batch.rewards_BT, before)
+def test_only_a_termination_ends_the_return(make_step, make_batch):
+    for flags in ((), ("truncated",), ("terminated",), ("terminated", "truncated")):
+        target = 2.0 if "terminated" in flags else 2 + 0.5 * 3
+        loss = value_loss_of_one_row(make_step, make_batch, flags)
+        assert loss == pytest.approx((target - 3) ** 2, rel=1e-5), flags
 
 
 def test_schedules_follow_the_env_steps_trained(make_step, make_batch, all_alive):
@@ -281,28 +243,16 @@ def test_without_a_limit_gradients_are_not_clipped_but_still_measured(
     assert float(left[1]) == pytest.approx(norms[1], rel=1e-5)
 
 
-# Squared, 3e19 overflows in the loss and not in the gradient.
-@pytest.mark.parametrize("reward", [math.inf, math.nan, 3e38, 3e19])
-def test_a_loss_that_is_not_finite_is_skipped_without_a_trace(
-    make_step, make_batch, all_alive, reward
-):
-    step, undisturbed = make_step(), make_step()
-    good, bad = make_batch(seed=1), make_batch(seed=2)
-    bad.rewards_BT[:, 0] = reward
-    bad.mask_BT[:, 0] = True
-    for each in (step, undisturbed):
-        assert each.run(good, all_alive, 0).applied
-    weights, state = weights_of(step), optimizer_state(step)
-    result = step.run(bad, all_alive, 10)
+def test_a_loss_that_overflows_is_skipped_though_its_gradient_does_not(make_step, make_batch):
+    step, batch = make_step(), make_batch()
+    batch.rewards_BT[:, 0] = 3e19
+    batch.mask_BT[:, 0] = True
+    before = weights_of(step)
+    result = step.run(batch, torch.ones(5, dtype=torch.bool), 0)
     assert not result.applied
-    assert result.num_valid_rows > 0
-    assert not math.isfinite(result.stats["loss/total"])
-    assert are_equal(weights, weights_of(step))
-    assert are_equal(state, optimizer_state(step))
-    for each in (step, undisturbed):
-        assert each.run(good, all_alive, 20).applied
-    assert are_equal(weights_of(step), weights_of(undisturbed))
-    assert are_equal(optimizer_state(step), optimizer_state(undisturbed))
+    assert result.stats["loss/total"] == math.inf
+    assert math.isfinite(result.stats["grad/norm"])
+    assert are_equal(before, weights_of(step))
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(
@@ -420,14 +370,6 @@ def test_where_the_host_makes_something_of_a_result_nothing_begins_before_it(mak
     # As on a GPU.
     step.is_decided_there = can_skip(step.optimizer)
     assert not step.is_pipelined
-
-
-def test_equal_steps_stay_bit_equal(make_step, make_batch, all_alive):
-    first, second = make_step(seed=3), make_step(seed=3)
-    for seed in range(5):
-        results = [s.run(make_batch(seed=seed), all_alive, seed) for s in (first, second)]
-        assert results[0].stats == results[1].stats
-    assert are_equal(weights_of(first), weights_of(second))
 
 
 def test_a_stack_that_came_frame_by_frame_is_trained_on_as_if_it_had_come_whole():

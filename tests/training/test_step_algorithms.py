@@ -9,7 +9,7 @@ import torch
 from impala_async.algo import losses
 from impala_async.metrics.names import REGISTRY
 from impala_async.training import rewards
-from impala_async.training.batch import living_mask, parts_of
+from impala_async.training.batch import living_mask
 from impala_async.training.rewards import Moments
 
 PPO = {"name": "ppo", "num_minibatches": 3}
@@ -94,17 +94,6 @@ def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, mak
     assert any(parts != found[0] for parts in found)
 
 
-def test_a_part_holds_the_rows_of_its_columns(make_batch):
-    batch = make_batch()
-    for part in parts_of(batch, ALIVE, 3, (0,)):
-        numbers = part.is_in_B.nonzero().flatten()
-        assert sorted(part.batch.rewards_BT[:, 0].tolist()) == sorted(
-            batch.rewards_BT[numbers, 0].tolist()
-        )
-        assert part.batch.obs[""].shape == (len(numbers), 7, 3)
-        assert torch.equal(part.mask_BT, part.batch.mask_BT)
-
-
 def test_a_part_that_is_not_finite_fails_alone(make_step, make_batch):
     batch = make_batch()
     batch.rewards_BT[3, 0] = math.nan
@@ -143,16 +132,19 @@ def test_of_a_whole_batch_that_fails_only_the_living_columns_are_named(make_step
 def test_a_skipped_update_leaves_everything_as_it_was(make_step, make_batch, settings):
     step, undisturbed = make_step(**settings), make_step(**settings)
     good, bad = make_batch(seed=1), make_batch(seed=2)
-    bad.rewards_BT[:, 0] = math.inf
     bad.mask_BT[:, 0] = True
     fresh = snapshot(step)
-    assert not step.run(bad, ALIVE, 0).applied
-    assert are_equal(snapshot(step), fresh)
-    for number in range(3):
+    for number, reward in enumerate((math.inf, math.nan, 3e38)):
+        bad.rewards_BT[:, 0] = reward
+        if number == 0:
+            assert not step.run(bad, ALIVE, 0).applied
+            assert are_equal(snapshot(step), fresh)
         for each in (step, undisturbed):
             assert each.run(good, ALIVE, number).applied
         before = snapshot(step)
-        assert not step.run(bad, ALIVE, 50).applied
+        failed = step.run(bad, ALIVE, 50)
+        assert not failed.applied
+        assert failed.not_finite
         assert not step.run(good, torch.zeros(5, dtype=torch.bool), 50).applied
         assert are_equal(snapshot(step), before)
     assert are_equal(snapshot(step), snapshot(undisturbed))

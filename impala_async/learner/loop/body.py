@@ -123,11 +123,12 @@ def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
     """A return that is no number would stay in every mean and in every checkpoint."""
     if episodes is None:
         return None
-    if not np.isfinite(episodes["total"]).all():
+    totals, lengths = episodes["total"], episodes["length"]
+    if lengths.min() >= 1 and (np.abs(totals) <= LARGEST * lengths).all():
+        return None
+    if not np.isfinite(totals).all():
         return Fault("nonfinite", "the return of an episode is not finite")
-    if episodes["length"].min() < 1:
+    if lengths.min() < 1:
         return Fault("invalid", "an episode has no steps")
     # The reward that made it so was refused, and with its mean it could end the run.
-    if (np.abs(episodes["total"]) > LARGEST * episodes["length"]).any():
-        return Fault("nonfinite", f"an episode has a return of more than {LARGEST:g} a step")
-    return None
+    return Fault("nonfinite", f"an episode has a return of more than {LARGEST:g} a step")

@@ -9,7 +9,9 @@ is always of one moment and the identities hold in every one:
 Runs on: event loop
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from impala_async.errors import CheckpointError
 from impala_async.metrics.names import DROP_REASONS
@@ -20,16 +22,15 @@ COUNTS = ("received", "admitted", "trained")
 PASSES = ("done", "init_short")
 
 
-@dataclass(frozen=True)
-class Settlement:
+class Settlement(NamedTuple):
     """The learner thread's last word on one batch: what became of it, in columns."""
 
     batch: int
     trained: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = MappingProxyType({})
     passes_done: int = 0
     passes_init_short: int = 0
-    passes_partial: dict[str, int] = field(default_factory=dict)
+    passes_partial: Mapping[str, int] = MappingProxyType({})
     slot: int | None = None
     """The host slot that is empty by it, if any."""
 

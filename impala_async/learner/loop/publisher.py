@@ -30,14 +30,12 @@ class Publisher:
         self.version: Version = NO_VERSION
         self.layout_digest = b""
         self._kept: deque[_Published] = deque(maxlen=num_kept)
-        self._not_modified: list[Frame] = [pack(NotModified(*NO_VERSION))]
         self._counters = Counters(("served", "not_modified", "bytes"), prefix="weights/")
 
     def publish(self, weights: Weights) -> None:
         """Make this the newest version; the buffer is never written to again."""
         self.version = weights.version
         self._kept.append(_Published(weights))
-        self._not_modified = [pack(NotModified(*weights.version))]
 
     def reply(self, get: Get) -> list[Frame]:
         """The frames that answer a pull: the oldest that is kept of those that are newer."""
@@ -56,7 +54,7 @@ class Publisher:
     def nothing_new(self) -> list[Frame]:
         """The answer to a pull that has to come again."""
         self._counters.add("not_modified")
-        return self._not_modified
+        return [pack(NotModified(*self.version))]
 
     def _encode(self, weights: Weights) -> list[Frame]:
         digest = weights.layout_digest or self.layout_digest

@@ -1,7 +1,7 @@
 """The learner thread, run to its end on the test's own thread: passes, lag, skips, publishing."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -18,36 +18,13 @@ from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.report import merge
 from impala_async.training.result import StepResult
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
+from tests.learner.threads.conftest import Clock
 
 Script = Iterable[LoadedBatch | Callable[[], None] | None]
 ALL, NONE = [True] * 4, [False] * 4
 
 
-class Clock:
-    """Time that passes only when a script says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    perf_counter = monotonic
-
-    def pass_s(self, seconds: float) -> Callable[[], None]:
-        def step() -> None:
-            self.now += seconds
-
-        return step
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    made = Clock()
-    num_threads = torch.get_num_threads()
-    monkeypatch.setattr(learner_thread, "time", made)
-    yield made
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 class Run:

@@ -1,25 +1,15 @@
 """The learner thread in lockstep: a batch with all its passes and minibatches is one update."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from impala_async.learner.channels import Progress
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.threads import learner_thread
 from tests.learner.fakes import FakeStep, Listener, batch_of
-from tests.learner.threads.test_learner_thread import ALL, Clock, Run, closes
+from tests.learner.threads.test_learner_thread import ALL, Run, closes
 
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    made = Clock()
-    num_threads = torch.get_num_threads()
-    monkeypatch.setattr(learner_thread, "time", made)
-    yield made
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 class Recorder(Listener):

@@ -3,11 +3,9 @@
 What comes of it is what comes of looking at each at once; only the order of the work is another.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,13 +15,6 @@ from tests.learner.fakes import FakeStep, Listener, batch_of
 from tests.learner.threads.test_learner_thread import Run, closes
 
 NUM_BATCHES = 8
-
-
-@pytest.fixture(autouse=True)
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def pipelined(script: Any, *, nonfinite: Any = (), **settings: Any) -> Run:

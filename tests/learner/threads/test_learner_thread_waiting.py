@@ -2,14 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from impala_async.config.learner import LearnerSection
-from impala_async.config.run import StopSection
 from impala_async.learner.build import build_learner
 from impala_async.learner.channels import Progress
 from impala_async.learner.handoff import start_thread
@@ -17,69 +15,33 @@ from impala_async.learner.loop.filler import Arrival, SlotFiller
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.slots import Slot
 from impala_async.learner.threads import learner_thread
-from impala_async.learner.threads.learner_thread import LearnerThread
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from tests.learner.columns import planes_of, small_schema
-from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
+from tests.learner.fakes import Listener, batch_of
 from tests.learner.hand_actor import DEADLINE_S
 from tests.learner.server_harness import config_of
+from tests.learner.threads.conftest import Clock
+from tests.learner.threads.test_learner_thread import Run
 
 STARVED_AFTER_S = LearnerSection().starved_after_s
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-
-
-class Famine:
-    """A learner thread whose waits take the time that they would take, on a clock of its own."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, script: str, wait_s: float = 5.0, **stop: Any
-    ) -> None:
-        self.now = 100.0
-        self._wait_s = wait_s
-        self.listener = Listener()
-        monkeypatch.setattr(learner_thread, "time", self)
-        steps: list[Any] = []
-        for number, letter in enumerate(script):
-            if letter == ".":
-                steps += [self.listener.channels.is_report_due.raise_, self.wait, None]
-            else:
-                steps.append(batch_of(number))
-        step: Any = FakeStep()
-        snapshot: Any = FakeSnapshot(step)
-        self.loader = FakeLoader(steps)
-        self.thread = LearnerThread(
-            step=step,
-            snapshot=snapshot,
-            loader=self.loader,
-            section=LearnerSection(),
-            stop=StopSection(**stop),
-            progress=Progress(1),
-            channels=self.listener.channels,
-            device=torch.device("cpu"),
-            max_waiting=2,
-        )
-
-    def monotonic(self) -> float:
-        return self.now
-
-    perf_counter = monotonic
-
-    def wait(self) -> None:
-        self.now += self._wait_s
+def famine(clock: Clock, script: str, wait_s: float = 5.0, **stop: Any) -> Run:
+    """A letter is a batch; at a dot a report is asked for, and none comes for a while."""
+    listener, steps = Listener(), list[Any]()
+    for number, letter in enumerate(script):
+        if letter == ".":
+            steps += [listener.channels.is_report_due.raise_, clock.pass_s(wait_s), None]
+        else:
+            steps.append(batch_of(number))
+    return Run(steps, listener=listener, stop=stop)()
 
 
 def test_starvation_is_logged_once_at_onset_and_once_at_its_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    famine = Famine(monkeypatch, "A...BC....D")
-    famine.thread.run()
+    run = famine(clock, "A...BC....D")
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
         "learner starved: no batch for 5.0 s; it waits for actors to send more",
@@ -87,53 +49,47 @@ def test_starvation_is_logged_once_at_onset_and_once_at_its_end(
         "learner starved: no batch for 5.0 s; it waits for actors to send more",
         "learner no longer starved, after 20.0 s",
     ]
-    assert famine.thread.progress.update == 4
-    assert set(famine.loader.timeouts) == {learner_thread.POLL_S}
+    assert run.thread.progress.update == 4
+    assert set(run.loader.timeouts) == {learner_thread.POLL_S}
 
 
-def test_short_waits_add_up_to_starvation(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    famine = Famine(monkeypatch, "A.........B", wait_s=1.0)
-    famine.thread.run()
+def test_short_waits_add_up_to_starvation(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    run = famine(clock, "A.........B", wait_s=1.0)
     assert [record.getMessage() for record in caplog.records] == [
         "learner starved: no batch for 5.0 s; it waits for actors to send more",
         "learner no longer starved, after 9.0 s",
     ]
     # Each of the nine requests was answered while it waited, and the whole wait is one.
-    assert len(famine.listener.reports) == 9 + 1
-    assert famine.listener.report["timing_breakdown/learner_dequeue_time_ms"] == 4500.0
+    assert len(run.listener.reports) == 9 + 1
+    assert run.listener.report["timing_breakdown/learner_dequeue_time_ms"] == 4500.0
 
 
-def test_the_time_limit_holds_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    famine = Famine(monkeypatch, "A......B", wait_s=1.0, wall_s=3.0)
-    famine.thread.run()
-    assert famine.listener.stops == ["wall_s"]
-    assert famine.now == 103.0
+def test_the_time_limit_holds_while_it_waits(clock: Clock) -> None:
+    run = famine(clock, "A......B", wait_s=1.0, wall_s=3.0)
+    assert run.listener.stops == ["wall_s"]
+    assert clock.now == 1003.0
 
 
-def test_starvation_is_in_the_reports_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    famine = Famine(monkeypatch, "A..B.C")
-    famine.thread.run()
+def test_starvation_is_in_the_reports_while_it_lasts(clock: Clock) -> None:
+    run = famine(clock, "A..B.C")
     reports = [
         (report.starved_at, report.metrics["learner/starved_total_s"])
-        for report in famine.listener.reports
+        for report in run.listener.reports
     ]
     # It began when the wait began, not when it was noticed; a wait that ended is added up.
-    assert reports == [(100.0, 5.0), (100.0, 10.0), (110.0, 15.0), (None, 15.0)]
+    assert reports == [(1000.0, 5.0), (1000.0, 10.0), (1010.0, 15.0), (None, 15.0)]
 
 
 def test_without_a_batch_ever_it_ends_as_soon_as_it_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
 ) -> None:
-    famine = Famine(monkeypatch, "...")
-    famine.thread.run()
-    last = famine.listener.reports[-1]
+    run = famine(clock, "...")
+    last = run.listener.reports[-1]
     assert last.first_update is None
     assert last.progress == Progress(1)
     assert last.metrics["lag/mean"] is None
     assert last.lag_histogram == [0] * 101
-    assert famine.listener.settlements == []
+    assert run.listener.settlements == []
 
 
 class Works:
