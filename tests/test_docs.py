@@ -23,6 +23,7 @@ from impala_async.doors import check_not_over
 from impala_async.metrics.names import REGISTRY, markdown_table
 from impala_async.wire import messages
 from tests import rooms
+from tests.wire.example import example_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -116,6 +117,7 @@ GENERATED = {
     "docs/architecture.md": rooms.picture,
     "docs/configuration.md": configuration_tables,
     "docs/metrics.md": markdown_table,
+    "docs/protocol.md": example_text,
     "configs/README.md": configs_table,
 }
 
