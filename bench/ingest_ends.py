@@ -141,7 +141,7 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
     def submit(index: int) -> None:
         asyncio.get_running_loop().call_soon(train, index)
 
-    server.open(schema, slots, submit, LAYOUT.digest)
+    server.open(schema, slots, submit, LAYOUT)
     server.publish(Weights(VERSION, np.zeros(64, np.uint8)))
     _say({"url": server.data_url})
     await done

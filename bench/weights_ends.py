@@ -76,12 +76,11 @@ class Publishing:
         policy = Policy(schema, config.model, seed=0)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, CPU))
         self._step = UpdateStep(policy, config.algorithm, CPU)
-        layout = policy.coarse_layout if is_coarse else policy.layout
-        self._snapshot = Snapshot(layout, policy.tensors)
+        self.layout = policy.coarse_layout if is_coarse else policy.layout
+        self._snapshot = Snapshot(self.layout, policy.tensors)
         _fill(slot)
         self._batch = Batch.over(slot.columns)
         self._alive_B = torch.ones(len(slot.filled_B), dtype=torch.bool)
-        self.layout_digest = policy.layout.digest
         self.published_at: dict[int, float] = {}
         self.update_s: list[float] = []
         self.publish_s: list[float] = []
@@ -119,7 +118,7 @@ async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     )
     slots = allocate_slots(schema, batch_columns, 2)
     learner = Publishing(config, schema, slots[1], is_coarse)
-    server.open(schema, slots[:1], lambda index: None, learner.layout_digest)
+    server.open(schema, slots[:1], lambda index: None, learner.layout)
     server.publish(learner.take())
     _say({"url": server.data_url})
     await loop.run_in_executor(None, sys.stdin.readline)

@@ -194,7 +194,7 @@ class Schema:
     @cached_property
     def digest(self) -> bytes:
         """16 bytes that two equal schemas share."""
-        return hashlib.sha256(self.to_json()).digest()[:16]
+        return digest_of(self.to_json())
 
     @cached_property
     def layout(self) -> ColumnLayout:
@@ -216,6 +216,11 @@ class Schema:
             if mine.get(key) != theirs.get(key)
         ]
         return "; ".join(differing[:3]) or "nothing differs"
+
+
+def digest_of(text: bytes) -> bytes:
+    """16 bytes by which a schema or a layout is known, as it was written."""
+    return hashlib.sha256(text).digest()[:16]
 
 
 def recurrent_state(core: str | None, size: int) -> tuple[ArraySpec, ...]:

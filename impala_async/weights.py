@@ -1,6 +1,5 @@
 """Weights come down: a version, the layout of a model's parameters, and one flat buffer of them."""
 
-import hashlib
 import json
 import zlib
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.schema import ArraySpec
+from impala_async.schema import ArraySpec, digest_of
 
 
 class Version(NamedTuple):
@@ -52,15 +51,18 @@ class WeightsLayout:
             BFLOAT16 if array.name in self.rounded else array.dtype for array in self.arrays
         )
 
-    @cached_property
-    def digest(self) -> bytes:
-        """16 bytes that two equal layouts share: the test that both sides built one model."""
+    def to_json(self) -> bytes:
+        """For an actor that has no model of its own to see it by."""
         arrays = [
             {"name": array.name, "shape": array.shape, "dtype": dtype}
             for array, dtype in zip(self.arrays, self.dtypes, strict=True)
         ]
-        text = json.dumps(arrays, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).digest()[:16]
+        return json.dumps(arrays, separators=(",", ":")).encode()
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes that two equal layouts share: the test that both sides built one model."""
+        return digest_of(self.to_json())
 
     @cached_property
     def num_bytes(self) -> int:

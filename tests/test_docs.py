@@ -25,6 +25,7 @@ from impala_async.metrics.names import ALIASES, REGISTRY, markdown_table
 from impala_async.wire import messages
 from tests import rooms
 from tests.test_house import House
+from tests.wire.example import example_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -126,6 +127,7 @@ GENERATED = {
     "docs/architecture.md": rooms.picture,
     "docs/configuration.md": configuration_tables,
     "docs/metrics.md": markdown_table,
+    "docs/protocol.md": example_text,
     "configs/README.md": configs_table,
 }
 

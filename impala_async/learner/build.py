@@ -52,7 +52,8 @@ class Learner:
     slots: list[Slot]
     full: IndexQueue
     loader: Loader
-    layout_digest: bytes
+    layout: WeightsLayout
+    """What published weights come in."""
     bodies: dict[str, Callable[[], None]]
 
 
@@ -73,7 +74,8 @@ def build_learner(
     step = build_step(config, schema, device)
     if training is not None:
         step.restore(training)
-    snapshot = Snapshot(_layout_sent(config, step.policy, device), step.policy.tensors, device)
+    layout = _layout_sent(config, step.policy, device)
+    snapshot = Snapshot(layout, step.policy.tensors, device)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
     full = IndexQueue("full", num_slots)
     # Its end must not hang on the clock, and its next batch waits for the weights of this update.
@@ -109,7 +111,7 @@ def build_learner(
     bodies = {"learner": thread.run}
     if isinstance(loader, DeviceLoader):
         bodies["loader"] = loader.run
-    return Learner(slots, full, loader, step.policy.layout.digest, bodies)
+    return Learner(slots, full, loader, layout, bodies)
 
 
 def _compile(step: Step, loader: Loader, section: LearnerSection, device: torch.device) -> None:

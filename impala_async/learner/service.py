@@ -207,7 +207,7 @@ class LearnerService:
         )
         self._learner = learner
         self._folder.confirm()
-        self._server.open(schema, learner.slots, learner.full.put, learner.layout_digest)
+        self._server.open(schema, learner.slots, learner.full.put, learner.layout)
         self._threads.start(learner.bodies)
 
     def _open_known(self, schema: Schema) -> None:

@@ -27,6 +27,8 @@ MAX_TIMERS = 16
 MAX_WHY = 500
 NO_NUMBER = -1
 NO_SEQ = -1
+# Of an actor that has no model: it is told the layout of the weights.
+NO_LAYOUT = bytes(16)
 MAX_VERDICTS = 64
 # Of all frames: from a peer of whom nothing is known.
 MAX_MESSAGE_BYTES = 1 << 30

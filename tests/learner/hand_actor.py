@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from impala_async import __version__
-from impala_async.schema import Schema
-from impala_async.weights import Version
+from impala_async.schema import ArraySpec, Schema
+from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (
     PROTOCOL,
@@ -27,7 +27,8 @@ from impala_async.wire.messages import (
 from impala_async.wire.sockets import Dealer, new_context
 from tests.learner.columns import Planes, planes_of
 
-LAYOUT = b"layout".ljust(16, b"-")
+MODEL = WeightsLayout((ArraySpec("w", (16,), "float32"),))
+LAYOUT = MODEL.digest
 DEADLINE_S = 10.0
 _numbers = itertools.count()
 
@@ -53,6 +54,7 @@ class Actor:
         self.welcome: Welcome | None = None
         self.settings: bytes = b""
         self.grants: list[Grant] = []
+        self.after_grant: list[bytes] = []
         self.rejects: list[Reject] = []
         self.byes: list[Bye] = []
         self.others: list[list[bytes]] = []
@@ -189,6 +191,7 @@ class Actor:
             self.session = message.session
         elif isinstance(message, Grant):
             self.grants.append(message)
+            self.after_grant += map(bytes, frames[1:])
         elif isinstance(message, Reject):
             self.rejects.append(message)
         elif isinstance(message, Bye):

@@ -16,7 +16,7 @@ from impala_async.schema import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Lineage, Version, Weights
 from tests.learner.columns import small_schema
-from tests.learner.hand_actor import LAYOUT, Actor
+from tests.learner.hand_actor import MODEL, Actor
 
 RUN_ID = b"run".ljust(16, b"-")
 
@@ -71,7 +71,7 @@ class ServerHarness:
     def open(self) -> None:
         columns = self.config.learner.batch_columns
         self.slots = allocate_slots(self.schema, columns, self._num_slots)
-        self.server.open(self.schema, self.slots, self.full.append, LAYOUT)
+        self.server.open(self.schema, self.slots, self.full.append, MODEL)
 
     def publish(self, update: int, epoch: int = 1, layout_digest: bytes = b"") -> Weights:
         buffer = np.full(64, update % 251, np.uint8)

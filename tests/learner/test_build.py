@@ -93,7 +93,7 @@ def test_a_learner_on_a_cpu() -> None:
     assert learner.bodies.keys() == {"learner"}
     config = config_of(small_schema())
     policy = Policy(small_schema(), config.model, seed=config.seed)
-    assert learner.layout_digest == policy.layout.digest
+    assert learner.layout == policy.layout
 
 
 # Of torch about its own modules, when it loads the compiler.
@@ -172,9 +172,8 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
     learner.bodies["learner"]()
     (first,) = listener.weights
     policy = Policy(schema, config.model, seed=config.seed)
-    # Whoever joins is known by the same layout in any case.
-    assert learner.layout_digest == policy.layout.digest
     sent = policy.coarse_layout if is_coarse else policy.layout
+    assert learner.layout == sent
     assert first.layout_digest == sent.digest
     assert first.buffer.nbytes == sent.num_bytes
 

@@ -29,7 +29,7 @@ from impala_async.learner.loop.sessions import SessionMessages
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Slot
 from impala_async.schema import Schema
-from impala_async.weights import NO_VERSION, Lineage, Version, Weights
+from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.local_link import LocalLink
 from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Message, Welcome
@@ -125,7 +125,7 @@ class ActorServer:
         schema: Schema,
         slots: list[Slot],
         submit: Callable[[int], None],
-        layout_digest: bytes,
+        layout: WeightsLayout,
     ) -> None:
         """There are slots for trajectories of this schema: give out credit."""
         if self._recorder is not None:
@@ -134,7 +134,9 @@ class ActorServer:
             settings = self._config.model_dump(mode="json", by_alias=True)
             self._recorder.begin(first, schema, settings, self._answer)
         self._sessions.schema = schema
-        self._publisher.layout_digest = layout_digest
+        self._sessions.layout = layout
+        # Everybody knows the model by its float32 layout, whatever weights come in.
+        self._publisher.layout_digest = layout.coarse(()).digest
         self._ingest.open(schema, slots, submit)
         self._answer()
 

@@ -15,12 +15,13 @@ from impala_async.learner.loop.peer_log import ActorFailures, PeerLog
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
-from impala_async.schema import Schema
-from impala_async.weights import NO_VERSION, Version
+from impala_async.schema import Schema, digest_of
+from impala_async.weights import NO_VERSION, Version, WeightsLayout
 from impala_async.wire.codec import Frame
 from impala_async.wire.connections import REPLACED
 from impala_async.wire.messages import (
     BYE_REASONS,
+    NO_LAYOUT,
     Bye,
     ByeOk,
     Get,
@@ -60,6 +61,8 @@ class SessionMessages:
         on_schema: Callable[[Schema], None],
     ) -> None:
         self.schema: Schema | None = None
+        self.layout: WeightsLayout | None = None
+        """What weights come in, once that is known."""
         self.is_closing = False
         self._table = table
         self._publisher = publisher
@@ -198,13 +201,15 @@ class SessionMessages:
 
     def _agree(self, endpoint: Endpoint, peer: Peer, spec: Spec) -> None:
         """Compare the actor's schema with ours; without one yet, the first actor's is ours."""
-        schema = self._receive_schema(endpoint)
+        schema, digest = self._receive_schema(endpoint)
         if self.is_closing:
             return
         if peer.columns and (spec.columns, spec.streams) != (peer.columns, peer.streams):
             # The credit it holds was counted by the first one.
             raise ProtocolError("not_allowed_now", "a second Spec that differs from the first")
         fault = self._misfit(schema, spec)
+        if fault is None and spec.schema_digest != digest:
+            fault = "the schema is not the one of its digest"
         if fault is None and self.schema is None:
             fault = self._decide_schema(schema, spec)
         if fault is not None:
@@ -223,7 +228,10 @@ class SessionMessages:
             self._log.warning(
                 "actor %d runs %s, the learner %s", peer.rank, peer.build, __version__
             )
-        endpoint.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
+        frames: list[Frame] = [pack(peer.grant(self._publisher.version))]
+        if spec.layout_digest == NO_LAYOUT and self.layout is not None:
+            frames.append(self.layout.to_json())
+        endpoint.send(peer.data_route, frames)
 
     def _decide_schema(self, schema: Schema, spec: Spec) -> str | None:
         """Build what this schema asks for, unless that is impossible; then it is not ours."""
@@ -235,7 +243,8 @@ class SessionMessages:
         # The layout of the model is known only now.
         return self._misfit(schema, spec)
 
-    def _receive_schema(self, endpoint: Endpoint) -> Schema:
+    def _receive_schema(self, endpoint: Endpoint) -> tuple[Schema, bytes]:
+        """And its digest: that of the text, however it is written."""
         size = endpoint.router.receive_into(self._schema_buffer)
         if size == NO_FRAME:
             raise ProtocolError("wrong_frame_count", "Spec comes with a schema")
@@ -243,8 +252,9 @@ class SessionMessages:
             raise ProtocolError("wrong_size", f"a schema of {size} bytes")
         if endpoint.router.has_more_frames():
             raise ProtocolError("wrong_frame_count", "Spec has two frames")
+        frame = bytes(self._schema_buffer[:size])
         try:
-            return Schema.from_json(bytes(self._schema_buffer[:size]))
+            return Schema.from_json(frame), digest_of(frame)
         except SpacesError as error:
             raise ProtocolError("malformed_header", str(error)) from None
 
@@ -253,8 +263,6 @@ class SessionMessages:
             return f"trajectory.rows: {self._rows} {HERE}, {schema.rows} {THERE}"
         if self.schema is not None and schema != self.schema:
             return f"the environment differs: {self.schema.difference(schema, HERE, THERE)}"
-        if spec.schema_digest != schema.digest:
-            return "the schema is not the one of its digest"
         if spec.columns > self._welcome.max_columns:
             return (
                 f"actor.num_envs: {spec.columns} at the actor, but a batch of this learner has "
@@ -270,7 +278,7 @@ class SessionMessages:
                 "and an environment has a column for each of its agents"
             )
         layout = self._publisher.layout_digest
-        if layout and spec.layout_digest != layout:
+        if layout and spec.layout_digest not in (layout, NO_LAYOUT):
             return (
                 f"the model differs: layout {layout.hex()} {HERE}, {spec.layout_digest.hex()} "
                 f"{THERE}: install the same release of impala-async on both sides"

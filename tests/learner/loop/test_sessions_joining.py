@@ -1,5 +1,6 @@
 """What an actor offers to run: agreed, or refused with the field and both values."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 from impala_async.errors import SpacesError
 from impala_async.learner.loop.sessions import MAX_SCHEMA_BYTES
 from impala_async.schema import ArraySpec, ObsSpec, Schema
-from impala_async.wire.messages import Spec
+from impala_async.wire.messages import NO_LAYOUT, Get, Spec, WeightsReply, unpack
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import LAYOUT
 from tests.learner.server_harness import ServerHarness
@@ -91,6 +92,33 @@ async def test_another_model_is_refused(make_harness: Make) -> None:
     await actor.hello()
     await actor.spec()
     assert "model differs" in await actor.refused("mismatch")
+
+
+async def test_an_actor_without_a_model_is_told_the_layout_of_the_weights(
+    make_harness: Make,
+) -> None:
+    harness = make_harness()
+    actor = harness.actor()
+    actor.layout = NO_LAYOUT
+    await actor.join()
+    (frame,) = actor.after_grant
+    assert json.loads(frame) == [{"name": "w", "shape": [16], "dtype": "float32"}]
+    await actor.beat(Get(actor.session, 0, 0))
+    await actor.hear(lambda: bool(actor.others))
+    reply = unpack(actor.others[0][0])
+    assert isinstance(reply, WeightsReply)
+    assert reply.layout_digest == hashlib.sha256(frame).digest()[:16]
+    # Those who have one are told nothing.
+    assert (await harness.join()).after_grant == []
+
+
+async def test_a_schema_may_be_written_in_any_way(make_harness: Make) -> None:
+    actor = make_harness().actor()
+    await actor.hello()
+    text = json.dumps(json.loads(actor.schema.to_json()), indent=2).encode()
+    spec = Spec(actor.session, hashlib.sha256(text).digest()[:16], LAYOUT, 1, 1)
+    await actor.say(spec, text)
+    await actor.hear(lambda: bool(actor.grants))
 
 
 async def test_a_digest_of_something_else_is_refused(make_harness: Make) -> None:

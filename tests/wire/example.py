@@ -1,0 +1,118 @@
+"""The example session of docs/protocol.md: every message of it, as the code writes it."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.trajectory import columns_over
+from impala_async.weights import Version, Weights, WeightsLayout
+from impala_async.wire.codec import Frame, encode_data
+from impala_async.wire.messages import (
+    NO_LAYOUT,
+    PROTOCOL,
+    Bye,
+    ByeOk,
+    Data,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    Spec,
+    WeightsReply,
+    Welcome,
+    pack,
+)
+
+ACTOR, RUN, SESSION, NONCE = (bytes(range(first, first + 16)) for first in (0xA0, 0xB0, 0xC0, 0xD0))
+SCHEMA = Schema(
+    ObsSpec((ArraySpec("", (2,), "float32"),)), ActionSpec((ActionPart("", "discrete", (3,)),)), 3
+)
+LAYOUT = WeightsLayout(
+    (
+        ArraySpec("policy_head.weight", (3, 2), "float32"),
+        ArraySpec("policy_head.bias", (3,), "float32"),
+    )
+)
+WEIGHTS = Weights(Version(1, 0), np.arange(9, dtype=np.float32).view(np.uint8))
+EPISODES = [(1.5, 7)]
+WIDTH = 16
+
+
+class Said(NamedTuple):
+    """A message, its frames, and what is to be known of it."""
+
+    title: str
+    frames: list[Frame]
+
+
+def session() -> Iterator[Said]:
+    """From the first word to the last."""
+    yield Said("actor, data: Hello", [pack(Hello(PROTOCOL, ACTOR, "mine 1", bytes(16), 0, 0))])
+    places = (RUN, 1, SESSION, 0, 5556, "", "", "", NONCE)
+    welcome = Welcome(*places, lease_s=10.0, heartbeat_s=2.0, max_columns=16)
+    yield Said("learner, data: Welcome (and a frame of settings)", [pack(welcome)])
+    spec = Spec(SESSION, SCHEMA.digest, NO_LAYOUT, 1, 1, gives_way=1)
+    yield Said("actor, data: Spec, and the schema", [pack(spec), SCHEMA.to_json()])
+    grant = Grant(SESSION, 2, 0, 1, 0, [])
+    yield Said("learner, data: Grant, and the layout", [pack(grant), LAYOUT.to_json()])
+    yield Said("actor, weights: Heartbeat", [pack(Heartbeat(SESSION, {"env_time_ms": 0.5}))])
+    yield Said("learner, weights: Grant", [pack(grant)])
+    yield Said("actor, weights: Get", [pack(Get(SESSION, 0, 0))])
+    reply = WeightsReply(1, 0, LAYOUT.digest, WEIGHTS.digest())
+    yield Said("learner, weights: WeightsReply, and the buffer", [pack(reply), WEIGHTS.buffer.data])
+    yield Said("actor, data: Data with an inline body", data_frames())
+    yield Said("learner, data: Grant", [pack(Grant(SESSION, 3, 1, 1, 4, []))])
+    yield Said("learner, data: Bye", [pack(Bye(SESSION, 0))])
+    yield Said("actor, data: ByeOk", [pack(ByeOk(SESSION))])
+
+
+def data_frames() -> list[Frame]:
+    """An episode ends in row 0; row 1 shows its last observation; row 2 begins the next one."""
+    obs = np.zeros((1, SCHEMA.layout.obs_bytes), np.uint8)
+    small = np.zeros((1, SCHEMA.layout.small_bytes), np.uint8)
+    columns = columns_over(SCHEMA, obs, small)
+    columns.obs[""][0] = [[0.5, 1], [0.25, 2], [8, 3], [16, 4]]
+    columns.log_probs_CT[0] = [-1, 0, -0.5]
+    columns.rewards_CT[0] = [1.5, 0, 2]
+    columns.actions[""][0] = [2, 0, 1]
+    columns.terminated_CT[0] = [True, False, False]
+    columns.mask_CT[0] = [True, False, True]
+    return encode_data(Data(SESSION, 0, 1, 0, 3, 1, 0, 0, None), obs, small, EPISODES)
+
+
+def example_text() -> str:
+    """The session as a block of the page: texts in quotes, all other frames in hexadecimal."""
+    lines = ["```"]
+    for said in session():
+        lines.append(said.title)
+        for frame in map(bytes, said.frames):
+            lines += _text(frame) if frame[:1] in (b"{", b"[") else _hex(frame)
+    lines += ["```", "", *_body_table()]
+    return "\n".join(lines)
+
+
+def _text(frame: bytes) -> list[str]:
+    return [f"  {frame.decode()}"]
+
+
+def _hex(frame: bytes) -> list[str]:
+    return [f"  {at:04x}  {frame[at : at + WIDTH].hex(' ')}" for at in range(0, len(frame), WIDTH)]
+
+
+def _body_table() -> list[str]:
+    """Where the body of Data has what."""
+    layout, start = SCHEMA.layout, {"obs": 0, "small": SCHEMA.layout.obs_bytes}
+    rows = [
+        (start[leaf.plane] + leaf.offset, name.rstrip("/"), f"{leaf.dtype} {[*leaf.shape]}")
+        for name, leaf in layout.leaves.items()
+    ]
+    tail = layout.column_bytes
+    rows += [(tail, "return of an episode", "float32"), (tail + 4, "its length", "int32")]
+    return [
+        "| offset in the body | what | dtype and shape |",
+        "|---|---|---|",
+        *(f"| {at} | {what} | {dtype} |" for at, what, dtype in rows),
+        "",
+    ]
