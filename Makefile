@@ -9,10 +9,13 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A worker that has nothing left takes tests from one that has.
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 # mypy refuses a folder without Python files, so name those that have some.
@@ -28,9 +31,10 @@ OWN_SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 help: ## Show this page
 	@echo 'make <target> [ARGS="..."] [PYTHON=python3.12]'
 	@echo
-	@awk -F ':.*## ' -v hidden='$(HIDDEN)' '/^[a-z0-9]+:.*## / && $$1 != hidden {printf "  %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' -v hidden='$(HIDDEN)' '/^[a-z0-9-]+:.*## / && $$1 != hidden {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  ARGS    goes to the command behind the target:  make train ARGS="--set seed=1"'
+	@echo '  WORKERS tests run at the same time, in so many processes (2); with 0 in one, as for pdb'
 	@echo '  PYTHON  makes .venv (3.11 or newer); a torch >= 2.4 that it has is used as it is'
 
 .PHONY: train
@@ -38,12 +42,16 @@ train: $(STAMP) ## Train here: one learner, its actors; CartPole unless ARGS say
 	@$(BIN)/python -m impala_async.train $(ARGS)
 
 .PHONY: test
-test: $(STAMP) ## Run all tests, those with real processes too; only the slow ones are left out
-	@$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+test: $(STAMP) ## Run the tests, those with real processes too; only the slow ones are left out
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+.PHONY: test-all
+test-all: $(STAMP) ## Run all tests, the slow ones too
+	@$(PYTEST) $(ARGS)
 
 .PHONY: e2e
 e2e: $(STAMP) ## Run only the tests with real processes
-	@$(BIN)/python -m pytest -q tests/e2e $(ARGS)
+	@$(PYTEST) tests/e2e $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## Check style and formatting

@@ -33,9 +33,19 @@ FLAGS = {
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 0}
 DELAYS = [(door, s) for door in ("train", "learner", "actor") for s in (0.05, 0.3, 0.7, 1.5)]
 DELAYS += [("evaluate", s) for s in (0.05, 0.2)]
-CASES = [(door, s, signal.SIGINT) for door, s in DELAYS]
-CASES += [(door, 0.3, signal.SIGTERM) for door in FLAGS]
-CASES += [(door, s, signal.SIGTERM) for door in ("train", "learner") for s in (0.05, 1.0)]
+ALL = [(door, s, signal.SIGINT) for door, s in DELAYS]
+ALL += [(door, 0.3, signal.SIGTERM) for door in FLAGS]
+ALL += [(door, s, signal.SIGTERM) for door in ("train", "learner") for s in (0.05, 1.0)]
+# Each door, early and late, and each signal.
+QUICK = [
+    *(
+        ("train", 0.3, signal.SIGINT),
+        ("learner", 1.5, signal.SIGINT),
+        ("actor", 0.7, signal.SIGINT),
+    ),
+    *(("evaluate", 0.05, signal.SIGINT), ("learner", 0.3, signal.SIGTERM)),
+]
+CASES = [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in ALL]
 
 
 @pytest.mark.e2e

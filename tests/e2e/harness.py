@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from tests.e2e.zygote import Forked
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 POLL_S = 0.02
 Report = dict[str, Any]
@@ -32,12 +34,18 @@ def wait_until(what: str, look: Callable[[], Found | None], within_s: float = 20
 
 
 class Door:
-    """One process behind a door, and what it printed."""
+    """One process behind a door, and what it printed.
 
-    def __init__(self, log: Path, door: str, *flags: str, **environment: str) -> None:
+    The zygote forks it, unless an interpreter of its own `is_started`.
+    """
+
+    def __init__(
+        self, log: Path, door: str, *flags: str, is_started: bool = False, **environment: str
+    ) -> None:
         self.log_path = log
+        make = subprocess.Popen if is_started else Forked
         with log.open("ab") as file:
-            self.process = subprocess.Popen(
+            self.process = make(
                 [sys.executable, "-m", f"impala_async.{door}", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -74,9 +82,9 @@ class Site:
         self.run_dir = folder / "run"
         self._doors: list[Door] = []
 
-    def open(self, door: str, *flags: str, **environment: str) -> Door:
+    def open(self, door: str, *flags: str, is_started: bool = False, **environment: str) -> Door:
         log = self.folder / f"{door}-{len(self._doors)}.log"
-        opened = Door(log, door, *flags, **environment)
+        opened = Door(log, door, *flags, is_started=is_started, **environment)
         self._doors.append(opened)
         return opened
 

@@ -28,8 +28,8 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield opened
 
 
-def start(site: Site, scene: Scene) -> Door:
-    return site.open("actor", "--learner", scene.learner.url)
+def start(site: Site, scene: Scene, is_started: bool = False) -> Door:
+    return site.open("actor", "--learner", scene.learner.url, is_started=is_started)
 
 
 def is_importing(actor: Door) -> bool:
@@ -66,7 +66,7 @@ def ends_soon(
 
 
 def test_sigterm_ends_it_soon_whatever_it_does(site: Site, scene: Scene) -> None:
-    importing = start(site, scene)
+    importing = start(site, scene, is_started=True)
     wait_until("it imports torch", lambda: is_importing(importing))
     ends_soon(importing, 0)
 
@@ -76,12 +76,12 @@ def test_sigterm_ends_it_soon_whatever_it_does(site: Site, scene: Scene) -> None
     scene.learner.data.drain()
 
     waiting = start(site, scene)
-    session = unroll(scene, settings_for("Counting", rows=1))
+    session = unroll(scene, settings_for("Counting", rows=1, sampler="serial"))
     ends_soon(waiting, 0, scene, session)
 
     # Eight environments make a step of 0.4 s: it must look after each.
     unrolling = start(site, scene)
-    session = unroll(scene, settings_for("Slow", rows=1000, step_s=0.05))
+    session = unroll(scene, settings_for("Slow", rows=1000, sampler="serial", step_s=0.05))
     ends_soon(unrolling, 0, scene, session)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import matrix
 from tests.e2e.harness import Door, Site, identities_hold
 
 pytestmark = pytest.mark.e2e
@@ -60,7 +61,7 @@ def check_learned(site: Site) -> None:
     assert summary["rejected"] == 0
 
 
-@pytest.mark.parametrize("probe", ["learner", "actor"])
+@pytest.mark.parametrize("probe", matrix.PROBES)
 def test_images_in_a_dict_of_a_users_own_module(site: Site, probe: str) -> None:
     (site.folder / "bandit.py").write_text(BANDIT_ENV)
     # Columns of 22 kB, four to a message and six to a batch: three frames, split over two slots.
@@ -79,7 +80,7 @@ def test_images_in_a_dict_of_a_users_own_module(site: Site, probe: str) -> None:
     check_learned(site)
 
 
-@pytest.mark.parametrize("autoreset", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("autoreset", matrix.AUTORESETS)
 def test_vector_environments_of_either_autoreset(site: Site, autoreset: str) -> None:
     train(
         site,
@@ -163,7 +164,7 @@ class Mixed(Rows):
 '''
 
 
-@pytest.mark.parametrize("name", ["Masked", "Several", "Mixed"])
+@pytest.mark.parametrize("name", matrix.SPACES)
 def test_spaces_of_all_kinds_are_learned(site: Site, name: str) -> None:
     (site.folder / "spaces.py").write_text(SPACES_ENVS)
     train(
@@ -179,7 +180,7 @@ def test_spaces_of_all_kinds_are_learned(site: Site, name: str) -> None:
     check_learned(site)
 
 
-@pytest.mark.parametrize("is_squashed", ["true", "false"])
+@pytest.mark.parametrize("is_squashed", matrix.ARE_SQUASHED)
 def test_numbers_as_actions_are_trained_on(site: Site, is_squashed: str) -> None:
     train(
         site,

@@ -89,6 +89,7 @@ def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> 
         assert actor.wait_exit(10) == 0
 
 
+@pytest.mark.slow
 def test_actors_of_this_host_wait_for_no_lease_when_a_killed_learner_resumes(site: Site) -> None:
     """Its sockets lie in another folder then; the lease is longer than the test."""
     data, weights = free_ports(2)

@@ -54,6 +54,7 @@ def replay(folder: Path, recording: Path, *flags: str) -> tuple[Door, Path]:
     return door, run_dir
 
 
+@pytest.mark.slow
 def test_a_run_of_train_is_made_again_to_the_last_bit(tmp_path: Path, site: Site) -> None:
     recording = tmp_path / "recording"
     flags = ["--config", CARTPOLE, "--run-dir", str(site.run_dir), "--set", "stop.mean_return=60"]
@@ -82,6 +83,7 @@ def test_so_it_is_with_passes_rings_and_actors_of_any_width(tmp_path: Path, site
     assert "to the last bit" in again.log
 
 
+@pytest.mark.slow
 def test_a_killed_learner_leaves_a_recording_and_its_resumed_run_makes_another(
     tmp_path: Path, site: Site
 ) -> None:

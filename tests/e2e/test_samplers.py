@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.e2e import matrix
 from tests.e2e.harness import Door, Site, identities_hold, site, wait_until
 from tests.e2e.test_lockstep import outcome
 
@@ -31,7 +32,7 @@ def workers_of(actor: Door) -> list[psutil.Process]:
         return []
 
 
-@pytest.mark.parametrize("sampler", ["parallel", "alternating"])
+@pytest.mark.parametrize("sampler", matrix.SAMPLERS)
 def test_a_policy_learns_whatever_steps_its_environments(site: Site, sampler: str) -> None:
     train(
         site,
@@ -70,6 +71,7 @@ def test_in_lockstep_auto_measures_nothing(site: Site) -> None:
     assert "actor.sampler auto takes vector: lockstep measures nothing" in log
 
 
+@pytest.mark.slow
 def test_in_lockstep_a_run_is_the_same_whatever_steps_its_environments(tmp_path: Path) -> None:
     outcomes = []
     for sampler in ("serial", "parallel"):
@@ -127,10 +129,8 @@ def test_workers_end_with_an_actor_that_is_killed(site: Site) -> None:
     site.wait_report("it trains", lambda report: report["updates"] > 3)
     workers = workers_of(actor)
     assert len(workers) == 2
-    before = set(Path("/dev/shm").iterdir())
     actor.process.kill()
     wait_until("its workers are gone", lambda: not any(w.is_running() for w in workers))
-    assert set(Path("/dev/shm").iterdir()) <= before
 
 
 def test_an_actor_with_too_few_environments_is_told_what_to_do(site: Site) -> None:

@@ -1,7 +1,6 @@
 """A team over real processes: it plays, learns, is saved and resumed, and in lockstep is the same
 to the last bit."""
 
-import os
 from pathlib import Path
 
 import psutil
@@ -49,6 +48,7 @@ def test_a_team_is_trained_saved_and_evaluated(site: Site) -> None:
     assert "past: mean return of 8 greedy episodes" in told.log
 
 
+@pytest.mark.slow
 def test_a_resumed_team_goes_on_where_it_was(site: Site) -> None:
     settings = ("stop.env_steps=none", "checkpoint.every_s=0.5")
     learner = site.learner(*settings, config=SELF_PLAY, PYTHONPATH=HERE)
@@ -87,18 +87,13 @@ def test_two_teams_in_lockstep_are_equal_to_the_last_bit(tmp_path: Path) -> None
     assert first["updates"] > 40
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        (("env.id=CartPole-v1",), "CartPole-v1 has a single agent"),
-        (("policies.mapping=nowhere:deal",), "policies.mapping: nowhere:deal"),
-        (("policies.train=[]",), "train must name each policy that learns"),
-    ],
-)
-def test_what_cannot_be_is_told_before_anything_starts(
-    site: Site, settings: tuple[str, ...], text: str
-) -> None:
-    door = train(site, *settings)
-    assert door.wait_exit(60) == 2, door.log
-    assert text in " ".join(door.log.split())
-    assert not os.path.exists(site.run_dir / "checkpoints")
+def test_what_cannot_be_is_told_before_anything_starts(site: Site) -> None:
+    for setting, text in {
+        "env.id=CartPole-v1": "CartPole-v1 has a single agent",
+        "policies.mapping=nowhere:deal": "policies.mapping: nowhere:deal",
+        "policies.train=[]": "train must name each policy that learns",
+    }.items():
+        door = train(site, setting)
+        assert door.wait_exit(60) == 2, (setting, door.log)
+        assert text in " ".join(door.log.split()), setting
+        assert not (site.run_dir / "checkpoints").exists(), setting

@@ -2,13 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.e2e.zygote import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,16 +22,20 @@ def train(tmp_path: Path) -> Train:
 
     def run(*command: str) -> dict[str, Any]:
         run_dir = tmp_path / "run"
-        ended = subprocess.run(
-            [sys.executable, *command, "--run-dir", str(run_dir)],
-            # Not in the checkout: nothing may depend on the folder that it is started from.
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=90,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        log = tmp_path / "log"
+        with log.open("wb") as file:
+            process = Forked(
+                [sys.executable, *command, "--run-dir", str(run_dir)],
+                # Not in the checkout: nothing may depend on the folder that it is started from.
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=file,
+                stderr=file,
+            )
+        try:
+            assert process.wait(90) == 0, log.read_text()
+        finally:
+            process.kill()
         summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
         return summary
 

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from impala_async.errors import ConfigError, how_it_ended
 from impala_async.launch import local
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.waiting import EVERY_S, Wait
+from tests.e2e.zygote import children
 
 URL = "tcp://127.0.0.1:1"
 WITHIN_S = 10.0
@@ -101,7 +101,7 @@ def prepare(learner: str, actor: str, fds: Sequence[int] = ()) -> LocalRun:
 
 def run(learner: str, actor: str, num_actors: int = 1) -> int:
     code = prepare(learner, actor).run(num_actors)
-    assert psutil.Process().children() == []
+    assert children() == []
     return code
 
 
@@ -273,7 +273,7 @@ def test_a_log_that_cannot_be_written_is_a_wrong_flag(
     make("run/actors/actor-0.log")
     with pytest.raises(ConfigError, match=f"--run-dir: {why}"):
         run(LEARNER_UNTIL_TOLD, ACTOR_UNTIL_KILLED)
-    assert psutil.Process().children() == []
+    assert children() == []
 
 
 def test_a_process_that_cannot_be_started_is_told_in_a_line(
@@ -600,7 +600,7 @@ wait_for(lambda: False)
     assert started.run(1) == 130
     thread.join()
     assert started.has_killed_learner
-    assert psutil.Process().children() == []
+    assert children() == []
     told = [text for text in caplog.messages if not text.startswith("starting: ")]
     assert "waiting for the learner, which has not answered yet (0 s); press Ctrl-C" in told[0]
     assert told[1] == "quitting: what has not ended 0 s after this is killed"
@@ -734,15 +734,15 @@ fd = int(os.environ["IMPALA_ASYNC_LIFELINE"])
 note(holds=stat.S_ISFIFO(os.fstat(fd).st_mode), leads=os.getpgid(0) == os.getpid())
 """
     assert run(f"{hold}\nwait_for(lambda: count('actor'))", hold) == 0
-    children = events("learner") + events("actor")
-    assert [(e["holds"], e["leads"]) for e in children] == [(True, True)] * 2
+    both = events("learner") + events("actor")
+    assert [(e["holds"], e["leads"]) for e in both] == [(True, True)] * 2
 
 
 def test_a_folder_that_cannot_be_written_is_a_config_error() -> None:
     Path("file").touch()
     with pytest.raises(ConfigError, match="--run-dir: cannot write to file/actors"):
         LocalRun([], URL, Path("file"), {})
-    assert psutil.Process().children() == []
+    assert children() == []
 
 
 def test_free_ports_can_be_bound_all_at_once() -> None:

@@ -66,12 +66,12 @@ async def test_a_goal_is_reached_at_the_same_update_whatever_the_clock(
     tmp_path: Path, lag: int, stop: dict[str, float], reason: str, updates: int
 ) -> None:
     outcomes = []
-    for number, slack_s in enumerate((0.0, 0.004, 0.004)):
+    for number, slack_s in enumerate((0.0, 0.004)):
         async with service_run(tmp_path / str(number), stop=stop, **lockstep(lag)) as run:
             await start_lockstep_actors(run, slack_s=slack_s)
             assert await run.end() == EXIT_DONE
         outcomes.append(outcome(run))
-    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert outcomes[0] == outcomes[1]
     found = outcomes[0]
     assert (found["exit_reason"], found["updates"]) == (reason, updates)
     assert found["trained"] == 4 * updates

@@ -6,11 +6,11 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from impala_async.launch import local
 from impala_async.replay.learner import StartedLearner
+from tests.e2e.zygote import children
 
 LEARNER = """
 import json, os, signal, sys, time
@@ -49,7 +49,7 @@ def test_it_gets_its_flags_and_ends_when_it_is_asked_to(learner: StartedLearner)
     assert json.loads(Path("flags").read_text()) == [["--flag", "1"], "7", threads]
     assert learner.end(0.0) == 3
     assert not learner.is_running
-    assert psutil.Process().children() == []
+    assert children() == []
 
 
 def test_one_that_ends_by_itself_is_let_to(learner: StartedLearner) -> None:
@@ -62,7 +62,7 @@ def test_one_that_does_not_is_asked_in_the_end(learner: StartedLearner) -> None:
 
 
 def test_one_that_died_has_the_code_of_a_shell(learner: StartedLearner) -> None:
-    (child,) = psutil.Process().children()
+    (child,) = children()
     child.send_signal(signal.SIGKILL)
     assert learner.end(10.0) == 137
 

@@ -1,0 +1,24 @@
+"""The cases of the end-to-end tests: `make test` has the first of each, `make test-all` all.
+
+So `make test` has one seed, one story of a resumed run, and four pairs of runs that are equal to
+the last bit: in lockstep, of a team in lockstep, replayed, and with frames sent in other ways.
+"""
+
+import signal
+from typing import Any
+
+import pytest
+
+
+def first_of(first: Any, *others: Any) -> list[Any]:
+    return [first, *(pytest.param(other, marks=pytest.mark.slow) for other in others)]
+
+
+SEEDS = first_of(*range(5))
+LAGS = first_of(1, 0)
+PROBES = first_of("learner", "actor")
+SPACES = first_of("Mixed", "Masked", "Several")
+AUTORESETS = first_of("NextStep", "SameStep")
+SAMPLERS = first_of("parallel", "alternating")
+ARE_SQUASHED = first_of("true", "false")
+ENDS_OF_ACTORS = first_of(signal.SIGKILL, signal.SIGTERM)

@@ -1,0 +1,255 @@
+"""A process that has imported torch once, and forks the processes of the end-to-end tests.
+
+An import takes two seconds of a core, a fork a hundredth of one. `Forked` is a `subprocess.Popen`
+for `python -m impala_async.DOOR ...` whose process the zygote forks, and in such a process Popen
+itself is one: `train` forks its learner and its actors. A fork has the arguments, environment,
+folder, descriptors, signals and process group that a started interpreter would have. Three things
+differ: the hash seed and the command line that others see are those of the zygote, and modules are
+imported already. A test that is about these starts an interpreter.
+"""
+
+import ctypes
+import functools
+import gc
+import importlib
+import inspect
+import json
+import logging
+import os
+import platform
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import psutil
+
+# All but the modules of the doors, which run as `__main__`.
+PRELOADED = (
+    *("impala_async.learner.service", "impala_async.learner.lock_watch", "impala_async.team"),
+    *("impala_async.actor.service", "impala_async.actor.workers", "impala_async.replay.player"),
+    *("impala_async.learner.recorder", "impala_async.learner.probe", "impala_async.replay.learner"),
+    *("impala_async.config.load", "impala_async.metrics.sinks.console", "impala_async.envs.make"),
+    *("impala_async.runs.plot", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("rich.logging", "rich.table", "uvloop", "gymnasium.vector"),
+)
+CLONE_PARENT = 0x8000
+NR_CLONE = {"x86_64": 56, "aarch64": 220}
+MOST_BYTES = 1 << 18
+OWN_GROUP, SAME_GROUP = 0, -1
+ROOT = Path(__file__).resolve().parents[2]
+# Where an interpreter finds modules that is told nothing.
+OWN_PATHS: list[str] = []
+_SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+_start_interpreter = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+class Job(NamedTuple):
+    """What a new process is given, besides its descriptors."""
+
+    program: str
+    """A module, or a file of Python."""
+    flags: Sequence[str]
+    environment: dict[str, str]
+    folder: str
+    process_group: int
+
+
+@functools.cache
+def _zygote() -> tuple[socket.socket, int]:
+    """This process's end of a socket to it, and its pid. It ends when this process does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(theirs.fileno())],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            process_group=OWN_GROUP,
+        )
+    # Its exit is nobody's concern.
+    process.returncode = 0
+    return ours, process.pid
+
+
+def children() -> list[psutil.Process]:
+    """The processes that this one has started, and theirs; the zygote is not one of them."""
+    own_pid = _zygote()[1] if _zygote.cache_info().currsize else None
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if process.pid != own_pid]
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A child of this process that the zygote has forked: `python PROGRAM FLAG ...`."""
+
+    def _execute_child(self, *given: Any) -> None:
+        _execute(self, given, self._ask)
+
+    @staticmethod
+    def _ask(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
+        assert not [*kept], "the zygote passes on no descriptor"
+        zygote, _ = _zygote()
+        socket.send_fds(zygote, [json.dumps(job).encode()], streams)
+        return int(zygote.recv(MOST_BYTES))
+
+
+def _execute(popen: "subprocess.Popen[bytes]", given: Sequence[Any], start: Any) -> None:
+    """What `Popen._execute_child` does, but that `start` makes the process and gives its pid."""
+    asked = _SIGNATURE.bind(popen, *given).arguments
+    environment = os.environ if asked["env"] is None else asked["env"]
+    program, *flags = asked["args"][1 + (asked["args"][1] == "-m") :]
+    folder = os.path.abspath(asked["cwd"] or ".")
+    job = Job(program, flags, dict(environment), folder, asked["process_group"])
+    streams = [
+        number if asked[name] < 0 else asked[name]
+        for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
+    ]
+    popen.pid = start(job, streams, asked["pass_fds"])
+    popen._child_created = True  # type: ignore[attr-defined]
+    popen._close_pipe_fds(  # type: ignore[attr-defined]
+        *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
+        *(asked["errread"], asked["errwrite"]),
+    )
+
+
+def _execute_within(popen: "subprocess.Popen[bytes]", *given: Any) -> None:
+    """Popen in a forked process: it forks too, where no thread could hold a lock meanwhile."""
+    args = _SIGNATURE.bind(popen, *given).arguments["args"]
+    is_ours = [*args[:2]] == [sys.executable, "-m"] and args[2].startswith("impala_async.")
+    # The thread that waits for the end of its parent holds nothing.
+    num_idle = sum(each.name == "lifeline" for each in threading.enumerate())
+    if is_ours and len(os.listdir("/proc/self/task")) == 1 + num_idle:
+        _execute(popen, given, _fork)
+    else:
+        _start_interpreter(popen, *given)
+
+
+def _fork(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        _become(job, streams, kept)
+        _run(job)
+    return pid
+
+
+def main(fd: int) -> None:
+    """The zygote: fork what is asked for, until nobody can ask any more."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    named = {os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    sys.path[:] = OWN_PATHS[:] = [path for path in sys.path if path not in named]
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded")
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would be lost in a fork"
+    subprocess.Popen._execute_child = _execute_within  # type: ignore[attr-defined]
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=fd) as asking:
+        while True:
+            message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
+            if not message:
+                return
+            job = Job(*json.loads(message))
+            if (pid := _clone_parent()) == 0:
+                break
+            asking.send(str(pid).encode())
+            for stream in streams:
+                os.close(stream)
+    _become(job, streams, ())
+    _run(job)
+
+
+def _clone_parent() -> int:
+    """As fork does, but the new process is a child of this one's parent, which may wait for it."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    flags = CLONE_PARENT | signal.SIGCHLD
+    # PyDLL keeps the interpreter's lock.
+    pid = ctypes.PyDLL(None).syscall(NR_CLONE[platform.machine()], flags, 0, 0, 0, 0)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+        assert pid > 0, "the kernel refuses another process"
+    return int(pid)
+
+
+def _become(job: Job, streams: Sequence[int], kept: Iterable[int]) -> None:
+    """Take over what exec would have given; the process that it came from is forgotten."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a started program ignores it too
+            is_python = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_python else signal.SIG_DFL)
+    if job.process_group != SAME_GROUP:
+        os.setpgid(0, job.process_group)
+    moved = [os.dup(stream) for stream in streams]
+    for number, stream in enumerate(moved):
+        os.dup2(stream, number)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in kept:
+            _close(number)
+    for number in kept:
+        os.set_inheritable(number, True)
+    logging.root.handlers.clear()
+    _seed_anew()
+    os.chdir(job.folder)
+    _set_environment(job)
+
+
+def _close(number: int) -> None:
+    try:
+        os.close(number)
+    except OSError:  # that which listed them
+        return
+
+
+def _seed_anew() -> None:
+    """Python's own generator does so by itself."""
+    import numpy as np
+
+    np.random.seed(None)
+
+
+def _set_environment(job: Job) -> None:
+    """Also where Python looks for modules."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    first = os.path.dirname(job.program) if _is_file(job.program) else os.getcwd()
+    named = filter(None, job.environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [first, *named, *OWN_PATHS]
+
+
+def _is_file(program: str) -> bool:
+    return program.endswith(".py")
+
+
+def _run(job: Job) -> NoReturn:
+    """The program as an interpreter runs it, and its end: the stack below never goes on."""
+    sys.argv = [job.program, *job.flags]
+    code: object = 0
+    try:
+        if _is_file(job.program):
+            runpy.run_path(job.program, run_name="__main__")
+        else:
+            runpy.run_module(job.program, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    ctypes.pythonapi.Py_Exit(int(code or 0))  # type: ignore[call-overload]
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
