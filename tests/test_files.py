@@ -1,15 +1,17 @@
 """Small files as a stranger may have left them: each is one error that names it, and none hangs."""
 
+import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from impala_async.errors import CheckpointError
-from impala_async.files import MOST_BYTES, find_bytes, find_object
+from impala_async.files import MOST_BYTES, beside, find_bytes, find_object, write_whole
 
 
 def grow(path: Path) -> None:
@@ -72,3 +74,37 @@ def test_no_more_is_read_than_may_be_there(path: Path) -> None:
     assert find_bytes(path, most=5) == b"12345"
     with pytest.raises(CheckpointError, match="longer than 4 bytes"):
         find_bytes(path, most=4)
+
+
+def test_it_is_written_beside_and_on_the_disk_before_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "page", []
+    path.write_bytes(b"before")
+    beside(path).write_bytes(b"left over")
+    fsync = os.fsync
+
+    def look(descriptor: int) -> None:
+        seen.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), path.read_bytes()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_whole(path, b"after", 0o600)
+    assert seen == [(False, b"before"), (True, b"after")]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_on_a_full_disk_all_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    path = tmp_path / "page"
+    path.write_bytes(b"before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="full"):
+        write_whole(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
