@@ -15,12 +15,19 @@ from bench.paired import Sample
 from bench.peers import __main__ as command
 from bench.peers import measure, venvs
 from bench.peers.games import make
-from bench.peers.measure import command_of, solving, speed_of
-from bench.peers.one_turn import Progress, Turn, run_turn
+from bench.peers.measure import (
+    A2C,
+    OURS,
+    RLLIB_APPO,
+    SF,
+    SYSTEMS,
+    command_of,
+    solving,
+    speed_of,
+)
+from bench.peers.one_turn import Progress, Tail, Turn, run_turn
 from bench.peers.say import LAUNCHED_AT, mean_of, say
-from bench.peers.systems import A2C, OURS, RLLIB_APPO, SF, SYSTEMS
 from bench.peers.table import goal_rows, speed_rows
-from bench.peers.tail import Tail
 
 # Says something, and leaves an orphan in a session of its own that does not listen to SIGTERM.
 RUNNER = """
