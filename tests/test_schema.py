@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +32,7 @@ SCHEMA = Schema(
 # -------------------- layout
 
 
-def test_golden_layout() -> None:
+def test_golden_layout():
     layout = SCHEMA.layout
     assert layout.leaves == {
         # S = 4 rows of 15 bytes, aligned to 8; then 4 floats.
@@ -51,7 +51,7 @@ def test_golden_layout() -> None:
     assert (layout.obs_bytes, layout.small_bytes, layout.column_bytes) == (128, 128, 256)
 
 
-def test_golden_layout_of_a_stack() -> None:
+def test_golden_layout_of_a_stack():
     image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
     layout = replace(SCHEMA, obs=ObsSpec((image, *SCHEMA.obs.leaves[1:]))).layout
     # An empty frame, the four of row 0, and one for each of three rows.
@@ -60,7 +60,7 @@ def test_golden_layout_of_a_stack() -> None:
     assert layout.leaves["obs/speed"] == Leaf("obs", 184, (4,), "float32")
 
 
-def test_only_a_schema_with_a_stack_says_so() -> None:
+def test_only_a_schema_with_a_stack_says_so():
     image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
     stacked = replace(SCHEMA, obs=ObsSpec((image,)))
     assert b"is_stack" not in SCHEMA.to_json()
@@ -78,7 +78,7 @@ def test_only_a_schema_with_a_stack_says_so() -> None:
         ("a", (2, 2), "uint8", (3, 3, 3, 3)),
     ],
 )
-def test_what_is_no_stack_of_frames(spec: tuple[Any, ...]) -> None:
+def test_what_is_no_stack_of_frames(spec):
     ArraySpec(*spec)
     with pytest.raises(ValueError, match="a: no stack of frames of bytes"):
         replace(ArraySpec(*spec), is_stack=True)
@@ -89,27 +89,27 @@ shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 
 
 @st.composite
-def choices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
+def choices(draw, shape):
     """A number of choices for each item."""
     num_items = math.prod(shape)
     return tuple(draw(st.lists(st.integers(1, 9), min_size=num_items, max_size=num_items)))
 
 
 @st.composite
-def array_specs(draw: st.DrawFn) -> ArraySpec:
+def array_specs(draw):
     name, shape, dtype = draw(names), draw(shapes), draw(st.sampled_from(sorted(DTYPES)))
     is_category = not dtype.startswith("float") and draw(st.booleans())
     return ArraySpec(name, shape, dtype, draw(choices(shape)) if is_category else ())
 
 
 @st.composite
-def action_parts(draw: st.DrawFn) -> ActionPart:
+def action_parts(draw):
     name, kind, shape = draw(names), draw(st.sampled_from(get_args(ActionKind))), draw(shapes)
     return ActionPart(name, kind, draw(choices(shape)) if kind == "discrete" else (), shape)
 
 
 @st.composite
-def schemas(draw: st.DrawFn) -> Schema:
+def schemas(draw):
     arrays = st.lists(array_specs(), max_size=4, unique_by=lambda array: array.name)
     leaves = draw(arrays.filter(len))
     parts = tuple(
@@ -124,7 +124,7 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 @settings(deadline=None)
 @given(schemas())
-def test_every_leaf_has_its_rows_and_a_place(schema: Schema) -> None:
+def test_every_leaf_has_its_rows_and_a_place(schema):
     rows, leaves = schema.rows, schema.layout.leaves
     for leaf in schema.obs.leaves:
         placed = leaves[f"obs/{leaf.name}"]
@@ -145,7 +145,7 @@ def test_every_leaf_has_its_rows_and_a_place(schema: Schema) -> None:
 # -------------------- arrays and parts
 
 
-def test_an_array_is_counted() -> None:
+def test_an_array_is_counted():
     array = ArraySpec("x", (3, 4), "float16")
     assert (array.num_items, array.num_bytes, array.is_float) == (12, 24, True)
     assert ArraySpec("x", (), "bool").num_bytes == 1
@@ -161,12 +161,12 @@ def test_an_array_is_counted() -> None:
         (ActionPart("move", "squashed"), 2, "float32"),
     ],
 )
-def test_a_part_is_counted(part: ActionPart, num_parameters: int, dtype: str) -> None:
+def test_a_part_is_counted(part, num_parameters, dtype):
     assert part.num_parameters == num_parameters
     assert part.array == ArraySpec("move", part.shape, dtype)
 
 
-def test_the_choices_of_an_action_are_those_of_its_discrete_parts() -> None:
+def test_the_choices_of_an_action_are_those_of_its_discrete_parts():
     parts = (
         ActionPart("move", "discrete", (4,)),
         ActionPart("turn", "continuous", (), (2,)),
@@ -175,7 +175,7 @@ def test_the_choices_of_an_action_are_those_of_its_discrete_parts() -> None:
     assert ActionSpec(parts).num_choices == 9
 
 
-def test_the_mask_of_legal_actions_is_no_input() -> None:
+def test_the_mask_of_legal_actions_is_no_input():
     mask = ArraySpec("mask", (6,), "int8")
     obs = ObsSpec((SCHEMA.obs.leaves[0], mask, SCHEMA.obs.leaves[1]))
     schema = replace(SCHEMA, obs=obs, action=replace(SCHEMA.action, legal="mask"))
@@ -191,21 +191,19 @@ def test_the_mask_of_legal_actions_is_no_input() -> None:
         ("lstm", (ArraySpec("hidden", (7,), "float32"), ArraySpec("cell", (7,), "float32"))),
     ],
 )
-def test_the_state_of_a_core(core: str | None, state: tuple[ArraySpec, ...]) -> None:
+def test_the_state_of_a_core(core, state):
     assert recurrent_state(core, 7) == state
 
 
 @pytest.mark.parametrize(("shape", "counts"), [((), (2, 3)), ((2,), (2,)), ((2, 2), (2, 3))])
-def test_each_item_has_its_number_of_choices(
-    shape: tuple[int, ...], counts: tuple[int, ...]
-) -> None:
+def test_each_item_has_its_number_of_choices(shape, counts):
     with pytest.raises(ValueError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
         ArraySpec("lamp", shape, "int8", counts)
     with pytest.raises(ValueError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
         ActionPart("lamp", "discrete", counts, shape)
 
 
-def test_categories_are_no_floats_and_numbers_have_no_choices() -> None:
+def test_categories_are_no_floats_and_numbers_have_no_choices():
     with pytest.raises(ValueError, match="lamp: categories of dtype float32"):
         ArraySpec("lamp", (), "float32", (2,))
     with pytest.raises(ValueError, match="'lamp': a squashed one has no choices"):
@@ -215,25 +213,25 @@ def test_categories_are_no_floats_and_numbers_have_no_choices() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float128", "complex64", "object", "<f4", "str", "uint32", ""])
-def test_other_dtypes_are_unsupported(dtype: str) -> None:
+def test_other_dtypes_are_unsupported(dtype):
     with pytest.raises(ValueError, match=f"speed: unsupported dtype {dtype}"):
         ArraySpec("speed", (), dtype)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (-1,)])
-def test_arrays_without_items_are_refused(shape: tuple[int, ...]) -> None:
+def test_arrays_without_items_are_refused(shape):
     with pytest.raises(ValueError, match=r"speed: empty shape \("):
         ArraySpec("speed", shape, "float32")
     with pytest.raises(ValueError, match=r"speed: empty shape \("):
         ActionPart("speed", "continuous", (), shape)
 
 
-def one_leaf(size: int, rows: int) -> Schema:
+def one_leaf(size, rows):
     obs = ObsSpec((ArraySpec("", (size,), "uint8"),))
     return Schema(obs, ActionSpec((ActionPart("", "discrete", (2,)),)), rows)
 
 
-def test_a_column_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_has_a_largest_size(monkeypatch):
     fitting = one_leaf(100, 9)
     assert schema.MAX_COLUMN_BYTES == 1 << 30
     monkeypatch.setattr(schema, "MAX_COLUMN_BYTES", fitting.layout.column_bytes)
@@ -247,7 +245,7 @@ def test_a_column_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
 # -------------------- differences
 
 
-def replaced(**changes: Any) -> Schema:
+def replaced(**changes):
     fields = {key: getattr(SCHEMA, key) for key in ("obs", "action", "rows", "state")}
     return Schema(**{**fields, **changes})
 
@@ -274,7 +272,7 @@ def replaced(**changes: Any) -> Schema:
         ),
     ],
 )
-def test_a_difference_names_field_and_both_values(other: Schema, text: str) -> None:
+def test_a_difference_names_field_and_both_values(other, text):
     assert SCHEMA.difference(other, "here", "there") == text
 
 
@@ -286,6 +284,6 @@ def test_a_difference_names_field_and_both_values(other: Schema, text: str) -> N
         (b"{}", "not a schema: it lacks 'obs'"),
     ],
 )
-def test_what_is_no_schema_is_told_without_a_word_about_python(data: bytes, says: str) -> None:
+def test_what_is_no_schema_is_told_without_a_word_about_python(data, says):
     with pytest.raises(ValueError, match=f"^{says}$"):
         Schema.from_json(data)
