@@ -5,16 +5,13 @@
 
 import re
 import typing
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any
 
 import annotated_types
 import pytest
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from bench.learning.table import configs_table
 from impala_async import errors
@@ -40,7 +37,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 # -------------------- the tables that are generated
 
 
-def configuration_tables() -> str:
+def configuration_tables():
     """A table per section of the config, the keys outside sections first."""
     fields = RunConfig.model_fields
     loose = {key: field for key, field in fields.items() if not _is_section(field)}
@@ -51,9 +48,9 @@ def configuration_tables() -> str:
     return "\n".join(parts)
 
 
-def _section_tables(name: str, field: FieldInfo) -> list[str]:
+def _section_tables(name, field):
     """Of a section, and of each that lies in it."""
-    section: type[BaseModel] = field.annotation  # type: ignore[assignment]
+    section = field.annotation
     inner = {key: each for key, each in section.model_fields.items() if _is_section(each)}
     own = {key: each for key, each in section.model_fields.items() if key not in inner}
     table = _table(f"`[{name}]`", (section.__doc__ or "").strip(), own, prefix=f"{name}.")
@@ -61,11 +58,11 @@ def _section_tables(name: str, field: FieldInfo) -> list[str]:
     return [table, *below]
 
 
-def _is_section(field: FieldInfo) -> bool:
+def _is_section(field):
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
-def _table(title: str, text: str, fields: dict[str, FieldInfo], prefix: str) -> str:
+def _table(title, text, fields, prefix):
     rows = [
         f"| `{prefix}{field.alias or key}` | {_type(field.annotation)} | {_default(field)} "
         f"| {_range(field)} | {field.description} |"
@@ -75,7 +72,7 @@ def _table(title: str, text: str, fields: dict[str, FieldInfo], prefix: str) -> 
     return "\n".join([f"### {title}", "", *([text, ""] if text else []), *head, *rows, ""])
 
 
-def _type(annotation: Any) -> str:
+def _type(annotation):
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (UnionType, typing.Union):
         return " or ".join("none" if arg is NoneType else _type(arg) for arg in args)
@@ -90,7 +87,7 @@ def _type(annotation: Any) -> str:
     return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
 
 
-def _default(field: FieldInfo) -> str:
+def _default(field):
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
@@ -101,7 +98,7 @@ def _default(field: FieldInfo) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _range(field: FieldInfo) -> str:
+def _range(field):
     for kind in (field.annotation, *typing.get_args(field.annotation)):
         if typing.get_origin(kind) is typing.Literal:
             return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
@@ -132,7 +129,7 @@ GENERATED = {
 }
 
 
-def _with_generated(text: str, table: str) -> str:
+def _with_generated(text, table):
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert begin, f"no line {BEGIN!r}"
@@ -141,12 +138,12 @@ def _with_generated(text: str, table: str) -> str:
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_generated_tables_are_up_to_date(name: str) -> None:
+def test_generated_tables_are_up_to_date(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert text == _with_generated(text, GENERATED[name]()), REWRITE
 
 
-def test_a_table_that_is_out_of_date_is_seen() -> None:
+def test_a_table_that_is_out_of_date_is_seen():
     text = f"# A page\n{BEGIN}old\n{END}more\n"
     assert _with_generated(text, "new") == f"# A page\n{BEGIN}\nnew\n{END}more\n"
 
@@ -162,7 +159,7 @@ def test_the_page_of_metrics_says_what_others_call_them() -> None:
 
 
 @each_page
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     lost = []
     for target in _links(page):
         path, _, anchor = target.partition("#")
@@ -172,32 +169,32 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not lost
 
 
-def _prose(page: Path) -> str:
+def _prose(page):
     """A page without its code blocks."""
     return re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
 
 
-def _links(page: Path) -> Iterator[str]:
+def _links(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
         if not re.match(r"[a-z]+:", target):
             yield target
 
 
-def _anchors(page: Path) -> set[str]:
+def _anchors(page):
     titles = re.findall(r"(?m)^#+ (.*)$", _prose(page))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def _config_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
+def _config_keys(section=RunConfig, prefix=""):
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
         yield key
         if _is_section(field):
-            yield from _config_keys(field.annotation, f"{key}.")  # type: ignore[arg-type]
+            yield from _config_keys(field.annotation, f"{key}.")
 
 
 @each_page
-def test_config_keys_exist(page: Path) -> None:
+def test_config_keys_exist(page):
     keys = set(_config_keys())
     sections = "|".join(key for key in RunConfig.model_fields if key != "seed")
     text = page.read_text(encoding="utf-8")
@@ -209,7 +206,7 @@ def test_config_keys_exist(page: Path) -> None:
 
 
 @each_page
-def test_metrics_exist(page: Path) -> None:
+def test_metrics_exist(page):
     groups = "|".join({name.partition("/")[0] for name in REGISTRY if "/" in name} - {"actor"})
     named = set(re.findall(rf"`((?:{groups})/[a-z_]+)`", page.read_text(encoding="utf-8")))
     files = {name for name in named if (ROOT / "impala_async" / name).exists()}
@@ -217,7 +214,7 @@ def test_metrics_exist(page: Path) -> None:
 
 
 @each_page
-def test_files_and_doors_exist(page: Path) -> None:
+def test_files_and_doors_exist(page):
     text = page.read_text(encoding="utf-8")
     rooms = "|".join(path.name for path in (ROOT / "impala_async").iterdir() if path.is_dir())
     named = re.findall(rf"`((?:impala_async|{rooms}|tests|configs|examples|docs)/[\w/.-]+)`", text)
@@ -233,18 +230,18 @@ def test_files_and_doors_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("config", sorted(ROOT.glob("configs/*.toml")), ids=lambda path: path.name)
-def test_every_config_is_described(config: Path) -> None:
+def test_every_config_is_described(config):
     assert f"`{config.name}`" in (ROOT / "configs/README.md").read_text(encoding="utf-8")
 
 
 # -------------------- the protocol page
 
 
-MESSAGES: tuple[type[Any], ...] = typing.get_args(messages.Message)
+MESSAGES = typing.get_args(messages.Message)
 
 
 @pytest.mark.parametrize("form", MESSAGES, ids=lambda form: form.__name__)
-def test_the_protocol_page_has_every_field(form: type[Any]) -> None:
+def test_the_protocol_page_has_every_field(form):
     text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
     kind = MESSAGES.index(form)
     assert messages._KINDS[form] == kind
@@ -255,7 +252,7 @@ def test_the_protocol_page_has_every_field(form: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("words", [messages.VERDICTS, messages.REJECT_CODES, messages.BYE_REASONS])
-def test_the_protocol_page_has_every_code(words: tuple[str, ...]) -> None:
+def test_the_protocol_page_has_every_code(words):
     text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
     for number, word in enumerate(words):
         assert f"| {number} | `{word}` |" in text
@@ -264,7 +261,7 @@ def test_the_protocol_page_has_every_code(words: tuple[str, ...]) -> None:
 # -------------------- the trajectory page
 
 
-def test_the_trajectory_page_names_each_file_its_imports_and_its_carriers() -> None:
+def test_the_trajectory_page_names_each_file_its_imports_and_its_carriers():
     """`│` joins two files of which one imports the other, `┆` two of which neither does."""
     house = House(ROOT)
     modules = {module.path: module for module in house}
@@ -290,19 +287,19 @@ def test_the_trajectory_page_names_each_file_its_imports_and_its_carriers() -> N
 # -------------------- the first page, and decisions
 
 
-def test_exit_codes_are_those_of_the_code() -> None:
+def test_exit_codes_are_those_of_the_code():
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert set(map(int, re.findall(r"(?m)^\| (\d+) \|", text))) == codes
 
 
-def test_the_first_command_comes_early() -> None:
+def test_the_first_command_comes_early():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert any(line.startswith("make ") for line in lines[:30])
     assert len(lines) <= 220
 
 
-def test_the_run_that_the_first_page_resumes_goes_on_learning() -> None:
+def test_the_run_that_the_first_page_resumes_goes_on_learning():
     _, _, command = (ROOT / "README.md").read_text(encoding="utf-8").partition("--resume")
     flags = re.findall(r"--set (\S+)", command.partition("```")[0])
     config = load_config(ROOT / "configs/cartpole.toml", flags)
@@ -312,7 +309,7 @@ def test_the_run_that_the_first_page_resumes_goes_on_learning() -> None:
     assert config.warnings(179_304) == []
 
 
-def test_decisions_are_numbered_and_whole() -> None:
+def test_decisions_are_numbered_and_whole():
     decisions = sorted(ROOT.glob("docs/adr/[0-9]*.md"))
     assert [int(path.name[:4]) for path in decisions] == list(range(1, len(decisions) + 1))
     for path in decisions:

@@ -66,7 +66,7 @@ EXIT_CODES = {
 }
 
 
-def parse(*flags: str) -> argparse.Namespace:
+def parse(*flags):
     parser = argparse.ArgumentParser()
     add_run_flags(parser)
     return parser.parse_args(flags)
@@ -76,7 +76,7 @@ def parse(*flags: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_flags_are_frozen(door: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_are_frozen(door, capsys):
     with pytest.raises(SystemExit) as end:
         importlib.import_module(DOORS[door][0]).main(["--help"])
     assert end.value.code == 0
@@ -100,9 +100,7 @@ TWICE = [
 
 
 @pytest.mark.parametrize(("door", "flags"), TWICE)
-def test_no_value_of_a_flag_is_dropped_for_a_second_one(
-    door: str, flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_value_of_a_flag_is_dropped_for_a_second_one(door, flags, capsys):
     flag = next(each.partition("=")[0] for each in reversed(flags) if each.startswith("-"))
     with pytest.raises(SystemExit) as end:
         importlib.import_module(DOORS[door][0]).main(flags)
@@ -120,13 +118,7 @@ def test_no_value_of_a_flag_is_dropped_for_a_second_one(
         ("/somewhere/impala_async/{door}.py", "usage: python -m impala_async.{door} "),
     ],
 )
-def test_the_usage_is_the_command_that_was_typed(
-    door: str,
-    typed: str,
-    shown: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_usage_is_the_command_that_was_typed(door, typed, shown, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [typed.format(door=door), door, "--help"])
     with pytest.raises(SystemExit):
         importlib.import_module(DOORS[door][0]).main(["--help"])
@@ -134,7 +126,7 @@ def test_the_usage_is_the_command_that_was_typed(
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_each_door_says_its_version(door: str) -> None:
+def test_each_door_says_its_version(door):
     command = [sys.executable, "-m", f"impala_async.{door}", "--version"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0
@@ -183,7 +175,7 @@ WRONG = [
 ]
 
 
-def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
     calls = json.dumps([(DOORS[door][0], flags) for door, flags in WRONG])
     answer = subprocess.run(
         [sys.executable, "-c", _MAIN, calls],
@@ -202,20 +194,18 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path: Path)
 # -------------------- errors
 
 
-def branches(tree: type[ImpalaAsyncError]) -> list[type[ImpalaAsyncError]]:
+def branches(tree):
     return [tree, *(below for branch in tree.__subclasses__() for below in branches(branch))]
 
 
-def test_each_branch_of_the_tree_has_its_exit_code() -> None:
+def test_each_branch_of_the_tree_has_its_exit_code():
     ours = [branch for branch in branches(ImpalaAsyncError) if branch.__module__ == errors.__name__]
     assert {branch.__name__: branch.exit_code for branch in ours} == EXIT_CODES
 
 
 @pytest.mark.parametrize("name", EXIT_CODES)
-def test_a_door_ends_with_the_code_of_its_error(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def body() -> int:
+def test_a_door_ends_with_the_code_of_its_error(name, capsys):
+    def body():
         raise getattr(errors, name)("first line\nsecond line")
 
     assert run_door(body) == EXIT_CODES[name]
@@ -230,19 +220,19 @@ def test_a_door_ends_with_the_code_of_its_error(
         assert told == ["error: first line", "error: second line"]
 
 
-def test_a_cause_is_shown_when_something_died(capsys: pytest.CaptureFixture[str]) -> None:
-    def body() -> int:
+def test_a_cause_is_shown_when_something_died(capsys):
+    def body():
         raise errors.ServiceError("the loader thread died") from ZeroDivisionError("the cause")
 
     assert run_door(body) == 70
     assert "ZeroDivisionError: the cause" in capsys.readouterr().err
 
 
-def test_other_ends_of_a_door(capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> int:
+def test_other_ends_of_a_door(capsys):
+    def interrupted():
         raise KeyboardInterrupt
 
-    def broken() -> int:
+    def broken():
         raise KeyError("x")
 
     assert run_door(lambda: 0) == 0
@@ -255,8 +245,8 @@ def test_other_ends_of_a_door(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.endswith("please report it with the lines above\n")
 
 
-def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
-    def full() -> int:
+def test_a_full_disk_is_no_bug(capsys):
+    def full():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a-file")
 
     assert run_door(full) == 75
@@ -266,15 +256,13 @@ def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
 # -------------------- new and resumed runs
 
 
-def test_the_default_config_is_cartpole() -> None:
+def test_the_default_config_is_cartpole():
     config = load_config(default_config_path())
     assert config.env.id == "CartPole-v1"
     assert config.stop.mean_return == 475
 
 
-def test_all_configs_are_packaged_and_found_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_configs_are_packaged_and_found_by_name(tmp_path, monkeypatch, capsys):
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build["targets"]["wheel"]["force-include"] == {"configs": "impala_async/configs"}
     assert {path.name for path in packaged_configs().values()} == {
@@ -311,11 +299,11 @@ def test_all_configs_are_packaged_and_found_by_name(
         (["--set", "nonsense"], False),
     ],
 )
-def test_what_names_an_env(flags: list[str], is_named: bool) -> None:
+def test_what_names_an_env(flags, is_named):
     assert names_an_env(parse(*flags)) == is_named
 
 
-def test_without_a_config_an_env_gets_generic_settings(tmp_path: Path) -> None:
+def test_without_a_config_an_env_gets_generic_settings(tmp_path):
     args = parse("--set", "env.id=Acrobot-v1", "--run-dir", str(tmp_path / "run"))
     config, folder = check_run(args, default_config_path())
     assert config == RunConfig.model_validate({"env": {"id": "Acrobot-v1"}})
@@ -323,38 +311,38 @@ def test_without_a_config_an_env_gets_generic_settings(tmp_path: Path) -> None:
     assert not folder.path.exists()
 
 
-def test_without_anything_the_default_is_taken_and_may_be_changed() -> None:
+def test_without_anything_the_default_is_taken_and_may_be_changed():
     config, folder = check_run(parse("--set", "seed=7"), default_config_path())
     assert config == load_config(default_config_path(), ["seed=7"])
     assert folder.path.parent == Path("runs")
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> str:
+def run_dir(tmp_path):
     """The folder of a run with a changed seed."""
     RunFolder(tmp_path / "run").begin(load_config(default_config_path(), ["seed=7"]))
     return str(tmp_path / "run")
 
 
-def test_a_run_is_not_overwritten(run_dir: str, tmp_path: Path) -> None:
+def test_a_run_is_not_overwritten(run_dir, tmp_path):
     with pytest.raises(ConfigError, match=r"already holds a run: continue it with --resume"):
         check_run(parse("--run-dir", run_dir), default_config_path())
     (tmp_path / "empty").mkdir()
     check_run(parse("--run-dir", str(tmp_path / "empty")), default_config_path())
 
 
-def test_a_folder_of_other_files_is_no_place_for_a_run(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_no_place_for_a_run(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match="name a new or an empty folder"):
         check_run(parse("--run-dir", str(tmp_path)), default_config_path())
 
 
-def resume(run_dir: str) -> None:
+def resume(run_dir):
     check_run(parse("--resume", "--run-dir", run_dir), None)
 
 
 @pytest.mark.parametrize("lost", ["its folder", "all that is in it"])
-def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(run_dir: str, lost: str) -> None:
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(run_dir, lost):
     folder = RunFolder(Path(run_dir))
     # It ended before its first.
     resume(run_dir)
@@ -371,13 +359,13 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(run_dir: str, lost: 
     assert folder.checkpoints.exists() == (lost != "its folder")
 
 
-def test_a_run_without_the_folder_of_checkpoints_is_not_begun_anew(run_dir: str) -> None:
+def test_a_run_without_the_folder_of_checkpoints_is_not_begun_anew(run_dir):
     (Path(run_dir) / "checkpoints").rmdir()
     with pytest.raises(CheckpointError, match=r"checkpoints: the checkpoints .* are gone: put"):
         resume(run_dir)
 
 
-def test_a_run_whose_reports_cannot_be_written_is_not_resumed(run_dir: str) -> None:
+def test_a_run_whose_reports_cannot_be_written_is_not_resumed(run_dir):
     metrics = Path(run_dir) / "metrics.jsonl"
     metrics.touch()
     resume(run_dir)
@@ -387,21 +375,21 @@ def test_a_run_whose_reports_cannot_be_written_is_not_resumed(run_dir: str) -> N
         resume(run_dir)
 
 
-def test_a_damaged_epoch_is_told_before_anything_starts(run_dir: str) -> None:
+def test_a_damaged_epoch_is_told_before_anything_starts(run_dir):
     (Path(run_dir) / "epoch").write_text("9" * 20)
     with pytest.raises(CheckpointError, match=r"epoch: wants a whole number from 0 to 999,999,998"):
         resume(run_dir)
 
 
 @pytest.mark.parametrize("damaged", ['"9"', "[]", "{}", "null"])
-def test_a_damaged_summary_is_told(run_dir: str, damaged: str) -> None:
+def test_a_damaged_summary_is_told(run_dir, damaged):
     text = '{"env_steps_trained": ' + damaged + "}"
     (Path(run_dir) / "summary.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"summary\.json: env_steps_trained: wants a number"):
         check_run(parse("--resume", "--run-dir", run_dir, "--set", "stop.env_steps=9"), None)
 
 
-def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir: str) -> None:
+def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir):
     flags = ("--resume", "--run-dir", run_dir)
     config, _ = check_run(parse(*flags), None)
     assert config == load_config(default_config_path(), ["seed=7"])
@@ -409,7 +397,7 @@ def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir: str) -> None:
     assert changed == load_config(default_config_path(), ["seed=7", "stop.env_steps=9"])
 
 
-def test_a_run_of_an_earlier_release_is_resumed(run_dir: str) -> None:
+def test_a_run_of_an_earlier_release_is_resumed(run_dir):
     """Its settings hold a key that there is no more."""
     path = Path(run_dir, "config.json")
     content = json.loads(path.read_text())
@@ -433,9 +421,7 @@ def test_a_run_of_an_earlier_release_is_resumed(run_dir: str) -> None:
         ("algorithm.normalize_returns=true", "algorithm.gamma=0.9", "from false to true"),
     ],
 )
-def test_a_resumed_run_cannot_become_another(
-    run_dir: str, override: str, same: str, values: str
-) -> None:
+def test_a_resumed_run_cannot_become_another(run_dir, override, same, values):
     key = override.partition("=")[0]
     assert key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS
     refused = rf"^--set: {key}: cannot change in a resumed run, {values}: start a new one$"
@@ -444,7 +430,7 @@ def test_a_resumed_run_cannot_become_another(
     check_run(parse("--resume", "--run-dir", run_dir, "--set", same), None)
 
 
-def test_a_run_is_resumed_whatever_numbers_its_environment_is_made_with(tmp_path: Path) -> None:
+def test_a_run_is_resumed_whatever_numbers_its_environment_is_made_with(tmp_path):
     settings = ["env.kwargs={range=[nan, inf], floor=-inf}"]
     RunFolder(tmp_path / "run").begin(load_config(default_config_path(), settings))
     flags = ("--resume", "--run-dir", str(tmp_path / "run"))
@@ -453,7 +439,7 @@ def test_a_run_is_resumed_whatever_numbers_its_environment_is_made_with(tmp_path
         check_run(parse(*flags, "--set", "env.kwargs={floor=0.0}"), None)
 
 
-def test_each_key_that_a_resumed_run_cannot_change_is_a_line(run_dir: str) -> None:
+def test_each_key_that_a_resumed_run_cannot_change_is_a_line(run_dir):
     flags = ("--set", "algorithm.name=appo", "--set", "trajectory.rows=3")
     with pytest.raises(ConfigError) as caught:
         check_run(parse("--resume", "--run-dir", run_dir, *flags), None)
@@ -474,10 +460,8 @@ def test_each_key_that_a_resumed_run_cannot_change_is_a_line(run_dir: str) -> No
         ),
     ],
 )
-def test_a_run_that_is_over_is_resumed_only_for_more(
-    run_dir: str, reached: str, says: str, more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def resume(*settings: str) -> None:
+def test_a_run_that_is_over_is_resumed_only_for_more(run_dir, reached, says, more, capsys):
+    def resume(*settings):
         sets = [part for setting in settings for part in ("--set", setting)]
         check_run(parse("--resume", "--run-dir", run_dir, *sets), None)
 
@@ -492,27 +476,27 @@ def test_a_run_that_is_over_is_resumed_only_for_more(
     assert capsys.readouterr().err.startswith("the run is over: ")
 
 
-def test_a_run_whose_last_checkpoint_is_missing_is_not_over(run_dir: str) -> None:
+def test_a_run_whose_last_checkpoint_is_missing_is_not_over(run_dir):
     done = {"env_steps_trained": 512, "updates": 60, "mean_return_100": 475.25}
     summary = {**done, "exit_reason": "checkpoint_not_written"}
     RunFolder(Path(run_dir)).write_json("summary.json", summary)
     check_run(parse("--resume", "--run-dir", run_dir, "--set", "stop.env_steps=500"), None)
 
 
-def test_a_run_that_was_resumed_before_its_first_hundred_episodes_is_not_over(run_dir: str) -> None:
+def test_a_run_that_was_resumed_before_its_first_hundred_episodes_is_not_over(run_dir):
     RunFolder(Path(run_dir)).write_json("summary.json", {"mean_return_100": None})
     check_run(parse("--resume", "--run-dir", run_dir), None)
 
 
 @pytest.mark.parametrize("url", ["tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"])
-def test_where_a_learner_may_be(url: str) -> None:
+def test_where_a_learner_may_be(url):
     check_learner_url(url)
 
 
 @pytest.mark.parametrize(
     "url", ["h:1", "5555", "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""]
 )
-def test_where_no_learner_can_be(url: str) -> None:
+def test_where_no_learner_can_be(url):
     with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, got") as caught:
         check_learner_url(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
@@ -541,13 +525,7 @@ def test_where_no_learner_can_be(url: str) -> None:
         ("xyzzy", None),
     ],
 )
-def test_a_setting_as_a_flag_is_told_how_it_is_set(
-    flags: str,
-    meant: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_setting_as_a_flag_is_told_how_it_is_set(flags, meant, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     for name in ("cartpole.toml", "config.json"):
@@ -562,10 +540,8 @@ def test_a_setting_as_a_flag_is_told_how_it_is_set(
     assert told.rstrip().endswith(f"; did you mean {meant}?" if meant else flags)
 
 
-def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken() -> int:
+def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(monkeypatch, capsys):
+    def broken():
         raise BrokenPipeError
 
     reader, writer = os.pipe()
@@ -576,10 +552,8 @@ def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(
         assert run_door(broken) == 0
 
 
-def test_output_that_is_closed_or_full_does_not_change_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def say() -> int:
+def test_output_that_is_closed_or_full_does_not_change_the_end(monkeypatch):
+    def say():
         print("a word")
         return 75
 
@@ -598,14 +572,12 @@ def test_output_that_is_closed_or_full_does_not_change_the_end(
         (["--set", "learner.num_pases=2"], ConfigError, "did you mean learner.num_passes"),
     ],
 )
-def test_wrong_flags_of_a_resumed_run(
-    run_dir: str, flags: list[str], error: type[ImpalaAsyncError], says: str
-) -> None:
+def test_wrong_flags_of_a_resumed_run(run_dir, flags, error, says):
     with pytest.raises(error, match=says):
         check_run(parse("--resume", "--run-dir", run_dir, *flags), None)
 
 
-def test_all_mistakes_in_the_flags_of_a_resumed_run_are_told(run_dir: str) -> None:
+def test_all_mistakes_in_the_flags_of_a_resumed_run_are_told(run_dir):
     flags = ("--set", "nonsense", "--set", "seed=-1", "--set", "more")
     with pytest.raises(ConfigError) as caught:
         check_run(parse("--resume", "--run-dir", run_dir, *flags), None)
@@ -616,7 +588,7 @@ def test_all_mistakes_in_the_flags_of_a_resumed_run_are_told(run_dir: str) -> No
     ]
 
 
-def test_a_learner_listens_where_train_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_listens_where_train_has_chosen(monkeypatch):
     config = load_config(default_config_path(), ["bind.data=tcp://127.0.0.1:*"])
     assert with_bind_of_this_start(config) is config
     chosen = BindSection(data="tcp://127.0.0.1:7001", weights="tcp://127.0.0.1:7002")
@@ -626,7 +598,7 @@ def test_a_learner_listens_where_train_has_chosen(monkeypatch: pytest.MonkeyPatc
     assert with_bind_of_this_start(config).env == config.env
 
 
-def test_only_a_run_can_be_resumed(run_dir: str, tmp_path: Path) -> None:
+def test_only_a_run_can_be_resumed(run_dir, tmp_path):
     with pytest.raises(ConfigError, match="--resume needs --run-dir"):
         check_run(parse("--resume"), None)
     with pytest.raises(CheckpointError, match="holds no run"):
@@ -636,7 +608,7 @@ def test_only_a_run_can_be_resumed(run_dir: str, tmp_path: Path) -> None:
         check_run(parse("--resume", "--run-dir", run_dir), None)
 
 
-def test_an_actor_is_told_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_is_told_its_number(monkeypatch):
     monkeypatch.delenv("IMPALA_ASYNC_ACTOR", raising=False)
     assert actor_of_this_start() == (-1, 0)
     for name, value in number_of_this_start(7, 2).items():
@@ -646,20 +618,18 @@ def test_an_actor_is_told_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert actor_of_this_start() == (-1, 0)
 
 
-def test_an_actor_looks_for_no_learner_before_its_own_listens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_actor_looks_for_no_learner_before_its_own_listens(monkeypatch):
     """What takes long to import is there by then."""
-    done: list[str] = []
+    done = []
 
-    def wait() -> None:
+    def wait():
         done.append("gate" if "impala_async.actor.service" in sys.modules else "gate, too soon")
 
     class FakeService:
-        def __init__(self, url: str, **more: object) -> None:
+        def __init__(self, url, **more):
             done.append(url)
 
-        def run(self) -> int:
+        def run(self):
             return 0
 
     monkeypatch.setattr(processes, "wait_at_gate", wait)
@@ -669,7 +639,7 @@ def test_an_actor_looks_for_no_learner_before_its_own_listens(
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_start_is_told_of_by_one_of_us(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
+def test_a_start_is_told_of_by_one_of_us(monkeypatch, is_ours):
     """A learner of `train` says nothing of it, because `train` does."""
     monkeypatch.setattr("impala_async.waiting.LOOK_EVERY_S", 0.001)
     monkeypatch.setattr("impala_async.waiting.Wait", functools.partial(Wait, after_s=0.0))

@@ -22,7 +22,7 @@ EXIT_CODES = {
 TREE = {name: getattr(errors, name) for name in EXIT_CODES}
 
 
-def test_every_exception_is_here() -> None:
+def test_every_exception_is_here():
     found = {
         name: value
         for name, value in vars(errors).items()
@@ -32,16 +32,16 @@ def test_every_exception_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", EXIT_CODES)
-def test_exit_codes(name: str) -> None:
+def test_exit_codes(name):
     assert TREE[name].exit_code == EXIT_CODES[name]
     assert issubclass(TREE[name], ImpalaAsyncError)
 
 
-def test_all_are_siblings() -> None:
+def test_all_are_siblings():
     assert {kind.__bases__ for kind in TREE.values()} == {(Exception,), (ImpalaAsyncError,)}
 
 
-def test_the_picture_says_the_same() -> None:
+def test_the_picture_says_the_same():
     assert errors.__doc__ is not None
     drawn = {}
     for line in errors.__doc__.splitlines():
@@ -52,7 +52,7 @@ def test_the_picture_says_the_same() -> None:
     assert drawn == {**shown, "ProtocolError": "-"}
 
 
-def test_codes_of_the_shell() -> None:
+def test_codes_of_the_shell():
     codes = {name: value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert codes == {
         "EXIT_DONE": 0,
@@ -65,7 +65,7 @@ def test_codes_of_the_shell() -> None:
     }
 
 
-def test_a_protocol_error_has_a_reason_to_count_and_a_text_to_read() -> None:
+def test_a_protocol_error_has_a_reason_to_count_and_a_text_to_read():
     error = ProtocolError("wrong_size", "12 bytes, not 13")
     assert (error.reason, str(error)) == ("wrong_size", "12 bytes, not 13")
     assert str(ProtocolError("wrong_size")) == "wrong_size"
@@ -86,5 +86,5 @@ def test_a_protocol_error_has_a_reason_to_count_and_a_text_to_read() -> None:
         (-40, "died of signal 40"),
     ],
 )
-def test_an_exit_code_is_told_in_words(code: int, told: str) -> None:
+def test_an_exit_code_is_told_in_words(code, told):
     assert errors.how_it_ended(code) == told

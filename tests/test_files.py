@@ -1,23 +1,24 @@
 """Small files as a stranger may have left them: each is one error that names it, and none hangs."""
 
+import errno
 import json
 import os
 import re
-from collections.abc import Callable
+import stat
 from pathlib import Path
 
 import pytest
 
 from impala_async.errors import CheckpointError
-from impala_async.files import MOST_BYTES, find_bytes, find_object
+from impala_async.files import MOST_BYTES, beside, find_bytes, find_object, write_whole
 
 
-def grow(path: Path) -> None:
+def grow(path):
     path.touch()
     os.truncate(path, MOST_BYTES + 1)
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
+DAMAGE = {
     "a pipe": os.mkfifo,
     "a folder": Path.mkdir,
     "a link to itself": lambda path: path.symlink_to(path.name),
@@ -34,12 +35,12 @@ NO_NUMBERS = ["NaN", "-Infinity", "1e999", "-1e101", str(2**63), '{"b": [NaN]}']
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "state.json"
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_what_is_whole_is_read(path: Path, is_strict: bool) -> None:
+def test_what_is_whole_is_read(path, is_strict):
     assert find_object(path, is_strict=is_strict) is None
     content = {"a": [1, -2.5, None, True, "x"], "b": {"c": 2**62, "d": 1e100}}
     path.write_text(json.dumps(content))
@@ -47,9 +48,7 @@ def test_what_is_whole_is_read(path: Path, is_strict: bool) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damage_is_one_line_that_names_the_file(
-    path: Path, damage: Callable[[Path], object]
-) -> None:
+def test_damage_is_one_line_that_names_the_file(path, damage):
     damage(path)
     with pytest.raises(CheckpointError) as caught:
         find_object(path)
@@ -60,15 +59,45 @@ def test_damage_is_one_line_that_names_the_file(
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-def test_numbers_that_nothing_can_be_computed_with(path: Path, text: str) -> None:
+def test_numbers_that_nothing_can_be_computed_with(path, text):
     path.write_text(f'{{"a": {text}}}')
     assert find_object(path) is not None
     with pytest.raises(CheckpointError, match="no number to compute with"):
         find_object(path, is_strict=True)
 
 
-def test_no_more_is_read_than_may_be_there(path: Path) -> None:
+def test_no_more_is_read_than_may_be_there(path):
     path.write_bytes(b"12345")
     assert find_bytes(path, most=5) == b"12345"
     with pytest.raises(CheckpointError, match="longer than 4 bytes"):
         find_bytes(path, most=4)
+
+
+def test_it_is_written_beside_and_on_the_disk_before_it_is_there(tmp_path, monkeypatch):
+    path, seen = tmp_path / "page", []
+    path.write_bytes(b"before")
+    beside(path).write_bytes(b"left over")
+    fsync = os.fsync
+
+    def look(descriptor):
+        seen.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), path.read_bytes()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_whole(path, b"after", 0o600)
+    assert seen == [(False, b"before"), (True, b"after")]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_on_a_full_disk_all_stays_as_it_was(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "full")
+
+    path = tmp_path / "page"
+    path.write_bytes(b"before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="full"):
+        write_whole(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]

@@ -76,12 +76,12 @@ MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 
 # Exceptions, each with its reason. An entry that is no longer needed is a violation itself.
-WITHOUT_MIRROR: dict[str, str] = {}  # "room/module.py": reason
-LONG_FILES: dict[str, str] = {}  # "room/module.py": reason
-LONG_FUNCTIONS: dict[str, str] = {  # "room/module.py:function": reason
+WITHOUT_MIRROR = {}  # "room/module.py": reason
+LONG_FILES = {}  # "room/module.py": reason
+LONG_FUNCTIONS = {  # "room/module.py:function": reason
     "algo/losses.py:appo_loss": "a third of it is the signature, which the contract fixes",
 }
-BROAD_EXCEPT_FILES: dict[str, str] = {  # "room/module.py": reason. The doors need no entry.
+BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
     "actor/link.py": "a thread body: what ends the link is raised on the sampler thread",
     "learner/handoff.py": "the thread-body helper: a thread has no caller to raise to",
     "training/backprop.py": "what does not compile or is not recorded is computed as written",
@@ -131,11 +131,11 @@ class Import:
     is_run_at_import: bool
 
     @property
-    def library(self) -> str:
+    def library(self):
         return self.target.split(".")[0]
 
     @property
-    def full_name(self) -> str:
+    def full_name(self):
         return f"{self.target}.{self.name}" if self.name else self.target
 
 
@@ -147,38 +147,38 @@ class Module:
     tree: ast.Module = field(repr=False)
 
     @property
-    def is_package(self) -> bool:
+    def is_package(self):
         return self.path.endswith("__init__.py")
 
     @property
-    def is_door(self) -> bool:
+    def is_door(self):
         """A module of the roof, or the `__main__` of a process: something to `python -m`."""
         return self.floor == ROOF or self.path.endswith("__main__.py")
 
     @property
-    def docstring(self) -> str:
+    def docstring(self):
         return ast.get_docstring(self.tree) or ""
 
     @property
-    def room(self) -> str:
+    def room(self):
         parts = self.name.split(".")
         return parts[1] if len(parts) > 1 else "__init__"
 
     @property
-    def floor(self) -> int:
+    def floor(self):
         return FLOORS.get(self.room, ROOF)
 
     @cached_property
-    def imports(self) -> list[Import]:
+    def imports(self):
         package = self.name if self.is_package else self.name.rpartition(".")[0]
         reader = _ImportReader(package)
         reader.visit(self.tree)
         return reader.imports
 
     @cached_property
-    def aliases(self) -> dict[str, str]:
+    def aliases(self):
         """Local name to what it stands for: `import numpy as np` gives np: numpy."""
-        names: dict[str, str] = {}
+        names = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 names |= {a.asname: a.name for a in node.names if a.asname}
@@ -186,7 +186,7 @@ class Module:
                 names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
         return names
 
-    def dotted_uses(self) -> Iterator[tuple[int, str]]:
+    def dotted_uses(self):
         """Every `a.b.c` in the code, aliases resolved, and every name imported with `from`."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Attribute):
@@ -195,7 +195,7 @@ class Module:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
-    def _dotted(self, node: ast.expr) -> str | None:
+    def _dotted(self, node):
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id, node.id)
         if isinstance(node, ast.Attribute) and (head := self._dotted(node.value)):
@@ -206,25 +206,25 @@ class Module:
 class _ImportReader(ast.NodeVisitor):
     """Collects imports and knows which of them run when the module itself is imported."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package):
         self.package = package
-        self.imports: list[Import] = []
+        self.imports = []
         self._deferred = 0
 
-    def _add(self, target: str, name: str | None, line: int) -> None:
+    def _add(self, target, name, line):
         self.imports.append(Import(target, name, line, is_run_at_import=not self._deferred))
 
-    def _visit_deferred(self, nodes: list[ast.stmt] | list[ast.expr]) -> None:
+    def _visit_deferred(self, nodes):
         self._deferred += 1
         for node in nodes:
             self.visit(node)
         self._deferred -= 1
 
-    def visit_Import(self, node: ast.Import) -> None:
+    def visit_Import(self, node):
         for alias in node.names:
             self._add(alias.name, None, node.lineno)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+    def visit_ImportFrom(self, node):
         target = node.module or ""
         if node.level:
             base = self.package.split(".")
@@ -233,17 +233,17 @@ class _ImportReader(ast.NodeVisitor):
         for alias in node.names:
             self._add(target, alias.name, node.lineno)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def visit_FunctionDef(self, node):
         for decorator in node.decorator_list:
             self.visit(decorator)
         self._visit_deferred(node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
-    def visit_Lambda(self, node: ast.Lambda) -> None:
+    def visit_Lambda(self, node):
         self._visit_deferred([node.body])
 
-    def visit_If(self, node: ast.If) -> None:
+    def visit_If(self, node):
         if ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
             self._visit_deferred(node.body)
             for statement in node.orelse:
@@ -251,7 +251,7 @@ class _ImportReader(ast.NodeVisitor):
         else:
             self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> None:
+    def visit_Call(self, node):
         is_import = ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}
         if is_import and node.args and isinstance(node.args[0], ast.Constant):
             target = str(node.args[0].value)
@@ -265,10 +265,10 @@ class _ImportReader(ast.NodeVisitor):
 class House:
     """All modules of the package under a root, parsed."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
         self.package_dir = root / PACKAGE
-        self.modules: dict[str, Module] = {}
+        self.modules = {}
         for file in sorted(self.package_dir.rglob("*.py")):
             path = file.relative_to(self.package_dir)
             parts = [PACKAGE, *path.with_suffix("").parts]
@@ -277,10 +277,10 @@ class House:
             tree = ast.parse(text, str(file))
             self.modules[name] = Module(name, path.as_posix(), text, tree)
 
-    def __iter__(self) -> Iterator[Module]:
+    def __iter__(self):
         return iter(self.modules.values())
 
-    def resolve(self, imported: Import) -> Module | None:
+    def resolve(self, imported):
         """The module of this package that an import means, if it means one."""
         target = imported.full_name
         while target:
@@ -289,10 +289,10 @@ class House:
             target = target.rpartition(".")[0]
         return None
 
-    def torch_chain(self, start: Module) -> list[str] | None:
+    def torch_chain(self, start):
         """How importing a module comes to import torch: its name, the modules between, torch."""
-        came_from: dict[str, str | None] = {}
-        waiting: list[tuple[str, str | None]] = [(start.name, None)]
+        came_from = {}
+        waiting = [(start.name, None)]
         while waiting:
             name, parent = waiting.pop(0)
             if name in came_from:
@@ -311,14 +311,14 @@ class House:
         return None
 
 
-def _path_back(came_from: dict[str, str | None], name: str) -> list[str]:
+def _path_back(came_from, name):
     path = [name]
     while parent := came_from[path[0]]:
         path.insert(0, parent)
     return path
 
 
-def _is_any_of(dotted: str, names: tuple[str, ...] | set[str]) -> bool:
+def _is_any_of(dotted, names):
     return any(dotted == name or dotted.startswith(f"{name}.") for name in names)
 
 
@@ -345,7 +345,7 @@ class Law:
     find: Find
     allowed: dict[str, str]
 
-    def __call__(self, house: House) -> list[str]:
+    def __call__(self, house):
         """All that breaks it, and the exceptions that are not needed."""
         found, used = [], set()
         for module, line, text, function in self.find(house):
@@ -359,20 +359,20 @@ class Law:
         ]
 
 
-LAWS: list[Law] = []
+LAWS = []
 
 
-def law(text: str, allowed: dict[str, str] | None = None) -> Callable[[Find], Law]:
+def law(text, allowed=None):
     """Make a law of the search below."""
 
-    def make(find: Find) -> Law:
+    def make(find):
         LAWS.append(Law(text, find, {} if allowed is None else allowed))
         return LAWS[-1]
 
     return make
 
 
-def inner_imports(house: House) -> Iterator[tuple[Module, Module, int]]:
+def inner_imports(house):
     for module in house:
         for imported in module.imports:
             if target := house.resolve(imported):
@@ -380,7 +380,7 @@ def inner_imports(house: House) -> Iterator[tuple[Module, Module, int]]:
 
 
 @law("a module imports only lower floors or its own room")
-def lower_floors(house: House) -> Iterator[Finding]:
+def lower_floors(house):
     for module, target, line in inner_imports(house):
         if target.floor > module.floor and not (module.is_door and target.floor == ROOF):
             floors = f"floor {module.floor} imports {target.name} of floor {target.floor}"
@@ -388,7 +388,7 @@ def lower_floors(house: House) -> Iterator[Finding]:
 
 
 @law("rooms on one floor never import each other")
-def no_doors_between_rooms(house: House) -> Iterator[Finding]:
+def no_doors_between_rooms(house):
     for module, target, line in inner_imports(house):
         is_beside = target.floor == module.floor and target.room != module.room
         if is_beside and module.floor not in {GROUND, ROOF}:
@@ -396,14 +396,14 @@ def no_doors_between_rooms(house: House) -> Iterator[Finding]:
 
 
 @law("every folder and root module has its place in the map of tests/test_house.py")
-def known_rooms(house: House) -> Iterator[Finding]:
+def known_rooms(house):
     for module in house:
         if module.room not in FLOORS and ("/" in module.path or module.room not in DOORS):
             yield Finding(module, 1, f"nobody knows {module.room}")
 
 
 @law("the ground floor imports only the standard library, numpy and pydantic")
-def ground_libraries(house: House) -> Iterator[Finding]:
+def ground_libraries(house):
     allowed = sys.stdlib_module_names | GROUND_LIBRARIES | {PACKAGE}
     for module in house:
         for imported in module.imports:
@@ -412,20 +412,20 @@ def ground_libraries(house: House) -> Iterator[Finding]:
 
 
 @law("launch imports config only")
-def launch_is_light(house: House) -> Iterator[Finding]:
+def launch_is_light(house):
     for module, target, line in inner_imports(house):
         if module.room == "launch" and target.room not in LAUNCH_MAY_IMPORT:
             yield Finding(module, line, f"imports {target.name}")
 
 
 @law("torch-free modules do not import torch, not even transitively")
-def torch_freeness(house: House) -> Iterator[Finding]:
+def torch_freeness(house):
     for module in torch_free_modules(house):
         if chain := house.torch_chain(module):
             yield Finding(module, 1, " -> ".join(chain))
 
 
-def torch_free_modules(house: House) -> list[Module]:
+def torch_free_modules(house):
     names = {f"{PACKAGE}.{name}" for name in TORCH_FREE}
     return [
         module
@@ -435,7 +435,7 @@ def torch_free_modules(house: House) -> list[Module]:
 
 
 @law(f"only {' and '.join(sorted(ZMQ_FILES))} import zmq")
-def zmq_boundary(house: House) -> Iterator[Finding]:
+def zmq_boundary(house):
     for module in house:
         for imported in module.imports:
             if module.path not in ZMQ_FILES and imported.library == "zmq":
@@ -443,7 +443,7 @@ def zmq_boundary(house: House) -> Iterator[Finding]:
 
 
 @law("only learner/handoff.py imports both asyncio and threading")
-def asyncio_boundary(house: House) -> Iterator[Finding]:
+def asyncio_boundary(house):
     for module in house:
         lines = {imported.library: imported.line for imported in module.imports}
         is_mixed = {"asyncio", "threading"} <= lines.keys()
@@ -452,7 +452,7 @@ def asyncio_boundary(house: House) -> Iterator[Finding]:
 
 
 @law(f"only {' and '.join(sorted(STREAM_FILES))} own CUDA streams")
-def stream_boundary(house: House) -> Iterator[Finding]:
+def stream_boundary(house):
     for module in house:
         for line, name in module.dotted_uses():
             if module.path not in STREAM_FILES and name in STREAMS:
@@ -460,7 +460,7 @@ def stream_boundary(house: House) -> Iterator[Finding]:
 
 
 @law("no pickle, on any path, of any kind")
-def no_pickle(house: House) -> Iterator[Finding]:
+def no_pickle(house):
     for module in house:
         for imported in module.imports:
             if imported.library in PICKLERS:
@@ -475,7 +475,7 @@ def no_pickle(house: House) -> Iterator[Finding]:
 
 
 @law("each module has its mirror test", WITHOUT_MIRROR)
-def mirror_tests(house: House) -> Iterator[Finding]:
+def mirror_tests(house):
     for module in house:
         path = Path(module.path)
         mirror = Path("tests") / path.parent / f"test_{path.name}"
@@ -485,21 +485,21 @@ def mirror_tests(house: House) -> Iterator[Finding]:
 
 
 @law("a file is named after what it holds")
-def file_names(house: House) -> Iterator[Finding]:
+def file_names(house):
     for module in house:
         if BANNED_NAMES & {part.lower() for part in module.name.split(".")}:
             yield Finding(module, 1, f"no {'/'.join(sorted(BANNED_NAMES))} here")
 
 
 @law(f"a file has at most {MAX_FILE_LINES} lines", LONG_FILES)
-def file_sizes(house: House) -> Iterator[Finding]:
+def file_sizes(house):
     for module in house:
         if (num_lines := len(module.text.splitlines())) > MAX_FILE_LINES:
             yield Finding(module, MAX_FILE_LINES + 1, f"this one has {num_lines}")
 
 
 @law(f"a function has at most {MAX_FUNCTION_LINES} lines", LONG_FUNCTIONS)
-def function_sizes(house: House) -> Iterator[Finding]:
+def function_sizes(house):
     for module in house:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -510,14 +510,14 @@ def function_sizes(house: House) -> Iterator[Finding]:
 
 
 @law("a module's docstring says what it is and what it owns")
-def docstrings(house: House) -> Iterator[Finding]:
+def docstrings(house):
     for module in house:
         if not module.docstring:
             yield Finding(module, 1, "has none")
 
 
 @law("modules of actor and learner say where they run")
-def runs_on(house: House) -> Iterator[Finding]:
+def runs_on(house):
     for module in house:
         lines = [line.strip() for line in module.docstring.splitlines()]
         is_told = module.is_package or any(line.startswith("Runs on: ") for line in lines)
@@ -526,7 +526,7 @@ def runs_on(house: House) -> Iterator[Finding]:
 
 
 @law("only the doors and the console sink print")
-def no_print(house: House) -> Iterator[Finding]:
+def no_print(house):
     for module in house:
         for node in ast.walk(module.tree):
             is_print = isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
@@ -535,10 +535,10 @@ def no_print(house: House) -> Iterator[Finding]:
 
 
 @law("broad except only in the thread body, the per-peer handler and the doors", BROAD_EXCEPT_FILES)
-def no_broad_except(house: House) -> Iterator[Finding]:
+def no_broad_except(house):
     for module in house:
         for node in ast.walk(module.tree):
-            caught: list[ast.expr] = []
+            caught = []
             if isinstance(node, ast.ExceptHandler):
                 caught = [node.type or ast.Name("BaseException")]
             elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
@@ -571,7 +571,7 @@ def no_plain_value_errors(house: House) -> Iterator[Finding]:
 
 
 @law("the word minibatch lives only in MinibatchBuffer and PPO's key; a batch is a batch")
-def the_word_minibatch(house: House) -> Iterator[Finding]:
+def the_word_minibatch(house):
     for module in house:
         if _says_minibatch(module.path):
             yield Finding(module, 1, "in the file's name")
@@ -580,7 +580,7 @@ def the_word_minibatch(house: House) -> Iterator[Finding]:
                 yield Finding(module, token.start[0], f"in {token.string}")
 
 
-def _says_minibatch(text: str) -> bool:
+def _says_minibatch(text):
     plain = text.lower().replace("_", "")
     return "minibatch" in plain.replace("minibatchbuffer", "").replace("numminibatches", "")
 
@@ -615,12 +615,12 @@ print(f"\\nexit={code} torch={'torch' in sys.modules}")
 """
 
 
-def _ask(root: Path, script: str, *args: str) -> subprocess.CompletedProcess[str]:
+def _ask(root, script, *args):
     command = [sys.executable, "-c", script, *args]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
 
 
-def imports_of_torch(root: Path, names: list[str]) -> list[str]:
+def imports_of_torch(root, names):
     """Of these modules, those that load torch (or cannot be imported), each tried alone."""
     answer = _ask(root, _PROBE_IMPORTS, *names)
     assert answer.returncode == 0, answer.stderr
@@ -628,14 +628,14 @@ def imports_of_torch(root: Path, names: list[str]) -> list[str]:
     return [*answer.stdout.splitlines(), *answer.stderr.splitlines()]
 
 
-def run_door(root: Path, name: str, *args: str) -> tuple[str, str]:
+def run_door(root, name, *args):
     """What became of `python -m name args`: `exit=<code> torch=<bool>`, and all it said."""
     answer = _ask(root, _PROBE_DOOR, name, *args)
     lines = answer.stdout.splitlines()
     return (lines[-1] if lines else "died"), answer.stdout + answer.stderr
 
 
-def doors(house: House) -> list[Module]:
+def doors(house):
     """What `python -m` can start: roof modules with a main guard, and every `__main__`."""
     return [
         module
@@ -649,33 +649,33 @@ def doors(house: House) -> list[Module]:
 
 
 @pytest.fixture(scope="module")
-def house() -> House:
+def house():
     return House(ROOT)
 
 
-def keep(violations: list[str]) -> None:
+def keep(violations):
     if violations:
         pytest.fail("\n".join(violations), pytrace=False)
 
 
-def test_the_walk_sees_the_whole_package(house: House) -> None:
+def test_the_walk_sees_the_whole_package(house):
     num_files = sum(1 for _ in (ROOT / PACKAGE).glob("**/*.py"))
     assert len(house.modules) == num_files >= 40
     assert {f"{PACKAGE}", f"{PACKAGE}.config", f"{PACKAGE}.schema"} <= house.modules.keys()
     assert sum(len(module.imports) for module in house) > 2 * num_files
 
 
-def test_the_package_keeps_every_law(house: House) -> None:
+def test_the_package_keeps_every_law(house):
     keep([violation for law in LAWS for violation in law(house)])
 
 
-def test_torch_free_modules_do_not_load_torch_in_a_real_process(house: House) -> None:
+def test_torch_free_modules_do_not_load_torch_in_a_real_process(house):
     # Importing a `__main__` is the next test's business.
     names = [m.name for m in torch_free_modules(house) if not m.path.endswith("__main__.py")]
     keep(imports_of_torch(ROOT, names))
 
 
-def test_help_and_config_errors_come_without_torch(house: House) -> None:
+def test_help_and_config_errors_come_without_torch(house):
     for door in doors(house):
         outcome, output = run_door(ROOT, door.name, "--help")
         assert outcome == "exit=0 torch=False", f"python -m {door.name} --help\n{output}"
@@ -727,7 +727,7 @@ MIRRORS = (
 
 # law, the file that breaks it, its source after a docstring on line 1 (None: without one), the
 # line to be named
-BROKEN: list[tuple[Law, str, str | None, int]] = [
+BROKEN = [
     (lower_floors, "wire/codec.py", "from impala_async.learner.loop import ingest", 2),
     (lower_floors, "wire/codec.py", "def f():\n    from ..learner.loop.ingest import late", 3),
     (lower_floors, "wire/codec.py", "x = 1\n__import__('impala_async.train')", 3),
@@ -778,13 +778,13 @@ Build = Callable[[dict[str, str]], House]
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+def build(tmp_path, monkeypatch):
     """Builds a small house that keeps every law without exceptions, changed as the test likes."""
     for law in LAWS:
         for entry in list(law.allowed):
             monkeypatch.delitem(law.allowed, entry)
 
-    def make(changes: dict[str, str]) -> House:
+    def make(changes):
         mirrors = {f"tests/{name}": "" for name in MIRRORS}
         for name, text in (CLEAN | mirrors | changes).items():
             file = tmp_path / name
@@ -795,7 +795,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return make
 
 
-def test_a_house_in_order_breaks_no_law_and_needs_no_exception(build: Build) -> None:
+def test_a_house_in_order_breaks_no_law_and_needs_no_exception(build):
     house = build({})
     assert [violation for law in LAWS for violation in law(house)] == []
     for law in LAWS:
@@ -810,26 +810,22 @@ def test_a_house_in_order_breaks_no_law_and_needs_no_exception(build: Build) -> 
     BROKEN,
     ids=[f"{law.find.__name__}-{index}" for index, (law, *_) in enumerate(BROKEN)],
 )
-def test_a_broken_law_is_seen(
-    build: Build, law: Law, path: str, source: str | None, line: int
-) -> None:
+def test_a_broken_law_is_seen(build, law, path, source, line):
     text = "x = 1\n" if source is None else f'"""Broken."""\n{source}\n'
     broken = build({f"impala_async/{path}": text})
     assert any(found.startswith(f"impala_async/{path}:{line}: ") for found in law(broken))
 
 
-def test_every_law_has_a_tree_that_breaks_it() -> None:
+def test_every_law_has_a_tree_that_breaks_it():
     assert [each for each in LAWS if each not in [law for law, *_ in BROKEN]] == []
 
 
-def test_a_package_that_imports_torch_burdens_its_modules(
-    build: Build,
-) -> None:
+def test_a_package_that_imports_torch_burdens_its_modules(build):
     house = build({"impala_async/learner/__init__.py": '"""."""\nfrom ..training import step\n'})
     assert any("/learner/loop/ingest.py:" in found for found in torch_freeness(house))
 
 
-def test_the_chain_to_torch_is_told(build: Build) -> None:
+def test_the_chain_to_torch_is_told(build):
     house = build({"impala_async/wire/codec.py": '"""."""\nfrom ..training import step\n'})
     [found] = [text for text in torch_freeness(house) if "/wire/codec.py" in text]
     assert found.endswith("impala_async.wire.codec -> impala_async.training.step -> torch")
@@ -841,7 +837,7 @@ FAKE_TORCH = {
 }
 
 
-def test_a_real_process_tells_who_loads_torch(build: Build) -> None:
+def test_a_real_process_tells_who_loads_torch(build):
     root = build(
         FAKE_TORCH | {"impala_async/envs/bad.py": "from impala_async.training import step\n"}
     )
@@ -849,7 +845,7 @@ def test_a_real_process_tells_who_loads_torch(build: Build) -> None:
     assert imports_of_torch(root.root, names) == ["impala_async.envs.bad: imports torch"]
 
 
-def test_a_real_process_tells_of_a_door(build: Build) -> None:
+def test_a_real_process_tells_of_a_door(build):
     for source, outcome in (
         ("import sys\nprint(sys.argv[1])\n", "exit=0 torch=False"),
         ("import torch\n", "exit=0 torch=True"),

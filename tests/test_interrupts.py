@@ -17,7 +17,7 @@ from impala_async.runs.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 ANY_PORT = "tcp://127.0.0.1:*"
 FLAGS = {
     "train": ["--run-dir", "new"],
@@ -50,9 +50,7 @@ CASES = [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("door", "delay_s", "number"), CASES)
-def test_a_door_that_is_interrupted_early_ends_with_a_word(
-    door: str, delay_s: float, number: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_door_that_is_interrupted_early_ends_with_a_word(door, delay_s, number, tmp_path):
     old = RunFolder(tmp_path / "old")
     old.begin(RunConfig(env=EnvSection(id="CartPole-v1")))
     old.let_go()
@@ -78,7 +76,7 @@ def test_a_door_that_is_interrupted_early_ends_with_a_word(
     assert (tmp_path / "new" / "config.json").exists() == has_result
 
 
-def run(code: str, deaf: bool = False) -> subprocess.CompletedProcess[str]:
+def run(code, deaf=False):
     """A process that interrupts itself and then says that it lives."""
     whole = (
         "import os, signal\n"
@@ -87,7 +85,7 @@ def run(code: str, deaf: bool = False) -> subprocess.CompletedProcess[str]:
     )
     command = [sys.executable, "-c", whole]
 
-    def start() -> subprocess.CompletedProcess[str]:
+    def start():
         return subprocess.run(
             command, capture_output=True, text=True, env=ENVIRONMENT, timeout=WITHIN_S
         )
@@ -103,20 +101,18 @@ TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_ctrl_c_is_a_word_and_a_code(deaf: bool) -> None:
+def test_ctrl_c_is_a_word_and_a_code(deaf):
     ended = run(f"with quit_at_once():\n    {INTERRUPT}", deaf)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
-def test_sigterm_is_a_word_and_a_code_too() -> None:
+def test_sigterm_is_a_word_and_a_code_too():
     ended = run(f"with quit_at_once():\n    {TERMINATE}")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "terminated\n")
 
 
 @pytest.mark.parametrize(("inherited", "said"), [("SIG_DFL", "terminated"), ("SIG_IGN", "")])
-def test_a_closed_terminal_is_a_sigterm_unless_it_is_to_be_ignored(
-    inherited: str, said: str
-) -> None:
+def test_a_closed_terminal_is_a_sigterm_unless_it_is_to_be_ignored(inherited, said):
     code = (
         f"import os, signal\nsignal.signal(signal.SIGHUP, signal.{inherited})\n"
         "from impala_async.doors import run_door\n"
@@ -131,7 +127,7 @@ def test_a_closed_terminal_is_a_sigterm_unless_it_is_to_be_ignored(
     assert (ended.returncode, ended.stdout.strip(), ended.stderr.strip()) == (0, alive, said)
 
 
-def test_what_was_begun_is_taken_back_the_newest_first() -> None:
+def test_what_was_begun_is_taken_back_the_newest_first():
     ended = run(
         "def fail(): raise OSError\n"
         "with quit_at_once(), undone(lambda: os.write(1, b'1')), undone(fail):\n"
@@ -142,18 +138,18 @@ def test_what_was_begun_is_taken_back_the_newest_first() -> None:
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_or_nothing_at_all(deaf: bool) -> None:
+def test_or_nothing_at_all(deaf):
     ended = run(f"end_silently()\n{INTERRUPT}", deaf)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_a_deaf_child_hears_it_later() -> None:
+def test_a_deaf_child_hears_it_later():
     assert run(INTERRUPT, deaf=True).stdout == "alive\n"
     ended = run(f"{INTERRUPT}\nwith quit_at_once():\n    pass", deaf=True)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 
-def test_afterwards_all_is_as_before() -> None:
+def test_afterwards_all_is_as_before():
     numbers = interrupts.REQUESTS
     handlers, mask = (
         list(map(signal.getsignal, numbers)),
@@ -165,3 +161,62 @@ def test_afterwards_all_is_as_before() -> None:
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert list(map(signal.getsignal, numbers)) == handlers
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+
+
+START = """
+import atexit, os, sys, threading, time
+from impala_async import interrupts
+"""
+
+
+def end(code):
+    command = [sys.executable, "-c", START + code]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, timeout=WITHIN_S
+    )
+
+
+def test_a_thread_that_never_ends_is_named_and_left():
+    ended = end(
+        "interrupts.GRACE_S = 0.05\n"
+        "threading.Thread(target=time.sleep, args=(1e6,), name='simulator').start()\n"
+        "print('result')\n"
+        "interrupts.leave(3)"
+    )
+    said = "ending without what the environment left running: Thread simulator\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "result\n", said)
+
+
+def test_a_process_that_never_ends_is_ended_too():
+    ended = end(
+        "import multiprocessing\n"
+        "interrupts.GRACE_S = 0.05\n"
+        "fork = multiprocessing.get_context('fork')\n"
+        "fork.Process(target=time.sleep, args=(1e6,), name='game').start()\n"
+        "interrupts.leave(2)"
+    )
+    # It held our streams open.
+    said = "ending without what the environment left running: ForkProcess game\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
+
+
+def test_what_ends_by_itself_gets_the_time():
+    ended = end(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "interrupts.GRACE_S = 60.0\n"
+        "ThreadPoolExecutor(2).submit(print, 'worked').result()\n"
+        "atexit.register(print, 'closed')\n"
+        "interrupts.leave(0)"
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "worked\nclosed\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cuts_it_short_with_the_same_code(number):
+    ended = end(
+        "interrupts.GRACE_S = 60.0\n"
+        f"tell = lambda: (time.sleep(0.1), os.kill(os.getpid(), {int(number)}), time.sleep(1e6))\n"
+        "threading.Thread(target=tell).start()\n"
+        "interrupts.leave(130)"
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")

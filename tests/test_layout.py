@@ -4,21 +4,21 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.layout import ColumnLayout, Leaf, Place
+from impala_async.layout import ColumnLayout, Leaf
 
 dtypes = st.sampled_from(["bool", "uint8", "int16", "float16", "int32", "float32", "float64"])
 shapes = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> ColumnLayout:
+def layouts(draw):
     names = draw(st.lists(st.text(max_size=3), min_size=1, max_size=9, unique=True))
-    places: list[Place] = [(name, draw(shapes), draw(dtypes)) for name in names]
+    places = [(name, draw(shapes), draw(dtypes)) for name in names]
     cut = draw(st.integers(0, len(places)))
     return ColumnLayout(places[:cut], places[cut:])
 
 
-def test_places_follow_each_other_aligned() -> None:
+def test_places_follow_each_other_aligned():
     layout = ColumnLayout([("a", (3, 5), "uint8"), ("b", (), "float64")], [("c", (9,), "int32")])
     assert layout.leaves == {
         "a": Leaf("obs", 0, (3, 5), "uint8"),
@@ -30,9 +30,7 @@ def test_places_follow_each_other_aligned() -> None:
 
 @settings(deadline=None)
 @given(layouts(), st.integers(1, 4))
-def test_leaves_neither_overlap_nor_leave_their_column(
-    layout: ColumnLayout, num_columns: int
-) -> None:
+def test_leaves_neither_overlap_nor_leave_their_column(layout, num_columns):
     obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
     small = np.zeros((num_columns, layout.small_bytes), np.uint8)
     assert layout.obs_bytes % 64 == layout.small_bytes % 64 == 0
@@ -52,7 +50,7 @@ def test_leaves_neither_overlap_nor_leave_their_column(
         assert changed.tolist() == [view[0].nbytes] * num_columns
 
 
-def test_views_of_some_columns_of_a_slot() -> None:
+def test_views_of_some_columns_of_a_slot():
     layout = ColumnLayout([("obs", (4,), "float32")], [("reward", (3,), "float32")])
     obs = np.zeros((6, layout.obs_bytes), np.uint8)
     small = np.zeros((6, layout.small_bytes), np.uint8)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 0), (["-h"], 0)])
-def test_it_lists_the_doors(args: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_lists_the_doors(args, code, capsys):
     assert main(args) == code
     said = capsys.readouterr().out
     assert said.startswith("usage: impala-async DOOR")
@@ -22,12 +22,12 @@ def test_it_lists_the_doors(args: list[str], code: int, capsys: pytest.CaptureFi
         assert any(line.split() == [door, *purpose.split()] for line in said.splitlines())
 
 
-def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_its_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"impala-async {__version__}\n"
 
 
-def test_an_unknown_door_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_door_is_told_with_those_there_are(capsys):
     assert main(["trian", "--help"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -39,12 +39,10 @@ def test_an_unknown_door_is_told_with_those_there_are(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_the_rest_of_the_arguments_is_the_door_s(
-    door: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[list[str]] = []
+def test_the_rest_of_the_arguments_is_the_door_s(door, monkeypatch):
+    taken = []
 
-    def open_door(args: list[str]) -> int:
+    def open_door(args):
         taken.append(args)
         return 75
 
@@ -54,26 +52,24 @@ def test_the_rest_of_the_arguments_is_the_door_s(
     assert taken == [["--help", "-x"]]
 
 
-def test_environments_in_the_current_folder_are_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_environments_in_the_current_folder_are_found(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [])
-    seen: list[list[str]] = []
+    seen = []
     monkeypatch.setattr(evaluate, "main", lambda args: len(seen.append(list(sys.path)) or args))
     for _ in range(2):
         assert main(["evaluate"]) == 0
     assert seen == [[str(tmp_path)]] * 2
 
 
-def test_the_console_command_is_this() -> None:
+def test_the_console_command_is_this():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"impala-async": "impala_async.__main__:console"}
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("module", ["impala_async", "impala_async.train"])
-def test_a_reader_that_has_gone_is_no_error(module: str, unbuffered: str) -> None:
+def test_a_reader_that_has_gone_is_no_error(module, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as nobody:

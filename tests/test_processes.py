@@ -7,14 +7,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from impala_async import processes
+from impala_async.doors import run_door
 from impala_async.errors import EXIT_TRY_AGAIN
-from impala_async.processes import GATE_VARIABLE, VARIABLE, Gate, Lifeline
+from impala_async.processes import GATE_VARIABLE, VARIABLE, Gate, Lifeline, begin
 
 PATIENCE_S = 10.0
 ENVIRONMENT = {
@@ -61,20 +61,20 @@ PARENT = """
 """
 
 
-def write(path: Path, program: str) -> str:
+def write(path, program):
     path.write_text(textwrap.dedent(program))
     return str(path)
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> str:
+def member(tmp_path):
     return write(tmp_path / "member.py", MEMBER)
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+def started():
     """Processes of a test; what is left of them is ended by their ids."""
-    processes: list[subprocess.Popen[bytes]] = []
+    processes = []
     yield processes
     for process in processes:
         process.kill()
@@ -83,14 +83,14 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.stdout.close()
 
 
-def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+def until(condition, within_s=PATIENCE_S):
     give_up_at = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < give_up_at, f"not within {within_s} s"
         time.sleep(0.005)
 
 
-def is_gone(pid: int) -> bool:
+def is_gone(pid):
     """Ended; nobody may have asked for its exit code yet."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -99,15 +99,13 @@ def is_gone(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] in "ZX"
 
 
-def read_pids(process: subprocess.Popen[bytes], count: int) -> list[int]:
+def read_pids(process, count):
     assert process.stdout is not None
     return [int(process.stdout.readline()) for _ in range(count)]
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_children_and_grandchildren_end_with_the_parent(
-    tmp_path: Path, member: str, started: list[subprocess.Popen[bytes]], end: signal.Signals
-) -> None:
+def test_children_and_grandchildren_end_with_the_parent(tmp_path, member, started, end):
     parent_program = write(tmp_path / "parent.py", PARENT)
     parent = subprocess.Popen(
         [sys.executable, parent_program, member, "default", "orderly", "stubborn"],
@@ -126,9 +124,7 @@ def test_children_and_grandchildren_end_with_the_parent(
                 os.kill(pid, signal.SIGKILL)
 
 
-def start_member(
-    member: str, line: Lifeline, started: list[subprocess.Popen[bytes]], manner: str
-) -> subprocess.Popen[bytes]:
+def start_member(member, line, started, manner):
     process = subprocess.Popen(
         [sys.executable, member, manner, "0"],
         env={**ENVIRONMENT, **line.environment},
@@ -144,9 +140,7 @@ def start_member(
     ("manner", "code"),
     [("default", -signal.SIGTERM), ("orderly", 7), ("stubborn", EXIT_TRY_AGAIN)],
 )
-def test_letting_go_ends_a_child_in_good_order_or_anyway(
-    member: str, started: list[subprocess.Popen[bytes]], manner: str, code: int
-) -> None:
+def test_letting_go_ends_a_child_in_good_order_or_anyway(member, started, manner, code):
     line = Lifeline()
     process = start_member(member, line, started, manner)
     assert process.poll() is None
@@ -154,9 +148,7 @@ def test_letting_go_ends_a_child_in_good_order_or_anyway(
     assert process.wait(GONE_S) == code
 
 
-def test_a_child_without_a_lifeline_stays(
-    member: str, started: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_child_without_a_lifeline_stays(member, started):
     line = Lifeline()
     free = subprocess.Popen(
         [sys.executable, member, "default", "0"],
@@ -171,9 +163,7 @@ def test_a_child_without_a_lifeline_stays(
     assert free.poll() is None
 
 
-def test_a_child_that_comes_late_ends_too(
-    member: str, started: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_child_that_comes_late_ends_too(member, started):
     line = Lifeline()
     (fd,) = line.fds
     # The end of the parent's side comes before the child has begun to watch.
@@ -192,7 +182,7 @@ def test_a_child_that_comes_late_ends_too(
     assert process.wait(PATIENCE_S) == EXIT_TRY_AGAIN
 
 
-def test_the_variable_names_the_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_names_the_descriptor(monkeypatch):
     line = Lifeline()
     try:
         monkeypatch.delenv(VARIABLE, raising=False)
@@ -206,14 +196,14 @@ def test_the_variable_names_the_descriptor(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "3.5", " 3", "²"])
-def test_a_variable_that_names_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_a_variable_that_names_none(monkeypatch, value):
     monkeypatch.setenv(VARIABLE, value)
     assert processes.inherited_fds() == ()
     processes.hold()
 
 
 @pytest.mark.parametrize("kind", ["file", "null", "closed"])
-def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path: Path, kind: str) -> None:
+def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path, kind):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     fd = os.open(os.devnull if kind == "null" else path, os.O_RDONLY)
@@ -241,7 +231,7 @@ def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path: Path, kind: str)
     assert kind != "file" or done.stdout == b"content\n"
 
 
-def test_a_child_that_lets_no_thread_run_ends_too() -> None:
+def test_a_child_that_lets_no_thread_run_ends_too():
     """As an interpreter does that is being torn down: only the kernel can end it."""
     code = (
         "import ctypes, signal, sys\n"
@@ -270,11 +260,11 @@ def test_a_child_that_lets_no_thread_run_ends_too() -> None:
         child.stdout.close()
 
 
-def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch):
     gate = Gate()
-    passed: list[int] = []
+    passed = []
 
-    def come() -> threading.Thread:
+    def come():
         monkeypatch.setenv(GATE_VARIABLE, gate.environment[GATE_VARIABLE])
         thread = threading.Thread(target=lambda: passed.append(processes.wait_at_gate() is None))
         thread.start()
@@ -296,7 +286,63 @@ def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch: pytest.Mon
     gate.close()
 
 
-def test_without_a_gate_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gate_nobody_waits(monkeypatch):
     monkeypatch.delenv(GATE_VARIABLE, raising=False)
     processes.wait_at_gate()
     processes.open_gate()
+
+
+ROOT = Path(__file__).resolve().parents[1]
+WITHIN_S = 60.0
+OPEN = """
+import subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from impala_async.doors import run_door
+
+def body():
+    with open("fd", "w") as file:
+        file.write(str(file.fileno()))
+    print("out")
+    print("err", file=sys.stderr)
+    sys.stdin.read()
+    child = "import sys; sys.exit(None in (sys.stdin, sys.stdout, sys.stderr))"
+    return subprocess.run([sys.executable, "-c", child], close_fds=True).returncode
+
+sys.exit(run_door(body))
+"""
+
+
+@pytest.mark.parametrize(
+    ("closed", "out", "err"),
+    [
+        ("<&-", "out\n", "err\n"),
+        (">&-", "", "err\n"),
+        ("2>&-", "out\n", ""),
+        ("<&- >&- 2>&-", "", ""),
+    ],
+)
+def test_no_file_of_ours_becomes_a_stream(closed, out, err, tmp_path):
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", OPEN, str(ROOT)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=WITHIN_S,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, out, err)
+    assert int((tmp_path / "fd").read_text()) > 2
+
+
+def test_a_door_hears_how_its_children_end_whoever_has_started_it():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert run_door(lambda: subprocess.run(["sh", "-c", "exit 3"]).returncode) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_open_streams_are_left_as_they_are():
+    before = sys.stdin, sys.stdout, sys.stderr
+    begin()
+    assert (sys.stdin, sys.stdout, sys.stderr) == before

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +33,7 @@ SCHEMA = Schema(
 # -------------------- layout
 
 
-def test_golden_layout() -> None:
+def test_golden_layout():
     layout = SCHEMA.layout
     assert layout.leaves == {
         # S = 4 rows of 15 bytes, aligned to 8; then 4 floats.
@@ -52,7 +52,7 @@ def test_golden_layout() -> None:
     assert (layout.obs_bytes, layout.small_bytes, layout.column_bytes) == (128, 128, 256)
 
 
-def test_golden_layout_of_a_stack() -> None:
+def test_golden_layout_of_a_stack():
     image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
     layout = replace(SCHEMA, obs=ObsSpec((image, *SCHEMA.obs.leaves[1:]))).layout
     # An empty frame, the four of row 0, and one for each of three rows.
@@ -61,7 +61,7 @@ def test_golden_layout_of_a_stack() -> None:
     assert layout.leaves["obs/speed"] == Leaf("obs", 184, (4,), "float32")
 
 
-def test_only_a_schema_with_a_stack_says_so() -> None:
+def test_only_a_schema_with_a_stack_says_so():
     image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
     stacked = replace(SCHEMA, obs=ObsSpec((image,)))
     assert b"is_stack" not in SCHEMA.to_json()
@@ -79,7 +79,7 @@ def test_only_a_schema_with_a_stack_says_so() -> None:
         ("a", (2, 2), "uint8", (3, 3, 3, 3)),
     ],
 )
-def test_what_is_no_stack_of_frames(spec: tuple[Any, ...]) -> None:
+def test_what_is_no_stack_of_frames(spec):
     ArraySpec(*spec)
     with pytest.raises(SpacesError, match="a: no stack of frames of bytes"):
         replace(ArraySpec(*spec), is_stack=True)
@@ -90,27 +90,27 @@ shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 
 
 @st.composite
-def choices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
+def choices(draw, shape):
     """A number of choices for each item."""
     num_items = math.prod(shape)
     return tuple(draw(st.lists(st.integers(1, 9), min_size=num_items, max_size=num_items)))
 
 
 @st.composite
-def array_specs(draw: st.DrawFn) -> ArraySpec:
+def array_specs(draw):
     name, shape, dtype = draw(names), draw(shapes), draw(st.sampled_from(sorted(DTYPES)))
     is_category = not dtype.startswith("float") and draw(st.booleans())
     return ArraySpec(name, shape, dtype, draw(choices(shape)) if is_category else ())
 
 
 @st.composite
-def action_parts(draw: st.DrawFn) -> ActionPart:
+def action_parts(draw):
     name, kind, shape = draw(names), draw(st.sampled_from(get_args(ActionKind))), draw(shapes)
     return ActionPart(name, kind, draw(choices(shape)) if kind == "discrete" else (), shape)
 
 
 @st.composite
-def schemas(draw: st.DrawFn) -> Schema:
+def schemas(draw):
     arrays = st.lists(array_specs(), max_size=4, unique_by=lambda array: array.name)
     leaves = draw(arrays.filter(len))
     parts = tuple(
@@ -125,7 +125,7 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 @settings(deadline=None)
 @given(schemas())
-def test_every_leaf_has_its_rows_and_a_place(schema: Schema) -> None:
+def test_every_leaf_has_its_rows_and_a_place(schema):
     rows, leaves = schema.rows, schema.layout.leaves
     for leaf in schema.obs.leaves:
         placed = leaves[f"obs/{leaf.name}"]
@@ -146,7 +146,7 @@ def test_every_leaf_has_its_rows_and_a_place(schema: Schema) -> None:
 # -------------------- arrays and parts
 
 
-def test_an_array_is_counted() -> None:
+def test_an_array_is_counted():
     array = ArraySpec("x", (3, 4), "float16")
     assert (array.num_items, array.num_bytes, array.is_float) == (12, 24, True)
     assert ArraySpec("x", (), "bool").num_bytes == 1
@@ -162,12 +162,12 @@ def test_an_array_is_counted() -> None:
         (ActionPart("move", "squashed"), 2, "float32"),
     ],
 )
-def test_a_part_is_counted(part: ActionPart, num_parameters: int, dtype: str) -> None:
+def test_a_part_is_counted(part, num_parameters, dtype):
     assert part.num_parameters == num_parameters
     assert part.array == ArraySpec("move", part.shape, dtype)
 
 
-def test_the_choices_of_an_action_are_those_of_its_discrete_parts() -> None:
+def test_the_choices_of_an_action_are_those_of_its_discrete_parts():
     parts = (
         ActionPart("move", "discrete", (4,)),
         ActionPart("turn", "continuous", (), (2,)),
@@ -176,7 +176,7 @@ def test_the_choices_of_an_action_are_those_of_its_discrete_parts() -> None:
     assert ActionSpec(parts).num_choices == 9
 
 
-def test_the_mask_of_legal_actions_is_no_input() -> None:
+def test_the_mask_of_legal_actions_is_no_input():
     mask = ArraySpec("mask", (6,), "int8")
     obs = ObsSpec((SCHEMA.obs.leaves[0], mask, SCHEMA.obs.leaves[1]))
     schema = replace(SCHEMA, obs=obs, action=replace(SCHEMA.action, legal="mask"))
@@ -192,7 +192,7 @@ def test_the_mask_of_legal_actions_is_no_input() -> None:
         ("lstm", (ArraySpec("hidden", (7,), "float32"), ArraySpec("cell", (7,), "float32"))),
     ],
 )
-def test_the_state_of_a_core(core: str | None, state: tuple[ArraySpec, ...]) -> None:
+def test_the_state_of_a_core(core, state):
     assert recurrent_state(core, 7) == state
 
 
@@ -229,12 +229,12 @@ def test_arrays_without_items_are_refused(shape: tuple[int, ...]) -> None:
         ActionPart("speed", "continuous", (), shape)
 
 
-def one_leaf(size: int, rows: int) -> Schema:
+def one_leaf(size, rows):
     obs = ObsSpec((ArraySpec("", (size,), "uint8"),))
     return Schema(obs, ActionSpec((ActionPart("", "discrete", (2,)),)), rows)
 
 
-def test_a_column_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_has_a_largest_size(monkeypatch):
     fitting = one_leaf(100, 9)
     assert schema.MAX_COLUMN_BYTES == 1 << 30
     monkeypatch.setattr(schema, "MAX_COLUMN_BYTES", fitting.layout.column_bytes)
@@ -248,7 +248,7 @@ def test_a_column_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
 # -------------------- differences
 
 
-def replaced(**changes: Any) -> Schema:
+def replaced(**changes):
     fields = {key: getattr(SCHEMA, key) for key in ("obs", "action", "rows", "state")}
     return Schema(**{**fields, **changes})
 
@@ -275,7 +275,7 @@ def replaced(**changes: Any) -> Schema:
         ),
     ],
 )
-def test_a_difference_names_field_and_both_values(other: Schema, text: str) -> None:
+def test_a_difference_names_field_and_both_values(other, text):
     assert SCHEMA.difference(other, "here", "there") == text
 
 

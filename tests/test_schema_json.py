@@ -1,8 +1,6 @@
 """Schemas that travel, and what is sent in place of one."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +51,7 @@ JSON = (
 )
 
 
-def test_golden_json() -> None:
+def test_golden_json():
     assert WIDE.to_json() == JSON
     assert Schema.from_json(JSON) == WIDE
     assert WIDE.digest.hex() == "1ee6428360f8e29cbe0e2b95b429906c"
@@ -61,7 +59,7 @@ def test_golden_json() -> None:
 
 @settings(deadline=None)
 @given(schemas())
-def test_there_and_back(schema: Schema) -> None:
+def test_there_and_back(schema):
     again = Schema.from_json(schema.to_json())
     assert again == schema
     assert again.digest == schema.digest
@@ -71,18 +69,18 @@ def test_there_and_back(schema: Schema) -> None:
 
 @settings(deadline=None)
 @given(schemas(), schemas())
-def test_digests_tell_schemas_apart(one: Schema, other: Schema) -> None:
+def test_digests_tell_schemas_apart(one, other):
     assert (one.digest == other.digest) == (one == other)
 
 
-def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+def changed(change):
     raw = json.loads(JSON)
     change(raw)
     return json.dumps(raw).encode()
 
 
 NESTED = b"[" * 100_000 + b"]" * 100_000
-HOSTILE: dict[str, bytes] = {
+HOSTILE = {
     "empty": b"",
     "no JSON": b"{",
     "not UTF-8": b'{"rows": "\xff"}',
@@ -166,7 +164,7 @@ def test_what_is_no_schema_is_a_value_error(data: bytes) -> None:
         Schema.from_json(data)
 
 
-def test_the_largest_number_of_dimensions_has_a_view() -> None:
+def test_the_largest_number_of_dimensions_has_a_view():
     shape = [1] * MAX_DIMENSIONS
     schema = Schema.from_json(changed(lambda raw: raw["obs"]["leaves"][0].update(shape=shape)))
     layout = schema.layout
@@ -191,7 +189,7 @@ places = st.sampled_from(
 
 @settings(deadline=None)
 @given(places, json_values)
-def test_anything_anywhere_is_a_schema_or_a_value_error(place: tuple[Any, ...], value: Any) -> None:
+def test_anything_anywhere_is_a_schema_or_a_value_error(place, value):
     raw = json.loads(JSON)
     inner = raw
     for key in place[:-1]:
@@ -213,14 +211,14 @@ TEAM = Schema(
 )
 
 
-def test_policies_are_in_a_schema_only_where_there_are_several() -> None:
+def test_policies_are_in_a_schema_only_where_there_are_several():
     assert b"policies" not in WIDE.to_json()
     assert json.loads(TEAM.to_json())["policies"] == ["main", "past"]
     assert Schema.from_json(TEAM.to_json()) == TEAM
     assert Schema.from_json(TEAM.to_json()).digest == TEAM.digest
 
 
-def test_who_plays_is_no_input_of_the_network() -> None:
+def test_who_plays_is_no_input_of_the_network():
     assert [leaf.name for leaf in TEAM.inputs.leaves] == ["sight"]
     # A leaf of that name is one like any other where there is a single policy.
     alone = Schema(TEAM.obs, TEAM.action, TEAM.rows)
@@ -237,15 +235,13 @@ def test_who_plays_is_no_input_of_the_network() -> None:
         ({"policies": [1, 2]}, "not a list of names"),
     ],
 )
-def test_a_schema_whose_leaf_does_not_fit_its_policies_is_refused(
-    change: dict[str, Any], text: str
-) -> None:
+def test_a_schema_whose_leaf_does_not_fit_its_policies_is_refused(change, text):
     raw = json.loads(TEAM.to_json()) | change
     with pytest.raises(SpacesError, match=text):
         Schema.from_json(json.dumps(raw).encode())
 
 
-def test_a_schema_with_nothing_to_see_but_who_plays_is_refused() -> None:
+def test_a_schema_with_nothing_to_see_but_who_plays_is_refused():
     raw = json.loads(TEAM.to_json())
     raw["obs"]["leaves"] = [leaf for leaf in raw["obs"]["leaves"] if leaf["name"] == POLICY]
     with pytest.raises(SpacesError, match="nothing that a policy could see"):

@@ -5,9 +5,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,58 +51,50 @@ class FakeRun:
     code = 0
     has_given_up = has_killed_learner = has_quit = False
 
-    def __init__(
-        self,
-        learner_flags: Sequence[str],
-        data_url: str,
-        run_dir: Path,
-        environment: Mapping[str, str],
-        name_actor: Callable[[int, int], Mapping[str, str]],
-        fds: Sequence[int],
-    ) -> None:
+    def __init__(self, learner_flags, data_url, run_dir, environment, name_actor, fds):
         # The learner holds the folder by the descriptor that it is told of.
         assert [environment[HOLD_VARIABLE]] == [str(fd) for fd in fds]
         self.flags = list(learner_flags)
         self.data_url = data_url
         self.run_dir = run_dir
-        self.ports: dict[str, str] = json.loads(environment[BIND_VARIABLE])
+        self.ports = json.loads(environment[BIND_VARIABLE])
         self.num_actors = 0
         self.has_removed_logs = False
         FakeRun.made.append(self)
 
-    def run(self, num_actors: int) -> int:
+    def run(self, num_actors):
         self.num_actors = num_actors
         self.during(RunFolder(self.run_dir))
         return self.code
 
-    def remove_logs(self) -> None:
+    def remove_logs(self):
         self.has_removed_logs = True
 
     @staticmethod
-    def during(folder: RunFolder) -> None: ...
+    def during(folder): ...
 
-    def values(self, flag: str) -> list[str]:
+    def values(self, flag):
         return [v for f, v in zip(self.flags, self.flags[1:], strict=False) if f == flag]
 
     @property
-    def settings(self) -> dict[str, str]:
+    def settings(self):
         return dict(value.split("=", 1) for value in self.values("--set"))
 
 
 @pytest.fixture(autouse=True)
-def fake_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def fake_run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(FakeRun, "made", [], raising=False)
     monkeypatch.setattr(train, "LocalRun", FakeRun)
 
 
-def started(*flags: str, code: int = 0) -> FakeRun:
+def started(*flags, code=0):
     assert train.main(flags) == code
     (run,) = FakeRun.made
     return run
 
 
-def test_without_arguments_it_trains_cartpole_at_free_ports() -> None:
+def test_without_arguments_it_trains_cartpole_at_free_ports():
     run = started()
     config = load_config(default_config_path())
     assert run.num_actors == config.train.num_actors
@@ -118,7 +109,7 @@ def test_without_arguments_it_trains_cartpole_at_free_ports() -> None:
     assert all(url.startswith(FREE) and url[len(FREE) :].isdigit() for url in urls)
 
 
-def test_settings_go_on_to_the_learner() -> None:
+def test_settings_go_on_to_the_learner():
     overrides = ("--set", "train.num_actors=5", "--set", 'env.kwargs={a="b=c"}')
     run = started(*overrides, "--run-dir", "here")
     assert run.num_actors == 5
@@ -129,20 +120,20 @@ def test_settings_go_on_to_the_learner() -> None:
     assert load_config(Path(path), run.values("--set")).env.kwargs == {"a": "b=c"}
 
 
-def test_an_env_of_ones_own_comes_without_the_default_config() -> None:
+def test_an_env_of_ones_own_comes_without_the_default_config():
     run = started("--set", "env.id=Acrobot-v1")
     assert run.values("--config") == []
     assert run.settings["env.id"] == "Acrobot-v1"
 
 
-def test_a_config_file_is_handed_on(tmp_path: Path) -> None:
+def test_a_config_file_is_handed_on(tmp_path):
     (tmp_path / "my.toml").write_text('env.id = "Acrobot-v1"\ntrain.num_actors = 3\n')
     run = started("--config", "my.toml")
     assert run.values("--config") == ["my.toml"]
     assert run.num_actors == 3
 
 
-def test_ports_that_are_named_are_kept_and_stars_are_chosen_here() -> None:
+def test_ports_that_are_named_are_kept_and_stars_are_chosen_here():
     run = started("--set", "bind.data=tcp://0.0.0.0:7001", "--set", "bind.weights=tcp://0.0.0.0:*")
     assert run.settings == {"bind.data": "tcp://0.0.0.0:7001", "bind.weights": "tcp://0.0.0.0:*"}
     assert run.ports["data"] == "tcp://0.0.0.0:7001"
@@ -152,7 +143,7 @@ def test_ports_that_are_named_are_kept_and_stars_are_chosen_here() -> None:
     assert port.isdigit()
 
 
-def test_a_port_that_is_named_is_kept_though_it_is_the_default_one() -> None:
+def test_a_port_that_is_named_is_kept_though_it_is_the_default_one():
     run = started("--set", "bind.data=tcp://127.0.0.1:5555")
     assert run.data_url == run.ports["data"] == "tcp://127.0.0.1:5555"
     assert run.settings["bind.weights"] == ANY
@@ -168,26 +159,26 @@ def test_a_port_that_is_named_is_kept_though_it_is_the_default_one() -> None:
         ("tcp://10.0.0.1:7001", "tcp://10.0.0.1:7001"),
     ],
 )
-def test_actors_dial_an_address_that_can_be_dialled(bind: str, dialled: str) -> None:
+def test_actors_dial_an_address_that_can_be_dialled(bind, dialled):
     run = started("--set", f"bind.data={bind}")
     assert run.ports["data"] == bind
     assert run.data_url == dialled
 
 
-def begin(*overrides: str) -> None:
+def begin(*overrides):
     """What a learner writes down at its start, before it has a port."""
     folder = RunFolder(Path("here"))
     folder.begin(load_config(default_config_path(), overrides))
     folder.let_go()
 
 
-def write_down(folder: RunFolder) -> None:
+def write_down(folder):
     """As `begin`, in a folder that `train` holds."""
     config = load_config(default_config_path()).model_dump(mode="json", by_alias=True)
     folder.write_json("config.json", {"run_id": "0" * 32, "config": config})
 
 
-def test_a_resumed_run_is_resumed_by_the_learner() -> None:
+def test_a_resumed_run_is_resumed_by_the_learner():
     begin("train.num_actors=4")
     run = started("--resume", "--run-dir", "here")
     assert run.num_actors == 4
@@ -195,7 +186,7 @@ def test_a_resumed_run_is_resumed_by_the_learner() -> None:
     assert run.values("--config") == []
 
 
-def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user() -> None:
+def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user():
     first = started("--run-dir", "here", "--set", "bind.weights=tcp://127.0.0.1:7002")
     begin(*first.values("--set"))
     FakeRun.made.clear()
@@ -207,14 +198,14 @@ def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user() -> None:
 
 
 @pytest.mark.parametrize("flags", [["--set", "seed=-1"], ["--resume"]])
-def test_wrong_settings_start_nothing(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_settings_start_nothing(flags, capsys):
     assert train.main(flags) == 2
     assert FakeRun.made == []
     assert "error: " in capsys.readouterr().err
 
 
-def write_summary(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    def during(folder: RunFolder) -> None:
+def write_summary(monkeypatch, **changes):
+    def during(folder):
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.write_json("summary.json", SUMMARY | changes)
         reports = {"env_steps_trained": 1, "episodes/return_mean": 2.0, "mean_return_100": None}
@@ -227,12 +218,12 @@ Said = Callable[[], str]
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
+def said(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     return lambda: capsys.readouterr().out
 
 
-def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+def test_the_summary_is_shown_with_a_picture(monkeypatch, said):
     write_summary(monkeypatch)
     started("--run-dir", "here")
     shown = said()
@@ -243,9 +234,7 @@ def test_the_summary_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch, sa
     assert Path("here/learning_curve.png").exists()
 
 
-def test_figures_of_a_resumed_run_that_are_of_this_start_alone_say_so(
-    monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+def test_figures_of_a_resumed_run_that_are_of_this_start_alone_say_so(monkeypatch, said):
     begin()
     # However short it was before, and however long the launch took.
     write_summary(monkeypatch, run_s=0.1)
@@ -259,7 +248,7 @@ def test_figures_of_a_resumed_run_that_are_of_this_start_alone_say_so(
     }
 
 
-def test_steps_without_learning_are_shown(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+def test_steps_without_learning_are_shown(monkeypatch, said):
     write_summary(monkeypatch)
     started("--run-dir", "here")
     assert "learning rate" not in said()
@@ -269,10 +258,8 @@ def test_steps_without_learning_are_shown(monkeypatch: pytest.MonkeyPatch, said:
     assert "0 since env step 400,000" in said()
 
 
-def test_a_summary_that_nobody_reads_does_not_change_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def show(*args: object, **more: object) -> None:
+def test_a_summary_that_nobody_reads_does_not_change_the_end(monkeypatch):
+    def show(*args, **more):
         raise BrokenPipeError
 
     write_summary(monkeypatch)
@@ -282,15 +269,13 @@ def test_a_summary_that_nobody_reads_does_not_change_the_end(
     assert Path("here/learning_curve.png").exists()
 
 
-def test_frames_are_shown_where_a_step_takes_several(
-    monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+def test_frames_are_shown_where_a_step_takes_several(monkeypatch, said):
     write_summary(monkeypatch, frames_per_s=40018.0)
     started("--run-dir", "here")
     assert "10,004 (40,018 frames)" in said()
 
 
-def test_paths_are_shown_whole_however_long(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+def test_paths_are_shown_whole_however_long(monkeypatch, said):
     write_summary(monkeypatch)
     path = "/".join(["a-folder-of-some-length"] * 6)
     started("--run-dir", path)
@@ -302,19 +287,15 @@ def test_paths_are_shown_whole_however_long(monkeypatch: pytest.MonkeyPatch, sai
     ("mean_return", "title"),
     [(475.25, "CartPole-v1: mean return 475"), (None, "CartPole-v1")],
 )
-def test_the_picture_has_a_title_and_the_goal(
-    monkeypatch: pytest.MonkeyPatch, mean_return: float | None, title: str
-) -> None:
+def test_the_picture_has_a_title_and_the_goal(monkeypatch, mean_return, title):
     write_summary(monkeypatch, mean_return=mean_return)
-    drawn: list[dict[str, Any]] = []
+    drawn = []
     monkeypatch.setattr(plot, "draw_learning_curve", lambda *paths, **how: drawn.append(how))
     started("--set", "stop.mean_return=400")
     assert drawn == [{"title": title, "goal": 400.0}]
 
 
-def test_a_run_that_was_given_up_has_no_table(
-    monkeypatch: pytest.MonkeyPatch, said: Said, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_was_given_up_has_no_table(monkeypatch, said, caplog):
     write_summary(monkeypatch, exit_reason="terminated", env_steps_trained=0)
     monkeypatch.setattr(FakeRun, "code", 78)
     monkeypatch.setattr(FakeRun, "has_given_up", True)
@@ -326,9 +307,7 @@ def test_a_run_that_was_given_up_has_no_table(
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_run_that_never_began_keeps_no_logs(
-    monkeypatch: pytest.MonkeyPatch, has_begun: bool
-) -> None:
+def test_a_run_that_never_began_keeps_no_logs(monkeypatch, has_begun):
     monkeypatch.setattr(FakeRun, "code", 2)
     if has_begun:
         monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
@@ -337,9 +316,7 @@ def test_a_run_that_never_began_keeps_no_logs(
     assert Path("here").exists() == has_begun
 
 
-def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(capsys):
     """Not even a log is opened there."""
     folder = RunFolder(Path("here"))
     folder.begin(load_config(default_config_path()))
@@ -352,29 +329,23 @@ def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(
     started("--resume", "--run-dir", "here")
 
 
-def test_a_run_without_updates_has_a_summary_too(
-    monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+def test_a_run_without_updates_has_a_summary_too(monkeypatch, said):
     monkeypatch.setattr(FakeRun, "code", 130)
     write_summary(monkeypatch, mean_return=None, episodes=0, lag_quantiles=[], bottleneck=None)
     started("--run-dir", "here", code=130)
     assert "ended (mean_return)" in said()
 
 
-def test_a_mean_of_few_episodes_says_so_and_is_never_rounded_up_to_the_goal(
-    monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+def test_a_mean_of_few_episodes_says_so_and_is_never_rounded_up_to_the_goal(monkeypatch, said):
     write_summary(monkeypatch, mean_return=0.8996, episodes=12)
-    drawn: list[dict[str, Any]] = []
+    drawn = []
     monkeypatch.setattr(plot, "draw_learning_curve", lambda *paths, **how: drawn.append(how))
     started("--set", "stop.mean_return=0.9")
     assert re.search(r"mean return of 12 episodes\W+0\.8996\b", said())
     assert drawn[0]["title"] == "CartPole-v1: mean return 0.900 (12 episodes)"
 
 
-def test_the_summary_of_an_earlier_start_is_not_shown(
-    monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+def test_the_summary_of_an_earlier_start_is_not_shown(monkeypatch, said):
     folder = RunFolder(Path("here"))
     folder.begin(load_config(default_config_path()))
     folder.write_json("summary.json", SUMMARY)
@@ -384,10 +355,8 @@ def test_the_summary_of_an_earlier_start_is_not_shown(
     assert said() == ""
 
 
-def test_what_lies_in_the_place_of_a_folder_that_is_gone_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, said: Said, caplog: pytest.LogCaptureFixture
-) -> None:
-    def during(folder: RunFolder) -> None:
+def test_what_lies_in_the_place_of_a_folder_that_is_gone_is_left_alone(monkeypatch, said, caplog):
+    def during(folder):
         folder.path.rename("moved")
         folder.path.mkdir()
         (folder.path / "summary.json").write_text(json.dumps(SUMMARY))
@@ -404,9 +373,7 @@ def test_what_lies_in_the_place_of_a_folder_that_is_gone_is_left_alone(
 @pytest.mark.parametrize(
     ("code", "is_told"), [(70, True), (75, True), (2, False), (0, False), (130, False)]
 )
-def test_an_end_without_a_summary_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, is_told: bool
-) -> None:
+def test_an_end_without_a_summary_is_told(monkeypatch, caplog, code, is_told):
     """A wrong setting has been told by then, and a start that is ended has nothing to sum up."""
     monkeypatch.setattr(FakeRun, "code", code)
     started("--run-dir", "here", code=code)
@@ -420,9 +387,7 @@ def test_an_end_without_a_summary_is_told(
         ("has_quit", "was told to quit at once"),
     ],
 )
-def test_a_learner_that_a_second_ctrl_c_ended_is_told_of_too(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str, said: str
-) -> None:
+def test_a_learner_that_a_second_ctrl_c_ended_is_told_of_too(monkeypatch, caplog, how, said):
     monkeypatch.setattr(FakeRun, "code", 130)
     monkeypatch.setattr(FakeRun, how, True)
     monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
@@ -441,12 +406,8 @@ def test_a_learner_that_a_second_ctrl_c_ended_is_told_of_too(
 )
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_learner_that_was_killed_is_told_with_the_command_that_resumes(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    code: int,
-    told: str,
-    has_begun: bool,
-) -> None:
+    monkeypatch, caplog, code, told, has_begun
+):
     monkeypatch.setattr("sys.argv", ["/bin/impala-async", "train"])
     monkeypatch.setattr(FakeRun, "code", code)
     if has_begun:
@@ -460,13 +421,11 @@ def test_a_learner_that_was_killed_is_told_with_the_command_that_resumes(
         started(*shlex.split(resume)[-3:], code=code)
 
 
-def test_a_picture_that_cannot_be_written_is_no_matter(
-    monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+def test_a_picture_that_cannot_be_written_is_no_matter(monkeypatch, said):
     write_summary(monkeypatch)
     write = FakeRun.during
 
-    def during(folder: RunFolder) -> None:
+    def during(folder):
         write(folder)
         (folder.path / "learning_curve.png").mkdir()
 
@@ -493,7 +452,7 @@ class Picky(gymnasium.Env):
 
 
 @pytest.mark.e2e
-def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path):
     (tmp_path / "picky.py").write_text(PICKY)
     flags = ["--set", "env.id=picky:Picky", "--run-dir", str(tmp_path / "run")]
     answer = subprocess.run(

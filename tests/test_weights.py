@@ -21,7 +21,7 @@ LAYOUT = WeightsLayout(
 )
 
 
-def test_versions_are_ordered_by_epoch_then_update() -> None:
+def test_versions_are_ordered_by_epoch_then_update():
     versions = [NO_VERSION, Version(1, 0), Version(1, 7), Version(2, 0), Version(2, 1)]
     assert sorted(reversed(versions)) == versions
     assert NO_VERSION == (0, 0)
@@ -30,13 +30,13 @@ def test_versions_are_ordered_by_epoch_then_update() -> None:
 # -------------------- layout
 
 
-def test_arrays_lie_one_after_the_other() -> None:
+def test_arrays_lie_one_after_the_other():
     assert LAYOUT.num_bytes == 24 + 8 + 8 + 12
     assert LAYOUT.places == (slice(0, 24), slice(24, 32), slice(32, 40), slice(40, 52))
     assert LAYOUT.dtypes == ("float32", "float64", "int64", "float32")
 
 
-def test_digest_is_of_names_shapes_types_and_order() -> None:
+def test_digest_is_of_names_shapes_types_and_order():
     first, *rest = LAYOUT.arrays
     others = [
         WeightsLayout((*rest, first)),
@@ -52,7 +52,7 @@ def test_digest_is_of_names_shapes_types_and_order() -> None:
     assert WeightsLayout(tuple(LAYOUT.arrays)).digest == LAYOUT.digest
 
 
-def test_what_is_coarse_lies_behind_all_others() -> None:
+def test_what_is_coarse_lies_behind_all_others():
     layout = LAYOUT.coarse({"first", "count"})
     assert layout.dtypes == ("bfloat16", "float64", "bfloat16", "float32")
     # The model's own are what they were.
@@ -63,13 +63,13 @@ def test_what_is_coarse_lies_behind_all_others() -> None:
     assert LAYOUT.coarse(()) == LAYOUT
 
 
-def test_golden_layout_digest() -> None:
+def test_golden_layout_digest():
     layout = WeightsLayout((ArraySpec("w", (2,), "float32"),))
     text = b'[{"name":"w","shape":[2],"dtype":"float32"}]'
     assert layout.digest == hashlib.sha256(text).digest()[:16]
 
 
-def test_content_digest_is_of_content_only() -> None:
+def test_content_digest_is_of_content_only():
     buffer = np.arange(100, dtype=np.uint8)
     digest = Weights(Version(1, 1), buffer).digest()
     assert digest == Weights(Version(2, 2), buffer.copy()).digest()
@@ -78,7 +78,7 @@ def test_content_digest_is_of_content_only() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 3, 4, 101])
-def test_a_changed_byte_changes_the_content_digest(num_bytes: int) -> None:
+def test_a_changed_byte_changes_the_content_digest(num_bytes):
     buffer = np.arange(num_bytes, dtype=np.uint8)
     digest = Weights(Version(1, 1), buffer).digest()
     assert len(digest) == 16
@@ -91,7 +91,7 @@ def test_a_changed_byte_changes_the_content_digest(num_bytes: int) -> None:
 # -------------------- lineage
 
 
-def test_the_first_epoch_has_only_itself() -> None:
+def test_the_first_epoch_has_only_itself():
     lineage = Lineage(1)
     assert lineage.is_ancestor(Version(1, 0))
     assert lineage.is_ancestor(Version(1, 10**9))
@@ -99,7 +99,7 @@ def test_the_first_epoch_has_only_itself() -> None:
     assert not lineage.is_ancestor(Version(2, 0))
 
 
-def test_what_came_after_the_checkpoint_is_a_dead_branch() -> None:
+def test_what_came_after_the_checkpoint_is_a_dead_branch():
     lineage = Lineage(1).resumed(2, 50)
     assert lineage.is_ancestor(Version(1, 50))
     assert not lineage.is_ancestor(Version(1, 51))
@@ -107,7 +107,7 @@ def test_what_came_after_the_checkpoint_is_a_dead_branch() -> None:
     assert lineage.epoch == 2
 
 
-def test_an_older_checkpoint_cuts_earlier_epochs_too() -> None:
+def test_an_older_checkpoint_cuts_earlier_epochs_too():
     # Epoch 3 had to go back to a checkpoint of epoch 1.
     lineage = Lineage(1).resumed(3, 30)
     for version, is_ancestor in (
@@ -119,7 +119,7 @@ def test_an_older_checkpoint_cuts_earlier_epochs_too() -> None:
         assert lineage.is_ancestor(version) == is_ancestor
 
 
-def test_resuming_does_not_change_the_lineage_resumed_from() -> None:
+def test_resuming_does_not_change_the_lineage_resumed_from():
     first = Lineage(1)
     second = first.resumed(2, 5)
     assert first.forks == {}
@@ -127,7 +127,7 @@ def test_resuming_does_not_change_the_lineage_resumed_from() -> None:
     assert sorted(second.forks) == [1, 2]
 
 
-def test_forks_given_are_copied() -> None:
+def test_forks_given_are_copied():
     forks = {1: 0, 2: 5}
     lineage = Lineage(2, forks)
     forks[2] = 99
@@ -140,10 +140,10 @@ resumes = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 10)), max_size=
 
 @settings(deadline=None)
 @given(resumes)
-def test_ancestors_are_those_on_the_way_back(resumes: list[tuple[int, int]]) -> None:
+def test_ancestors_are_those_on_the_way_back(resumes):
     """Each start resumes from a checkpoint of any earlier start, or begins anew."""
     lineages = {1: Lineage(1)}
-    parents: dict[int, Version | None] = {1: None}
+    parents = {1: None}
     starts = {1: 0}
     for epoch, (pick, more) in enumerate(resumes, start=2):
         past = pick % epoch
@@ -156,7 +156,7 @@ def test_ancestors_are_those_on_the_way_back(resumes: list[tuple[int, int]]) -> 
         lineages[epoch] = saved.resumed(epoch, update)
         parents[epoch], starts[epoch] = Version(past, update), update
 
-    def is_on_the_way_back(epoch: int, version: Version) -> bool:
+    def is_on_the_way_back(epoch, version):
         update = 10**9
         while epoch != version.epoch:
             parent = parents.get(epoch)
@@ -174,7 +174,7 @@ def test_ancestors_are_those_on_the_way_back(resumes: list[tuple[int, int]]) -> 
 
 
 @pytest.mark.parametrize("rounded", [(), ("a",), ("a", "b")])
-def test_what_nobody_can_act_with_is_no_weights_of_a_layout(rounded: tuple[str, ...]) -> None:
+def test_what_nobody_can_act_with_is_no_weights_of_a_layout(rounded):
     layout = WeightsLayout((ArraySpec("a", (3,), "float32"), ArraySpec("b", (5,), "float32")))
     layout = layout.coarse(rounded)
     good = np.zeros(layout.num_bytes, np.uint8)
@@ -187,7 +187,7 @@ def test_what_nobody_can_act_with_is_no_weights_of_a_layout(rounded: tuple[str, 
         assert "not finite" in layout.misfit(bad)
 
 
-def test_whole_numbers_are_always_finite() -> None:
+def test_whole_numbers_are_always_finite():
     buffer = np.zeros(LAYOUT.num_bytes, np.uint8)
     buffer[LAYOUT.places[2]] = 0xFF
     assert LAYOUT.misfit(buffer) == ""

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from bench.door import run
 from bench.paired import Figure, in_turns, publish
-from bench.peers.measure import solving, speed
-from bench.peers.systems import SYSTEMS, System
+from bench.peers.measure import SYSTEMS, System, solving, speed
 from bench.peers.table import goal_rows, speed_rows
 from bench.peers.venvs import DEFAULT_FOLDER, fault_of, install
 

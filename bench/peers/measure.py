@@ -1,19 +1,39 @@
-"""Measure each system: its speed in a game, and the time it takes to solve CartPole."""
+"""The systems, each with its virtual environment, runner and algorithm, and how they are measured:
+by their speed in a game, and by the time to solve CartPole."""
 
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.paired import Sample
 from bench.peers.one_turn import Turn, run_turn
-from bench.peers.systems import System
 from bench.peers.venvs import python_of
 
 GOAL = 475.0
 # The first seconds fill queues and caches, and are not counted.
 WARM_S = 10.0
 START_LIMIT_S = 180.0
+
+
+@dataclass(frozen=True)
+class System:
+    """Somebody who trains. Without a virtual environment of its own it is this package."""
+
+    name: str
+    runner: str
+    algorithm: str
+    venv: str | None = None
+
+
+OURS = System("impala_async", "run_ours", "impala")
+SF = System("Sample Factory APPO", "run_sample_factory", "appo", "sf")
+A2C = System("SB3 A2C", "run_sb3", "a2c", "sb3")
+PPO = System("SB3 PPO", "run_sb3", "ppo", "sb3")
+RLLIB_IMPALA = System("RLlib IMPALA", "run_rllib", "impala", "rllib")
+RLLIB_APPO = System("RLlib APPO", "run_rllib", "appo", "rllib")
+SYSTEMS = (OURS, SF, A2C, PPO, RLLIB_IMPALA, RLLIB_APPO)
 
 
 def command_of(system: System, venvs: Path, game: str, seed: int) -> list[str]:

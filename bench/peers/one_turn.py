@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bench.peers.family import Family
 from bench.peers.say import LAUNCHED_AT
-from bench.peers.tail import Tail
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.25
@@ -22,6 +21,26 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore",
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled",
 }  # fmt: skip
+
+
+class Tail:
+    """The whole lines of a file that is still written; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_read = 0
+        self._begun = b""
+
+    def new_lines(self) -> list[str]:
+        """Those that were finished since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._num_read)
+            piece = file.read()
+        self._num_read += len(piece)
+        *whole, self._begun = (self._begun + piece).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from bench.peers.one_turn import Tail
 from bench.peers.say import say
-from bench.peers.tail import Tail
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CONFIG = {"cartpole": CONFIGS / "cartpole.toml", "pong": CONFIGS / "pong_impala.toml"}

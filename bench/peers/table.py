@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bench.paired import Figure, Sample, figure_of, ratio
-from bench.peers.systems import A2C, OURS, PPO, RLLIB_IMPALA, SF
+from bench.peers.measure import A2C, OURS, PPO, RLLIB_IMPALA, SF
 
 Samples = Mapping[str, Sequence[Sample]]
 """The rows of each system, by its name."""

@@ -15,7 +15,7 @@ import torch
 from impala_async.actor.client import Client, NewRun, RunFinished
 from impala_async.actor.samplers.choose import Play, choose_setup
 from impala_async.actor.samplers.protocols import Newest
-from impala_async.actor.samplers.setup import Sampler, Setup, make_setup
+from impala_async.actor.samplers.setup import Sampler, Setup, close_quietly, make_setup
 from impala_async.actor.sending import ActorSpec
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
@@ -105,11 +105,11 @@ class ActorService:
         self._watch.limit(settings.env.step_timeout_s)
         with ExitStack() as stack:
             setup = self._make_setup(settings)
-            stack.callback(_close, setup)
+            stack.callback(close_quietly, setup)
             sampler = self._join(settings, setup)
             # From here on they are the sampler's to close.
             stack.pop_all()
-            stack.callback(_close, sampler)
+            stack.callback(close_quietly, sampler)
             try:
                 self._is_sampling = True
                 self._sample(sampler, settings.trajectory.rows)
@@ -267,14 +267,6 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPo
 def _precision_of(settings: ActorSettings, device: str) -> torch.dtype:
     model = settings.model
     return pick_precision(model.precision, model.name, torch.device(device))
-
-
-def _close(owner: Setup | Sampler) -> None:
-    """A fault in close must not hide why it is closed."""
-    try:
-        owner.close()
-    except EnvError as error:
-        logger.warning("%s", error)
 
 
 def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, *, life: int = 0) -> int:

@@ -334,10 +334,20 @@ class LocalRun:
         if self._answer is None:
             self._has_begun = self._has_begun or self._serves()
             if not self._has_begun:
-                self._beginning.look(_say_build if self._gate.is_open else _say_start)
+                does = "builds what it trains"
+                if not self._gate.is_open:
+                    does = "loads torch and tries the environment"
+                self._beginning.look(
+                    lambda s: f"starting: waiting for the learner, which {does} ({s:.0f} s)"
+                )
         # One that has heard it serves no more, and says itself what it waits for.
         elif not self._gate.is_open or self._serves():
-            self._answer.look(_say_no_answer)
+            self._answer.look(
+                lambda s: (
+                    f"ending: waiting for the learner, which has not answered yet ({s:.0f} s); "
+                    "press Ctrl-C again to quit at once"
+                )
+            )
 
     def _end(self) -> None:
         """The learner has ended, or the run is given up: nobody stays behind."""
@@ -367,24 +377,6 @@ def _open_log(path: Path) -> IO[bytes]:
         log.close()
         raise ConfigError(f"--run-dir: {path}: is no regular file: remove it")
     return log
-
-
-def _say_start(waited_s: float) -> str:
-    return (
-        "starting: waiting for the learner, which loads torch and tries the environment "
-        f"({waited_s:.0f} s)"
-    )
-
-
-def _say_no_answer(waited_s: float) -> str:
-    return (
-        f"ending: waiting for the learner, which has not answered yet ({waited_s:.0f} s); "
-        "press Ctrl-C again to quit at once"
-    )
-
-
-def _say_build(waited_s: float) -> str:
-    return f"starting: waiting for the learner, which builds what it trains ({waited_s:.0f} s)"
 
 
 def spawn(

@@ -1,22 +1,21 @@
 """Stand-ins for what surrounds a sampler: a policy without torch, buffers, weights."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.actor.sending import Finished, MessageBuffer
+from impala_async.actor.sending import MessageBuffer
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.trajectory import Columns
 from impala_async.weights import Version, Weights
 
 
-def schema_of(rows: int, num_obs: int = 2, num_choices: int = 2) -> Schema:
+def schema_of(rows, num_obs=2, num_choices=2):
     obs = ObsSpec((ArraySpec("", (num_obs,), "float32"),))
     return Schema(obs, ActionSpec((ActionPart("", "discrete", (num_choices,)),)), rows)
 
 
-def weights_of(update: int) -> Weights:
+def weights_of(update):
     return Weights(Version(1, update), np.zeros(4, np.uint8))
 
 
@@ -32,16 +31,16 @@ class FakePolicy:
     `log_prob = -(update + 1) / 8 - sum(obs) / 1024`, so that both can be read back from a row.
     """
 
-    def __init__(self, num_choices: int = 2) -> None:
+    def __init__(self, num_choices=2):
         self.num_choices = num_choices
         self.version = Version(1, 0)
         self.num_acts = 0
-        self.loads: list[Version] = []
+        self.loads = []
 
-    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+    def first_state(self, num_columns):
         return {}
 
-    def act(self, obs: dict[str, NDArray[Any]], state: Any, rng: Any) -> FakeAction:
+    def act(self, obs, state, rng):
         self.num_acts += 1
         flat = np.stack([a.reshape(len(a), -1).sum(1, dtype=np.float64) for a in obs.values()])
         total = flat.sum(0)
@@ -49,7 +48,7 @@ class FakePolicy:
         log_probs = -(self.version.update + 1) / 8 - np.abs(total) / 1024
         return FakeAction({"": actions.astype(np.int32)}, log_probs.astype(np.float32), {})
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights):
         self.version = weights.version
         self.loads.append(weights.version)
 
@@ -57,18 +56,18 @@ class FakePolicy:
 class FakeBuffers:
     """New buffers, dirty ones at that: whatever is not written shows."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema):
         self.schema = schema
         self.num_taken = 0
 
-    def take(self, num_columns: int) -> MessageBuffer:
+    def take(self, num_columns):
         self.num_taken += 1
         buffer = MessageBuffer(self.schema, num_columns)
         make_dirty(buffer)
         return buffer
 
 
-def make_dirty(buffer: MessageBuffer) -> None:
+def make_dirty(buffer):
     buffer.obs.fill(0xAB)
     buffer.small.fill(0xAB)
 
@@ -76,10 +75,10 @@ def make_dirty(buffer: MessageBuffer) -> None:
 class NoNews:
     """No newer weights, ever; counts how often it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.num_asked = 0
 
-    def __call__(self) -> Weights | None:
+    def __call__(self):
         self.num_asked += 1
         return None
 
@@ -97,7 +96,7 @@ class Row(NamedTuple):
     next_obs: tuple[float, ...]
 
 
-def rows_of(columns: Columns, column: int) -> list[Row]:
+def rows_of(columns, column):
     """The rows of one column of one message, next to the observation that follows each."""
     obs = [tuple(row.ravel().tolist()) for row in columns.obs[""][column]]
     return [
@@ -115,9 +114,9 @@ def rows_of(columns: Columns, column: int) -> list[Row]:
     ]
 
 
-def streams_of(messages: list[Finished], num_columns: int) -> list[list[Row]]:
+def streams_of(messages, num_columns):
     """All rows of each column, across messages of all columns."""
-    streams: list[list[Row]] = [[] for _ in range(num_columns)]
+    streams = [[] for _ in range(num_columns)]
     for message in messages:
         for column, stream in enumerate(streams):
             stream += rows_of(message.buffer.columns, column)

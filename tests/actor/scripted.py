@@ -9,11 +9,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -47,7 +45,7 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.session import reject
-from impala_async.wire.sockets import Context, Router, new_context
+from impala_async.wire.sockets import Router, new_context
 from tests.actor.fakes import schema_of
 from tests.proxy import LEARNER_HOST
 from tests.wire.ends import until
@@ -68,23 +66,23 @@ class Heard(NamedTuple):
     message: Any
     frames: list[bytes]
 
-    def answer(self, message: Message, *frames: bytes) -> None:
+    def answer(self, message, *frames):
         """Sent as soon as weights that were sent before have left."""
         until(lambda: self.router.send(self.route, [pack(message), *frames]))
 
-    def answer_raw(self, *frames: bytes) -> None:
+    def answer_raw(self, *frames):
         assert self.router.send(self.route, frames)
 
 
 class Ear:
     """One of the learner's ports, and what came there."""
 
-    def __init__(self, context: Context, ipc_path: str | None) -> None:
+    def __init__(self, context, ipc_path):
         self.router = Router(context, "tcp://127.0.0.1:*", ipc_path, 1 << 26)
         self._scratch = memoryview(bytearray(1 << 22))
-        self._heard: deque[Heard] = deque()
+        self._heard = deque()
 
-    def next(self, within_s: float = WITHIN_S) -> Heard:
+    def next(self, within_s=WITHIN_S):
         """The next message, whatever it is."""
         give_up_at = time.monotonic() + within_s
         while not self._heard:
@@ -94,26 +92,26 @@ class Ear:
                 select.select([self.router.fd], [], [], 0.005)
         return self._heard.popleft()
 
-    def hear(self, kind: type[Kind], within_s: float = WITHIN_S) -> Heard:
+    def hear(self, kind, within_s=WITHIN_S):
         """The next message, which must be of this kind."""
         heard = self.next(within_s)
         assert isinstance(heard.message, kind), heard.message
         return heard
 
-    def find(self, kind: type[Kind]) -> Heard:
+    def find(self, kind):
         """The next message of this kind; others before it are passed over."""
         give_up_at = time.monotonic() + WITHIN_S
         while not isinstance((heard := self.next()).message, kind):
             assert time.monotonic() < give_up_at, f"no {kind.__name__} came"
         return heard
 
-    def drain(self) -> list[Heard]:
+    def drain(self):
         """What is here now."""
         self._listen()
         heard, self._heard = list(self._heard), deque()
         return heard
 
-    def _listen(self) -> None:
+    def _listen(self):
         while (arrived := self.router.receive()) is not None:
             route, header, _ = arrived
             message, frames = unpack(header), []
@@ -126,7 +124,7 @@ class Ear:
 class ScriptedLearner:
     """Both ports, a nonce, and the words that a learner has."""
 
-    def __init__(self, context: Context, folder: Path) -> None:
+    def __init__(self, context, folder):
         self.folder = folder
         self.nonce = b"n" * 16
         (folder / "nonce").write_bytes(self.nonce)
@@ -136,7 +134,7 @@ class ScriptedLearner:
         self._num_sessions = 0
 
     @cached_property
-    def dead_socket(self) -> str:
+    def dead_socket(self):
         """The path of a socket that nobody listens at any more."""
         path = str(self.folder / "dead")
         with socket.socket(socket.AF_UNIX) as dead:
@@ -144,10 +142,10 @@ class ScriptedLearner:
         return path
 
     @property
-    def url(self) -> str:
+    def url(self):
         return self.data.router.url
 
-    def welcome(self, hello: Heard, settings: ActorSettings, **changes: Any) -> Welcome:
+    def welcome(self, hello, settings, **changes):
         """Open a session; over tcp, unless `nonce_path` is changed to one that can be read."""
         self._num_sessions += 1
         welcome = Welcome(
@@ -169,10 +167,10 @@ class ScriptedLearner:
         hello.answer(welcome, encode_settings(settings.model_dump(mode="json")))
         return welcome
 
-    def refuse(self, hello: Heard, code: str, text: str = "no") -> None:
+    def refuse(self, hello, code, text="no"):
         hello.answer(reject(code, text))
 
-    def close(self) -> None:
+    def close(self):
         self.data.router.close()
         self.weights.router.close()
 
@@ -180,25 +178,25 @@ class ScriptedLearner:
 class Actor:
     """A client, and the thread on which all of its calls run."""
 
-    def __init__(self, context: Context, url: str, connect_s: float) -> None:
+    def __init__(self, context, url, connect_s):
         self.stop = threading.Event()
         self.client = Client(context, url, should_stop=self.stop.is_set, connect_s=connect_s)
         self._thread = ThreadPoolExecutor(1, "sampler")
 
-    def begin(self, call: Callable[..., Result], *args: Any) -> Future[Result]:
+    def begin(self, call, *args):
         return self._thread.submit(call, *args)
 
-    def do(self, call: Callable[..., Result], *args: Any) -> Result:
+    def do(self, call, *args):
         return self.begin(call, *args).result(WITHIN_S)
 
-    def pump_until(self, is_enough: Callable[[], bool]) -> None:
+    def pump_until(self, is_enough):
         give_up_at = time.monotonic() + WITHIN_S
         while not is_enough():
             assert time.monotonic() < give_up_at
             self.client.pump(0.01)
 
     @contextmanager
-    def pumping(self) -> Iterator[None]:
+    def pumping(self):
         """While the learner does something, the actor looks out for it."""
         is_enough = threading.Event()
         pumped = self.begin(self.pump_until, is_enough.is_set)
@@ -206,7 +204,7 @@ class Actor:
         is_enough.set()
         pumped.result(WITHIN_S)
 
-    def end(self) -> None:
+    def end(self):
         self.stop.set()
         self._thread.submit(self.client.leave).result(WITHIN_S)
         self._thread.shutdown()
@@ -215,53 +213,44 @@ class Actor:
 class Session:
     """What the learner knows of an actor that has joined."""
 
-    def __init__(self, spec: Heard, welcome: Welcome) -> None:
+    def __init__(self, spec, welcome):
         self.welcome = welcome
         self.id = welcome.session
-        self.spec: Spec = spec.message
+        self.spec = spec.message
         self.schema = Schema.from_json(spec.frames[0])
         self._spec = spec
 
-    def grant(
-        self,
-        granted: int,
-        settled: int = 0,
-        version: Version = NO_VERSION,
-        verdicts: list[list[int]] | None = None,
-        session: bytes | None = None,
-    ) -> None:
+    def grant(self, granted, settled=0, version=NO_VERSION, verdicts=None, session=None):
         self.say(Grant(session or self.id, granted, settled, *version, verdicts or []))
 
-    def reject(self, code: str, text: str = "no") -> None:
+    def reject(self, code, text="no"):
         # As a learner says it: again at once, or never.
         self.say(reject(code, text, 0.0 if code == "hello_again" else -1.0))
 
-    def bye(self, reason: str) -> None:
+    def bye(self, reason):
         self.say(Bye(self.id, BYE_REASONS.index(reason)))
 
-    def say(self, message: Message) -> None:
+    def say(self, message):
         self._spec.answer(message)
 
-    def say_raw(self, *frames: bytes) -> None:
+    def say_raw(self, *frames):
         self._spec.answer_raw(*frames)
 
 
 class Scene:
     """A learner and an actor that look at each other."""
 
-    def __init__(self, context: Context, folder: Path) -> None:
+    def __init__(self, context, folder):
         self.context = context
         self.learner = ScriptedLearner(context, folder)
-        self._actors: list[Actor] = []
+        self._actors = []
 
-    def actor(self, connect_s: float = WITHIN_S, *, host: str = LEARNER_HOST) -> Actor:
+    def actor(self, connect_s=WITHIN_S, *, host=LEARNER_HOST):
         actor = Actor(self.context, self.learner.url.replace(LEARNER_HOST, host), connect_s)
         self._actors.append(actor)
         return actor
 
-    def join(
-        self, actor: Actor, spec: ActorSpec, settings: ActorSettings | None = None, **welcome: Any
-    ) -> Session:
+    def join(self, actor, spec, settings=None, **welcome):
         connected = actor.begin(actor.client.connect)
         self.learner.welcome(self.learner.data.hear(Hello), settings or settings_of(), **welcome)
         connected.result(WITHIN_S)
@@ -270,19 +259,19 @@ class Scene:
         joined.result(WITHIN_S)
         return Session(spec, actor.client.welcome)
 
-    def welcome_back(self, settings: ActorSettings | None = None, **welcome: Any) -> Session:
+    def welcome_back(self, settings=None, **welcome):
         """The actor says hello again, on a thread that is in the middle of a call."""
         hello = self.learner.data.hear(Hello)
         answered = self.learner.welcome(hello, settings or settings_of(), **welcome)
         # It may have said hello once more before it saw the answer.
         return Session(self.learner.data.find(Spec), answered)
 
-    def data_of(self, actor: Actor) -> Heard:
+    def data_of(self, actor):
         """What the actor sends, once it has seen its credit."""
         with actor.pumping():
             return self.learner.data.hear(Data)
 
-    def stays_blocked(self, call: Future[Any]) -> bool:
+    def stays_blocked(self, call):
         """Whether a call is still waiting after the actor has shown twice that it lives."""
         earlier, num_beats = self.learner.weights.drain(), 0
         while num_beats < 2:
@@ -293,14 +282,14 @@ class Scene:
             num_beats += isinstance(heard.message, Heartbeat) and not earlier
         return not call.done()
 
-    def close(self) -> None:
+    def close(self):
         for actor in self._actors:
             actor.end()
         self.learner.close()
 
 
 @contextmanager
-def open_scene(folder: Path) -> Iterator[Scene]:
+def open_scene(folder):
     context = new_context()
     scene = Scene(context, folder)
     try:
@@ -310,18 +299,14 @@ def open_scene(folder: Path) -> Iterator[Scene]:
         context.term()
 
 
-def settings_of(
-    env_id: str = "some:Env", *, reconnect_s: float = WITHIN_S, max_lag: int = 100, **sections: Any
-) -> ActorSettings:
+def settings_of(env_id="some:Env", *, reconnect_s=WITHIN_S, max_lag=100, **sections):
     config = RunConfig(
         env=EnvSection(id=env_id), actor=ActorSection(reconnect_s=reconnect_s), **sections
     )
     return ActorSettings.of(config).model_copy(update={"max_lag": max_lag})
 
 
-def settings_for(
-    probe: str, rows: int = 4, seed: int = 0, sampler: str = "auto", **kwargs: Any
-) -> ActorSettings:
+def settings_for(probe, rows=4, seed=0, sampler="auto", **kwargs):
     """For one of our own environments."""
     settings = settings_of(
         f"bench.probes:{probe}", trajectory=TrajectorySection(rows=rows), seed=seed
@@ -331,25 +316,25 @@ def settings_for(
     return settings.model_copy(update={"env": env, "actor": actor})
 
 
-def weights_of(value: float, version: Version) -> Weights:
+def weights_of(value, version):
     return Weights(version, np.full(4, value, np.float32).view(np.uint8))
 
 
-def reply_of(weights: Weights, layout: WeightsLayout = LAYOUT) -> tuple[WeightsReply, bytes]:
+def reply_of(weights, layout=LAYOUT):
     reply = WeightsReply(*weights.version, layout.digest, weights.digest())
     return reply, weights.buffer.tobytes()
 
 
-def nothing_published() -> NotModified:
+def nothing_published():
     return NotModified(*NO_VERSION)
 
 
-def body_of(heard: Heard) -> bytes:
+def body_of(heard):
     """Of `Data`, however it travelled."""
-    body: bytes | None = heard.message.body
+    body = heard.message.body
     return body if body is not None else b"".join(heard.frames)
 
 
-def seq_of(heard: Heard) -> int:
-    data: Data = heard.message
+def seq_of(heard):
+    data = heard.message
     return data.seq

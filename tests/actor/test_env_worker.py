@@ -3,10 +3,8 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -31,7 +29,7 @@ POLE = section("CartPole-v1")
 class Spoken:
     """A worker, and the ends of its pipes that an actor has."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         theirs, self.commands = os.pipe()
         self.replies, replies = os.pipe()
         self.memory = new_memory()
@@ -42,18 +40,18 @@ class Spoken:
         os.close(theirs)
         os.close(replies)
 
-    def order(self, env: Any = POLE, num_envs: int = 2, first_env: int = 3) -> None:
+    def order(self, env=POLE, num_envs=2, first_env=3):
         given = env.model_dump(mode="json"), ONE_POLICY.model_dump(mode="json")
         write_json(self.commands, Order("parallel", *given, num_envs, first_env)._asdict())
 
-    def hang_up(self) -> None:
+    def hang_up(self):
         if self.commands >= 0:
             os.close(self.commands)
             self.commands = -1
 
 
 @contextmanager
-def spoken() -> Iterator[Spoken]:
+def spoken():
     made = Spoken()
     try:
         yield made
@@ -65,7 +63,7 @@ def spoken() -> Iterator[Spoken]:
         assert b"Traceback" not in told
 
 
-def test_it_steps_what_it_is_told_to_where_it_is_told_to() -> None:
+def test_it_steps_what_it_is_told_to_where_it_is_told_to():
     with spoken() as worker:
         worker.order()
         assert os.read(worker.replies, 1) == b"\0"
@@ -90,7 +88,7 @@ def test_it_steps_what_it_is_told_to_where_it_is_told_to() -> None:
         assert worker.process.wait(20) == 0
 
 
-def test_it_ends_with_its_actor_whatever_it_waits_for() -> None:
+def test_it_ends_with_its_actor_whatever_it_waits_for():
     with spoken() as worker:
         worker.hang_up()
         assert worker.process.wait(20) == 0
@@ -102,7 +100,7 @@ def test_it_ends_with_its_actor_whatever_it_waits_for() -> None:
         assert worker.process.wait(20) == 0
 
 
-def test_a_fault_is_its_last_word() -> None:
+def test_a_fault_is_its_last_word():
     with spoken() as worker:
         worker.order(section("Unmade"))
         assert os.read(worker.replies, 1) == bytes([FAULT])
@@ -113,7 +111,7 @@ def test_a_fault_is_its_last_word() -> None:
 
 
 @pytest.mark.parametrize("how", ["SystemExit", "KeyboardInterrupt"])
-def test_an_environment_that_would_end_it_is_a_fault_too(how: str) -> None:
+def test_an_environment_that_would_end_it_is_a_fault_too(how):
     with spoken() as worker:
         worker.order(section("Unmade", kwargs={"how": how}))
         assert os.read(worker.replies, 1) == bytes([FAULT])
@@ -124,7 +122,7 @@ def test_an_environment_that_would_end_it_is_a_fault_too(how: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 7, {"a": [1, "b" * 100_000]}])
-def test_values_of_any_size_go_through_a_pipe(value: Any) -> None:
+def test_values_of_any_size_go_through_a_pipe(value):
     read, write = os.pipe()
     with ThreadPoolExecutor(1) as thread:
         written = thread.submit(write_json, write, value)

@@ -1,6 +1,6 @@
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from bench.probes import Probe
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
-from impala_async.config.run import ActorSettings, PaceSection
+from impala_async.config.run import PaceSection
 from impala_async.errors import EnvError, MismatchError
 from impala_async.interrupts import REQUESTS
 from impala_async.policy import Policy
@@ -21,7 +21,6 @@ from impala_async.wire.codec import body_sizes
 from impala_async.wire.messages import Bye, ByeOk, Data, Get, Heartbeat, Hello, Spec, WeightsReply
 from tests.actor.scripted import (
     WITHIN_S,
-    Heard,
     Scene,
     Session,
     body_of,
@@ -36,7 +35,7 @@ Serve = Callable[[Scene], Any]
 
 
 @pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
+def signals():
     """A service takes over the signals of its process, which here is pytest's."""
     numbers = REQUESTS
     before = {number: signal.getsignal(number) for number in numbers}
@@ -46,11 +45,11 @@ def signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
+def closed(monkeypatch):
     """The environments that were closed; their own close fails, as that of a broken one may."""
-    environments: list[Probe] = []
+    environments = []
 
-    def close(env: Probe) -> None:
+    def close(env):
         environments.append(env)
         raise RuntimeError("not even that")
 
@@ -58,16 +57,14 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
     return environments
 
 
-def welcomed(scene: Scene, settings: ActorSettings, **welcome: Any) -> Session:
+def welcomed(scene, settings, **welcome):
     """The learner's side, up to Spec."""
     hello = scene.learner.data.hear(Hello)
     answered = scene.learner.welcome(hello, settings, **welcome)
     return Session(scene.learner.data.hear(Spec), answered)
 
 
-def give_weights(
-    scene: Scene, session: Session, settings: ActorSettings, version: Version = FIRST
-) -> None:
+def give_weights(scene, session, settings, version=FIRST):
     """All zero: then every action is as likely as any other."""
     layout = Policy(session.schema, settings.model, seed=0).layout
     assert layout.digest == session.spec.layout_digest
@@ -80,7 +77,7 @@ def give_weights(
     asked.answer(reply, weights.buffer.tobytes())
 
 
-def run(scene: Scene, serve: Serve, num_envs: int | None = 2) -> tuple[int, Any]:
+def run(scene, serve, num_envs=2):
     """The service on this thread, the learner on another; exit code and what the learner saw."""
     service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S)
     with ThreadPoolExecutor(1) as thread:
@@ -91,20 +88,15 @@ def run(scene: Scene, serve: Serve, num_envs: int | None = 2) -> tuple[int, Any]
             served.result(WITHIN_S)
 
 
-def finish(scene: Scene, session: Session) -> None:
+def finish(scene, session):
     session.bye("finished")
     scene.learner.data.find(ByeOk)
 
 
-def play(
-    settings: ActorSettings,
-    num_messages: int = 3,
-    version: Version = FIRST,
-    **welcome: Any,
-) -> Serve:
+def play(settings, num_messages=3, version=FIRST, **welcome):
     """Welcome an actor, take a few messages, finish; Spec and what was sent."""
 
-    def serve(scene: Scene) -> tuple[Session, list[Heard]]:
+    def serve(scene):
         session = welcomed(scene, settings, **welcome)
         session.grant(MANY)
         give_weights(scene, session, settings, version)
@@ -118,7 +110,7 @@ def play(
     return serve
 
 
-def test_an_actor_works_until_the_learner_is_finished(scene: Scene) -> None:
+def test_an_actor_works_until_the_learner_is_finished(scene):
     code, (session, messages) = run(scene, play(settings_for("Counting"), rank=5))
     assert code == 0
     assert (session.spec.columns, session.spec.streams) == (2, 1)
@@ -135,14 +127,14 @@ def test_an_actor_works_until_the_learner_is_finished(scene: Scene) -> None:
     assert columns.obs[""][:, :, 2].tolist() == [[0, 1, 2, 3, 0]] * 2
 
 
-def test_columns_that_do_not_complete_together_are_streams(scene: Scene) -> None:
+def test_columns_that_do_not_complete_together_are_streams(scene):
     settings = settings_for("CountingVector", autoreset="SameStep")
     _, (session, messages) = run(scene, play(settings, num_messages=6), num_envs=3)
     assert (session.spec.columns, session.spec.streams) == (1, 3)
     assert {heard.message.columns for heard in messages} == {1}
 
 
-def test_without_a_flag_the_learner_says_how_many_environments(scene: Scene) -> None:
+def test_without_a_flag_the_learner_says_how_many_environments(scene):
     settings = settings_for("Counting")
     _, (session, _) = run(scene, play(settings, num_messages=1), num_envs=None)
     assert session.spec.columns == settings.actor.num_envs
@@ -156,10 +148,8 @@ def test_without_a_flag_the_learner_says_how_many_environments(scene: Scene) -> 
         ("bench.probes:Missing", "Missing"),
     ],
 )
-def test_an_environment_that_cannot_be_made_here_does_not_fit(
-    scene: Scene, env_id: str, says: str
-) -> None:
-    def serve(scene: Scene) -> None:
+def test_an_environment_that_cannot_be_made_here_does_not_fit(scene, env_id, says):
+    def serve(scene):
         scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(env_id))
         scene.learner.data.hear(Bye)
 
@@ -168,8 +158,8 @@ def test_an_environment_that_cannot_be_made_here_does_not_fit(
     assert caught.value.exit_code == 78
 
 
-def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene: Scene) -> None:
-    def serve(scene: Scene) -> str:
+def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene):
+    def serve(scene):
         settings = settings_of("tests.actor.worlds:Unborn")
         actor = settings.actor.model_copy(update={"sampler": "parallel"})
         settings = settings.model_copy(update={"actor": actor})
@@ -182,10 +172,8 @@ def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene: Sc
     assert caught.value.exit_code == 2
 
 
-def test_what_the_learner_calls_its_environment_cannot_write_to_the_terminal(
-    scene: Scene,
-) -> None:
-    def serve(scene: Scene) -> None:
+def test_what_the_learner_calls_its_environment_cannot_write_to_the_terminal(scene):
+    def serve(scene):
         settings = settings_of("Foo\n\x1b[31mBar-v1")
         scene.learner.welcome(scene.learner.data.hear(Hello), settings)
         scene.learner.data.hear(Bye)
@@ -203,12 +191,12 @@ def test_what_the_learner_calls_its_environment_cannot_write_to_the_terminal(
     ],
 )
 def test_a_number_of_environments_that_does_not_fit_is_refused_before_any_is_built(
-    scene: Scene, pace: str, num_envs: int, says: str
-) -> None:
+    scene, pace, num_envs, says
+):
     # Were one built, it is that which would be told.
     settings = settings_of("no_such_package:Env", pace={"mode": pace})
 
-    def serve(scene: Scene) -> None:
+    def serve(scene):
         scene.learner.welcome(scene.learner.data.hear(Hello), settings, max_columns=16)
         scene.learner.data.hear(Bye)
 
@@ -223,15 +211,13 @@ def test_a_number_of_environments_that_does_not_fit_is_refused_before_any_is_bui
         ("nature_cnn", "wants an image"),
     ],
 )
-def test_a_network_that_cannot_be_built_here_does_not_fit(
-    scene: Scene, name: str, says: str
-) -> None:
+def test_a_network_that_cannot_be_built_here_does_not_fit(scene, name, says):
     settings = settings_for("Counting")
     settings = settings.model_copy(
         update={"model": settings.model.model_copy(update={"name": name})}
     )
 
-    def serve(scene: Scene) -> None:
+    def serve(scene):
         scene.learner.welcome(scene.learner.data.hear(Hello), settings)
         scene.learner.data.hear(Bye)
 
@@ -239,12 +225,12 @@ def test_a_network_that_cannot_be_built_here_does_not_fit(
         run(scene, serve)
 
 
-def test_a_network_too_large_for_the_memory_here_does_not_fit(scene: Scene) -> None:
+def test_a_network_too_large_for_the_memory_here_does_not_fit(scene):
     """A learner that is none asks for what it does not need to build."""
     settings = settings_for("Counting")
     model = settings.model.model_copy(update={"hidden_sizes": (2**62,)})
 
-    def serve(scene: Scene) -> None:
+    def serve(scene):
         told = settings.model_copy(update={"model": model})
         scene.learner.welcome(scene.learner.data.hear(Hello), told)
         scene.learner.data.hear(Bye)
@@ -256,13 +242,11 @@ def test_a_network_too_large_for_the_memory_here_does_not_fit(scene: Scene) -> N
 
 
 @pytest.mark.parametrize("sampler", ["auto", "serial"])
-def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_name(
-    scene: Scene, sampler: str
-) -> None:
+def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_name(scene, sampler):
     settings = settings_of("tests.actor.worlds:Wide")
     actor = settings.actor.model_copy(update={"sampler": sampler})
 
-    def serve(scene: Scene) -> None:
+    def serve(scene):
         told = settings.model_copy(update={"actor": actor})
         scene.learner.welcome(scene.learner.data.hear(Hello), told)
         scene.learner.data.hear(Bye)
@@ -275,12 +259,10 @@ def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_n
     assert caught.value.exit_code == 2
 
 
-def test_an_environment_that_raises_ends_the_actor_with_its_name(
-    scene: Scene, closed: list[Probe]
-) -> None:
+def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed):
     settings = settings_for("Failing", after=6)
 
-    def serve(scene: Scene) -> None:
+    def serve(scene):
         session = welcomed(scene, settings)
         session.grant(MANY)
         give_weights(scene, session, settings)
@@ -296,13 +278,11 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(
 
 
 @pytest.mark.parametrize("how", ["SystemExit", "KeyboardInterrupt"])
-def test_an_environment_that_would_end_the_actor_is_to_blame(
-    scene: Scene, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_environment_that_would_end_the_actor_is_to_blame(scene, how, caplog):
     env = section("Quitting", kwargs={"how": how})
     settings = settings_for("Counting").model_copy(update={"env": env})
 
-    def serve(scene: Scene) -> None:
+    def serve(scene):
         session = welcomed(scene, settings)
         session.grant(MANY)
         give_weights(scene, session, settings)
@@ -314,10 +294,10 @@ def test_an_environment_that_would_end_the_actor_is_to_blame(
     assert "worlds.py" in caplog.text, "where it failed is told"
 
 
-def test_a_new_run_is_built_anew(scene: Scene, closed: list[Probe]) -> None:
+def test_a_new_run_is_built_anew(scene, closed):
     first, second = settings_for("Slow", step_s=0.001), settings_for("Endless", rows=6)
 
-    def serve(scene: Scene) -> list[Data]:
+    def serve(scene):
         session = welcomed(scene, first)
         session.grant(MANY)
         give_weights(scene, session, first)
@@ -341,12 +321,12 @@ def test_a_new_run_is_built_anew(scene: Scene, closed: list[Probe]) -> None:
 
 
 def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_built(
-    scene: Scene, closed: list[Probe], caplog: pytest.LogCaptureFixture
-) -> None:
+    scene, closed, caplog
+):
     caplog.set_level("INFO")
     settings = settings_for("Counting")
 
-    def serve(scene: Scene) -> int:
+    def serve(scene):
         welcomed(scene, settings, rank=0).reject("hello_again")
         hello = scene.learner.data.find(Hello)
         # Its rank is another's by now.
@@ -354,7 +334,7 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
         again = Session(scene.learner.data.hear(Spec), answered)
         again.grant(MANY)
         give_weights(scene, again, settings)
-        seq: int = scene.learner.data.hear(Data).message.seq
+        seq = scene.learner.data.hear(Data).message.seq
         finish(scene, again)
         return seq
 
@@ -367,12 +347,10 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
     assert all("failed in close" in each.message for each in warnings)
 
 
-def test_environments_are_closed_when_the_learner_refuses_them(
-    scene: Scene, closed: list[Probe]
-) -> None:
+def test_environments_are_closed_when_the_learner_refuses_them(scene, closed):
     settings = settings_for("Counting")
 
-    def serve(scene: Scene) -> None:
+    def serve(scene):
         # It is lost before Spec can be said, and refuses at the second hello.
         nonce = {
             "nonce_path": str(scene.learner.folder / "nonce"),
@@ -387,11 +365,11 @@ def test_environments_are_closed_when_the_learner_refuses_them(
     assert len(closed) == 2
 
 
-def test_where_the_time_goes_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_time_goes_is_told(scene, monkeypatch):
     monkeypatch.setattr(service_module, "TIMERS_EVERY_S", 0.05)
     settings = settings_for("Slow", rows=10, sampler="serial", step_s=0.002)
 
-    def serve(scene: Scene) -> dict[str, float]:
+    def serve(scene):
         session = welcomed(scene, settings, heartbeat_s=0.05)
         session.grant(MANY)
         give_weights(scene, session, settings)
@@ -410,10 +388,10 @@ def test_where_the_time_goes_is_told(scene: Scene, monkeypatch: pytest.MonkeyPat
     assert timers["act_time_ms"] > 0
 
 
-def test_a_goodbye_does_not_wait_for_many_slow_steps(scene: Scene) -> None:
+def test_a_goodbye_does_not_wait_for_many_slow_steps(scene):
     settings = settings_for("Slow", rows=1000, step_s=0.25)
 
-    def serve(scene: Scene) -> float:
+    def serve(scene):
         session = welcomed(scene, settings, heartbeat_s=0.05)
         session.grant(MANY)
         give_weights(scene, session, settings)
@@ -428,7 +406,7 @@ def test_a_goodbye_does_not_wait_for_many_slow_steps(scene: Scene) -> None:
     assert took_s < 2.0
 
 
-def test_seeds_are_stable_and_no_two_actors_share_one() -> None:
+def test_seeds_are_stable_and_no_two_actors_share_one():
     assert [seed_of(0, 0), seed_of(0, 1), seed_of(1, 0)] == [1484405855, 1982462498, 917752063]
     seeds = {seed_of(run_seed, rank) for run_seed in range(5) for rank in range(200)}
     assert len(seeds) == 1000
@@ -447,8 +425,8 @@ def test_seeds_are_stable_and_no_two_actors_share_one() -> None:
     assert not again & (seeds | later)
 
 
-def test_rank_and_seed_decide_what_an_actor_does(scene: Scene) -> None:
-    def sent(seed: int, rank: int) -> list[bytes]:
+def test_rank_and_seed_decide_what_an_actor_does(scene):
+    def sent(seed, rank):
         settings = settings_for("MatchObservation", rows=20, seed=seed)
         _, (_, messages) = run(scene, play(settings, 2, rank=rank))
         return [body_of(heard) for heard in messages]
@@ -461,12 +439,10 @@ def test_rank_and_seed_decide_what_an_actor_does(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("mode", ["async", "lockstep"])
-def test_a_resumed_run_goes_on_with_other_seeds_and_so_does_a_successor(
-    scene: Scene, mode: str
-) -> None:
-    pace = PaceSection(mode=mode)  # type: ignore[arg-type]
+def test_a_resumed_run_goes_on_with_other_seeds_and_so_does_a_successor(scene, mode):
+    pace = PaceSection(mode=mode)
 
-    def sent(epoch: int, update: int) -> bytes:
+    def sent(epoch, update):
         """A first message, acted with weights of zero, whatever their version."""
         settings = settings_for("MatchObservation", rows=20).model_copy(update={"pace": pace})
         version = Version(epoch, update)
@@ -484,12 +460,12 @@ def test_a_resumed_run_goes_on_with_other_seeds_and_so_does_a_successor(
     assert (sent(2, 41) == resumed) == (mode == "async")
 
 
-def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene: Scene) -> None:
+def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
     settings = settings_for("Counting", rows=4, sampler="parallel")
     env = settings.env.model_copy(update={"id": "tests.actor.worlds:Hanging"})
     settings = settings.model_copy(update={"env": env})
 
-    def serve(scene: Scene) -> None:
+    def serve(scene):
         session = welcomed(scene, settings)
         session.grant(MANY)
         give_weights(scene, session, settings)
@@ -499,9 +475,7 @@ def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene: Scene)
     assert code == 0
 
 
-def test_auto_picks_once_and_joins_with_what_it_picked(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_picks_once_and_joins_with_what_it_picked(scene, caplog):
     caplog.set_level("INFO")
     settings = settings_for("Slow", rows=2, step_s=0.02)
     code, (session, _) = run(scene, play(settings), num_envs=4)
@@ -512,15 +486,13 @@ def test_auto_picks_once_and_joins_with_what_it_picked(
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_acts_in_the_precision_of_the_run(
-    scene: Scene, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_acts_in_the_precision_of_the_run(scene, precision, monkeypatch):
     settings = settings_for("Counting")
     model = settings.model.model_copy(update={"precision": precision})
-    made: list[Policy] = []
+    made = []
     build = service_module.build_policy
 
-    def build_and_keep(*args: Any, **kwargs: Any) -> Any:
+    def build_and_keep(*args, **kwargs):
         made.append(build(*args, **kwargs))
         return made[-1]
 

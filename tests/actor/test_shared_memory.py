@@ -19,7 +19,7 @@ ACTION = ActionSpec(
 C = 5
 
 
-def step_of(num_columns: int, value: int, is_full: bool) -> Step:
+def step_of(num_columns, value, is_full):
     flags = [np.arange(num_columns) % 2 == bit for bit in (0, 1)]
     obs = {
         "a": np.full((num_columns, 3), value, np.uint8),
@@ -32,7 +32,7 @@ def step_of(num_columns: int, value: int, is_full: bool) -> Step:
     )
 
 
-def test_what_one_side_writes_the_other_reads_and_neighbours_keep_theirs() -> None:
+def test_what_one_side_writes_the_other_reads_and_neighbours_keep_theirs():
     memory = new_memory()
     here = SharedColumns.over(memory, OBS, ACTION, C)
     here.touch()
@@ -60,7 +60,7 @@ def test_what_one_side_writes_the_other_reads_and_neighbours_keep_theirs() -> No
     assert rest.actions["push"].tolist() == [[0, 0], [2.5, 2.5], [0, 0]]
 
 
-def test_what_a_step_did_not_bring_is_not_there() -> None:
+def test_what_a_step_did_not_bring_is_not_there():
     shared = SharedColumns.over(new_memory(), OBS, ACTION, C)
     step = shared.read(shared.write(step_of(C, 1, is_full=False)))
     assert step.final_obs is None
@@ -68,7 +68,7 @@ def test_what_a_step_did_not_bring_is_not_there() -> None:
     assert step.untrained is None
 
 
-def test_no_array_reaches_into_another() -> None:
+def test_no_array_reaches_into_another():
     shared = SharedColumns.over(new_memory(), OBS, ACTION, C)
     shared.touch()
     arrays = [*shared.obs.values(), *shared.final_obs.values(), *shared.actions.values()]

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,10 +16,10 @@ WITHIN_S = 20.0
 class Stage:
     """What it says, when, and how it ends its process."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
-        self.told: list[str] = []
-        self.codes: list[int] = []
+        self.told = []
+        self.codes = []
         self.stopper = Stopper(
             self.told.append,
             lambda: "actor 2 (Game-v1)",
@@ -28,20 +27,20 @@ class Stage:
             clock=lambda: self.now,
         )
 
-    def pass_s(self, seconds: float) -> None:
+    def pass_s(self, seconds):
         self.now += seconds
         self.stopper.look()
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage():
     # Steps of other tests may have left a number there.
     RUNNING.place[0] = 0
     yield Stage()
     RUNNING.call = None
 
 
-def be(where: str, since: float = 90.0, *, is_here: bool = True) -> None:
+def be(where, since=90.0, *, is_here=True):
     RUNNING.call = Blame("Game-v1", where, 1, is_here=is_here), since
 
 
@@ -51,13 +50,8 @@ def be(where: str, since: float = 90.0, *, is_here: bool = True) -> None:
     [(signal.SIGTERM, "terminated\n", 0), (signal.SIGINT, "interrupted\n", 130)],
 )
 def test_an_environment_that_does_not_come_back_is_told_of_and_then_left(
-    stage: Stage,
-    capfd: pytest.CaptureFixture[str],
-    where: str,
-    number: int,
-    word: str,
-    code: int,
-) -> None:
+    stage, capfd, where, number, word, code
+):
     be(where)
     stage.stopper.take(number)
     stage.pass_s(2.9)
@@ -73,14 +67,14 @@ def test_an_environment_that_does_not_come_back_is_told_of_and_then_left(
     assert capfd.readouterr().err == word
 
 
-def test_what_only_starts_ends_at_once(stage: Stage) -> None:
+def test_what_only_starts_ends_at_once(stage):
     be("to be made")
     stage.stopper.take(signal.SIGTERM)
     stage.pass_s(0.5)
     assert (stage.codes, stage.told) == ([0], [])
 
 
-def test_a_second_signal_ends_it_at_once(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_signal_ends_it_at_once(stage, capfd):
     stage.stopper.take(signal.SIGTERM)
     assert stage.codes == []
     stage.stopper.take(signal.SIGINT)
@@ -89,7 +83,7 @@ def test_a_second_signal_ends_it_at_once(stage: Stage, capfd: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_nobody_is_hurried_for_nothing(stage: Stage, is_told: bool) -> None:
+def test_nobody_is_hurried_for_nothing(stage, is_told):
     """One that is about to end, one whose env workers can be left, one that nobody told."""
     if is_told:
         stage.stopper.take(signal.SIGTERM)
@@ -101,9 +95,7 @@ def test_nobody_is_hurried_for_nothing(stage: Stage, is_told: bool) -> None:
     assert (stage.codes, stage.told) == ([], [])
 
 
-def test_it_hears_a_signal_wherever_the_main_thread_is(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_hears_a_signal_wherever_the_main_thread_is(stage, monkeypatch):
     monkeypatch.setattr(stopping, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(stopping, "END_AFTER_S", 0.0)
     before = signal.signal(signal.SIGTERM, lambda *_: None)

@@ -1,13 +1,11 @@
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from impala_async.actor.sending import Finished, MessageBuffer
+from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.unroll import Unroll
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import columns_over, find_fault
@@ -25,17 +23,17 @@ class Driver:
     (n, c), the episode ends there. What it feeds for a row after an end is deliberately wrong.
     """
 
-    def __init__(self, schema: Schema, ends: dict[tuple[int, int], tuple[bool, bool]], c: int = 2):
+    def __init__(self, schema, ends, c=2):
         self.schema, self.ends, self.num_columns = schema, ends, c
         self.unroll = Unroll(schema, c)
         self.num_fed = 0
-        self.messages: list[Finished] = []
+        self.messages = []
         self.unroll.start(self.obs(0))
 
-    def obs(self, n: int) -> dict[str, NDArray[Any]]:
+    def obs(self, n):
         return {"": np.array([(c, n) for c in range(self.num_columns)], np.float32)}
 
-    def feed(self, num_rows: int, version: Version = V1) -> None:
+    def feed(self, num_rows, version=V1):
         for _ in range(num_rows):
             n = self.num_fed
             if self.unroll.needs_buffer:
@@ -55,7 +53,7 @@ class Driver:
             if message is not None:
                 self.messages.append(message)
 
-    def expected(self, n: int, c: int) -> Row:
+    def expected(self, n, c):
         obs, next_obs = (float(c), float(n)), (float(c), float(n + 1))
         if (n - 1, c) in self.ends:
             return Row(obs, 0, 0.0, 0.0, False, False, False, next_obs)
@@ -63,7 +61,7 @@ class Driver:
         return Row(obs, n % 2, -0.5, float(n + 1), *flags, True, next_obs)
 
 
-def test_a_message_buffer_is_the_planes_of_its_columns() -> None:
+def test_a_message_buffer_is_the_planes_of_its_columns():
     schema = schema_of(rows=4)
     buffer = MessageBuffer(schema, 3)
     layout = schema.layout
@@ -80,7 +78,7 @@ def test_a_message_buffer_is_the_planes_of_its_columns() -> None:
     assert again.rewards_CT.sum() == 7
 
 
-def test_rows_without_an_end_are_all_valid() -> None:
+def test_rows_without_an_end_are_all_valid():
     driver = Driver(schema_of(rows=3), {})
     driver.feed(2)
     assert driver.messages == []
@@ -96,7 +94,7 @@ def test_rows_without_an_end_are_all_valid() -> None:
 
 
 @pytest.mark.parametrize("flags", [(True, False), (False, True), (True, True)])
-def test_the_row_after_an_end_is_masked_and_only_in_that_column(flags: tuple[bool, bool]) -> None:
+def test_the_row_after_an_end_is_masked_and_only_in_that_column(flags):
     driver = Driver(schema_of(rows=4), {(1, 0): flags})
     driver.feed(4)
     (message,) = driver.messages
@@ -111,7 +109,7 @@ def test_the_row_after_an_end_is_masked_and_only_in_that_column(flags: tuple[boo
     assert message.episodes == [(3.0, 2)]
 
 
-def test_the_bootstrap_row_is_row_0_of_the_next_trajectory() -> None:
+def test_the_bootstrap_row_is_row_0_of_the_next_trajectory():
     driver = Driver(schema_of(rows=3), {})
     driver.feed(9)
     assert len(driver.messages) == 3
@@ -120,7 +118,7 @@ def test_the_bootstrap_row_is_row_0_of_the_next_trajectory() -> None:
         np.testing.assert_array_equal(last, after.buffer.columns.obs[""][:, 0])
 
 
-def test_the_bootstrap_row_survives_its_source() -> None:
+def test_the_bootstrap_row_survives_its_source():
     unroll = Unroll(schema_of(rows=1), 1)
     obs, no = {"": np.ones((1, 2), np.float32)}, np.array([False])
     number, action = np.zeros(1, np.float32), {"": np.zeros(1, np.int32)}
@@ -134,7 +132,7 @@ def test_the_bootstrap_row_survives_its_source() -> None:
     assert buffers[1].columns.obs[""][0, 0].tolist() == [1, 1]
 
 
-def test_an_end_at_the_last_row_masks_row_0_of_the_next_trajectory() -> None:
+def test_an_end_at_the_last_row_masks_row_0_of_the_next_trajectory():
     driver = Driver(schema_of(rows=2), {(1, 1): (True, False)})
     driver.feed(4)
     first, second = (message.buffer.columns for message in driver.messages)
@@ -146,7 +144,7 @@ def test_an_end_at_the_last_row_masks_row_0_of_the_next_trajectory() -> None:
     assert second.obs[""][1, 0].tolist() == [1, 2]
 
 
-def test_lengths_and_returns_count_valid_rows_across_trajectories() -> None:
+def test_lengths_and_returns_count_valid_rows_across_trajectories():
     ends = {(4, 0): (True, False), (6, 0): (False, True), (9, 1): (True, True)}
     driver = Driver(schema_of(rows=4), ends)
     driver.feed(12)
@@ -158,7 +156,7 @@ def test_lengths_and_returns_count_valid_rows_across_trajectories() -> None:
     ]
 
 
-def test_returns_are_summed_in_double_precision() -> None:
+def test_returns_are_summed_in_double_precision():
     schema, num_rows = schema_of(rows=1), 3000
     unroll = Unroll(schema, 1)
     obs = {"": np.zeros((1, 2), np.float32)}
@@ -175,7 +173,7 @@ def test_returns_are_summed_in_double_precision() -> None:
     assert message.episodes == [(num_rows * (1e6 + 0.25), num_rows)]
 
 
-def test_the_version_is_that_of_the_first_row() -> None:
+def test_the_version_is_that_of_the_first_row():
     driver = Driver(schema_of(rows=2), {})
     driver.feed(1, Version(1, 5))
     driver.feed(1, Version(1, 6))
@@ -183,7 +181,7 @@ def test_the_version_is_that_of_the_first_row() -> None:
     assert [message.version for message in driver.messages] == [Version(1, 5), Version(1, 7)]
 
 
-def test_a_buffer_that_comes_back_is_written_anew() -> None:
+def test_a_buffer_that_comes_back_is_written_anew():
     schema = schema_of(rows=3)
     buffer = MessageBuffer(schema, 1)
     unroll = Unroll(schema, 1)
@@ -207,7 +205,7 @@ def test_a_buffer_that_comes_back_is_written_anew() -> None:
     assert not any(row.terminated or row.truncated for row in rows)
 
 
-def test_a_start_forgets_what_was_before() -> None:
+def test_a_start_forgets_what_was_before():
     driver = Driver(schema_of(rows=3), {(1, 0): (True, False)})
     driver.feed(2)
     driver.unroll.start(driver.obs(2))
@@ -219,7 +217,7 @@ def test_a_start_forgets_what_was_before() -> None:
     assert message.episodes == [(3.0 + 4.0 + 5.0, 3)] * 2
 
 
-def test_a_finished_buffer_is_not_touched_any_more() -> None:
+def test_a_finished_buffer_is_not_touched_any_more():
     driver = Driver(schema_of(rows=2), {(1, 0): (True, False)})
     driver.feed(2)
     buffer = driver.messages[0].buffer
@@ -229,7 +227,7 @@ def test_a_finished_buffer_is_not_touched_any_more() -> None:
     np.testing.assert_array_equal(buffer.small, before[1])
 
 
-def test_initial_state_and_several_leaves_are_written() -> None:
+def test_initial_state_and_several_leaves_are_written():
     schema = Schema(
         ObsSpec((ArraySpec("a/b", (2, 3), "uint8"), ArraySpec("z", (), "int64"))),
         ActionSpec((ActionPart("x", "discrete", (2,)), ActionPart("y", "discrete", (3,)))),
@@ -238,7 +236,7 @@ def test_initial_state_and_several_leaves_are_written() -> None:
     )
     unroll = Unroll(schema, 2)
 
-    def obs(n: int) -> dict[str, NDArray[Any]]:
+    def obs(n):
         return {"a/b": np.full((2, 2, 3), n, np.uint8), "z": np.array([n, -n])}
 
     unroll.start(obs(0))
@@ -259,12 +257,12 @@ def test_initial_state_and_several_leaves_are_written() -> None:
 
 
 @st.composite
-def scripts(draw: st.DrawFn) -> tuple[int, int, int, dict[tuple[int, int], tuple[bool, bool]]]:
+def scripts(draw):
     """T, C, rows to feed, and ends, none of them on the row that follows another."""
     num_rows, num_columns = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     num_fed = draw(st.integers(1, 25))
     flags = st.sampled_from([NO, NO, (True, False), (False, True), (True, True)])
-    ends: dict[tuple[int, int], tuple[bool, bool]] = {}
+    ends = {}
     for column in range(num_columns):
         for n in range(num_fed):
             drawn = draw(flags)
@@ -275,7 +273,7 @@ def scripts(draw: st.DrawFn) -> tuple[int, int, int, dict[tuple[int, int], tuple
 
 @given(scripts())
 @settings(max_examples=150, deadline=None)
-def test_any_script_becomes_the_rows_that_it_was(script: Any) -> None:
+def test_any_script_becomes_the_rows_that_it_was(script):
     num_rows, num_columns, num_fed, ends = script
     driver = Driver(schema_of(num_rows), ends, num_columns)
     driver.feed(num_fed)
@@ -294,7 +292,7 @@ def test_any_script_becomes_the_rows_that_it_was(script: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 20])
-def test_rows_in_which_a_column_only_waits_are_masked(rows: int) -> None:
+def test_rows_in_which_a_column_only_waits_are_masked(rows):
     """Column 1 ends at row 1 and waits with rows 2 to 4 for the others; row 4 resets both."""
     unroll, messages = Unroll(schema_of(rows), 2), []
     unroll.start({"": np.zeros((2, 2), np.float32)})

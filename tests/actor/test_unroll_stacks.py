@@ -9,18 +9,16 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
-from numpy.typing import NDArray
 
 from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.unroll import StackWriter
 from impala_async.config.env import EnvSection
-from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs
 from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
-from impala_async.trajectory import Columns, find_fault
+from impala_async.trajectory import find_fault
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 
 STACKED = SpaceOptions(is_stacked=True)
@@ -32,33 +30,33 @@ class Flicker(gym.Env[Any, Any]):
 
     action_space = Discrete(2)
 
-    def __init__(self, shape: tuple[int, ...] = (4, 6)) -> None:
+    def __init__(self, shape=(4, 6)):
         self.observation_space = Box(0, 255, shape, np.uint8)
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.left = int(self.np_random.integers(1, 9))
         return self.show(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         self.left -= 1
         return self.show(), float(action), self.left == 0, False, {}
 
-    def show(self) -> NDArray[np.uint8]:
+    def show(self):
         return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)
 
 
-def flicker(padding: str, shape: tuple[int, ...]) -> gym.Env[Any, Any]:
+def flicker(padding, shape):
     return FrameStackObservation(Flicker(shape), 4, padding_type=padding)
 
 
-def batch_of(mode: str, make: Any, options: SpaceOptions) -> EnvBatch:
+def batch_of(mode, make, options):
     if mode == "serial":
         return SerialEnvs([make() for _ in range(3)], options)
     return VectorEnvs(SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode(mode)), options)
 
 
-def messages_of(envs: EnvBatch, rows: int, num_steps: int) -> tuple[Schema, list[Columns]]:
+def messages_of(envs, rows, num_steps):
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
     policy, buffers = FakePolicy(), FakeBuffers(schema)
     sampler = build_sampler(schema, envs, policy, None, buffers=buffers, newest=NoNews(), seed=3)
@@ -66,7 +64,7 @@ def messages_of(envs: EnvBatch, rows: int, num_steps: int) -> tuple[Schema, list
     return schema, [message.buffer.columns for message in finished]
 
 
-def shown(columns: Columns, name: str = "") -> NDArray[Any]:
+def shown(columns, name=""):
     """`[C, S, K, ...]`, as it would have been sent whole."""
     pairs = zip(columns.obs[name], columns.windows[name], strict=True)
     return np.stack([frames[window] for frames, window in pairs])
@@ -76,7 +74,7 @@ def shown(columns: Columns, name: str = "") -> NDArray[Any]:
 @pytest.mark.parametrize("padding", ["zero", "reset"])
 @pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
 @pytest.mark.parametrize("shape", [(4, 6), (3, 5), (2, 2, 2)], ids=str)
-def test_nothing_is_lost(mode: str, padding: str, rows: int, shape: tuple[int, ...]) -> None:
+def test_nothing_is_lost(mode, padding, rows, shape):
     make = partial(flicker, padding, shape)
     _, whole = messages_of(batch_of(mode, make, SpaceOptions()), rows, 60)
     schema, stacked = messages_of(batch_of(mode, make, STACKED), rows, 60)
@@ -90,7 +88,7 @@ def test_nothing_is_lost(mode: str, padding: str, rows: int, shape: tuple[int, .
         assert np.array_equal(is_.mask_CT, was.mask_CT)
 
 
-def test_a_column_of_atari_is_less_than_a_third() -> None:
+def test_a_column_of_atari_is_less_than_a_third():
     obs, action = Box(0, 255, (4, 84, 84), np.uint8), Discrete(6)
     envs = [gym.Env[Any, Any]() for _ in range(2)]
     for env in envs:
@@ -102,7 +100,7 @@ def test_a_column_of_atari_is_less_than_a_third() -> None:
     assert sizes[0] / sizes[1] > 3.3
 
 
-def writer_of(*rows: list[list[int]]) -> tuple[StackWriter, NDArray[np.uint8], NDArray[np.int32]]:
+def writer_of(*rows):
     """One column whose frames are filled with these numbers."""
     writer = StackWriter(LEAF, 1)
     frames = np.full((1, 1 + 3 + 5, 2, 4), 77, np.uint8)
@@ -114,11 +112,11 @@ def writer_of(*rows: list[list[int]]) -> tuple[StackWriter, NDArray[np.uint8], N
     return writer, frames, windows
 
 
-def filled(row: Any) -> NDArray[np.uint8]:
+def filled(row):
     return np.broadcast_to(np.uint8(row)[None, :, None, None], (1, 3, 2, 4)).copy()
 
 
-def test_where_the_frames_are() -> None:
+def test_where_the_frames_are():
     _, frames, windows = writer_of([1, 2, 3], [2, 3, 4], [0, 0, 9], [0, 9, 8], [5, 5, 5])
     assert frames[0, :, 0, 0].tolist() == [0, 1, 2, 3, 4, 9, 8, 5, 77]
     assert windows[0].tolist() == [
@@ -127,26 +125,26 @@ def test_where_the_frames_are() -> None:
 
 
 @pytest.mark.parametrize("row", [[1, 2, 9], [3, 2, 4], [3, 3, 3], [4, 0, 4]])
-def test_old_frames_may_come_in_any_order(row: list[int]) -> None:
+def test_old_frames_may_come_in_any_order(row):
     _, frames, windows = writer_of([1, 2, 3], row)
     assert frames[0, windows[0, 1], 0, 0].tolist() == row
 
 
 @pytest.mark.parametrize("row", [[9, 8, 4], [9, 3, 4], [1, 9, 3]])
-def test_what_needs_two_new_frames_is_refused(row: list[int]) -> None:
+def test_what_needs_two_new_frames_is_refused(row):
     says = r"^env\.frame_stack: the observation does not slide by one frame per step"
     with pytest.raises(EnvError, match=says):
         writer_of([1, 2, 3], row)
 
 
-def test_other_leaves_are_sent_as_ever() -> None:
+def test_other_leaves_are_sent_as_ever():
     class Both(Flicker):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             image = Box(0, 255, (4, 2, 2), np.uint8)
             self.observation_space = Dict(image=image, number=Box(-1, 1, (2,)))
 
-        def show(self) -> Any:
+        def show(self):
             frame = np.full((4, 2, 2), self.left, np.uint8)
             return {"image": frame, "number": np.full(2, self.left / 10, np.float32)}
 
@@ -158,11 +156,11 @@ def test_other_leaves_are_sent_as_ever() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_nothing_of_atari_is_lost(sampler: Any) -> None:
+def test_nothing_of_atari_is_lost(sampler):
     pytest.importorskip("ale_py")
     if sampler == "serial":
         pytest.importorskip("cv2")
-    columns: dict[str, list[Columns]] = {}
+    columns = {}
     for choice in ("off", "auto"):
         # Games of 50 steps.
         game = {"id": "ALE/Breakout-v5", "kwargs": {"max_num_frames_per_episode": 200}}

@@ -5,11 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +16,6 @@ from impala_async.actor import worker as worker_module
 from impala_async.actor.env_worker import RESET, Order
 from impala_async.actor.shared_memory import SharedColumns, new_memory
 from impala_async.actor.worker import Worker, end_workers
-from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.watch import describe
@@ -33,7 +30,7 @@ class Stopped(Exception):
 
 
 @contextmanager
-def working(env: EnvSection, look_up: Any = lambda: None, num_envs: int = 1) -> Iterator[Worker]:
+def working(env, look_up=lambda: None, num_envs=1):
     """A worker that has been reset."""
     given = env.model_dump(mode="json"), ONE_POLICY.model_dump(mode="json")
     memory = new_memory()
@@ -51,11 +48,11 @@ def working(env: EnvSection, look_up: Any = lambda: None, num_envs: int = 1) -> 
         end_workers([worker], is_quiet=True)
 
 
-def test_one_that_takes_long_is_told_of() -> None:
+def test_one_that_takes_long_is_told_of():
     """By whoever looks at what runs, as it is told of a call in this process."""
     seen = []
 
-    def look_up() -> None:
+    def look_up():
         is_in_step = RUNNING.call is not None and RUNNING.call[0].where == "in step"
         # And the worker has said which of its environments it steps.
         if RUNNING.call is not None and is_in_step and RUNNING.place[0]:
@@ -71,7 +68,7 @@ def test_one_that_takes_long_is_told_of() -> None:
     assert RUNNING.call is None
 
 
-def test_one_that_takes_too_long_tells_its_stack(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_that_takes_too_long_tells_its_stack(capfd):
     with working(section("Hanging", kwargs={"after": 0})) as worker:
         # Not before: a reset may take longer on a busy machine.
         worker._timeout_s = 0.1
@@ -83,16 +80,14 @@ def test_one_that_takes_too_long_tells_its_stack(capfd: pytest.CaptureFixture[st
     assert "in step" in capfd.readouterr().err
 
 
-def test_an_actor_that_was_stopped_for_a_while_has_not_waited_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    times: list[float] = []
+def test_an_actor_that_was_stopped_for_a_while_has_not_waited_meanwhile(monkeypatch):
+    times = []
 
-    def read_clock() -> float:
+    def read_clock():
         times.append(10_000.0 if times else 0.0)
         return times[-1]
 
-    def look_up() -> None:
+    def look_up():
         if len(times) > 3:
             raise Stopped
 
@@ -104,11 +99,11 @@ def test_an_actor_that_was_stopped_for_a_while_has_not_waited_meanwhile(
         monkeypatch.undo()
 
 
-def test_one_that_was_ended_with_its_actor_is_no_fault_of_its_own() -> None:
+def test_one_that_was_ended_with_its_actor_is_no_fault_of_its_own():
     """Who ends an actor may end all processes of its group."""
     is_told = False
 
-    def look_up() -> None:
+    def look_up():
         if is_told:
             raise Stopped
 
@@ -123,7 +118,7 @@ def test_one_that_was_ended_with_its_actor_is_no_fault_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_left_to_its_actor(number: int) -> None:
+def test_signals_are_left_to_its_actor(number):
     with working(section("CartPole-v1")) as worker:
         worker.process.send_signal(number)
         for _ in range(3):
@@ -132,14 +127,14 @@ def test_signals_are_left_to_its_actor(number: int) -> None:
         assert worker.process.poll() is None
 
 
-def test_ended_twice_does_no_harm() -> None:
+def test_ended_twice_does_no_harm():
     with working(section("CartPole-v1")) as worker:
         end_workers([worker])
         assert worker.process.returncode == 0
         end_workers([worker])
 
 
-def is_alive(process: psutil.Process) -> bool:
+def is_alive(process):
     """Nobody may be there to take note of its end."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

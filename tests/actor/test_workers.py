@@ -2,8 +2,6 @@
 
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +9,14 @@ import pytest
 from impala_async.actor import worker as worker_module
 from impala_async.actor import workers as module
 from impala_async.actor.workers import Workers, count_cores, shares
-from impala_async.config.policies import ONE_POLICY, PoliciesSection
+from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError
 from tests.actor.worlds import PAIR, bytes_of, play, section
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path, monkeypatch):
     """Eight cores, and control groups without a word about them."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
@@ -29,7 +27,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_those_of_the_affinity(machine: Path) -> None:
+def test_those_of_the_affinity(machine):
     assert count_cores() == 8
     (machine / "own").unlink()
     assert count_cores() == 8
@@ -40,14 +38,12 @@ def test_those_of_the_affinity(machine: Path) -> None:
     ("text", "expected"),
     [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8), ("", 8)],
 )
-def test_no_more_than_the_quota_of_any_group_around_it(
-    machine: Path, group: str, text: str, expected: int
-) -> None:
+def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, expected):
     (machine / group / "cpu.max").write_text(text + "\n")
     assert count_cores() == expected
 
 
-def test_this_machine_has_some() -> None:
+def test_this_machine_has_some():
     assert 1 <= count_cores() <= (os.cpu_count() or 1)
 
 
@@ -69,8 +65,8 @@ STILL = {"": np.zeros(4, np.int32)}
 )
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_trajectories_are_those_of_one_process_to_the_last_bit(
-    name: str, settings: dict[str, Any], policies: PoliciesSection, num_workers: int
-) -> None:
+    name, settings, policies, num_workers
+):
     env = section(name, **settings)
     expected = play(build_envs("parallel", env, 5, policies), 64)
     found = play(Workers("parallel", env, 5, num_workers, policies).whole(), 64)
@@ -79,7 +75,7 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(
     assert any(message.episodes for message in found)
 
 
-def test_it_looks_like_the_batch_in_one_process() -> None:
+def test_it_looks_like_the_batch_in_one_process():
     env = section("short_poles")
     workers, here = Workers("parallel", env, 4, 2), build_envs("vector", env, 4)
     both = workers.whole(), here
@@ -92,7 +88,7 @@ def test_it_looks_like_the_batch_in_one_process() -> None:
     here.close()
 
 
-def test_workers_are_processes_of_their_own_without_torch() -> None:
+def test_workers_are_processes_of_their_own_without_torch():
     envs = Workers("parallel", section("Telling"), 4, 2).whole()
     envs.reset(0)
     seen = envs.step(STILL).obs[""]
@@ -102,7 +98,7 @@ def test_workers_are_processes_of_their_own_without_torch() -> None:
     envs.close()
 
 
-def test_an_environment_that_raises_is_named_and_where() -> None:
+def test_an_environment_that_raises_is_named_and_where():
     env = section("bench.probes:Failing", kwargs={"after": 2})
     envs = Workers("parallel", env, 4, 2).whole()
     envs.reset(0)
@@ -125,7 +121,7 @@ def test_an_environment_that_raises_is_named_and_where() -> None:
         ("exit", "ended with exit code 7; what it printed, if anything, is above"),
     ],
 )
-def test_a_worker_that_dies_is_named(how: str, says: str) -> None:
+def test_a_worker_that_dies_is_named(how, says):
     envs = Workers("parallel", section("Dying", kwargs={"after": 0, "how": how}), 4, 2).whole()
     envs.reset(0)
     with pytest.raises(EnvError, match=says):
@@ -135,7 +131,7 @@ def test_a_worker_that_dies_is_named(how: str, says: str) -> None:
     envs.close()
 
 
-def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe() -> None:
+def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe():
     envs = Workers("parallel", section("Forking"), 2, 1).whole()
     envs.reset(0)
     before = time.monotonic()
@@ -145,7 +141,7 @@ def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe() -> None:
     assert time.monotonic() - before < 2.5
 
 
-def test_a_worker_that_cannot_make_its_environments_says_why() -> None:
+def test_a_worker_that_cannot_make_its_environments_says_why():
     with pytest.raises(EnvError, match="Unmade failed to be made: ValueError: not today"):
         Workers("parallel", section("Unmade"), 2, 2)
     with pytest.raises(EnvError, match="nobody_has_this"):
@@ -156,15 +152,15 @@ class Enough(Exception):
     pass
 
 
-def test_environments_that_look_unlike_are_refused() -> None:
+def test_environments_that_look_unlike_are_refused():
     with pytest.raises(EnvError, match=r"env worker of environment 1 .* has other spaces than"):
         Workers("parallel", section("Moody"), 2, 2)
 
 
-def test_while_a_worker_hangs_others_are_heard_and_an_end_comes() -> None:
-    looks: list[None] = []
+def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
+    looks = []
 
-    def look_up() -> None:
+    def look_up():
         looks.append(None)
         if is_patient is False and len(looks) == 3:
             raise Enough
@@ -184,13 +180,13 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes() -> None:
     assert time.monotonic() - before < worker_module.CLOSE_S + 2
 
 
-def test_a_fault_in_close_is_told() -> None:
+def test_a_fault_in_close_is_told():
     envs = Workers("parallel", section("BadEnd"), 4, 2).whole()
     with pytest.raises(EnvError, match="BadEnd failed in close: RuntimeError: cannot close"):
         envs.close()
 
 
-def test_what_an_environment_starts_holds_nobody_up() -> None:
+def test_what_an_environment_starts_holds_nobody_up():
     envs = Workers("parallel", section("Parent"), 2, 2).whole()
     envs.reset(0)
     before = time.monotonic()
@@ -198,7 +194,7 @@ def test_what_an_environment_starts_holds_nobody_up() -> None:
     assert time.monotonic() - before < 3
 
 
-def test_a_step_that_was_given_up_does_not_get_into_the_next_run() -> None:
+def test_a_step_that_was_given_up_does_not_get_into_the_next_run():
     workers = Workers("parallel", section("CartPole-v1"), 4, 2)
     first, second = workers.halves()
     expected = {name: array.copy() for name, array in first.reset(3).items()}
@@ -219,7 +215,5 @@ def test_a_step_that_was_given_up_does_not_get_into_the_next_run() -> None:
         (8, 1, [8]),
     ],
 )
-def test_shares_are_equal_and_so_are_halves(
-    num_envs: int, num_workers: int, expected: list[int]
-) -> None:
+def test_shares_are_equal_and_so_are_halves(num_envs, num_workers, expected):
     assert shares(num_envs, num_workers) == expected

@@ -15,10 +15,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import Counting, Probe
 from impala_async.actor.samplers.direct import build_sampler
-from impala_async.actor.sending import Finished
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.envs.batch import EnvBatch
 from impala_async.schema import Schema
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 
@@ -26,7 +24,7 @@ HERE = "tests.actor.worlds"
 PAIR = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=5)
 
 
-def section(name: str, **settings: Any) -> EnvSection:
+def section(name, **settings):
     """One of these by its class, or any other by its id."""
     return EnvSection(id=f"{HERE}:{name}" if name in globals() else name, **settings)
 
@@ -34,21 +32,21 @@ def section(name: str, **settings: Any) -> EnvSection:
 class Masked(gym.Env[Any, Any]):
     """Random numbers of its own, a mask of actions, an episode of random length."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.observation_space = Dict(
             action_mask=Box(0, 1, (3,), np.int8), sight=Box(-9, 9, (2, 2), np.float64)
         )
         self.action_space = Discrete(3)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return self._look(), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         is_over = self.np_random.random() < 0.2
         return self._look(), self.np_random.normal() + action, is_over, not is_over, {}
 
-    def _look(self) -> Any:
+    def _look(self):
         mask = np.ones(3, np.int8)
         mask[self.np_random.integers(3)] = 0
         return {"action_mask": mask, "sight": self.np_random.normal(size=(2, 2))}
@@ -57,17 +55,17 @@ class Masked(gym.Env[Any, Any]):
 class Wide(Counting):
     """Has all tensors of its process made of float64, unless they say otherwise."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs):
         super().__init__(**kwargs)
         import torch  # which env workers do without
 
         torch.set_default_dtype(torch.float64)
 
 
-def short_poles(num_envs: int, mode: str = "SameStep") -> SyncVectorEnv:
+def short_poles(num_envs, mode="SameStep"):
     """Poles whose episodes end soon, in either mode."""
 
-    def one() -> gym.Env[Any, Any]:
+    def one():
         return gym.make("CartPole-v1", max_episode_steps=9)
 
     return SyncVectorEnv([one] * num_envs, autoreset_mode=AutoresetMode(mode))
@@ -76,7 +74,7 @@ def short_poles(num_envs: int, mode: str = "SameStep") -> SyncVectorEnv:
 class Telling(Counting):
     """Says in its first number what process it is in, and whether torch is there."""
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         obs, *rest = super().step(action)
         obs[:2] = os.getpid(), "torch" in sys.modules
         return obs, *rest
@@ -85,7 +83,7 @@ class Telling(Counting):
 class Busy(Counting):
     """Computes for 3 ms in each step."""
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         until = time.process_time() + 0.003
         while time.process_time() < until:
             pass
@@ -95,11 +93,11 @@ class Busy(Counting):
 class Hanging(Counting):
     """Hangs on the step after `after` steps of its life."""
 
-    def __init__(self, after: int = 3) -> None:
+    def __init__(self, after=3):
         super().__init__(100)
         self._num_left = after
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         if not self._num_left:
             time.sleep(1000)
         self._num_left -= 1
@@ -109,11 +107,11 @@ class Hanging(Counting):
 class Dying(Counting):
     """Takes its process with it on the step after `after` steps of its life."""
 
-    def __init__(self, after: int = 3, how: str = "kill") -> None:
+    def __init__(self, after=3, how="kill"):
         super().__init__(100)
         self._num_left, self._how = after, how
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         if not self._num_left:
             if self._how == "exit":
                 os._exit(7)
@@ -123,25 +121,25 @@ class Dying(Counting):
 
 
 class Unmade(Probe):
-    def __init__(self, how: str = "ValueError") -> None:
+    def __init__(self, how="ValueError"):
         raise getattr(builtins, how)("not today")
 
 
 class Unborn(Probe):
     """Its process is killed before it is made, as by a system without memory."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Quitting(Counting):
     """Ends its process on the step after `after` steps of its life, or means to."""
 
-    def __init__(self, how: str, after: int = 6) -> None:
+    def __init__(self, how, after=6):
         super().__init__()
         self._how, self._num_left = how, after
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self._num_left -= 1
         if self._num_left < 0:
             raise getattr(builtins, self._how)
@@ -151,29 +149,29 @@ class Quitting(Counting):
 class Moody(Probe):
     """Looks other in every process."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(num_obs=1 + os.getpid())
 
 
 class BadEnd(Counting):
-    def close(self) -> None:
+    def close(self):
         raise RuntimeError("cannot close")
 
 
 class Parent(Counting):
     """Starts a process that outlives it, and would keep open whatever it inherits."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.child = subprocess.Popen(["sleep", "5"], close_fds=False)
 
-    def close(self) -> None:
+    def close(self):
         self.child.terminate()
         # Whoever makes workers deaf to SIGTERM must not make this deaf.
         assert self.child.wait(2) == -signal.SIGTERM
 
 
-def play(envs: EnvBatch, num_steps: int, rows: int = 8, seed: int = 3) -> list[Finished]:
+def play(envs, num_steps, rows=8, seed=3):
     """Everything that a sampler makes of a batch; it is closed then."""
     num_choices = envs.action_spec.parts[0].choices[0]
     names = PAIR.names if any(leaf.name == "policy" for leaf in envs.obs_spec.leaves) else ()
@@ -192,7 +190,7 @@ def play(envs: EnvBatch, num_steps: int, rows: int = 8, seed: int = 3) -> list[F
     return messages
 
 
-def bytes_of(messages: list[Finished]) -> list[Any]:
+def bytes_of(messages):
     """All that they hold."""
     return [(m.buffer.obs.tobytes(), m.buffer.small.tobytes(), m.episodes) for m in messages]
 
@@ -200,7 +198,7 @@ def bytes_of(messages: list[Finished]) -> list[Any]:
 class Forking(Counting):
     """Has a child by fork, which holds on to everything, and dies in its first step."""
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         if os.fork() == 0:
             time.sleep(3)
             os._exit(0)

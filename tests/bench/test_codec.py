@@ -10,27 +10,27 @@ from bench.ingest_ends import CASES
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", SIDES)
-def test_what_arrives_is_what_was_sent(name: str, case: str) -> None:
+def test_what_arrives_is_what_was_sent(name, case):
     side = SIDES[name](*CASES[case])
     assert not any(view.any() for view in side.target.values())
     check_equal(side)
     assert all(view.any() for view in side.target.values())
 
 
-def test_what_is_damaged_is_noticed() -> None:
+def test_what_is_damaged_is_noticed():
     side = Ours(*CASES["cartpole"])
     side.source["reward"][3, 7] += 1
     with pytest.raises(AssertionError, match="reward"):
         check_equal(side)
 
 
-def test_large_messages_go_as_they_lie() -> None:
+def test_large_messages_go_as_they_lie():
     side = Ours(*CASES["stacked"])
     _, obs, _ = side.pack()
     assert np.shares_memory(np.frombuffer(obs, np.uint8), side.source_planes[0])
 
 
-def test_ratios_are_of_packing_and_unpacking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_of_packing_and_unpacking(monkeypatch):
     monkeypatch.setattr(codec, "NUM_TIMES", dict.fromkeys(CASES, 10))
     samples = {case: measure(case, 1) for case in CASES}
     for sides in samples.values():

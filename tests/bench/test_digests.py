@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,11 @@ Play = Callable[[dict[str, Outcome]], None]
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+def play(monkeypatch):
     """Plays two cases, of which the trainings come to what the test says; without it they fail."""
 
-    def set_outcomes(outcomes: dict[str, Outcome]) -> None:
-        def train(settings: tuple[str, ...]) -> Outcome:
+    def set_outcomes(outcomes):
+        def train(settings):
             if settings[0] not in outcomes:
                 raise RuntimeError("exit code 70: last words")
             return outcomes[settings[0]]
@@ -34,9 +33,7 @@ ONE = {"model.safetensors": "aa", "loss/total": 0.1}
 TWO = {"model.safetensors": "bb", "loss/total": None}
 
 
-def test_equal_outcomes_are_the_same(
-    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_outcomes_are_the_same(play, tmp_path, capsys):
     file = tmp_path / "digests.json"
     play({"one": ONE, "two": TWO})
     assert main(["--write", str(file)]) == 0
@@ -46,9 +43,7 @@ def test_equal_outcomes_are_the_same(
     assert "another" not in told
 
 
-def test_what_differs_is_named_with_both_values(
-    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_differs_is_named_with_both_values(play, tmp_path, capsys):
     file = tmp_path / "digests.json"
     play({"one": ONE, "two": TWO})
     assert main(["--write", str(file)]) == 0
@@ -67,9 +62,7 @@ def test_what_differs_is_named_with_both_values(
     assert "    target.safetensors: cc, was None\n" in told
 
 
-def test_a_case_that_the_file_lacks_is_said(
-    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_that_the_file_lacks_is_said(play, tmp_path, capsys):
     file = tmp_path / "digests.json"
     play({"one": ONE, "two": TWO})
     assert main(["--only", "one", "--write", str(file)]) == 0
@@ -78,9 +71,7 @@ def test_a_case_that_the_file_lacks_is_said(
     assert main(["--only", "one", "--compare", str(file)]) == 0
 
 
-def test_a_training_that_fails_is_not_recorded_and_the_others_are(
-    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_that_fails_is_not_recorded_and_the_others_are(play, tmp_path, capsys):
     file = tmp_path / "digests.json"
     play({"two": TWO})
     assert main(["--write", str(file)]) == 1
@@ -88,9 +79,7 @@ def test_a_training_that_fails_is_not_recorded_and_the_others_are(
     assert json.loads(file.read_text())["cases"] == {"two": TWO}
 
 
-def test_another_torch_is_said(
-    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_torch_is_said(play, tmp_path, capsys):
     file = tmp_path / "digests.json"
     play({"one": ONE, "two": TWO})
     assert main(["--write", str(file)]) == 0
@@ -101,13 +90,13 @@ def test_another_torch_is_said(
     assert "recorded with another torch: 1.0, here it is " in capsys.readouterr().out
 
 
-def test_a_word_that_no_case_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_no_case_has_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--only", "nonsense"])
     assert "no case has 'nonsense' in its name" in capsys.readouterr().err
 
 
-def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu() -> None:
+def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu():
     configs = [load_config(None, [*EVERYWHERE, *settings]) for settings in CASES.values()]
     assert {config.algorithm.name for config in configs} == set(ALGORITHMS)
     assert {config.pace.lag for config in configs} == {0, 1}
@@ -116,9 +105,7 @@ def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu() -> Non
 
 
 @pytest.mark.e2e
-def test_a_real_training_repeats_and_learns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_real_training_repeats_and_learns(tmp_path, capsys):
     file = tmp_path / "digests.json"
     case = ["--only", "ppo, vtrace, lag 1"]
     assert main([*case, "--write", str(file)]) == 0

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,7 +12,7 @@ from bench.door import run
 from impala_async.errors import EXIT_INTERRUPTED
 
 
-def test_it_ends_with_the_code_of_its_benchmark() -> None:
+def test_it_ends_with_the_code_of_its_benchmark():
     with pytest.raises(SystemExit) as ended:
         run(lambda: 3)
     assert ended.value.code == 3
@@ -29,13 +28,7 @@ def test_it_ends_with_the_code_of_its_benchmark() -> None:
     ],
 )
 @pytest.mark.e2e
-def test_all_ends_with_it(
-    number: signal.Signals,
-    arguments: list[str],
-    least: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_ends_with_it(number, arguments, least, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     # Where it is ignored, as behind nohup, it would be so below.
     signal.signal(signal.SIGINT, signal.default_int_handler)

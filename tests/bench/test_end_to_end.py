@@ -2,21 +2,19 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from bench import end_to_end
 from bench.end_to_end import CARTPOLE, cartpole_figures, pong_figures, train
-from bench.paired import Sample
 
 GOOD = {"per_s": 120_000.0, "start_s": 4.0, "last_s": 6.0, "end_s": 7.0, "is_solved": 1.0}
 GOOD |= {"rss_gb": 0.9, "pss_gb": 0.6}
 
 
 @pytest.mark.e2e
-def test_a_training_gives_all_figures() -> None:
-    verdicts: dict[str, str] = {}
+def test_a_training_gives_all_figures():
+    verdicts = {}
     sample = train(CARTPOLE, ["stop.updates=60", "learner.report_every_s=0.05"], "short", verdicts)
     assert sample.keys() == GOOD.keys()
     assert sample["per_s"] > 100
@@ -38,13 +36,13 @@ def test_a_training_gives_all_figures() -> None:
         ({"rss_gb": 1.1}, ["CartPole: memory of learner and two actors, RSS"]),
     ],
 )
-def test_a_limit_of_cartpole_is_missed(change: Sample, missed: list[str]) -> None:
+def test_a_limit_of_cartpole_is_missed(change, missed):
     changed = [{**GOOD, **change}]
     figures = cartpole_figures([{"per_s": 60_000.0}], changed, changed)
     assert [each.name for each in figures if not each.is_held] == missed
 
 
-def test_one_seed_of_five_that_does_not_get_there_is_seen() -> None:
+def test_one_seed_of_five_that_does_not_get_there_is_seen():
     goal = [*[GOOD] * 4, {**GOOD, "is_solved": 0.0}]
     figures = cartpole_figures([{"per_s": 60_000.0}] * 5, [GOOD] * 5, goal)
     share = next(each for each in figures if "share" in each.name)
@@ -52,7 +50,7 @@ def test_one_seed_of_five_that_does_not_get_there_is_seen() -> None:
     assert not share.is_held
 
 
-def test_the_ratio_is_that_of_a_round() -> None:
+def test_the_ratio_is_that_of_a_round():
     bare = [{"per_s": 1000.0}, {"per_s": 4000.0}, {"per_s": 2000.0}]
     speed = [{**GOOD, "per_s": 500.0}, {**GOOD, "per_s": 1000.0}, {**GOOD, "per_s": 2000.0}]
     over = next(each for each in pong_figures(bare, speed, speed) if "over bare" in each.name)
@@ -60,27 +58,25 @@ def test_the_ratio_is_that_of_a_round() -> None:
 
 
 @pytest.mark.parametrize(("pss_gb", "num_rows"), [(0.6, 1), (0.0, 0)])
-def test_pss_has_a_row_where_it_can_be_read(pss_gb: float, num_rows: int) -> None:
+def test_pss_has_a_row_where_it_can_be_read(pss_gb, num_rows):
     two = [{**GOOD, "pss_gb": pss_gb}]
     figures = pong_figures([GOOD], [GOOD], two)
     assert sum("PSS" in each.name for each in figures) == num_rows
 
 
-def test_bare_environments_are_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_environments_are_stepped(monkeypatch):
     monkeypatch.setattr(end_to_end, "BARE_S", 0.05)
     assert end_to_end.bare_cartpole()["per_s"] > 1000
 
 
-def test_bare_pong_is_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_pong_is_stepped(monkeypatch):
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     monkeypatch.setattr(end_to_end, "PONG_BARE_S", 0.05)
     assert end_to_end.bare_pong()["per_s"] > 10
 
 
-def test_what_is_not_installed_is_skipped_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_installed_is_skipped_and_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(end_to_end.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["bench", "--only", "pong", "--write", str(tmp_path)])
     assert end_to_end.main() == 0

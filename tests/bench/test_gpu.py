@@ -17,12 +17,12 @@ TABLE = """# gpu     sm    mem    enc    dec    jpg    ofa  rxpci  txpci
 """
 
 
-def test_means_are_of_the_columns_by_their_names() -> None:
+def test_means_are_of_the_columns_by_their_names():
     means = means_of(TABLE)
     assert means == {"sm_share": 0.95, "pcie_in_gb_s": 2.5, "pcie_out_gb_s": 0.02}
 
 
-def test_heads_that_come_again_and_other_columns_do_no_harm() -> None:
+def test_heads_that_come_again_and_other_columns_do_no_harm():
     short = "# gpu   sm rxpci txpci\n# Idx    %  MB/s  MB/s\n  0  50  1000  0\n"
     assert means_of(short + short.replace("50", "70")) == {
         "sm_share": 0.6,
@@ -31,7 +31,7 @@ def test_heads_that_come_again_and_other_columns_do_no_harm() -> None:
     }
 
 
-def test_what_is_not_told_is_left_out() -> None:
+def test_what_is_not_told_is_left_out():
     assert means_of("") == {}
     assert means_of("\n".join(TABLE.splitlines()[:2])) == {}
     assert means_of(TABLE.replace("2000", "-").replace("3000", "-")) == {
@@ -43,20 +43,20 @@ def test_what_is_not_told_is_left_out() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The only one in which programs are looked for first."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(gpu, "uuid_of", lambda device: "GPU-7")
     return tmp_path
 
 
-def put(folder: Path, does: str) -> None:
+def put(folder, does):
     script = folder / "nvidia-smi"
     script.write_text(f"#!/bin/sh\necho $$ $@ > {folder}/asked\n{does}\n")
     script.chmod(0o755)
 
 
-def test_it_is_watched_for_as_long_as_is_measured(folder: Path) -> None:
+def test_it_is_watched_for_as_long_as_is_measured(folder):
     put(folder, f"sleep 0.2\ncat <<'EOF'\n{TABLE}EOF")
     with watched(CUDA, 8.0) as means:
         assert means == {}
@@ -65,11 +65,11 @@ def test_it_is_watched_for_as_long_as_is_measured(folder: Path) -> None:
     assert asked == ["dmon", "-s", "ut", "-c", "8", "-i", "GPU-7"]
 
 
-def test_who_fails_meanwhile_does_not_leave_it_behind(folder: Path) -> None:
+def test_who_fails_meanwhile_does_not_leave_it_behind(folder):
     put(folder, "exec sleep 60")
     asked = folder / "asked"
 
-    def fail() -> None:
+    def fail():
         with watched(CUDA, 8.0):
             while not asked.exists() or not asked.read_text():
                 pass
@@ -81,9 +81,7 @@ def test_who_fails_meanwhile_does_not_leave_it_behind(folder: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_without_that_program_there_are_no_figures(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_that_program_there_are_no_figures(folder, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(folder))
     with watched(CUDA, 1.0) as means:
         pass
@@ -91,7 +89,7 @@ def test_without_that_program_there_are_no_figures(
     assert "nvidia-smi" in capsys.readouterr().err
 
 
-def test_on_a_cpu_there_is_nothing_to_watch(folder: Path) -> None:
+def test_on_a_cpu_there_is_nothing_to_watch(folder):
     put(folder, "exit 1")
     with watched(torch.device("cpu"), 1.0) as means:
         pass

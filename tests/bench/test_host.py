@@ -2,22 +2,15 @@
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from bench import host
-from bench.scaling import Case
 from impala_async.config.load import load_config
 
 
-def test_both_ways_are_compared_over_the_same_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sides: list[tuple[str, int]] = []
+def test_both_ways_are_compared_over_the_same_columns(tmp_path, monkeypatch):
+    sides = []
 
-    def measured(case: Case, num: int, name: str, verdicts: dict[str, str]) -> dict[str, float]:
+    def measured(case, num, name, verdicts):
         sides.append((case.name, num))
         config = load_config(case.config, [*case.settings, f"train.num_actors={num}"])
         assert config.actor.num_envs * num == config.learner.batch_columns == 24
@@ -39,5 +32,5 @@ def test_both_ways_are_compared_over_the_same_columns(
     assert "with {num}" not in (tmp_path / "host.md").read_text()
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path):
     return {each["name"]: each for each in json.loads(path.read_text())["figures"]}

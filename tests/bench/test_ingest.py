@@ -8,11 +8,11 @@ from bench.ingest_ends import CASES, Stopwatch, message_bytes
 pytestmark = pytest.mark.e2e
 
 
-def test_messages_are_as_large_as_the_claim_says() -> None:
+def test_messages_are_as_large_as_the_claim_says():
     assert [round(message_bytes(case) / 1000, 1) for case in CASES] == [593.0, 177.1, 6.1]
 
 
-def test_warm_messages_are_not_counted() -> None:
+def test_warm_messages_are_not_counted():
     watch = Stopwatch(100)
     assert not watch.count(99)
     assert watch.count(1)
@@ -20,7 +20,7 @@ def test_warm_messages_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("side", ["raw", "tcp", "narrow", "ipc", "crowd"])
-def test_every_side_receives(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_side_receives(side, monkeypatch):
     monkeypatch.setitem(ingest.NUM_MESSAGES, "cartpole", 200)
     sample = ingest.one_turn(side, "cartpole")
     assert sample["per_s"] > 0

@@ -3,8 +3,6 @@
 import json
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from impala_async.config.model import ModelSection
 from impala_async.envs.make import build_envs
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 
 CPU = torch.device("cpu")
@@ -35,7 +32,7 @@ SCHEMA = Schema(
 SECTION = AlgorithmSection(reward_scale=0.1, reward_clip="unit", grad_clip=0.5, entropy_cost=0.02)
 
 
-def batch() -> Batch:
+def batch():
     """Of noise, with ends of both kinds and the masked rows behind them."""
     rng = np.random.default_rng(0)
     layout = SCHEMA.layout
@@ -54,7 +51,7 @@ def batch() -> Batch:
     return made
 
 
-def test_the_bare_loop_makes_the_same_weights_as_the_update_step() -> None:
+def test_the_bare_loop_makes_the_same_weights_as_the_update_step():
     ours, bare = (Policy(SCHEMA, ModelSection(), seed=3) for _ in range(2))
     before = [tensor.clone() for tensor in ours.tensors]
     step, hand_written = UpdateStep(ours, SECTION, CPU), BareLoop(bare, SECTION, batch())
@@ -66,10 +63,10 @@ def test_the_bare_loop_makes_the_same_weights_as_the_update_step() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_rate_counts_every_update() -> None:
+def test_a_rate_counts_every_update():
     counted = [0]
 
-    def update() -> None:
+    def update():
         counted[0] += 1
         time.sleep(0.002)
 
@@ -79,7 +76,7 @@ def test_a_rate_counts_every_update() -> None:
     assert (counted[0] - 10) / whole_s < rate <= 500
 
 
-def test_rates_are_read_off_the_reports() -> None:
+def test_rates_are_read_off_the_reports():
     names = (learner_ends.UPDATE_MS, *learner_ends.WAITS_MS)
     reports = [
         {"updates": 100, "time_s": 3.0, **dict(zip(names, (4.0, 1.0, None), strict=True))},
@@ -92,7 +89,7 @@ def test_rates_are_read_off_the_reports() -> None:
     assert found["load_wait_share"] == pytest.approx(0.125e-3 * 200)
 
 
-def test_processor_time_is_that_of_the_process() -> None:
+def test_processor_time_is_that_of_the_process():
     before = cpu_seconds(os.getpid())
     ends_at = time.process_time() + 0.1
     while time.process_time() < ends_at:
@@ -102,13 +99,13 @@ def test_processor_time_is_that_of_the_process() -> None:
     assert spent_s == pytest.approx(0.1, abs=0.05)
 
 
-def test_what_is_lost_is_no_training() -> None:
+def test_what_is_lost_is_no_training():
     report = {"trajectories/rejected": 0, "trajectories/dropped": 3, "learner/skipped_updates": 0}
     with pytest.raises(RuntimeError, match="dropped"):
         learner_ends.check_whole(report)
 
 
-def test_floors_are_of_the_service_over_the_bare_loop() -> None:
+def test_floors_are_of_the_service_over_the_bare_loop():
     service = {"rows_per_s": 90.0, "update_ms": 3.0, "wait_share": 0.0}
     service |= {"loop_cores": 0.2, "other_cores": 1.0}
     step = {"rows_per_s": 95.0, "update_ms": 2.5}
@@ -122,7 +119,7 @@ def test_floors_are_of_the_service_over_the_bare_loop() -> None:
     assert [each.median for each in compiled if "inductor" in each.name] == [1.3]
 
 
-def test_on_a_gpu_there_are_floors_of_its_own_and_figures_of_itself() -> None:
+def test_on_a_gpu_there_are_floors_of_its_own_and_figures_of_itself():
     for case in cases(torch.device("cuda")):
         config = load_config(CONFIGS / case.config, case.settings)
         assert (config.learner.compile, config.trajectory.rows) == ("cuda_graph", 20)
@@ -144,7 +141,7 @@ def test_on_a_gpu_there_are_floors_of_its_own_and_figures_of_itself() -> None:
     assert "the same: over PCIe to it" not in names
 
 
-def test_where_updates_are_pipelined_a_turn_looks_at_the_one_before() -> None:
+def test_where_updates_are_pipelined_a_turn_looks_at_the_one_before():
     policies = [Policy(SCHEMA, ModelSection(), seed=3) for _ in range(2)]
     steps = [UpdateStep(policy, SECTION, CPU) for policy in policies]
     # As on a GPU.
@@ -158,7 +155,7 @@ def test_where_updates_are_pipelined_a_turn_looks_at_the_one_before() -> None:
         assert torch.equal(one, other)
 
 
-def test_every_case_has_settings_that_hold_together() -> None:
+def test_every_case_has_settings_that_hold_together():
     for device in ("cpu", "cuda"):
         for case in cases(torch.device(device)):
             config = load_config(CONFIGS / case.config, [*case.settings, *ENDLESS])
@@ -167,7 +164,7 @@ def test_every_case_has_settings_that_hold_together() -> None:
             assert config.algorithm.name == "impala"
 
 
-def test_images_without_atari_are_sent_once_each() -> None:
+def test_images_without_atari_are_sent_once_each():
     config = load_config(CONFIGS / "pong_impala.toml", NO_ATARI)
     envs = build_envs("serial", config.env, 1)
     (leaf,) = envs.obs_spec.leaves
@@ -182,7 +179,7 @@ def test_images_without_atari_are_sent_once_each() -> None:
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recording(tmp_path_factory):
     path = tmp_path_factory.mktemp("learner") / "recording"
     record(path, CONFIGS / CARTPOLE.config, [*ENDLESS, "stop.env_steps=2000"])
     return path
@@ -190,15 +187,13 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["bare", "step"])
-def test_a_loop_trains_on_what_was_recorded(kind: str, recording: Path) -> None:
+def test_a_loop_trains_on_what_was_recorded(kind, recording):
     config = load_config(CONFIGS / CARTPOLE.config, ENDLESS)
     assert loop(kind, recording, config, 0.1)["updates_per_s"] > 1
 
 
 @pytest.mark.e2e
-def test_a_service_trains_on_what_was_recorded(
-    recording: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_service_trains_on_what_was_recorded(recording, monkeypatch, tmp_path):
     monkeypatch.setattr(learner_ends, "WARM_S", 0.1)
     sample = serve(recording, tmp_path / "run", ENDLESS, 1.0, CPU)
     assert sample["updates_per_s"] > 1
@@ -209,13 +204,13 @@ def test_a_service_trains_on_what_was_recorded(
     assert last["num_actors"] == 0, "the player has gone before its learner ended"
 
 
-def test_what_does_not_record_says_why(tmp_path: Path) -> None:
+def test_what_does_not_record_says_why(tmp_path):
     with pytest.raises(RuntimeError, match=r"env\.id"):
         record(tmp_path / "recording", CONFIGS / learner.PONG.config, ["env.id=Nothing-v0"])
 
 
-def test_a_learner_that_does_not_compile_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(graph: Any, inputs: Any) -> Any:
+def test_a_learner_that_does_not_compile_is_noticed(caplog):
+    def fail(graph, inputs):
         raise RuntimeError("no compiler")
 
     torch._dynamo.reset()

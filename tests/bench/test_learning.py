@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +18,7 @@ from impala_async.config.load import load_config
 CASE = Case("CartPole, briefly", "cartpole.toml", 475, 3_000)
 
 
-def outcome(seed: int, has_passed: bool) -> Outcome:
+def outcome(seed, has_passed):
     return Outcome(seed, 12.5, 1000, 3.0, 2, has_passed)
 
 
@@ -36,11 +34,11 @@ def outcome(seed: int, has_passed: bool) -> Outcome:
         envs.TwoPoles,
     ],
 )
-def test_environments_are_sound(make: Any) -> None:
+def test_environments_are_sound(make):
     check_env(make(), skip_render_check=True)
 
 
-def test_a_symbol_is_rewarded_after_its_delay() -> None:
+def test_a_symbol_is_rewarded_after_its_delay():
     env = envs.RepeatPrevious(delay=2, length=10)
     shown = [env.reset(seed=1)[0]]
     total = 0.0
@@ -53,7 +51,7 @@ def test_a_symbol_is_rewarded_after_its_delay() -> None:
     assert total == pytest.approx(1.0)
 
 
-def test_an_illegal_action_ends_the_episode_or_the_run() -> None:
+def test_an_illegal_action_ends_the_episode_or_the_run():
     env = envs.FewLegal(is_masked=False)
     obs, _ = env.reset(seed=0)
     assert obs.keys() == {"light"}
@@ -66,7 +64,7 @@ def test_an_illegal_action_ends_the_episode_or_the_run() -> None:
         masked.step(np.int64(illegal))
 
 
-def test_both_poles_are_one_s_own() -> None:
+def test_both_poles_are_one_s_own():
     env = envs.TwoPoles()
     obs, _ = env.reset(seed=0)
     assert isinstance(env.action_space, gym.spaces.MultiDiscrete)
@@ -74,12 +72,12 @@ def test_both_poles_are_one_s_own() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_case_has_settings_that_hold_together(case: Case) -> None:
+def test_every_case_has_settings_that_hold_together(case):
     load_config(CONFIGS / case.config, case.overrides)
     assert 0 < case.num_must <= case.num_seeds
 
 
-def test_a_floor_is_held_by_as_many_seeds_as_it_says() -> None:
+def test_a_floor_is_held_by_as_many_seeds_as_it_says():
     passed, missed = outcome(0, True), outcome(1, False)
     two_of_three = Case("x", "cartpole.toml", 1, 1, num_seeds=3, num_must=2)
     assert is_held(two_of_three, [passed, missed, passed])
@@ -88,7 +86,7 @@ def test_a_floor_is_held_by_as_many_seeds_as_it_says() -> None:
     assert not is_held(two_of_three, [missed])
 
 
-def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path):
     passed, missed = outcome(0, True), outcome(1, False)
     first, second = CASES[:2]
     write(tmp_path, second, [passed] * second.num_seeds, "a command")
@@ -102,7 +100,7 @@ def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path: Pa
     assert page.count("| 1 of 2 **missed** |") == page.count("| 10 of 10 |") == 1
 
 
-def test_seeds_are_kept_while_their_settings_are_those_of_today(tmp_path: Path) -> None:
+def test_seeds_are_kept_while_their_settings_are_those_of_today(tmp_path):
     seeds = [outcome(0, True), outcome(1, False)]
     assert measured(tmp_path, CASE) == []
     write(tmp_path, CASES[0], seeds, "a command")
@@ -112,7 +110,7 @@ def test_seeds_are_kept_while_their_settings_are_those_of_today(tmp_path: Path) 
         assert measured(tmp_path, other) == []
 
 
-def test_a_case_is_trained_through_the_door_of_users(tmp_path: Path) -> None:
+def test_a_case_is_trained_through_the_door_of_users(tmp_path):
     task = train(CASE, 3, tmp_path / "task")
     assert not task.has_passed
     assert task.env_steps >= 3_000
@@ -120,10 +118,10 @@ def test_a_case_is_trained_through_the_door_of_users(tmp_path: Path) -> None:
     assert control.has_passed
 
 
-def test_a_trial_says_what_counts_after_all_steps(tmp_path: Path) -> None:
-    tried: list[Path] = []
+def test_a_trial_says_what_counts_after_all_steps(tmp_path):
+    tried = []
 
-    def score(run: Path) -> float:
+    def score(run):
         tried.append(run)
         return 0.5
 
@@ -137,6 +135,6 @@ def test_a_trial_says_what_counts_after_all_steps(tmp_path: Path) -> None:
     assert train(replace(more, is_control=True), 3, tmp_path / "control").has_passed
 
 
-def test_the_return_at_the_end_is_that_of_the_summary(tmp_path: Path) -> None:
+def test_the_return_at_the_end_is_that_of_the_summary(tmp_path):
     (tmp_path / "summary.json").write_text('{"mean_return_100": 9.3}')
     assert return_at_the_end(tmp_path) == 9.3

@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,9 +16,9 @@ SHORT = ["stop.updates=60", "learner.report_every_s=0.05"]
 
 
 @pytest.mark.e2e
-def test_what_is_read_is_what_happened() -> None:
+def test_what_is_read_is_what_happened():
     alone_s, trained_s = [0.0], []
-    kinds: list[str] = []
+    kinds = []
     with one_run(CONFIGS / "cartpole.toml", SHORT) as run:
         peak = PeakMemory(run.pid)
         for second in run.moments(0.05):
@@ -43,14 +41,14 @@ def test_what_is_read_is_what_happened() -> None:
         assert peak.pss_bytes < peak.rss_bytes
 
 
-def test_a_run_that_fails_says_why() -> None:
+def test_a_run_that_fails_says_why():
     with one_run(CONFIGS / "cartpole.toml", ["stop.nonsense=1"]) as run:  # noqa: SIM117
         with pytest.raises(RuntimeError, match=r"exit code 2: (.|\n)*nonsense"):
             list(run.moments(0.05))
 
 
 @pytest.mark.e2e
-def test_a_run_that_does_not_end_is_an_error_and_leaves_nobody() -> None:
+def test_a_run_that_does_not_end_is_an_error_and_leaves_nobody():
     with one_run(CONFIGS / "cartpole.toml", ["stop.updates=none"]) as run:
         wait_until(lambda: len(family(run.pid)) >= 4)
         processes = family(run.pid)
@@ -62,7 +60,7 @@ def test_a_run_that_does_not_end_is_an_error_and_leaves_nobody() -> None:
 
 
 @pytest.mark.e2e
-def test_a_benchmark_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
+def test_a_benchmark_that_is_killed_leaves_nobody(tmp_path):
     program = (
         "import sys; from bench.one_run import *\n"
         "with one_run(CONFIGS / 'cartpole.toml', []) as run:\n"
@@ -84,7 +82,7 @@ def test_a_benchmark_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
     wait_until(lambda: not any(is_alive(each) for each in processes))
 
 
-def test_speed_counts_from_a_moment_of_the_training() -> None:
+def test_speed_counts_from_a_moment_of_the_training():
     reports = [
         {"learner/wall_s": wall_s, "time_s": time_s, "env_steps_trained": steps}
         for wall_s, time_s, steps in [(None, 1, 0), (0.5, 2, 100), (1.5, 3, 300), (2.5, 4, 600)]
@@ -95,18 +93,18 @@ def test_speed_counts_from_a_moment_of_the_training() -> None:
         steps_per_s(reports, after_s=2)
 
 
-def test_the_newest_report_is_found_in_a_long_file(tmp_path: Path) -> None:
+def test_the_newest_report_is_found_in_a_long_file(tmp_path):
     run = OneRun.__new__(OneRun)
     run._metrics = tmp_path / "metrics.jsonl"
     assert run.last_report() is None
     run._metrics.write_text("".join(f'{{"n": {n}, "more": "{"x" * 4000}"}}\n' for n in range(40)))
-    assert run.last_report()["n"] == 39  # type: ignore[index]
+    assert run.last_report()["n"] == 39
     with run._metrics.open("a") as file:
         file.write('{"n": 40, "mo')
-    assert run.last_report()["n"] == 39  # type: ignore[index]
+    assert run.last_report()["n"] == 39
 
 
-def family(pid: int) -> list[psutil.Process]:
+def family(pid):
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -114,14 +112,14 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def is_alive(process: psutil.Process) -> bool:
+def is_alive(process):
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def wait_until(is_so: Callable[[], bool], within_s: float = 40.0) -> None:
+def wait_until(is_so, within_s=40.0):
     give_up_at = time.monotonic() + within_s
     while not is_so():
         assert time.monotonic() < give_up_at

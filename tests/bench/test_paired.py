@@ -1,17 +1,16 @@
 """Figures are medians of what was measured in turns, and limits are kept or said to be missed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from bench.paired import Figure, figure, in_turns, publish, ratio
 
 
-def test_sides_are_measured_in_turns() -> None:
-    order: list[str] = []
+def test_sides_are_measured_in_turns():
+    order = []
 
-    def side(name: str, value: float) -> dict[str, float]:
+    def side(name, value):
         order.append(name)
         return {"per_s": value * len(order)}
 
@@ -26,7 +25,7 @@ def test_sides_are_measured_in_turns() -> None:
     ("limits", "is_held"),
     [({}, True), ({"at_least": 2.0}, True), ({"at_least": 2.1}, False), ({"at_most": 1.9}, False)],
 )
-def test_a_limit_is_one_of_the_median(limits: dict[str, float], is_held: bool) -> None:
+def test_a_limit_is_one_of_the_median(limits, is_held):
     made = figure("speed", [1.0, 2.0, 9.0], unit="µs", **limits)
     assert made.is_held == is_held
     assert ("**missed**" in made.row()) != is_held
@@ -34,7 +33,7 @@ def test_a_limit_is_one_of_the_median(limits: dict[str, float], is_held: bool) -
     assert "| 1 to 9 |" in made.row()
 
 
-def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_published(tmp_path, capsys):
     figures = [Figure("speed", 1234.5, 1.0, 9.0, at_least=2000)]
     code = publish("Name", figures, notes="Why.", is_json=True, folder=tmp_path)
     assert code == 1

@@ -11,16 +11,22 @@ import numpy as np
 import psutil
 import pytest
 
-from bench.paired import Sample
 from bench.peers import __main__ as command
 from bench.peers import measure, venvs
 from bench.peers.games import make
-from bench.peers.measure import command_of, solving, speed_of
-from bench.peers.one_turn import Progress, Turn, run_turn
+from bench.peers.measure import (
+    A2C,
+    OURS,
+    RLLIB_APPO,
+    SF,
+    SYSTEMS,
+    command_of,
+    solving,
+    speed_of,
+)
+from bench.peers.one_turn import Progress, Tail, Turn, run_turn
 from bench.peers.say import LAUNCHED_AT, mean_of, say
-from bench.peers.systems import A2C, OURS, RLLIB_APPO, SF, SYSTEMS
 from bench.peers.table import goal_rows, speed_rows
-from bench.peers.tail import Tail
 
 # Says something, and leaves an orphan in a session of its own that does not listen to SIGTERM.
 RUNNER = """
@@ -53,7 +59,7 @@ TURN = Turn(
 )
 
 
-def test_figures_of_a_turn() -> None:
+def test_figures_of_a_turn():
     assert TURN.start_s() == 3.0
     # From 3 s, when the first was trained, and 1 s to warm up.
     assert TURN.rate(warm_s=1.0) == (1200 - 200) / (8.0 - 4.0)
@@ -64,14 +70,14 @@ def test_figures_of_a_turn() -> None:
     assert Turn([Progress(2.0, 0, None)]).start_s() is None
 
 
-def test_a_system_that_does_not_train_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_train_is_an_error(monkeypatch):
     monkeypatch.setattr(measure, "WARM_S", 1.0)
     assert speed_of(TURN, "it") == {"per_s": 250.0, "start_s": 3.0, "rss_gb": 2.0}
     with pytest.raises(RuntimeError, match="SF has trained on nothing"):
         speed_of(Turn(TURN.progress[:2]), "SF")
 
 
-def test_all_that_a_runner_started_ends_with_its_turn(tmp_path: Path) -> None:
+def test_all_that_a_runner_started_ends_with_its_turn(tmp_path):
     path = tmp_path / "orphan"
     runner = [sys.executable, "-c", RUNNER, str(path)]
     turn = run_turn(runner, lambda turn: path.exists() and turn.has_trained(0.1), limit_s=30)
@@ -83,7 +89,7 @@ def test_all_that_a_runner_started_ends_with_its_turn(tmp_path: Path) -> None:
     assert turn.peak_bytes > 1_000_000
 
 
-def test_a_benchmark_that_is_ended_takes_its_turn_with_it() -> None:
+def test_a_benchmark_that_is_ended_takes_its_turn_with_it():
     command = [sys.executable, "-m", "bench.peers", "--only", "impala", "--seeds", "0"]
     with subprocess.Popen([*command, "--cartpole-s", "60", "--pong-s", "0"]) as bench:
         parent, give_up_at = psutil.Process(bench.pid), time.monotonic() + 60
@@ -96,19 +102,19 @@ def test_a_benchmark_that_is_ended_takes_its_turn_with_it() -> None:
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 
-def test_a_turn_has_its_time(tmp_path: Path) -> None:
+def test_a_turn_has_its_time(tmp_path):
     began = time.monotonic()
     turn = run_turn([sys.executable, "-c", "input()"], lambda turn: False, limit_s=0.1)
     assert list(turn.progress) == []
     assert time.monotonic() - began < 10
 
 
-def test_a_runner_that_fails_is_quoted() -> None:
+def test_a_runner_that_fails_is_quoted():
     with pytest.raises(RuntimeError, match=r"ended with 1:\n(.|\n)*no such thing"):
         run_turn([sys.executable, "-c", "raise OSError('no such thing')"], lambda turn: False, 30)
 
 
-def test_whole_lines_only(tmp_path: Path) -> None:
+def test_whole_lines_only(tmp_path):
     path = tmp_path / "said"
     tail = Tail(path)
     assert tail.new_lines() == []
@@ -119,9 +125,7 @@ def test_whole_lines_only(tmp_path: Path) -> None:
             assert tail.new_lines() == lines
 
 
-def test_what_a_runner_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_runner_says(monkeypatch, capsys):
     monkeypatch.setenv(LAUNCHED_AT, str(time.monotonic() - 5))
     say(12, mean_of([1.0] * 50 + [3.0] * 100))
     said = json.loads(capsys.readouterr().out)
@@ -130,12 +134,10 @@ def test_what_a_runner_says(
     assert mean_of([3.0] * 99) is None
 
 
-def test_each_seed_once_and_the_limit_for_one_that_takes_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_seed_once_and_the_limit_for_one_that_takes_longer(monkeypatch):
     commands = []
 
-    def fake_turn(command: list[str], *_: object) -> Turn:
+    def fake_turn(command, *_):
         commands.append(command)
         return TURN
 
@@ -150,8 +152,8 @@ def test_each_seed_once_and_the_limit_for_one_that_takes_longer(
     ]
 
 
-def test_rows_of_speed() -> None:
-    def samples(*rates: float) -> list[Sample]:
+def test_rows_of_speed():
+    def samples(*rates):
         return [{"per_s": rate, "start_s": 4.0, "rss_gb": 1.0} for rate in rates]
 
     rows = speed_rows("CartPole", {OURS.name: samples(90, 50), SF.name: samples(10, 10)})
@@ -164,9 +166,9 @@ def test_rows_of_speed() -> None:
     assert len(speed_rows("Pong", {SF.name: samples(10)})) == 3
 
 
-def test_rows_of_the_goal() -> None:
-    ours: list[Sample] = [{"goal_s": 6.0, "in_time": True}] * 2
-    late: list[Sample] = [{"goal_s": 120.0, "in_time": False}, {"goal_s": 60.0, "in_time": True}]
+def test_rows_of_the_goal():
+    ours = [{"goal_s": 6.0, "in_time": True}] * 2
+    late = [{"goal_s": 120.0, "in_time": False}, {"goal_s": 60.0, "in_time": True}]
     rows = goal_rows({OURS.name: ours, A2C.name: ours, RLLIB_APPO.name: late}, 120.0)
     assert [row.name for row in rows] == [
         "CartPole to 475, impala_async",
@@ -180,7 +182,7 @@ def test_rows_of_the_goal() -> None:
     assert (rows[4].smallest, rows[4].largest, rows[4].at_most) == (0.05, 0.1, None)
 
 
-def test_who_is_not_installed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_is_not_installed_is_named(tmp_path, capsys):
     flags = argparse.Namespace(venvs=tmp_path, install=False)
     assert command.present(SYSTEMS, flags) == [OURS]
     said = capsys.readouterr().err.splitlines()
@@ -188,7 +190,7 @@ def test_who_is_not_installed_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert said[0].startswith("skipped: Sample Factory APPO: ")
 
 
-def test_other_versions_than_the_pinned_ones_are_named(tmp_path: Path) -> None:
+def test_other_versions_than_the_pinned_ones_are_named(tmp_path):
     pins = venvs.pins_of("rllib")
     assert pins["ray"] == "2.60.0"
     # Distributions spell their names as they like.
@@ -204,11 +206,11 @@ def test_other_versions_than_the_pinned_ones_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("venv", sorted({each.venv for each in SYSTEMS if each.venv}))
-def test_every_peer_has_the_same_torch(venv: str) -> None:
+def test_every_peer_has_the_same_torch(venv):
     assert venvs.pins_of(venv)["torch"] == "2.13.0"
 
 
-def test_the_games_are_those_that_ours_are_trained_in() -> None:
+def test_the_games_are_those_that_ours_are_trained_in():
     assert make("cartpole").observation_space.shape == (4,)
     pytest.importorskip("ale_py")
     env = make("pong")
@@ -220,12 +222,12 @@ def test_the_games_are_those_that_ours_are_trained_in() -> None:
     second = env.step(0)[0]
     assert (second[2] == first[3]).all()
     assert (first == before).all(), "what was given away has changed"
-    assert env.action_space.n == 6  # type: ignore[attr-defined]
+    assert env.action_space.n == 6
     env.close()
 
 
 @pytest.mark.e2e
-def test_ours_say_what_they_have_trained_on() -> None:
+def test_ours_say_what_they_have_trained_on():
     turn = run_turn(
         command_of(OURS, Path(), "cartpole", 0), lambda turn: turn.has_trained(0.2), limit_s=90
     )

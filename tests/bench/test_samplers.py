@@ -2,18 +2,13 @@
 
 import json
 import sys
-from pathlib import Path
-
-import pytest
 
 from bench import samplers
 from bench.probes import Burning
 from bench.samplers import CASES, SAMPLERS, compare
 
 
-def test_every_sampler_is_compared_with_its_neighbour_in_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_sampler_is_compared_with_its_neighbour_in_time(monkeypatch):
     rates = iter(range(1, 100))
     monkeypatch.setattr(samplers, "bare_rate", lambda *args: lambda slice_s: next(rates))
     monkeypatch.setattr(samplers, "sampler_rate", lambda *args: lambda slice_s: next(rates))
@@ -24,7 +19,7 @@ def test_every_sampler_is_compared_with_its_neighbour_in_time(
     assert [found[0].smallest, found[0].largest] == first
 
 
-def test_what_was_asked_for_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_asked_for_is_written(tmp_path, monkeypatch):
     flags = ["--only", "computes", "--rounds", "1", "--slice-s", "0.02", "--write", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["bench.samplers", *flags])
     assert samplers.main() == 0
@@ -35,11 +30,11 @@ def test_what_was_asked_for_is_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(each["median"] > 0 for each in written["figures"])
 
 
-def test_burning_takes_a_core_for_as_long_as_it_says() -> None:
+def test_burning_takes_a_core_for_as_long_as_it_says():
     import time
 
     env = Burning(step_s=0.01)
     env.reset(seed=0)
     before = time.thread_time()
-    env.step(0)  # type: ignore[arg-type]
+    env.step(0)
     assert time.thread_time() - before >= 0.01

@@ -2,22 +2,18 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench import scaling
-from bench.one_run import Report
-from bench.scaling import ASLEEP, Case, measure
+from bench.scaling import ASLEEP, measure
 
 
 @pytest.mark.e2e
-def test_real_actors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_actors_are_counted(monkeypatch):
     monkeypatch.setattr(scaling, "COUNTED_S", 0.5)
-    verdicts: dict[str, str] = {}
+    verdicts = {}
     sample = measure(ASLEEP, 1, "one", verdicts)
     # Eight environments that sleep 1 ms in turn: a thousand rows per second at the very best.
     assert 20 < sample["per_s"] < 1000
@@ -27,16 +23,16 @@ def test_real_actors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 class Leaving:
     """A run of two actors, of which one is gone for a moment; a report every second."""
 
-    def __init__(self, *num_actors: int) -> None:
+    def __init__(self, *num_actors):
         self._num_actors = num_actors
         self._now = -1
 
-    def moments(self, every_s: float) -> Iterator[float]:
+    def moments(self, every_s):
         for now in range(len(self._num_actors)):
             self._now = now
             yield now
 
-    def last_report(self) -> Report:
+    def last_report(self):
         return {
             "num_actors": self._num_actors[self._now],
             "updates": 1,
@@ -51,26 +47,22 @@ class Leaving:
 @pytest.mark.parametrize(
     ("num_actors", "per_s"), [((1, 1, 2, 2, 2), 6.0), ((2, 2, 1, 2, 2, 2), 8.0)]
 )
-def test_what_is_counted_begins_when_all_are_there(
-    num_actors: tuple[int, ...], per_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_counted_begins_when_all_are_there(num_actors, per_s, monkeypatch):
     monkeypatch.setattr(scaling, "COUNTED_S", 2.0)
     monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(*num_actors)))
     assert measure(ASLEEP, 2, "two", {}) == {"per_s": per_s, "weights_bytes_per_step": 3.0}
 
 
-def test_a_run_that_ends_too_soon_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_too_soon_is_not_measured(monkeypatch):
     monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(1, 2, 2)))
     with pytest.raises(RuntimeError, match="two: the run ended before it was measured"):
         measure(ASLEEP, 2, "two", {})
 
 
-def test_every_number_is_measured_in_every_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[tuple[str, int]] = []
+def test_every_number_is_measured_in_every_round(tmp_path, monkeypatch):
+    order = []
 
-    def measured(case: Case, num: int, name: str, verdicts: dict[str, str]) -> dict[str, float]:
+    def measured(case, num, name, verdicts):
         order.append((case.name, num))
         verdicts[name] = "learner: it is busy"
         return {"per_s": 100.0 * num * (1 if len(order) <= 5 else 3)}
@@ -87,5 +79,5 @@ def test_every_number_is_measured_in_every_round(
     assert "- sleeps 1 ms, 16 actors: learner: it is busy" in (tmp_path / "scaling.md").read_text()
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path):
     return {each["name"]: each for each in json.loads(path.read_text())["figures"]}

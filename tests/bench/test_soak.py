@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ MB = 1_000_000
 Grow = Callable[[int], dict[int, Held]]
 
 
-def steady(second: int) -> dict[int, Held]:
+def steady(second):
     """Three processes that fill caches for a minute, and from then on only tremble."""
     filling = min(second, 60) * MB
     trembling = (second % 5) * MB
@@ -29,18 +28,18 @@ def steady(second: int) -> dict[int, Held]:
     }
 
 
-def recorded(held: Grow = steady) -> Record:
+def recorded(held=steady):
     record = Record()
     for second in range(WHOLE_S + 1):
         record.add(second, 1000 * second, held(second))
     return record
 
 
-def missed(record: Record) -> list[str]:
+def missed(record):
     return [each.name for each in judge(record, Times.of(WHOLE_S)) if not each.is_held]
 
 
-def test_nothing_grows() -> None:
+def test_nothing_grows():
     figures = judge(recorded(), Times.of(WHOLE_S))
     assert all(each.is_held for each in figures)
     by_name = {each.name: each for each in figures}
@@ -50,8 +49,8 @@ def test_nothing_grows() -> None:
     assert len(figures) == 4 * 4 + 2
 
 
-def test_a_large_process_may_grow_by_its_share() -> None:
-    def large(second: int) -> dict[int, Held]:
+def test_a_large_process_may_grow_by_its_share():
+    def large(second):
         return {10: Held("learner", 1000 * MB + max(0, second - 120) * MB // 9, 30, 7)}
 
     growth = judge(recorded(large), Times.of(WHOLE_S))[1]
@@ -68,12 +67,12 @@ def test_a_large_process_may_grow_by_its_share() -> None:
         (lambda s: Held("actor", 150 * MB, 16, 6 + s // 200), "actor 2: growth, threads"),
     ],
 )
-def test_growth_of_one_process_is_seen(grown: Callable[[int], Held], name: str) -> None:
+def test_growth_of_one_process_is_seen(grown, name):
     assert missed(recorded(lambda second: {**steady(second), 12: grown(second)})) == [name]
 
 
-def test_an_actor_that_is_started_again_is_seen() -> None:
-    def restarted(second: int) -> dict[int, Held]:
+def test_an_actor_that_is_started_again_is_seen():
+    def restarted(second):
         held = steady(second)
         if second >= 200:
             held[13] = held.pop(12)
@@ -84,16 +83,14 @@ def test_an_actor_that_is_started_again_is_seen() -> None:
     assert missed(record) == ["processes that came or went after minute one"]
 
 
-def test_what_came_and_went_in_the_first_minute_is_none_of_it() -> None:
-    def probed(second: int) -> dict[int, Held]:
+def test_what_came_and_went_in_the_first_minute_is_none_of_it():
+    def probed(second):
         return steady(second) | ({13: Held("other", MB, 3, 1)} if second < 60 else {})
 
     assert missed(recorded(probed)) == []
 
 
-def test_less_than_three_minutes_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_less_than_three_minutes_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--minutes", "2"])
     with pytest.raises(SystemExit):
         soak.main()
@@ -101,7 +98,7 @@ def test_less_than_three_minutes_are_refused(
 
 
 @pytest.mark.e2e
-def test_a_real_run_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_run_is_watched(tmp_path, monkeypatch):
     monkeypatch.setattr(soak, "LOOK_EVERY_S", 0.1)
     settings = (*ENDLESS, "learner.report_every_s=0.25")
     with one_run(CONFIGS / "cartpole.toml", settings) as run:

@@ -1,8 +1,5 @@
 """Trials play what a run has saved, and say how well."""
 
-from pathlib import Path
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -28,11 +25,11 @@ from impala_async.weights import Version
 
 
 @pytest.fixture(autouse=True)
-def few_games(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_games(monkeypatch):
     monkeypatch.setattr(trials, "GAMES_PER_COLUMN", 3)
 
 
-def save(folder: Path, config: RunConfig, bias: list[float] | None = None) -> Path:
+def save(folder, config, bias=None):
     """A run whose first policy is as it began, or prefers one action whatever it sees."""
     run = RunFolder(folder / "run")
     run.begin(config)
@@ -49,14 +46,14 @@ def save(folder: Path, config: RunConfig, bias: list[float] | None = None) -> Pa
     return run.path
 
 
-def test_who_knows_nothing_is_beaten_as_often_as_random_play(tmp_path: Path) -> None:
+def test_who_knows_nothing_is_beaten_as_often_as_random_play(tmp_path):
     config = load_config(CONFIGS / "tictactoe_selfplay.toml")
     share = unbeaten_by_random(save(tmp_path, config))
     # Random play loses 29 games of 100 when it begins and 58 when it answers.
     assert 0.4 < share < 0.7
 
 
-def test_an_action_that_is_not_legal_scores_nothing(tmp_path: Path) -> None:
+def test_an_action_that_is_not_legal_scores_nothing(tmp_path):
     config = load_config(
         CONFIGS / "tictactoe_selfplay.toml", ["env.action_mask_key=none", "model.hidden_sizes=[4]"]
     )
@@ -65,7 +62,7 @@ def test_an_action_that_is_not_legal_scores_nothing(tmp_path: Path) -> None:
     assert unbeaten_by_random(path) == 0.0
 
 
-def test_the_share_saved_is_measured_against_random_actions(tmp_path: Path) -> None:
+def test_the_share_saved_is_measured_against_random_actions(tmp_path):
     """A step costs 1 with action 0 and nothing with action 1; random actions pay half of it."""
     env = EnvSection(id="tests.bench.test_trials:Costly")
     for bias, share in (([0.0, 9.0], 1.0), ([9.0, 0.0], -1.0)):
@@ -78,14 +75,10 @@ class Costly(gym.Env[NDArray[np.float32], np.int64]):
     observation_space = Box(0, 1, (1,), np.float32)
     action_space = Discrete(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         self.num_steps = 0
         return np.zeros(1, np.float32), {}
 
-    def step(
-        self, action: np.int64
-    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         self.num_steps += 1
         return np.zeros(1, np.float32), float(action) - 1, self.num_steps == 10, False, {}

@@ -8,17 +8,16 @@ import torch
 from bench import update
 from bench.learner import CARTPOLE, CONFIGS, ENDLESS, PONG, loop
 from bench.learner_ends import record
-from bench.paired import Sample
 from bench.update import figures_of, ways_of
 from impala_async.config.load import load_config
 
 
-def test_a_graph_is_measured_only_where_there_is_one() -> None:
+def test_a_graph_is_measured_only_where_there_is_one():
     assert ways_of("cpu") == ["off", "inductor"]
     assert ways_of("cuda") == ["off", "inductor", "cuda_graph"]
 
 
-def test_speed_is_over_the_plain_way_of_the_same_round() -> None:
+def test_speed_is_over_the_plain_way_of_the_same_round():
     plain = [{"updates_per_s": rate, "update_ms": 1000 / rate} for rate in (100.0, 50.0, 10.0)]
     fast = [{"updates_per_s": rate, "first_s": 9.0} for rate in (200.0, 75.0, 30.0)]
     first, speed, wait = figures_of(CARTPOLE, {"off": plain, "inductor": fast})
@@ -27,13 +26,11 @@ def test_speed_is_over_the_plain_way_of_the_same_round() -> None:
     assert (wait.median, wait.unit) == (9, "s")
 
 
-def test_compiled_code_is_kept_by_nothing_but_a_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_is_kept_by_nothing_but_a_case(tmp_path, monkeypatch):
     """So the first turn is that of a machine which has never compiled, and the others are not."""
-    caches: list[Path] = []
+    caches = []
 
-    def noted(*told: object, **environment: str) -> Sample:
+    def noted(*told, **environment):
         caches.append(Path(environment["TORCHINDUCTOR_CACHE_DIR"]))
         return {}
 
@@ -51,14 +48,14 @@ def test_compiled_code_is_kept_by_nothing_but_a_case(
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recording(tmp_path_factory):
     path = tmp_path_factory.mktemp("update") / "recording"
     record(path, CONFIGS / CARTPOLE.config, [*ENDLESS, "stop.env_steps=2000"])
     return path
 
 
 @pytest.mark.e2e
-def test_a_way_is_measured(recording: Path) -> None:
+def test_a_way_is_measured(recording):
     config = load_config(CONFIGS / CARTPOLE.config, [*ENDLESS, "learner.device=cpu"])
     sample = loop("step", recording, config, 0.1)
     assert sample["updates_per_s"] > 1
@@ -67,9 +64,7 @@ def test_a_way_is_measured(recording: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, a graph is recorded")
-def test_what_was_made_in_another_way_is_not_published(
-    recording: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_made_in_another_way_is_not_published(recording, capfd):
     config = load_config(CONFIGS / CARTPOLE.config, [*ENDLESS, "learner.compile=cuda_graph"])
     with pytest.raises(SystemExit, match="step ended with exit code 1"):
         loop("step", recording, config, 0.1)

@@ -13,7 +13,7 @@ OUTCOME = {
 }
 
 
-def test_delays_run_from_a_version_s_own_publication() -> None:
+def test_delays_run_from_a_version_s_own_publication():
     # The first versions warm up; between 5 and 9 the client skipped some.
     installed = {"0": 10.1, "1": 99.0, "3": 13.2, "5": 15.4, "9": 19.3}
     sample = sample_of(OUTCOME, [installed])
@@ -23,11 +23,11 @@ def test_delays_run_from_a_version_s_own_publication() -> None:
     assert sample["update_ms"] == pytest.approx(300)
 
 
-def test_without_clients_nothing_is_installed() -> None:
+def test_without_clients_nothing_is_installed():
     assert "installed_ms" not in sample_of(OUTCOME, [])
 
 
-def test_one_encoding_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_encoding_serves_all(monkeypatch):
     monkeypatch.setattr(weights, "NUM_REPLIES", 5)
     sample = encode("mlp")
     # The first one takes a checksum of it all.
@@ -36,11 +36,11 @@ def test_one_encoding_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_clients", [1, 8])
 @pytest.mark.parametrize("case", CASES)
-def test_settings_hold_together(case: str, num_clients: int) -> None:
+def test_settings_hold_together(case, num_clients):
     assert config_of(case, num_clients).learner.batch_columns == CASES[case][2]
 
 
-def test_every_number_of_clients_has_its_rows() -> None:
+def test_every_number_of_clients_has_its_rows():
     turn = {"update_ms": 2.0, "publish_share": 0.1, "installed_ms": 5.0}
     slow = {**turn, "update_ms": 3.0, "installed_ms": 9.0}
     figures = figures_of("x", [[turn], [turn], [slow], [{"first_us": 50.0, "later_us": 1.0}]])
@@ -48,7 +48,7 @@ def test_every_number_of_clients_has_its_rows() -> None:
 
 
 @pytest.mark.e2e
-def test_versions_reach_two_clients() -> None:
+def test_versions_reach_two_clients():
     sample = one_turn("mlp", 2, 0.7)
     assert sample["installed_ms"] > 0
     assert 0 < sample["publish_share"] < 1

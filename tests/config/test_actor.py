@@ -1,33 +1,30 @@
 """Samplers, workers and devices: what goes together, and what is refused with the way out."""
 
-from typing import Any
-
 import pytest
 
 from impala_async.config.load import validate_config
-from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
 from tests.config.test_run import nested
 
 
-def config_of(**actor: Any) -> RunConfig:
+def config_of(**actor):
     return validate_config(nested({"env.id": "X", **{f"actor.{k}": v for k, v in actor.items()}}))
 
 
 @pytest.mark.parametrize("sampler", ["auto", "parallel", "alternating"])
-def test_as_many_workers_as_environments_and_no_more(sampler: str) -> None:
+def test_as_many_workers_as_environments_and_no_more(sampler):
     assert config_of(sampler=sampler, num_envs=4, num_workers=4).actor.num_workers == 4
     with pytest.raises(ConfigError, match=r"num_workers \(6\) must not exceed num_envs \(4\)"):
         config_of(sampler=sampler, num_envs=4, num_workers=6)
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_samplers_without_workers_are_given_none(sampler: str) -> None:
+def test_samplers_without_workers_are_given_none(sampler):
     with pytest.raises(ConfigError, match=f"num_workers does nothing with sampler {sampler}"):
         config_of(sampler=sampler, num_workers=2)
 
 
-def test_groups_that_alternate_are_of_one_size() -> None:
+def test_groups_that_alternate_are_of_one_size():
     with pytest.raises(ConfigError, match=r"num_envs \(7\) must be even"):
         config_of(sampler="alternating", num_envs=7)
     with pytest.raises(ConfigError, match=r"num_workers \(3\) must be even"):
@@ -36,11 +33,11 @@ def test_groups_that_alternate_are_of_one_size() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel", "alternating"])
-def test_any_sampler_acts_on_a_device(sampler: str) -> None:
+def test_any_sampler_acts_on_a_device(sampler):
     assert config_of(sampler=sampler, device="cuda:1").actor.device == "cuda:1"
 
 
-def test_a_device_is_no_sampler() -> None:
+def test_a_device_is_no_sampler():
     with pytest.raises(ConfigError) as refused:
         config_of(sampler="central")
     assert str(refused.value) == (
@@ -49,7 +46,7 @@ def test_a_device_is_no_sampler() -> None:
     )
 
 
-def test_lockstep_has_one_message_per_actor() -> None:
+def test_lockstep_has_one_message_per_actor():
     settings = {"env.id": "X", "pace.mode": "lockstep", "actor.sampler": "alternating"}
     with pytest.raises(ConfigError, match=r"actor\.sampler alternating sends two messages"):
         validate_config(nested(settings))

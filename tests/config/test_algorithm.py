@@ -1,7 +1,5 @@
 """What each algorithm makes of its section, and that no key is set where it does nothing."""
 
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
 
@@ -10,11 +8,11 @@ from impala_async.config.algorithm import AlgorithmSection
 ALGORITHMS = ("impala", "appo", "ppo", "a2c")
 
 
-def section(**settings: Any) -> AlgorithmSection:
+def section(**settings):
     return AlgorithmSection.model_validate(settings)
 
 
-def complaint(**settings: Any) -> str:
+def complaint(**settings):
     with pytest.raises(ValidationError) as caught:
         section(**settings)
     return str(caught.value)
@@ -29,9 +27,7 @@ def complaint(**settings: Any) -> str:
         ("a2c", "gae", 0.95, True),
     ],
 )
-def test_what_an_algorithm_does_unless_told_otherwise(
-    name: str, returns: str, decay: float, is_normal: bool
-) -> None:
+def test_what_an_algorithm_does_unless_told_otherwise(name, returns, decay, is_normal):
     plain = section(name=name)
     assert plain.returns_kind == returns
     assert plain.trace_decay == decay
@@ -42,7 +38,7 @@ def test_what_an_algorithm_does_unless_told_otherwise(
     assert section(name=name, returns=returns) == plain.model_copy(update={"returns": returns})
 
 
-def test_ppo_may_have_returns_of_v_trace() -> None:
+def test_ppo_may_have_returns_of_v_trace():
     ppo = section(name="ppo", returns="vtrace", rho_bar=2.0, c_bar=None)
     assert (ppo.returns_kind, ppo.trace_decay) == ("vtrace", 1.0)
 
@@ -51,14 +47,14 @@ def test_ppo_may_have_returns_of_v_trace() -> None:
     ("name", "returns", "fix"),
     [("impala", "gae", "ppo"), ("appo", "gae", "ppo"), ("a2c", "vtrace", "impala")],
 )
-def test_returns_that_do_not_go_with_an_algorithm(name: str, returns: str, fix: str) -> None:
+def test_returns_that_do_not_go_with_an_algorithm(name, returns, fix):
     text = complaint(name=name, returns=returns)
     assert f"returns ({returns}) do not go with name ({name})" in text
     assert f"set name = {fix}" in text
 
 
 # A key, a value that is not its default, and the algorithms that have a use for it.
-USES: dict[str, tuple[Any, tuple[str, ...]]] = {
+USES = {
     "rho_bar": (2.0, ("impala", "appo")),
     "c_bar": (None, ("impala", "appo")),
     "pg_rho_bar": (2.0, ("impala", "appo")),
@@ -73,7 +69,7 @@ USES: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("key", USES)
-def test_a_key_that_does_nothing_in_an_algorithm_is_refused(key: str, name: str) -> None:
+def test_a_key_that_does_nothing_in_an_algorithm_is_refused(key, name):
     value, algorithms = USES[key]
     default = AlgorithmSection.model_fields[key].default
     # A resolved config holds all keys, so the defaults must go with everything.
@@ -86,7 +82,7 @@ def test_a_key_that_does_nothing_in_an_algorithm_is_refused(key: str, name: str)
     assert "drop it, or set" in text
 
 
-def test_the_fix_is_named() -> None:
+def test_the_fix_is_named():
     assert "where name is impala: drop it, or set name = appo or ppo" in complaint(clip=0.3)
     text = complaint(name="ppo", rho_bar=2.0)
     assert (
@@ -104,9 +100,7 @@ def test_the_fix_is_named() -> None:
         ("weight_decay", 0.1, ("adamw",)),
     ],
 )
-def test_keys_of_other_optimizers_are_refused(
-    key: str, value: float, optimizers: tuple[str, ...]
-) -> None:
+def test_keys_of_other_optimizers_are_refused(key, value, optimizers):
     for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
         if optimizer in optimizers:
             section(optimizer=optimizer, optimizer_options={key: value})
@@ -118,30 +112,30 @@ def test_keys_of_other_optimizers_are_refused(
             )
 
 
-def test_each_optimizer_has_its_epsilon() -> None:
+def test_each_optimizer_has_its_epsilon():
     found = {o: section(optimizer=o).epsilon for o in ("adam", "adamw", "rmsprop", "rmsprop_tf")}
     assert found == {"adam": 1e-5, "adamw": 1e-5, "rmsprop": 1e-5, "rmsprop_tf": 0.1}
     assert section(optimizer="rmsprop_tf", optimizer_options={"eps": 0.01}).epsilon == 0.01
 
 
-def test_a_kl_that_weighs_nothing_has_no_target() -> None:
+def test_a_kl_that_weighs_nothing_has_no_target():
     text = complaint(name="appo", kl_target=0.02)
     assert "kl_target (0.02) does nothing while kl_coeff is 0" in text
     section(name="appo", kl_target=0.02, kl_coeff=0.1)
 
 
-def test_a_kl_from_the_policy_itself_is_refused() -> None:
+def test_a_kl_from_the_policy_itself_is_refused():
     always_equal = {"name": "appo", "kl_coeff": 1.0, "target_update_every_updates": 1}
     assert "kl_coeff (1.0) does nothing while" in complaint(**always_equal)
     section(**always_equal, tau=0.5)
 
 
-def test_a_scale_that_leaves_no_reward_is_refused() -> None:
+def test_a_scale_that_leaves_no_reward_is_refused():
     assert "reward_scale wants a number that is not 0, got 0.0" in complaint(reward_scale=0)
     section(reward_scale=-0.5)
 
 
-def test_a_users_own_may_use_every_key() -> None:
+def test_a_users_own_may_use_every_key():
     for key, (value, _) in USES.items():
         assert getattr(section(name="a.b:C", **{key: value}), key) == value
     plain = section(name="a.b:C")

@@ -20,7 +20,7 @@ from tests.config.test_run import complaint, config_of
         ("*:*", "*:*", True),
     ],
 )
-def test_each_socket_has_a_port_of_its_own(data: str, weights: str | None, is_fine: bool) -> None:
+def test_each_socket_has_a_port_of_its_own(data, weights, is_fine):
     settings = {"bind__data": f"tcp://{data}"}
     if weights is not None:
         settings["bind__weights"] = f"tcp://{weights}"
@@ -34,7 +34,7 @@ def test_each_socket_has_a_port_of_its_own(data: str, weights: str | None, is_fi
     )
 
 
-def test_an_ipv6_address_stands_in_brackets() -> None:
+def test_an_ipv6_address_stands_in_brackets():
     config_of(bind__data="tcp://[fe80::1%eth0]:5555", bind__weights="tcp://[::]:*")
     text = complaint(bind__data="tcp://::1:5555")
     assert "bind.data: wants tcp://HOST:PORT" in text
@@ -53,13 +53,13 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
         ({"port": 1}, None),
     ],
 )
-def test_what_is_nearly_an_address_is_told_as_one(value: object, meant: str | None) -> None:
+def test_what_is_nearly_an_address_is_told_as_one(value, meant):
     text = complaint(bind__data=value)
     assert "bind.data: wants tcp://HOST:PORT, or tcp://HOST:* for any free port, got " in text
     assert text.endswith(f"; did you mean {meant}?") == (meant is not None)
 
 
-def test_open_doors_are_warned_of() -> None:
+def test_open_doors_are_warned_of():
     warnings = config_of(
         bind__data="tcp://0.0.0.0:5555", bind__weights="tcp://10.0.0.1:*"
     ).warnings()
@@ -67,7 +67,7 @@ def test_open_doors_are_warned_of() -> None:
     assert all("trust" in warning for warning in warnings)
 
 
-def test_half_an_open_door_is_warned_of() -> None:
+def test_half_an_open_door_is_warned_of():
     first, *_ = config_of(bind__data="tcp://0.0.0.0:5555").warnings()
     assert first.endswith("actors of other hosts must reach both")
 
@@ -80,5 +80,5 @@ def test_half_an_open_door_is_warned_of() -> None:
         ("example.org", False),
     ],
 )
-def test_loopback(host: str, is_ours: bool) -> None:
+def test_loopback(host, is_ours):
     assert is_loopback(f"tcp://{host}:5555") == is_ours

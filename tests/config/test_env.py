@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from impala_async.config.env import EnvSection
@@ -8,7 +6,7 @@ from impala_async.config.section import Named
 from impala_async.errors import ConfigError
 
 
-def test_a_wrapper_is_a_name_or_a_table() -> None:
+def test_a_wrapper_is_a_name_or_a_table():
     wrappers = '["a.b:C", {name = "a:D", kwargs = {size = 2}}]'
     config = load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
     assert config.env.wrappers == (Named(name="a.b:C"), Named(name="a:D", kwargs={"size": 2}))
@@ -37,12 +35,10 @@ def test_a_bad_wrapper_is_told_what_is_wanted(wrappers: str) -> None:
         ("ALE/Pong-v5", {"frameskip": [2, 5]}, 1),
     ],
 )
-def test_frames_per_step_follow_the_frame_skip(
-    env_id: str, kwargs: dict[str, Any], frames: int
-) -> None:
+def test_frames_per_step_follow_the_frame_skip(env_id, kwargs, frames):
     assert EnvSection(id=env_id, kwargs=kwargs).frames_per_step == frames
 
 
-def test_without_preprocessing_the_frame_skip_is_that_of_the_id() -> None:
+def test_without_preprocessing_the_frame_skip_is_that_of_the_id():
     for env_id, frames in (("ALE/Pong-v5", 4), ("ale_py:PongNoFrameskip-v4", 1)):
         assert EnvSection(id=env_id, preprocess="off").frames_per_step == frames

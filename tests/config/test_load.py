@@ -3,7 +3,6 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +17,7 @@ REUSING = {"simple_spread.toml", "cartpole_lagged.toml"}
 
 
 @pytest.fixture
-def toml(tmp_path: Path) -> Path:
+def toml(tmp_path):
     """A file with a few settings."""
     path = tmp_path / "run.toml"
     path.write_text(
@@ -27,13 +26,13 @@ def toml(tmp_path: Path) -> Path:
     return path
 
 
-def mistakes(path: Path | None, *overrides: str) -> list[str]:
+def mistakes(path, *overrides):
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
     return str(caught.value).splitlines()
 
 
-def mistake(*overrides: str) -> str:
+def mistake(*overrides):
     """The only line about these overrides beside a good env.id."""
     (line,) = mistakes(None, "env.id=X", *overrides)
     return line
@@ -42,12 +41,12 @@ def mistake(*overrides: str) -> str:
 # -------------------- files
 
 
-def test_there_are_configs() -> None:
+def test_there_are_configs():
     assert (CONFIGS / "cartpole.toml").is_file()
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.name)
-def test_every_config_loads(path: Path) -> None:
+def test_every_config_loads(path):
     config = load_config(path)
     written = tomllib.loads(path.read_text(encoding="utf-8"))
     stored = config.model_dump(by_alias=True)
@@ -59,7 +58,7 @@ def test_every_config_loads(path: Path) -> None:
     assert bool(config.warnings()) == (path.name in REUSING)
 
 
-def test_file_then_overrides_then_defaults(toml: Path) -> None:
+def test_file_then_overrides_then_defaults(toml):
     config = load_config(toml, ["seed=4", "env.kwargs.speed=1.5", "learner.num_passes=3"])
     assert config.seed == 4
     assert config.env.id == "FromFile"
@@ -69,7 +68,7 @@ def test_file_then_overrides_then_defaults(toml: Path) -> None:
     assert load_config(toml).env.kwargs == {"size": 5}
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there(tmp_path):
     path = tmp_path / "missing.toml"
     (line,) = mistakes(path)
     assert line == f"{path}: cannot read this config file: No such file or directory"
@@ -78,14 +77,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[env", b"seed = 1e", b"env = {\n", b"\xff\xfe", b"a=1\na=2"])
-def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_toml(tmp_path, content):
     path = tmp_path / "bad.toml"
     path.write_bytes(content)
     (line,) = mistakes(path)
     assert line.startswith(f"{path}: not a valid TOML file: ")
 
 
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_passed_over(tmp_path):
     toml, whole = tmp_path / "marked.toml", tmp_path / "config.json"
     toml.write_text('env.id = "Some-v1"\n', encoding="utf-8-sig")
     whole.write_text('{"config": {"env": {"id": "Some-v1"}}}', encoding="utf-8-sig")
@@ -93,7 +92,7 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_a_file_in_another_encoding_is_told_which(tmp_path: Path, encoding: str) -> None:
+def test_a_file_in_another_encoding_is_told_which(tmp_path, encoding):
     path = tmp_path / "wide.toml"
     path.write_text('env.id = "Some-v1"\n', encoding=encoding)
     (line,) = mistakes(path)
@@ -113,7 +112,7 @@ def test_a_file_in_another_encoding_is_told_which(tmp_path: Path, encoding: str)
         ("kwargs.a = 1x", "line 2, column 13): kwargs.a = 1x"),
     ],
 )
-def test_the_line_that_toml_does_not_read_is_shown(toml: Path, text: str, says: str) -> None:
+def test_the_line_that_toml_does_not_read_is_shown(toml, text, says):
     toml.write_text(f"[env]\n{text}\n", newline="")
     (line,) = mistakes(toml)
     assert line.endswith(says.strip())
@@ -156,7 +155,7 @@ def test_the_line_that_toml_does_not_read_is_shown(toml: Path, text: str, says: 
         ("  7  ", 7),
     ],
 )
-def test_values_are_read_as_toml_or_are_text(text: str, value: Any) -> None:
+def test_values_are_read_as_toml_or_are_text(text, value):
     settings, _, mistakes = merge_overrides({}, [f"env.kwargs.x={text}"])
     assert mistakes == []
     assert settings == {"env": {"kwargs": {"x": value}}}
@@ -179,41 +178,41 @@ def test_values_are_read_as_toml_or_are_text(text: str, value: Any) -> None:
         ("env.wrappers=[{name='a:b', kwargs={x=True}}]", "a list or table as TOML has it"),
     ],
 )
-def test_what_python_has_otherwise_than_toml_is_no_text(override: str, wants: str) -> None:
+def test_what_python_has_otherwise_than_toml_is_no_text(override, wants):
     line = mistake(override)
     assert line.startswith(f"--set: {override.partition('=')[0]}: wants {wants}")
     assert "if it is meant as text, put double quotes within single ones" in line
 
 
-def test_where_keys_have_types_text_is_as_before() -> None:
+def test_where_keys_have_types_text_is_as_before():
     assert load_config(None, ["env.id=X", "stop.mean_return=None"]).stop.mean_return is None
     assert mistake("model.shared_torso=True").endswith('wants true or false, got "True"')
 
 
 @settings(deadline=None)
 @given(st.text(max_size=30))
-def test_any_text_is_some_value(text: str) -> None:
+def test_any_text_is_some_value(text):
     settings, sources, _ = merge_overrides({}, [f"a.b={text}"])
     assert list(settings["a"]) == ["b"]
     assert sources == {"a.b": "--set"}
 
 
-def test_spaces_around_a_key_do_not_matter() -> None:
+def test_spaces_around_a_key_do_not_matter():
     assert merge_overrides({}, [" seed = 5"]) == ({"seed": 5}, {"seed": "--set"}, [])
 
 
-def test_the_last_override_wins() -> None:
+def test_the_last_override_wins():
     assert merge_overrides({}, ["seed=1", "seed=2"]).settings == {"seed": 2}
 
 
-def test_overriding_changes_nothing_that_was_given() -> None:
+def test_overriding_changes_nothing_that_was_given():
     given_settings = {"env": {"id": "X", "kwargs": {"a": [1]}}}
     merged, *_ = merge_overrides(given_settings, ["env.kwargs.b=2", "env.id=Y"])
     assert given_settings == {"env": {"id": "X", "kwargs": {"a": [1]}}}
     assert merged == {"env": {"id": "Y", "kwargs": {"a": [1], "b": 2}}}
 
 
-def test_whole_sections_and_typed_values_arrive() -> None:
+def test_whole_sections_and_typed_values_arrive():
     config = load_config(
         None,
         [
@@ -230,14 +229,14 @@ def test_whole_sections_and_typed_values_arrive() -> None:
 
 
 @pytest.mark.parametrize("override", ["seed", "", "=5", "a..b=1", ".a=1", "a.=1", "--seed 5"])
-def test_an_override_without_key_or_value(override: str) -> None:
+def test_an_override_without_key_or_value(override):
     assert mistake(override) == (
         f"--set: {override!r} is not of the form section.key=value, "
         "for example learner.num_passes=2"
     )
 
 
-def test_a_value_has_no_keys() -> None:
+def test_a_value_has_no_keys():
     assert mistake("env.id.x=1") == "--set: env.id.x: id is a value, without keys"
     assert mistake("seed=1", "seed.x=1") == "--set: seed.x: seed is a value, without keys"
 
@@ -245,7 +244,7 @@ def test_a_value_has_no_keys() -> None:
 # -------------------- mistakes
 
 
-def test_an_environment_is_required_and_the_hint_says_how(toml: Path) -> None:
+def test_an_environment_is_required_and_the_hint_says_how(toml):
     hint = "env.id: required (for example --set env.id=CartPole-v1, or --config FILE)"
     assert mistakes(None) == [f"config: {hint}"]
     assert mistakes(None, "env.kwargs={}") == [f"config: {hint}"]
@@ -285,13 +284,13 @@ def test_an_environment_is_required_and_the_hint_says_how(toml: Path) -> None:
         ("trajectory.bptt_horizon=32", "trajectory.rows"),
     ],
 )
-def test_unknown_keys_are_refused_with_a_suggestion(override: str, meant: str) -> None:
+def test_unknown_keys_are_refused_with_a_suggestion(override, meant):
     key = override.partition("=")[0]
     unknown = key.partition(".")[0] if key.startswith("le") and meant == "learner" else key
     assert mistake(override) == f"--set: {unknown}: unknown key; did you mean {meant}?"
 
 
-def test_a_name_in_an_unknown_section_is_a_hint_too() -> None:
+def test_a_name_in_an_unknown_section_is_a_hint_too():
     assert mistake("ppo.clip_range=1") == "--set: ppo: unknown key; did you mean algorithm.clip?"
 
 
@@ -299,18 +298,18 @@ def test_a_name_in_an_unknown_section_is_a_hint_too() -> None:
     ("override", "meant"),
     [("env=CartPole-v1", "env.id=CartPole-v1"), ("algorithm=ppo", "algorithm.name=ppo")],
 )
-def test_a_value_for_a_section_is_one_for_its_name(override: str, meant: str) -> None:
+def test_a_value_for_a_section_is_one_for_its_name(override, meant):
     (line,) = mistakes(None, override, *([] if override.startswith("env") else ["env.id=X"]))
     assert line.endswith(f"; did you mean {meant}?")
 
 
-def test_a_key_like_no_other_gets_no_suggestion() -> None:
+def test_a_key_like_no_other_gets_no_suggestion():
     for key in ("xyzzy", "foo", "algorithm.foo"):
         assert mistake(f"{key}=1") == f"--set: {key}: unknown key"
     assert mistake("foo.bar=1") == "--set: foo: unknown key"
 
 
-def test_all_mistakes_are_told_at_once(toml: Path) -> None:
+def test_all_mistakes_are_told_at_once(toml):
     toml.write_text("sede = 1\n[env]\nid = ''\n[learner]\nmax_lag = 0\n")
     lines = mistakes(toml, "actor.sampler=best", "algorithm.lr=-1")
     assert sorted(lines) == sorted(
@@ -324,7 +323,7 @@ def test_all_mistakes_are_told_at_once(toml: Path) -> None:
     )
 
 
-def test_overrides_that_make_no_sense_hide_no_other_mistake(toml: Path) -> None:
+def test_overrides_that_make_no_sense_hide_no_other_mistake(toml):
     toml.write_text("sede = 1\n[env]\nid = 'X'\n")
     lines = mistakes(toml, "nonsense", "env.id.x=1", "seed=-1", "xyzzy=", "seed", "seed=-2")
     assert lines[:3] == [
@@ -366,16 +365,16 @@ def test_overrides_that_make_no_sense_hide_no_other_mistake(toml: Path) -> None:
         ("learner=5", "wants keys of its own, not a value, got 5"),
     ],
 )
-def test_what_is_wanted_is_told_in_a_users_words(override: str, says: str) -> None:
+def test_what_is_wanted_is_told_in_a_users_words(override, says):
     assert mistake(override) == f"--set: {override.partition('=')[0]}: {says}"
 
 
-def test_true_is_no_number_in_a_file_either(toml: Path) -> None:
+def test_true_is_no_number_in_a_file_either(toml):
     toml.write_text("seed = true\n[env]\nid = 'X'\nkwargs = {fast = true}\n")
     assert mistakes(toml) == [f"{toml}: seed: wants a number, got true"]
 
 
-def test_a_mistake_between_keys_names_all_its_sources(toml: Path) -> None:
+def test_a_mistake_between_keys_names_all_its_sources(toml):
     agree = "init_num_passes (5) must not exceed num_passes (2)"
     assert mistakes(toml, "learner.init_num_passes=5") == [f"--set and {toml}: learner: {agree}"]
     toml.write_text("[env]\nid = 'X'\n[learner]\nnum_passes = 2\ninit_num_passes = 5\n")
@@ -386,7 +385,7 @@ def test_a_mistake_between_keys_names_all_its_sources(toml: Path) -> None:
     assert mistake("learner.batch_columns=4").startswith("--set: learner.batch_columns (4) must")
 
 
-def test_all_broken_rules_are_told_each_in_its_line() -> None:
+def test_all_broken_rules_are_told_each_in_its_line():
     overrides = ("init_num_passes=5", "stuck_dump_s=90", "num_passes=2")
     learner = [f"learner.{override}" for override in overrides]
     lines = mistakes(None, "env.id=X", *learner, "pace.lag=1")
@@ -403,9 +402,7 @@ def test_all_broken_rules_are_told_each_in_its_line() -> None:
     ]
 
 
-def test_a_rate_of_0_before_the_end_is_refused_where_both_are_set_in_one_place(
-    toml: Path,
-) -> None:
+def test_a_rate_of_0_before_the_end_is_refused_where_both_are_set_in_one_place(toml):
     flat = ("algorithm.lr_end=0", "algorithm.schedule_env_steps=400", "stop.env_steps=500")
     says = (
         "--set: algorithm.schedule_env_steps (400) ends at a rate of 0 (algorithm.lr_end), before"
@@ -427,9 +424,7 @@ IDLE = pytest.mark.parametrize("override", ["learner.max_lag=100", "learner.queu
 
 
 @IDLE
-def test_what_does_nothing_in_lockstep_is_refused_on_the_command_line(
-    toml: Path, override: str
-) -> None:
+def test_what_does_nothing_in_lockstep_is_refused_on_the_command_line(toml, override):
     key = override.partition("=")[0]
     line = f"--set: {key}: does nothing with pace.mode lockstep: drop it"
     assert mistake("pace.mode=lockstep", override) == line
@@ -440,9 +435,7 @@ def test_what_does_nothing_in_lockstep_is_refused_on_the_command_line(
 
 
 @IDLE
-def test_what_does_nothing_in_lockstep_is_refused_beside_it_and_not_in_a_preset(
-    toml: Path, override: str
-) -> None:
+def test_what_does_nothing_in_lockstep_is_refused_beside_it_and_not_in_a_preset(toml, override):
     key = override.partition("=")[0]
     preset = f"{override}\nenv.id = 'X'\nlearner.num_passes = 2\n"
     toml.write_text(preset)
@@ -451,20 +444,20 @@ def test_what_does_nothing_in_lockstep_is_refused_beside_it_and_not_in_a_preset(
     assert mistakes(toml) == [f"{toml}: {key}: does nothing with pace.mode lockstep: drop it"]
 
 
-def test_one_item_of_a_list_is_named() -> None:
+def test_one_item_of_a_list_is_named():
     assert mistake("model.hidden_sizes=[64, 'x']") == (
         '--set: model.hidden_sizes[1]: wants a whole number, got "x"'
     )
 
 
-def test_a_long_value_is_cut_short() -> None:
+def test_a_long_value_is_cut_short():
     line = mistake(f"env.kwargs='{'x' * 5000}'")
     assert line.startswith('--set: env.kwargs: wants a table, for example {size = 5}, got "xxx')
     assert line.endswith("x...")
     assert len(line) < 300
 
 
-def test_without_sources_a_mistake_is_the_configs() -> None:
+def test_without_sources_a_mistake_is_the_configs():
     with pytest.raises(ConfigError, match=r"^config: seed: wants .* got -1$"):
         validate_config({"env": {"id": "X"}, "seed": -1})
 
@@ -472,7 +465,7 @@ def test_without_sources_a_mistake_is_the_configs() -> None:
 # -------------------- the config.json of a run
 
 
-def test_a_run_s_own_config_is_a_config(tmp_path: Path) -> None:
+def test_a_run_s_own_config_is_a_config(tmp_path):
     for overrides in (["pace.mode=lockstep"], ["algorithm.lambda=0.9", "env.kwargs={a=[1, 2]}"]):
         config = load_config(None, ["env.id=X", *overrides])
         path = tmp_path / "config.json"
@@ -482,7 +475,7 @@ def test_a_run_s_own_config_is_a_config(tmp_path: Path) -> None:
         assert load_config(path, ["seed=3"]) == config.model_copy(update={"seed": 3})
 
 
-def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path: Path) -> None:
+def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path):
     path = tmp_path / "config.json"
     config = load_config(None, ["env.id=X"]).model_dump(mode="json", by_alias=True)
     config["learner"] |= {"num_pases": 3, "queue_size": 0}
@@ -496,7 +489,7 @@ def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path: Path) -> None:
     ]
 
 
-def test_what_does_not_go_together_may_be_of_either(tmp_path: Path) -> None:
+def test_what_does_not_go_together_may_be_of_either(tmp_path):
     path = tmp_path / "config.json"
     config = load_config(None, ["env.id=X"]).model_dump(mode="json", by_alias=True)
     path.write_text(json.dumps({"run_id": "7", "config": config}))
@@ -507,7 +500,7 @@ def test_what_does_not_go_together_may_be_of_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": 3}', "env.id = 'X'"])
-def test_another_json_file_is_no_config(tmp_path: Path, text: str) -> None:
+def test_another_json_file_is_no_config(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"x\.json: is not the config\.json of a run"):
@@ -530,9 +523,7 @@ DEEP, VERY_DEEP, LONG = "[" * 300 + "]" * 300, "[" * 5000, "9" * 5000
     ],
     ids=["list", "tables", "very deep", "number", "hexadecimal"],
 )
-def test_what_python_gives_up_at_is_one_line_that_names_the_file(
-    tmp_path: Path, text: str, told: str
-) -> None:
+def test_what_python_gives_up_at_is_one_line_that_names_the_file(tmp_path, text, told):
     path = tmp_path / "my.toml"
     path.write_text(f'env.id = "X"\n{text}\n')
     with pytest.raises(ConfigError) as caught:
@@ -552,7 +543,7 @@ def test_what_python_gives_up_at_is_one_line_that_names_the_file(
     ],
     ids=["list", "tables", "very deep", "hexadecimal", "number", "bytes"],
 )
-def test_what_python_gives_up_at_is_one_line_that_names_the_key(override: str, told: str) -> None:
+def test_what_python_gives_up_at_is_one_line_that_names_the_key(override, told):
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=["env.id=X", override])
     (line,) = str(caught.value).splitlines()
@@ -560,7 +551,7 @@ def test_what_python_gives_up_at_is_one_line_that_names_the_key(override: str, t
     assert len(line) < 500
 
 
-def test_what_python_gives_up_at_in_a_run_s_own_config_is_told_too(tmp_path: Path) -> None:
+def test_what_python_gives_up_at_in_a_run_s_own_config_is_told_too(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(f'{{"config": {{"env": {{"id": "X", "kwargs": {{"x": {DEEP}}}}}}}}}')
     with pytest.raises(ConfigError, match=r"config\.json: env\.kwargs\.x: is nested more than 50"):

@@ -1,7 +1,5 @@
 """Keys of the model that go together, and those that do nothing together."""
 
-from typing import Any
-
 import pytest
 
 from impala_async.config.load import validate_config
@@ -10,7 +8,7 @@ from impala_async.errors import ConfigError
 from tests.config.test_run import nested
 
 
-def model_of(**settings: Any) -> ModelSection:
+def model_of(**settings):
     keys = {f"model.{key}": value for key, value in settings.items()}
     return validate_config(nested({"env.id": "X", **keys})).model
 
@@ -25,9 +23,7 @@ def model_of(**settings: Any) -> ModelSection:
         ({"shared_torso": False, "core": "gru"}, ["shared_torso (false)", "core (gru)"]),
     ],
 )
-def test_a_key_that_does_nothing_is_refused_with_the_one_it_depends_on(
-    settings: dict[str, Any], named: list[str]
-) -> None:
+def test_a_key_that_does_nothing_is_refused_with_the_one_it_depends_on(settings, named):
     with pytest.raises(ConfigError) as caught:
         model_of(**settings)
     text = str(caught.value)
@@ -44,7 +40,7 @@ def test_a_key_that_does_nothing_is_refused_with_the_one_it_depends_on(
         {"shared_torso": False, "name": "nature_cnn"},
     ],
 )
-def test_and_beside_it_is_fine(settings: dict[str, Any]) -> None:
+def test_and_beside_it_is_fine(settings):
     model = model_of(**settings)
     assert ModelSection.model_validate_json(model.model_dump_json()) == model
 
@@ -60,13 +56,11 @@ def test_and_beside_it_is_fine(settings: dict[str, Any]) -> None:
         ({"name": "nature_cnn", "shared_torso": False}, False),
     ],
 )
-def test_only_a_plain_mlp_has_a_torso_each_by_default(
-    settings: dict[str, Any], is_shared: bool
-) -> None:
+def test_only_a_plain_mlp_has_a_torso_each_by_default(settings, is_shared):
     assert model_of(**settings).has_shared_torso == is_shared
 
 
-def test_a_name_that_is_no_torso_is_told_all_of_them() -> None:
+def test_a_name_that_is_no_torso_is_told_all_of_them():
     with pytest.raises(
         ConfigError, match="name must be one of mlp, nature_cnn, impala_resnet, small_"
     ):

@@ -1,25 +1,22 @@
 """Policies by name: what goes together, and what is refused with the key and the way out."""
 
-from typing import Any
-
 import pytest
 
 from impala_async.config.load import validate_config
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
 from tests.config.test_run import nested
 
 PAIR = {"names": ["main", "past"], "copies": {"past": "main"}, "copy_every_updates": 5}
 
 
-def config_of(policies: dict[str, Any], **others: Any) -> RunConfig:
+def config_of(policies, **others):
     keys = {f"policies.{key}": value for key, value in policies.items()}
     others = {key.replace("__", "."): value for key, value in others.items()}
     return validate_config(nested({"env.id": "X", **keys, **others}))
 
 
-def test_without_names_there_is_one_policy() -> None:
+def test_without_names_there_is_one_policy():
     assert config_of({}).policies == ONE_POLICY
     assert ONE_POLICY.trained == ()
 
@@ -35,9 +32,7 @@ def test_without_names_there_is_one_policy() -> None:
         ({"names": ["a", "b"], "mapping": "my.module:deal"}, ("a", "b")),
     ],
 )
-def test_all_learn_that_are_no_copies_unless_they_are_named(
-    settings: dict[str, Any], trained: tuple[str, ...]
-) -> None:
+def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
     assert config_of(settings).policies.trained == trained
 
 
@@ -81,7 +76,7 @@ def test_all_learn_that_are_no_copies_unless_they_are_named(
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_refused(settings: dict[str, Any], named: list[str]) -> None:
+def test_what_does_not_go_together_is_refused(settings, named):
     with pytest.raises(ConfigError) as caught:
         config_of(settings)
     text = str(caught.value)
@@ -89,7 +84,7 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], named: l
     assert all(name in text for name in named), text
 
 
-def test_a_batch_of_lockstep_has_the_columns_of_all_agents() -> None:
+def test_a_batch_of_lockstep_has_the_columns_of_all_agents():
     lockstep = {"pace__mode": "lockstep", "train__num_actors": 2, "actor__num_envs": 4}
     assert config_of(PAIR, **lockstep).learner.batch_columns == 8
     assert config_of(PAIR, **lockstep, learner__batch_columns=24).learner.batch_columns == 24
@@ -97,6 +92,6 @@ def test_a_batch_of_lockstep_has_the_columns_of_all_agents() -> None:
         config_of(PAIR, **lockstep, learner__batch_columns=20)
 
 
-def test_it_is_as_it_was_after_json() -> None:
+def test_it_is_as_it_was_after_json():
     section = PoliciesSection.model_validate(PAIR)
     assert PoliciesSection.model_validate_json(section.model_dump_json()) == section

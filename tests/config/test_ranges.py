@@ -1,7 +1,6 @@
 """The range of every knob, and that a value out of it is named with what it got."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -46,7 +45,7 @@ OPTIONAL_POSITIVE = POSITIVE[:-1]
 OPTIONAL_COUNT = COUNT[:-1]
 
 # key: (values that are fine, values that are not)
-RANGES: dict[str, tuple[list[Any], list[Any]]] = {
+RANGES = {
     "seed": ([0, 2**31 - 1], [-1, 2**31, 1.5, "x", True, None]),
     "env.id": (["CartPole-v1", "my.envs:Maze"], ["", 5, None, ["x"]]),
     "env.kwargs": ([{}, {"a": [1, None]}], [None, 5, "x", [1]]),
@@ -168,30 +167,30 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-def test_every_key_has_a_range_here_and_a_description() -> None:
+def test_every_key_has_a_range_here_and_a_description():
     assert list(RANGES) == list(DEFAULTS)
     for section in RunConfig.model_fields.values():
         fields = getattr(section.annotation, "model_fields", {"": section})
         assert all(field.description for field in fields.values())
 
 
-def test_every_duration_has_a_largest_value() -> None:
+def test_every_duration_has_a_largest_value():
     """Beyond it timers of the system overflow."""
     for key in [key for key in RANGES if key.endswith("_s")]:
         with pytest.raises(ConfigError, match=rf"^config: {key}: wants .* to 1\d+.*, got 1"):
             attempt(key, 1e12)
 
 
-def attempt(key: str, value: Any) -> RunConfig:
+def attempt(key, value):
     return validate_config(nested({"env.id": "X", **NEEDS.get(key, {}), key: value}))
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [(key, value) for key, (good, _) in RANGES.items() for value in good]
 )
-def test_values_that_are_fine(key: str, value: Any) -> None:
+def test_values_that_are_fine(key, value):
     config = attempt(key, value).model_dump(by_alias=True)
-    stored: Any = config
+    stored = config
     for part in key.split("."):
         stored = stored[part]
     assert stored == (tuple(value) if isinstance(value, list) else value)
@@ -200,7 +199,7 @@ def test_values_that_are_fine(key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [(key, value) for key, (_, bad) in RANGES.items() for value in bad]
 )
-def test_values_that_are_not(key: str, value: Any) -> None:
+def test_values_that_are_not(key, value):
     with pytest.raises(ConfigError) as caught:
         attempt(key, value)
     text = str(caught.value)

@@ -2,7 +2,6 @@
 test_config_ranges.py."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from impala_async.errors import ConfigError
 from impala_async.wire.codec import decode_settings, encode_settings
 
 # Used from outside: a key may be added, but none may vanish or change its default unnoticed.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS = {
     "seed": 0,
     "env.id": ...,
     "env.kwargs": {},
@@ -117,8 +116,8 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def nested(settings: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def nested(settings):
+    tree = {}
     for key, value in settings.items():
         *sections, leaf = key.split(".")
         inner = tree
@@ -128,14 +127,14 @@ def nested(settings: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def config_of(**settings: Any) -> RunConfig:
+def config_of(**settings):
     """Dotted keys, with two underscores for the dot."""
     dotted = {key.replace("__", "."): value for key, value in settings.items()}
     return validate_config(nested({"env.id": "X", **dotted}))
 
 
-def keys_of(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def keys_of(section, prefix=""):
+    found = {}
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -146,36 +145,36 @@ def keys_of(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def test_no_key_vanishes_or_changes_its_default() -> None:
+def test_no_key_vanishes_or_changes_its_default():
     assert keys_of(RunConfig) == DEFAULTS
 
 
 # -------------------- fields that must agree
 
 
-def complaint(**settings: Any) -> str:
+def complaint(**settings):
     with pytest.raises(ConfigError) as caught:
         config_of(**settings)
     return str(caught.value)
 
 
-def test_schedules_need_a_horizon() -> None:
+def test_schedules_need_a_horizon():
     text = complaint(algorithm__entropy_cost_end=0.001)
     assert "algorithm: entropy_cost_end (0.001) needs schedule_env_steps" in text
 
 
-def test_a_horizon_needs_a_schedule() -> None:
+def test_a_horizon_needs_a_schedule():
     text = complaint(algorithm__schedule_env_steps=7)
     assert "algorithm: schedule_env_steps (7) does nothing without lr_end or" in text
 
 
-def test_the_ring_cannot_begin_with_more_passes_than_it_makes() -> None:
+def test_the_ring_cannot_begin_with_more_passes_than_it_makes():
     text = complaint(learner__num_passes=2, learner__init_num_passes=3)
     assert "learner: init_num_passes (3) must not exceed num_passes (2)" in text
 
 
 @pytest.mark.parametrize(("size", "passes"), [(1, 5), (2, 3), (4, 2)])
-def test_max_lag_leaves_room_for_all_passes(size: int, passes: int) -> None:
+def test_max_lag_leaves_room_for_all_passes(size, passes):
     needed = size * (passes - 1)
     settings = {"learner__minibatch_buffer_size": size, "learner__num_passes": passes}
     config_of(**settings, learner__max_lag=needed)
@@ -184,14 +183,14 @@ def test_max_lag_leaves_room_for_all_passes(size: int, passes: int) -> None:
     assert f"(num_passes - 1) * algorithm.num_minibatches = {needed}" in text
 
 
-def test_a_minibatch_has_a_column() -> None:
+def test_a_minibatch_has_a_column():
     ppo = {"algorithm__name": "ppo", "actor__num_envs": 4, "learner__batch_columns": 6}
     config_of(**ppo, algorithm__num_minibatches=6)
     text = complaint(**ppo, algorithm__num_minibatches=7)
     assert "algorithm.num_minibatches (7) must not exceed learner.batch_columns (6)" in text
 
 
-def test_max_lag_leaves_room_for_all_passes_of_all_minibatches() -> None:
+def test_max_lag_leaves_room_for_all_passes_of_all_minibatches():
     ppo = {"algorithm__name": "ppo", "algorithm__num_minibatches": 4, "learner__num_passes": 6}
     config_of(**ppo, learner__max_lag=20)
     text = complaint(**ppo, learner__max_lag=19)
@@ -202,7 +201,7 @@ def test_max_lag_leaves_room_for_all_passes_of_all_minibatches() -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:", "cuda:x", "mps", ""])
-def test_a_device_is_one_of_those_that_can_be(device: str) -> None:
+def test_a_device_is_one_of_those_that_can_be(device):
     text = complaint(learner__device=device)
     assert text == f"config: learner.device: wants auto, cpu, cuda or cuda:N, got {device!r}"
 
@@ -210,12 +209,12 @@ def test_a_device_is_one_of_those_that_can_be(device: str) -> None:
 @pytest.mark.parametrize(
     ("lease_s", "heartbeat_s", "starved_after_s"), [(1, 0.2, 0.5), (10, 2, 5), (1e9, 2, 5)]
 )
-def test_what_follows_a_lease(lease_s: float, heartbeat_s: float, starved_after_s: float) -> None:
+def test_what_follows_a_lease(lease_s, heartbeat_s, starved_after_s):
     learner = LearnerSection(lease_s=lease_s)
     assert (learner.heartbeat_s, learner.starved_after_s) == (heartbeat_s, starved_after_s)
 
 
-def test_a_message_fits_into_a_batch() -> None:
+def test_a_message_fits_into_a_batch():
     config_of(actor__num_envs=16, learner__batch_columns=16)
     text = complaint(actor__num_envs=17, learner__batch_columns=16)
     assert "learner.batch_columns (16) must be at least actor.num_envs (17)" in text
@@ -224,15 +223,15 @@ def test_a_message_fits_into_a_batch() -> None:
 # -------------------- what is read off a config
 
 
-def test_sections_are_frozen() -> None:
+def test_sections_are_frozen():
     config = config_of()
     with pytest.raises(ValidationError):
-        config.learner.num_passes = 2  # type: ignore[misc]
+        config.learner.num_passes = 2
     with pytest.raises(ValidationError):
-        config.learner = LearnerSection()  # type: ignore[misc]
+        config.learner = LearnerSection()
 
 
-def test_what_an_actor_is_told() -> None:
+def test_what_an_actor_is_told():
     config = config_of(seed=3, actor__num_envs=2, learner__max_lag=7, env__kwargs={"a": 1})
     settings = ActorSettings.of(config)
     assert settings.model_dump() == {
@@ -251,12 +250,12 @@ def test_what_an_actor_is_told() -> None:
 @pytest.mark.parametrize(
     ("passes", "queue", "ring", "lag"), [(1, 2, 1, 4), (1, 1, 1, 3), (2, 2, 2, 10)]
 )
-def test_expected_lag(passes: int, queue: int, ring: int, lag: int) -> None:
+def test_expected_lag(passes, queue, ring, lag):
     section = LearnerSection(num_passes=passes, queue_size=queue, minibatch_buffer_size=ring)
     assert section.expected_lag_updates == lag
 
 
-def test_defaults_warn_of_nothing() -> None:
+def test_defaults_warn_of_nothing():
     assert config_of().warnings() == []
 
 
@@ -273,7 +272,7 @@ def test_defaults_warn_of_nothing() -> None:
         ({"algorithm__lr_end": None, "algorithm__entropy_cost_end": 0}, None),
     ],
 )
-def test_a_rate_of_0_before_the_end_is_warned_of(settings: dict[str, Any], says: str) -> None:
+def test_a_rate_of_0_before_the_end_is_warned_of(settings, says):
     rates = {"algorithm__lr_end": 0, "algorithm__schedule_env_steps": 1000}
     warnings = config_of(**{**rates, **settings}).warnings(999)
     assert len(warnings) == (says is not None)
@@ -291,9 +290,7 @@ def test_a_rate_of_0_before_the_end_is_warned_of(settings: dict[str, Any], says:
         ),
     ],
 )
-def test_a_resumed_run_whose_schedule_is_over_says_what_it_does(
-    ends: dict[str, Any], says: str
-) -> None:
+def test_a_resumed_run_whose_schedule_is_over_says_what_it_does(ends, says):
     rates = {f"algorithm__{key}": value for key, value in ends.items()}
     config = config_of(**rates, algorithm__schedule_env_steps=1000, stop__env_steps=3000)
     (warning,) = config.warnings(1500)
@@ -301,7 +298,7 @@ def test_a_resumed_run_whose_schedule_is_over_says_what_it_does(
     assert f"{says} algorithm.schedule_env_steps to 3_000 to go on from there" in warning
 
 
-def test_a_long_way_from_acting_to_learning_is_warned_of() -> None:
+def test_a_long_way_from_acting_to_learning_is_warned_of():
     assert config_of(learner__queue_size=6).warnings() == []
     (warning,) = config_of(learner__queue_size=7).warnings()
     assert "9 updates old" in warning
@@ -309,7 +306,7 @@ def test_a_long_way_from_acting_to_learning_is_warned_of() -> None:
     assert "learner.queue_size" in warning
 
 
-def test_minibatches_are_updates_too() -> None:
+def test_minibatches_are_updates_too():
     vtrace = {"algorithm__returns": "vtrace", "algorithm__num_minibatches": 3}
     (warning,) = config_of(algorithm__name="ppo", **vtrace).warnings()
     assert "12 updates old" in warning
@@ -321,7 +318,7 @@ def test_minibatches_are_updates_too() -> None:
     ("name", "fix"),
     [("ppo", "lockstep, or algorithm.returns to vtrace"), ("a2c", "lockstep")],
 )
-def test_returns_that_take_old_data_for_new_are_warned_of(name: str, fix: str) -> None:
+def test_returns_that_take_old_data_for_new_are_warned_of(name, fix):
     """However short the queues are: nothing corrects these for what acted."""
     (warning,) = config_of(algorithm__name=name, learner__queue_size=1).warnings()
     assert "3 updates old" in warning
@@ -333,7 +330,7 @@ def test_returns_that_take_old_data_for_new_are_warned_of(name: str, fix: str) -
 @pytest.mark.parametrize(
     ("name", "fix"), [("ppo", "to 0, or algorithm.returns to vtrace"), ("a2c", "to 0")]
 )
-def test_in_lockstep_a_lag_is_old_data_too(name: str, fix: str) -> None:
+def test_in_lockstep_a_lag_is_old_data_too(name, fix):
     settings = {**LOCKSTEP, "pace__lag": 1, "algorithm__name": name}
     (warning,) = config_of(**settings).warnings()
     assert warning.startswith("pace.lag (1) makes all data a version old, and returns by GAE")
@@ -343,9 +340,7 @@ def test_in_lockstep_a_lag_is_old_data_too(name: str, fix: str) -> None:
 @pytest.mark.parametrize(
     ("passes", "lag", "is_warned"), [(8, 0, False), (9, 0, True), (4, 1, False), (5, 1, True)]
 )
-def test_in_lockstep_vtrace_holds_as_far_as_elsewhere(
-    passes: int, lag: int, is_warned: bool
-) -> None:
+def test_in_lockstep_vtrace_holds_as_far_as_elsewhere(passes, lag, is_warned):
     settings = {**LOCKSTEP, "learner__num_passes": passes, "pace__lag": lag}
     warnings = config_of(**settings).warnings()
     assert len(warnings) == is_warned
@@ -357,8 +352,8 @@ def test_in_lockstep_vtrace_holds_as_far_as_elsewhere(
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "async"])
-def test_passes_that_a2c_cannot_correct_are_warned_of(mode: str) -> None:
-    def warnings(**settings: Any) -> list[str]:
+def test_passes_that_a2c_cannot_correct_are_warned_of(mode):
+    def warnings(**settings):
         found = config_of(pace__mode=mode, **settings).warnings()
         return [warning for warning in found if warning.startswith("learner.num_passes")]
 
@@ -371,7 +366,7 @@ def test_passes_that_a2c_cannot_correct_are_warned_of(mode: str) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
-def test_a_config_there_and_back(passes: int, queue: int, ring: int) -> None:
+def test_a_config_there_and_back(passes, queue, ring):
     config = config_of(
         learner__num_passes=passes,
         learner__queue_size=queue,
@@ -382,7 +377,7 @@ def test_a_config_there_and_back(passes: int, queue: int, ring: int) -> None:
     assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
 
 
-def test_an_argument_of_an_environment_may_be_infinite() -> None:
+def test_an_argument_of_an_environment_may_be_infinite():
     kwargs = {"healthy_z_range": [0.5, float("inf")], "floor": -float("inf")}
     config = validate_config({"env": {"id": "Hopper-v5", "kwargs": kwargs}})
     dumped = config.model_dump_json(by_alias=True)
@@ -392,7 +387,7 @@ def test_an_argument_of_an_environment_may_be_infinite() -> None:
     assert ActorSettings.model_validate(decode_settings(told)).env.kwargs == kwargs
 
 
-def test_weights_come_out_before_all_data_is_too_old() -> None:
+def test_weights_come_out_before_all_data_is_too_old():
     with pytest.raises(ConfigError, match=r"publish_every_updates \(10\) .* max_lag \(3\)"):
         load_config(
             None,
@@ -413,7 +408,7 @@ def test_weights_come_out_before_all_data_is_too_old() -> None:
         ("algorithm__kl_coeff", 0.5, "algorithm.kl_coeff (0.5)", "0"),
     ],
 )
-def test_a_graph_that_cannot_be_is_refused(key: str, value: Any, shown: str, fix: str) -> None:
+def test_a_graph_that_cannot_be_is_refused(key, value, shown, fix):
     settings = {"algorithm__name": "appo", key: value}
     text = complaint(**settings, learner__compile="cuda_graph")
     assert f"learner.compile (cuda_graph) does nothing with {shown}: set that to {fix}, or" in text
@@ -424,7 +419,7 @@ def test_a_graph_that_cannot_be_is_refused(key: str, value: Any, shown: str, fix
 
 
 @pytest.mark.parametrize("way", ["inductor", "cuda_graph"])
-def test_nothing_is_compiled_for_several_policies(way: str) -> None:
+def test_nothing_is_compiled_for_several_policies(way):
     several = {"policies__names": ["a", "b"]}
     text = complaint(**several, learner__compile=way)
     assert f"learner.compile ({way}) does nothing with policies.names" in text
@@ -434,10 +429,10 @@ def test_nothing_is_compiled_for_several_policies(way: str) -> None:
 
 # -------------------- lockstep
 
-LOCKSTEP: dict[str, Any] = {"pace__mode": "lockstep"}
+LOCKSTEP = {"pace__mode": "lockstep"}
 
 
-def test_what_only_lockstep_knows_is_refused_without_it() -> None:
+def test_what_only_lockstep_knows_is_refused_without_it():
     for key, value in (("lag", 1), ("on_loss", "stop")):
         text = complaint(**{f"pace__{key}": value})
         assert f"pace: {key} does nothing in mode async" in text
@@ -445,7 +440,7 @@ def test_what_only_lockstep_knows_is_refused_without_it() -> None:
 
 
 @pytest.mark.parametrize(("actors", "envs"), [(2, 8), (3, 5), (1, 1), (4, 1024)])
-def test_a_batch_of_lockstep_holds_every_actor_once(actors: int, envs: int) -> None:
+def test_a_batch_of_lockstep_holds_every_actor_once(actors, envs):
     settings = {**LOCKSTEP, "train__num_actors": actors, "actor__num_envs": envs}
     config = config_of(**settings)
     assert config.learner.batch_columns == actors * envs
@@ -454,7 +449,7 @@ def test_a_batch_of_lockstep_holds_every_actor_once(actors: int, envs: int) -> N
     assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
 
 
-def test_a_batch_of_lockstep_cannot_be_of_another_size() -> None:
+def test_a_batch_of_lockstep_cannot_be_of_another_size():
     text = complaint(**LOCKSTEP, learner__batch_columns=24)
     assert "learner.batch_columns (24) must be train.num_actors * actor.num_envs (16)" in text
     # Of environments with two agents.
@@ -465,29 +460,29 @@ def test_a_batch_of_lockstep_cannot_be_of_another_size() -> None:
 
 
 @pytest.mark.parametrize("key", ["minibatch_buffer_size", "publish_every_updates"])
-def test_lockstep_has_one_batch_and_one_version_at_a_time(key: str) -> None:
+def test_lockstep_has_one_batch_and_one_version_at_a_time(key):
     text = complaint(**LOCKSTEP, **{f"learner__{key}": 2})
     assert f"pace.mode lockstep: learner.{key} (2) must be 1" in text
 
 
-def test_in_lockstep_every_batch_has_all_its_passes() -> None:
+def test_in_lockstep_every_batch_has_all_its_passes():
     settings = {**LOCKSTEP, "learner__num_passes": 3}
     config_of(**settings, learner__init_num_passes=3)
     text = complaint(**settings, learner__init_num_passes=1)
     assert "learner.init_num_passes (1) does nothing" in text
 
 
-def test_in_lockstep_passes_and_minibatches_make_nothing_older_for_ppo() -> None:
+def test_in_lockstep_passes_and_minibatches_make_nothing_older_for_ppo():
     ppo = {"algorithm__name": "ppo", "algorithm__num_minibatches": 8, "learner__num_passes": 200}
     assert config_of(**LOCKSTEP, **ppo).warnings() == []
 
 
-def test_in_lockstep_one_batch_waits_at_most() -> None:
+def test_in_lockstep_one_batch_waits_at_most():
     """So no memory is kept for more, whatever a preset says."""
     assert config_of(**LOCKSTEP, learner__queue_size=9).learner.queue_size == 1
 
 
-def test_minibatches_are_of_the_columns_that_lockstep_has() -> None:
+def test_minibatches_are_of_the_columns_that_lockstep_has():
     ppo = {"algorithm__name": "ppo", "actor__num_envs": 2, "train__num_actors": 2}
     config_of(**LOCKSTEP, **ppo, algorithm__num_minibatches=4)
     text = complaint(**LOCKSTEP, **ppo, algorithm__num_minibatches=5)

@@ -8,10 +8,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -72,7 +70,7 @@ wait_for(lambda: False)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quick(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local, "POLL_S", 0.005)
@@ -83,7 +81,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("events").touch()
 
 
-def prepare(learner: str, actor: str, fds: Sequence[int] = ()) -> LocalRun:
+def prepare(learner, actor, fds=()):
     package = Path("impala_async")
     package.mkdir()
     (package / "__init__.py").touch()
@@ -99,18 +97,18 @@ def prepare(learner: str, actor: str, fds: Sequence[int] = ()) -> LocalRun:
     )
 
 
-def run(learner: str, actor: str, num_actors: int = 1) -> int:
+def run(learner, actor, num_actors=1):
     code = prepare(learner, actor).run(num_actors)
     assert children() == []
     return code
 
 
-def events(who: str, *keys: str) -> list[dict[str, Any]]:
+def events(who, *keys):
     noted = [json.loads(line) for line in Path("events").read_text().splitlines()]
     return [e for e in noted if e["who"] == who and e.keys() >= set(keys)]
 
 
-def test_when_the_learner_is_done_everybody_is() -> None:
+def test_when_the_learner_is_done_everybody_is():
     learner = "note(flags=sys.argv[1:])\nwait_for(lambda: count('actor') == 3)\n"
     code = run(learner, "note(flags=sys.argv[1:])\nprint('heard')\n", num_actors=3)
     assert code == 0
@@ -127,12 +125,12 @@ def test_when_the_learner_is_done_everybody_is() -> None:
     ("end", "code"),
     [("sys.exit(2)", 2), ("sys.exit(70)", 70), ("os.kill(os.getpid(), signal.SIGKILL)", 137)],
 )
-def test_the_learner_decides_the_exit_code(end: str, code: int) -> None:
+def test_the_learner_decides_the_exit_code(end, code):
     learner = f"wait_for(lambda: count('actor') == 1)\n{end}\n"
     assert run(learner, ACTOR_UNTIL_KILLED) == code
 
 
-def test_an_actor_that_ignores_the_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_ignores_the_end_is_killed(monkeypatch):
     monkeypatch.setattr(local, "ACTOR_END_S", 0.05)
     monkeypatch.setattr(local, "ASKED_END_S", 0.05)
     ignore = "signal.signal(signal.SIGTERM, lambda *_: note(told=True))\n"
@@ -140,9 +138,7 @@ def test_an_actor_that_ignores_the_end_is_killed(monkeypatch: pytest.MonkeyPatch
     assert len(events("actor", "told")) == 1
 
 
-def test_a_dead_actor_is_started_again_after_a_pause(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dead_actor_is_started_again_after_a_pause(monkeypatch, caplog):
     monkeypatch.setattr(local, "RESTART_AFTER_S", 0.2)
     actor = """
 note(began=os.environ["NUMBER"])
@@ -166,9 +162,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
 
 
-def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(monkeypatch, caplog):
     monkeypatch.setattr(local, "GOODBYE_S", 0.2)
     monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 0)
     assert run("serve()\nwait_for(lambda: count('actor') == 3)", "note()") == 0
@@ -182,9 +176,7 @@ def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(
     )
 
 
-def test_actors_that_the_learner_said_goodbye_to_are_not_started_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_actors_that_the_learner_said_goodbye_to_are_not_started_again(caplog):
     actor = """
 try:
     open("good", "x").close()
@@ -199,9 +191,7 @@ except FileExistsError:
 
 
 @pytest.mark.parametrize("service", [None, '{"pid": 1}', "{torn"])
-def test_an_actor_that_was_ended_waits_for_a_learner_that_serves(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, service: str | None
-) -> None:
+def test_an_actor_that_was_ended_waits_for_a_learner_that_serves(monkeypatch, caplog, service):
     """It may have been slow to begin, or be slow to end."""
     monkeypatch.setattr(local, "GOODBYE_S", 0.0)
     monkeypatch.setattr(local, "QUICK_DEATH_S", 0.0)
@@ -225,9 +215,7 @@ note()
     assert at >= 3
 
 
-def test_nobody_is_started_again_once_the_run_is_told_to_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nobody_is_started_again_once_the_run_is_told_to_end(monkeypatch, caplog):
     monkeypatch.setattr(local, "GOODBYE_S", 0.0)
     learner = """
 told = []
@@ -253,7 +241,7 @@ sys.exit(78 * (count("actor") % 2))
     assert caplog.messages == []
 
 
-def test_a_learner_that_does_not_know_signals_yet_ends_as_it_was_asked_to() -> None:
+def test_a_learner_that_does_not_know_signals_yet_ends_as_it_was_asked_to():
     thread = signal_when(lambda n: len(events("learner")) == 1, signal.SIGTERM)
     assert run("note()\ntime.sleep(30)", ACTOR_UNTIL_KILLED) == 0
     thread.join()
@@ -266,9 +254,7 @@ def test_a_learner_that_does_not_know_signals_yet_ends_as_it_was_asked_to() -> N
         (os.mkfifo, r"run/actors/actor-0\.log: is no regular file: remove it"),
     ],
 )
-def test_a_log_that_cannot_be_written_is_a_wrong_flag(
-    make: Callable[[str], None], why: str
-) -> None:
+def test_a_log_that_cannot_be_written_is_a_wrong_flag(make, why):
     Path("run/actors").mkdir(parents=True)
     make("run/actors/actor-0.log")
     with pytest.raises(ConfigError, match=f"--run-dir: {why}"):
@@ -276,22 +262,18 @@ def test_a_log_that_cannot_be_written_is_a_wrong_flag(
     assert children() == []
 
 
-def test_a_process_that_cannot_be_started_is_told_in_a_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_that_cannot_be_started_is_told_in_a_line(monkeypatch):
     monkeypatch.setattr("sys.executable", "nothing")
     with pytest.raises(ConfigError, match="cannot start a process of the learner: No such file"):
         prepare("", "")
 
 
-def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(monkeypatch, caplog):
     """Its log cannot be opened, then no process be made."""
     Path("run").mkdir()
     spawn, num_failures = local.spawn, 2
 
-    def fail_now_and_then(door: str, *args: Any, **how: Any) -> Any:
+    def fail_now_and_then(door, *args, **how):
         nonlocal num_failures
         if door == "actor" and events("actor") and num_failures:
             num_failures -= 1
@@ -321,9 +303,7 @@ sys.exit(2)
     assert Path("run/actors/actor-0.log").exists()
 
 
-def test_a_log_that_somebody_removes_does_not_end_the_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_log_that_somebody_removes_does_not_end_the_run(caplog):
     actor = """
 note()
 if count("actor") > 1:
@@ -336,9 +316,7 @@ sys.exit(2)
 
 
 @pytest.mark.parametrize("code", [77, 78])
-def test_a_hopeless_actor_ends_the_run_with_its_reason(
-    caplog: pytest.LogCaptureFixture, code: int
-) -> None:
+def test_a_hopeless_actor_ends_the_run_with_its_reason(caplog, code):
     actor = f"""
 wait_for(lambda: count("learner") == 1)
 print("log line\\nerror: it does not fit\\nmore", flush=True)
@@ -355,7 +333,7 @@ sys.exit({code})
     assert len(events("actor")) == 1
 
 
-def test_a_learner_that_serves_is_told_that_its_run_is_given_up() -> None:
+def test_a_learner_that_serves_is_told_that_its_run_is_given_up():
     numbers = "(signal.SIGTERM, signal.SIGINT"
     learner = LEARNER_UNTIL_TOLD.replace(numbers, f"{numbers}, signal.SIGUSR1")
     actor = 'wait_for(lambda: count("learner") == 1)\nsys.exit(78)\n'
@@ -364,9 +342,7 @@ def test_a_learner_that_serves_is_told_that_its_run_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(("end", "code"), [("1 / 0", 1), ("os.abort()", 134)])
-def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: str, code: int
-) -> None:
+def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(monkeypatch, caplog, end, code):
     monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
     actor = f'wait_for(lambda: count("learner") == 1)\nnote()\n{end}\n'
     assert run(LEARNER_UNTIL_TOLD, actor) == code
@@ -386,9 +362,7 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
         ("03:52:22 WARNING environment 0 has been in step for 12 s", "03:52:22 WARNING env"),
     ],
 )
-def test_what_went_well_is_no_reason_for_a_death(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: str, reason: str
-) -> None:
+def test_what_went_well_is_no_reason_for_a_death(monkeypatch, caplog, said, reason):
     monkeypatch.setattr(local, "QUICK_DEATH_S", 0.0)
     actor = f"""
 wait_for(lambda: count("learner") == 1)
@@ -407,9 +381,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
         ("error: no such world\\n07:16:24 WARNING no learner answers at X yet", "no such world"),
     ],
 )
-def test_what_an_actor_warned_of_is_not_why_it_ended(
-    caplog: pytest.LogCaptureFixture, said: str, reason: str
-) -> None:
+def test_what_an_actor_warned_of_is_not_why_it_ended(caplog, said, reason):
     """As where its environment has closed stderr: then it could not say why."""
     actor = f"""
 wait_for(lambda: count("learner") == 1)
@@ -420,9 +392,7 @@ sys.exit(78)
     assert f"actor 0 cannot run: {reason} (78); its log: " in caplog.text
 
 
-def test_a_slow_start_is_no_life(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_slow_start_is_no_life(monkeypatch, caplog):
     """On a busy machine imports may take longer than any death that is called quick."""
     monkeypatch.setattr(local, "QUICK_DEATH_S", 0.4)
     monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
@@ -437,9 +407,7 @@ sys.exit(2)
     assert "actor 0 cannot run: it raised (2)" in caplog.text
 
 
-def test_an_environment_that_raised_in_mid_run_gets_another_try(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_environment_that_raised_in_mid_run_gets_another_try(caplog):
     """It is an actor that ends with 2, as it would for a wrong flag."""
     actor = """
 note()
@@ -451,9 +419,7 @@ sys.exit(2)
     assert "cannot run" not in caplog.text
 
 
-def test_only_the_last_try_says_why_an_actor_cannot_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_the_last_try_says_why_an_actor_cannot_run(monkeypatch, caplog):
     monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 1)
     actor = """
 note()
@@ -469,9 +435,7 @@ sys.exit(1)
     assert "something else" in Path("run/actors/actor-0.log").read_text()
 
 
-def test_the_reason_comes_after_the_last_words_of_the_learner(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_comes_after_the_last_words_of_the_learner(caplog, monkeypatch):
     learner = """
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
@@ -479,7 +443,7 @@ note()
 wait_for(lambda: told)
 note(last_words=True)
 """
-    ended_before: list[bool] = []
+    ended_before = []
     monkeypatch.setattr(
         local.logger, "error", lambda *_: ended_before.append(bool(events("learner", "last_words")))
     )
@@ -487,17 +451,13 @@ note(last_words=True)
     assert ended_before == [True]
 
 
-def test_an_actor_that_lived_for_a_while_may_die_as_often_as_it_likes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_actor_that_lived_for_a_while_may_die_as_often_as_it_likes(monkeypatch):
     monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 1)
     monkeypatch.setattr(local, "QUICK_DEATH_S", 0.0)
     assert run("wait_for(lambda: count('actor') >= 5)", "note()\nsys.exit(75)\n") == 0
 
 
-def test_a_learner_that_does_not_end_when_the_run_is_given_up_is_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_learner_that_does_not_end_when_the_run_is_given_up_is_killed(monkeypatch):
     monkeypatch.setattr(local, "LEARNER_END_S", 0.1)
     monkeypatch.setattr(local, "ASKED_END_S", 0.1)
     learner = """
@@ -509,14 +469,14 @@ wait_for(lambda: False)
     assert events("learner", "told")
 
 
-def signal_when(is_ready: Callable[[int], bool], *numbers: int) -> threading.Thread:
+def signal_when(is_ready, *numbers):
     """Send signals to this process, each once what came before has arrived.
 
     The run must have taken them over before, or they would end the tests.
     """
     before = {number: signal.getsignal(number) for number in numbers}
 
-    def send() -> None:
+    def send():
         give_up_at = time.monotonic() + WITHIN_S
         for n, number in enumerate(numbers):
             while signal.getsignal(number) is before[number] or not is_ready(n):
@@ -530,9 +490,7 @@ def signal_when(is_ready: Callable[[int], bool], *numbers: int) -> threading.Thr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_reaches_the_learner_once_and_the_actors_end_with_it(
-    monkeypatch: pytest.MonkeyPatch, number: int, code: int
-) -> None:
+def test_a_signal_reaches_the_learner_once_and_the_actors_end_with_it(monkeypatch, number, code):
     monkeypatch.setattr(local, "ACTOR_END_S", 5.0)
     actor = "signal.signal(signal.SIGINT, lambda *_: note(interrupted=True))\n" + ACTOR_UNTIL_KILLED
     before = signal.getsignal(number)
@@ -550,7 +508,7 @@ def test_a_signal_reaches_the_learner_once_and_the_actors_end_with_it(
 @pytest.mark.parametrize(
     ("first", "has_begun"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True)]
 )
-def test_a_second_ctrl_c_reaches_the_learner_too(first: int, has_begun: bool) -> None:
+def test_a_second_ctrl_c_reaches_the_learner_too(first, has_begun):
     learner = f"""
 signals = []
 if {has_begun}:
@@ -575,9 +533,7 @@ sys.exit(130)
     assert started.has_quit == has_begun
 
 
-def test_a_second_ctrl_c_kills_a_learner_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_ctrl_c_kills_a_learner_that_does_not_answer(monkeypatch, caplog):
     """It may be stopped, or hold the interpreter's lock."""
     monkeypatch.setattr(local, "QUIT_S", 0.2)
     monkeypatch.setattr(local, "QUIT_TOLD_AFTER_S", 0.0)
@@ -606,7 +562,7 @@ wait_for(lambda: False)
     assert told[1] == "quitting: what has not ended 0 s after this is killed"
 
 
-def test_a_second_sigterm_leaves_a_learner_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_sigterm_leaves_a_learner_its_time(monkeypatch):
     monkeypatch.setattr(local, "QUIT_S", 0.0)
     learner = """
 signals = []
@@ -621,7 +577,7 @@ sys.exit(0)
     thread.join()
 
 
-def test_a_learner_that_only_starts_hears_of_ctrl_c_later() -> None:
+def test_a_learner_that_only_starts_hears_of_ctrl_c_later():
     learner = """
 note()
 wait_for(lambda: signal.SIGINT in signal.sigpending())
@@ -633,9 +589,7 @@ hear()
     thread.join()
 
 
-def test_each_process_has_one_thread_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_process_has_one_thread_unless_told_otherwise(monkeypatch):
     learner = "note(threads=os.environ['MKL_NUM_THREADS'])\nwait_for(lambda: count('actor'))\n"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert run(learner, "note(threads=os.environ['OMP_NUM_THREADS'])\n") == 0
@@ -643,13 +597,13 @@ def test_each_process_has_one_thread_unless_told_otherwise(
     assert events("actor")[0]["threads"] == "3"
 
 
-def test_only_the_learner_gets_its_environment() -> None:
+def test_only_the_learner_gets_its_environment():
     note = "note(ports=os.environ.get('PORTS'))\n"
     assert run(f"{note}wait_for(lambda: count('actor'))", note) == 0
     assert [e["ports"] for e in events("learner") + events("actor")] == ["7", None]
 
 
-def test_a_run_that_never_began_leaves_nothing() -> None:
+def test_a_run_that_never_began_leaves_nothing():
     ended = prepare("wait_for(lambda: count('actor') == 2)\nsys.exit(2)", "note()\nprint('x')")
     assert ended.run(2) == 2
     assert len(list(Path("run/actors").iterdir())) == 2
@@ -661,7 +615,7 @@ def test_a_run_that_never_began_leaves_nothing() -> None:
     assert not Path("run/actors").exists()
 
 
-def test_the_learner_opens_the_gate_for_all_actors_that_come() -> None:
+def test_the_learner_opens_the_gate_for_all_actors_that_come():
     learner = """
 note(was_open=is_gate_open())
 wait_for(lambda: count("actor") == 1)
@@ -680,12 +634,12 @@ sys.exit(75)
     assert all(e["is_open"] for e in events("actor", "is_open"))
 
 
-def quick_wait(tell: Callable[[str], None], **how: float) -> Wait:
+def quick_wait(tell, **how):
     now = itertools.count(step=EVERY_S)
     return Wait(tell, after_s=0.0, clock=lambda: next(now))
 
 
-def test_what_a_start_and_an_end_wait_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_start_and_an_end_wait_for_is_told(monkeypatch):
     monkeypatch.setattr(local, "Wait", quick_wait)
     monkeypatch.setattr(local, "ACTOR_END_S", 0.2)
     learner = """
@@ -695,9 +649,9 @@ open_gate()
 wait_for(Path("told again").exists)
 serve()
 """
-    said: list[str] = []
+    said = []
 
-    def say(text: str) -> None:
+    def say(text):
         said.append(text.partition(" (")[0])
         Path("told again" if "builds" in text else "told").touch()
 
@@ -712,7 +666,7 @@ serve()
     assert said[-1].startswith("ending: waiting for ")
 
 
-def test_only_the_learner_gets_descriptors_of_its_own(tmp_path: Path) -> None:
+def test_only_the_learner_gets_descriptors_of_its_own(tmp_path):
     fd = os.open(tmp_path, os.O_RDONLY)
     look = f"""
 try:
@@ -727,7 +681,7 @@ except OSError:
     assert [e["has"] for e in events("learner") + events("actor")] == [True, False]
 
 
-def test_children_hold_a_lifeline_and_are_spared_the_terminal_s_signals() -> None:
+def test_children_hold_a_lifeline_and_are_spared_the_terminal_s_signals():
     hold = """
 import stat
 fd = int(os.environ["IMPALA_ASYNC_LIFELINE"])
@@ -738,14 +692,14 @@ note(holds=stat.S_ISFIFO(os.fstat(fd).st_mode), leads=os.getpgid(0) == os.getpid
     assert [(e["holds"], e["leads"]) for e in both] == [(True, True)] * 2
 
 
-def test_a_folder_that_cannot_be_written_is_a_config_error() -> None:
+def test_a_folder_that_cannot_be_written_is_a_config_error():
     Path("file").touch()
     with pytest.raises(ConfigError, match="--run-dir: cannot write to file/actors"):
         LocalRun([], URL, Path("file"), {})
     assert children() == []
 
 
-def test_free_ports_can_be_bound_all_at_once() -> None:
+def test_free_ports_can_be_bound_all_at_once():
     ports = free_ports(20)
     assert len(set(ports)) == 20
     with open("/proc/sys/net/ipv4/ip_local_port_range") as limits:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,13 @@ CONFIG = config_of(small_schema(), algorithm={"lambda": 0.9}, env={"kwargs": {"s
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+def folder(tmp_path):
     made = RunFolder(tmp_path / "run")
     made.begin(CONFIG)
     return made
 
 
-def test_a_new_run_has_settings_and_an_id(folder: RunFolder) -> None:
+def test_a_new_run_has_settings_and_an_id(folder):
     assert folder.exists()
     assert folder.checkpoints.is_dir()
     assert folder.load_config() == CONFIG
@@ -34,7 +33,7 @@ def test_a_new_run_has_settings_and_an_id(folder: RunFolder) -> None:
     assert RunFolder.open(folder.path).run_id == folder.run_id
 
 
-def test_a_run_with_the_name_of_a_former_sampler_is_opened(folder: RunFolder) -> None:
+def test_a_run_with_the_name_of_a_former_sampler_is_opened(folder):
     path = folder.path / "config.json"
     content = json.loads(path.read_text())
     content["config"]["actor"]["sampler"] = "central"
@@ -42,20 +41,18 @@ def test_a_run_with_the_name_of_a_former_sampler_is_opened(folder: RunFolder) ->
     assert RunFolder.open(folder.path).load_config().actor.sampler == "parallel"
 
 
-def test_every_run_has_an_id_of_its_own(folder: RunFolder, tmp_path: Path) -> None:
+def test_every_run_has_an_id_of_its_own(folder, tmp_path):
     other = RunFolder(tmp_path / "other")
     other.begin(CONFIG)
     assert other.run_id != folder.run_id
 
 
-def test_the_epoch_grows_by_one_at_every_start(folder: RunFolder) -> None:
+def test_the_epoch_grows_by_one_at_every_start(folder):
     assert [RunFolder(folder.path).next_epoch() for _ in range(3)] == [1, 2, 3]
     assert (folder.path / "epoch").read_text() == "3"
 
 
-def test_an_epoch_that_could_not_be_written_was_not_used(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_that_could_not_be_written_was_not_used(folder, monkeypatch):
     folder.next_epoch()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", _disk_full)
@@ -64,19 +61,17 @@ def test_an_epoch_that_could_not_be_written_was_not_used(
     assert folder.next_epoch() == 2
 
 
-def test_an_epoch_is_on_the_disk_before_it_is_used(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_is_on_the_disk_before_it_is_used(folder, monkeypatch):
     """The file is flushed before it is renamed, and its name after."""
-    told: list[str] = []
+    told = []
     fsync, rename = os.fsync, Path.rename
 
-    def noting_fsync(descriptor: int) -> None:
+    def noting_fsync(descriptor):
         kind = "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
         told.append(f"fsync {kind}")
         fsync(descriptor)
 
-    def noting_rename(path: Path, target: Path) -> Path:
+    def noting_rename(path, target):
         told.append("rename")
         return rename(path, target)
 
@@ -87,7 +82,7 @@ def test_an_epoch_is_on_the_disk_before_it_is_used(
 
 
 @pytest.mark.parametrize("torn", ["", "two", "1.5", "nan", "-1", "9" * 20, "9" * 70])
-def test_a_torn_epoch_is_refused_and_not_guessed(folder: RunFolder, torn: str) -> None:
+def test_a_torn_epoch_is_refused_and_not_guessed(folder, torn):
     (folder.path / "epoch").write_text(torn)
     told = r"epoch: (wants a whole number from 0 to|cannot be read).*: write the number of starts"
     with pytest.raises(CheckpointError, match=told):
@@ -95,26 +90,20 @@ def test_a_torn_epoch_is_refused_and_not_guessed(folder: RunFolder, torn: str) -
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["a pipe", "a folder"])
-def test_an_epoch_that_is_no_file_is_refused_at_once(
-    folder: RunFolder, make: Callable[[Path], None]
-) -> None:
+def test_an_epoch_that_is_no_file_is_refused_at_once(folder, make):
     make(folder.path / "epoch")
     with pytest.raises(CheckpointError, match="epoch: cannot be read"):
         folder.next_epoch()
 
 
-def test_an_epoch_is_never_behind_the_checkpoints(
-    folder: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_epoch_is_never_behind_the_checkpoints(folder, caplog):
     (folder.path / "epoch").write_text("2")
     assert folder.next_epoch(saved=7) == 8
     assert "2, but there are checkpoints of 7" in caplog.text
     assert folder.next_epoch(saved=7) == 9
 
 
-def test_small_files_are_whole_or_not_there(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_files_are_whole_or_not_there(folder, monkeypatch):
     assert folder.read_json("summary.json") is None
     folder.write_json("summary.json", {"a": 1})
     with monkeypatch.context() as patch:
@@ -127,13 +116,13 @@ def test_small_files_are_whole_or_not_there(
     assert folder.read_json("summary.json") is None
 
 
-def test_a_folder_that_cannot_be_made_is_a_wrong_flag(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_a_wrong_flag(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match="--run-dir: cannot write to"):
         RunFolder(tmp_path / "file" / "run").begin(CONFIG)
 
 
-def test_to_resume_there_must_be_a_run(tmp_path: Path) -> None:
+def test_to_resume_there_must_be_a_run(tmp_path):
     with pytest.raises(ConfigError, match="--resume needs --run-dir"):
         RunFolder.open(None)
     with pytest.raises(CheckpointError, match="holds no run"):
@@ -151,25 +140,23 @@ RUN = '{"run_id": "' + 32 * "a" + '", "config": '
         *(RUN + '[["a", 1]]}', RUN + 9999 * '{"a":' + "1" + 9999 * "}" + "}"),
     ],
 )
-def test_damaged_settings_are_told(folder: RunFolder, text: str) -> None:
+def test_damaged_settings_are_told(folder, text):
     (folder.path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
         folder.load_config()
 
 
-def test_settings_that_are_wrong_name_their_file(folder: RunFolder) -> None:
+def test_settings_that_are_wrong_name_their_file(folder):
     (folder.path / "config.json").write_text(RUN + '{"env": {"id": 3}}}')
     with pytest.raises(ConfigError, match=r"config\.json: env\.id: "):
         folder.load_config()
 
 
-def test_the_arguments_of_an_environment_are_private_from_the_first_byte(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mode(path: Path) -> int:
+def test_the_arguments_of_an_environment_are_private_from_the_first_byte(folder, monkeypatch):
+    def mode(path):
         return stat.S_IMODE(path.stat().st_mode)
 
-    seen: list[int] = []
+    seen = []
     fsync = os.fsync
     config = folder.path / "config.json"
     assert mode(config) == 0o600
@@ -185,23 +172,23 @@ def test_the_arguments_of_an_environment_are_private_from_the_first_byte(
     assert mode(folder.path / "service.json") & 0o400
 
 
-def test_settings_are_plain_json(folder: RunFolder) -> None:
+def test_settings_are_plain_json(folder):
     content = json.loads((folder.path / "config.json").read_text())
     assert content["config"]["env"]["kwargs"] == {"size": [1, 2]}
 
 
-def test_a_default_folder_is_one_name() -> None:
+def test_a_default_folder_is_one_name():
     config = config_of(small_schema(), env={"id": "some.package:ALE/Pong-v5"})
     path = default_run_path(config)
     assert path.parent == Path("runs")
     assert path.name.startswith("some.package_ALE_Pong-v5-")
 
 
-def _disk_full(descriptor: int) -> None:
+def _disk_full(descriptor):
     raise OSError("no space left on the disk")
 
 
-def test_a_start_that_failed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+def test_a_start_that_failed_leaves_nothing_in_the_way(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(CONFIG)
     folder.next_epoch()
@@ -215,7 +202,7 @@ def test_a_start_that_failed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
 
 
-def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
+def test_a_folder_that_was_there_stays(tmp_path):
     folder = RunFolder(tmp_path)
     folder.begin(CONFIG)
     folder.withdraw()
@@ -223,13 +210,13 @@ def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("result", ["summary.json", "checkpoints/ckpt-1-0"])
-def test_a_run_with_a_result_is_not_withdrawn(folder: RunFolder, result: str) -> None:
+def test_a_run_with_a_result_is_not_withdrawn(folder, result):
     (folder.path / result).touch()
     folder.withdraw()
     assert folder.load_config() == CONFIG
 
 
-def test_a_run_of_an_earlier_start_is_not_withdrawn(folder: RunFolder) -> None:
+def test_a_run_of_an_earlier_start_is_not_withdrawn(folder):
     folder.let_go()
     resumed = RunFolder.open(folder.path)
     resumed.begin(CONFIG)
@@ -237,15 +224,13 @@ def test_a_run_of_an_earlier_start_is_not_withdrawn(folder: RunFolder) -> None:
     assert folder.load_config() == CONFIG
 
 
-def test_that_there_is_a_checkpoint_need_not_be_noted(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_that_there_is_a_checkpoint_need_not_be_noted(folder, monkeypatch):
     monkeypatch.setattr(os, "fsync", _disk_full)
     folder.note_saved("ckpt-1-1")
     folder.check_resumable()
 
 
-def test_a_new_run_begins_in_a_new_or_an_empty_folder(tmp_path: Path) -> None:
+def test_a_new_run_begins_in_a_new_or_an_empty_folder(tmp_path):
     RunFolder(tmp_path / "none").check_new()
     RunFolder(tmp_path).check_new()
     # Put there for a learner, by those who start it, or by a start that was killed.
@@ -257,13 +242,13 @@ def test_a_new_run_begins_in_a_new_or_an_empty_folder(tmp_path: Path) -> None:
         RunFolder(tmp_path).check_new()
 
 
-def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"--run-dir: .* holds other files \(thesis\.tex\)"):
         RunFolder(tmp_path).check_new()
 
 
-def test_a_folder_belongs_to_one_learner(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_one_learner(tmp_path):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     first.begin(config_of(small_schema()))
     # One of before has died, and its number is that of somebody else by now.
@@ -276,9 +261,7 @@ def test_a_folder_belongs_to_one_learner(tmp_path: Path) -> None:
     second.let_go()
 
 
-def test_a_learner_takes_the_folder_over_from_who_has_started_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_learner_takes_the_folder_over_from_who_has_started_it(tmp_path, monkeypatch):
     starter, learner = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     held = starter.hold()
     monkeypatch.setenv(HOLD_VARIABLE, str(os.dup(held)))
@@ -293,9 +276,7 @@ def test_a_learner_takes_the_folder_over_from_who_has_started_it(
 
 
 @pytest.mark.parametrize("value", ["another", "12345", "none"])
-def test_a_hold_of_something_else_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_a_hold_of_something_else_is_none(tmp_path, monkeypatch, value):
     folder, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "other")
     folder.hold()
     held = other.hold()
@@ -304,7 +285,7 @@ def test_a_hold_of_something_else_is_none(
         RunFolder(tmp_path / "run").begin(CONFIG)
 
 
-def test_what_a_killed_start_had_begun_to_write_is_cleared(tmp_path: Path) -> None:
+def test_what_a_killed_start_had_begun_to_write_is_cleared(tmp_path):
     for name in (".config.json.4711", ".epoch.4712", ".config.json.mine"):
         (tmp_path / name).touch()
     folder = RunFolder(tmp_path)
@@ -316,7 +297,7 @@ def test_what_a_killed_start_had_begun_to_write_is_cleared(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "config.json"]
 
 
-def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder: RunFolder) -> None:
+def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder):
     folder.let_go()
     run_id, changed = folder.run_id, CONFIG.model_copy(update={"seed": 9})
     resumed = RunFolder.open(folder.path)
@@ -327,9 +308,7 @@ def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder: RunF
     assert resumed.run_id == run_id
 
 
-def test_settings_that_cannot_be_confirmed_are_told(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_cannot_be_confirmed_are_told(folder, monkeypatch):
     folder.let_go()
     resumed = RunFolder.open(folder.path)
     resumed.begin(CONFIG.model_copy(update={"seed": 9}))
@@ -340,9 +319,7 @@ def test_settings_that_cannot_be_confirmed_are_told(
     assert resumed.load_config() == CONFIG
 
 
-def test_a_disk_that_does_not_let_a_learner_be_found_is_told(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_does_not_let_a_learner_be_found_is_told(folder, monkeypatch):
     monkeypatch.setattr(os, "fsync", _disk_full)
     with pytest.raises(ConfigError, match=r"--run-dir: cannot write to .*: no space left"):
         folder.announce("tcp://a:1", "tcp://a:2", 1)
@@ -350,26 +327,20 @@ def test_a_disk_that_does_not_let_a_learner_be_found_is_told(
     assert [path.name for path in folder.path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_what_cannot_be_removed_is_told(
-    folder: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_removed_is_told(folder, caplog):
     (folder.path / "service.json").mkdir()
     folder.remove("service.json")
     assert "service.json cannot be removed: Is a directory" in caplog.text
 
 
-def test_a_damaged_note_of_the_other_learner_does_not_hide_that_there_is_one(
-    folder: RunFolder,
-) -> None:
+def test_a_damaged_note_of_the_other_learner_does_not_hide_that_there_is_one(folder):
     os.mkfifo(folder.path / "service.json")
     with pytest.raises(ConfigError, match=r"in use by another learner \(process unknown\)"):
         RunFolder(folder.path).begin(CONFIG)
 
 
 @pytest.mark.parametrize("how", ["removed", "renamed", "emptied", "another is there"])
-def test_a_folder_that_is_gone_is_known_and_not_written_into(
-    folder: RunFolder, caplog: pytest.LogCaptureFixture, how: str
-) -> None:
+def test_a_folder_that_is_gone_is_known_and_not_written_into(folder, caplog, how):
     assert not folder.is_gone()
     if how == "emptied":
         (folder.path / "config.json").unlink()
@@ -393,18 +364,16 @@ def test_a_folder_that_is_gone_is_known_and_not_written_into(
     assert caplog.text.count("it is gone, or another one lies there") == 1
 
 
-def test_a_folder_that_fails_is_not_gone(folder: RunFolder) -> None:
+def test_a_folder_that_fails_is_not_gone(folder):
     (folder.path / "config.json").unlink()
     (folder.path / "config.json").symlink_to("config.json")
     assert not folder.is_gone()
 
 
-def test_checkpoints_that_cannot_be_written_are_told_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_that_cannot_be_written_are_told_at_the_start(tmp_path, monkeypatch):
     made = os.mkdir
 
-    def make(path: Path, mode: int = 0o777) -> None:
+    def make(path, mode=0o777):
         if Path(path).parent.name == "checkpoints":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         made(path, mode)
@@ -414,9 +383,7 @@ def test_checkpoints_that_cannot_be_written_are_told_at_the_start(
         RunFolder(tmp_path / "run").begin(CONFIG)
 
 
-def test_a_new_run_is_not_begun_in_what_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_run_is_not_begun_in_what_cannot_be_read(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "is_dir", lambda path: path == tmp_path or _forbidden(path))
@@ -424,17 +391,17 @@ def test_a_new_run_is_not_begun_in_what_cannot_be_read(
             RunFolder(tmp_path).check_new()
 
 
-def _forbidden(path: Path) -> bool:
+def _forbidden(path):
     raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
-def test_an_epoch_that_may_not_be_read_is_not_to_be_written_anew(folder: RunFolder) -> None:
+def test_an_epoch_that_may_not_be_read_is_not_to_be_written_anew(folder):
     (folder.path / "epoch").symlink_to("epoch")
     with pytest.raises(CheckpointError, match=r"epoch: cannot be read: Too many levels of [^:]*$"):
         folder.check_resumable()
 
 
-def test_checkpoints_that_cannot_be_read_are_not_said_to_be_gone(folder: RunFolder) -> None:
+def test_checkpoints_that_cannot_be_read_are_not_said_to_be_gone(folder):
     folder.checkpoints.rmdir()
     folder.checkpoints.symlink_to("checkpoints")
     with pytest.raises(CheckpointError, match=r"checkpoints: cannot be read: Too many levels"):
@@ -445,7 +412,7 @@ def test_checkpoints_that_cannot_be_read_are_not_said_to_be_gone(folder: RunFold
         folder.check_resumable()
 
 
-def test_reports_that_lead_nowhere_are_refused(folder: RunFolder) -> None:
+def test_reports_that_lead_nowhere_are_refused(folder):
     folder.metrics.symlink_to("nowhere/metrics.jsonl")
     with pytest.raises(ConfigError, match=r"cannot write to .*metrics\.jsonl: No such.*: move it"):
         folder.check_resumable()

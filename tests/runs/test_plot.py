@@ -4,8 +4,6 @@ import os
 import signal
 import threading
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib import pyplot as plt
@@ -17,7 +15,7 @@ from impala_async.runs.plot import _without_lost_branches, draw_learning_curve, 
 from impala_async.waiting import Wait
 
 
-def report(steps: int, **changes: Any) -> str:
+def report(steps, **changes):
     values = {
         "env_steps_trained": steps,
         "episodes/return_mean": steps / 10,
@@ -27,13 +25,13 @@ def report(steps: int, **changes: Any) -> str:
     return json.dumps(values | changes)
 
 
-def write(folder: Path, *lines: str, end: str = "\n") -> Path:
+def write(folder, *lines, end="\n"):
     metrics = folder / "metrics.jsonl"
     metrics.write_text("\n".join(lines) + end)
     return metrics
 
 
-def size_of(picture: Path) -> tuple[int, int]:
+def size_of(picture):
     content = picture.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert content.endswith(b"IEND\xaeB`\x82")
@@ -43,13 +41,11 @@ def size_of(picture: Path) -> tuple[int, int]:
 SUMMARY = {"env_id": "Pole", "mean_return": None, "episodes": 0}
 
 
-def test_a_signal_leaves_the_last_picture_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def draw(*paths: Path, **how: Any) -> None:
+def test_a_signal_leaves_the_last_picture_out(tmp_path, monkeypatch, capfd):
+    def draw(*paths, **how):
         os.kill(os.getpid(), number)
 
-    def leave(code: int) -> None:
+    def leave(code):
         raise SystemExit(code)
 
     monkeypatch.setattr(plot, "draw_learning_curve", draw)
@@ -63,17 +59,15 @@ def test_a_signal_leaves_the_last_picture_out(
         assert signal.getsignal(number) == before
 
 
-def test_drawing_that_takes_long_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drawing_that_takes_long_is_told_of(tmp_path, monkeypatch):
     is_told = threading.Event()
-    said: list[str] = []
+    said = []
 
-    def say(line: str) -> None:
+    def say(line):
         said.append(line.partition(" (")[0])
         is_told.set()
 
-    def draw(*paths: Path, **how: Any) -> None:
+    def draw(*paths, **how):
         assert is_told.wait(30)
 
     monkeypatch.setattr(waiting, "Wait", partial(Wait, after_s=0.0))
@@ -83,7 +77,7 @@ def test_drawing_that_takes_long_is_told_of(
     assert set(said) == {"ending: drawing the learning curve, with matplotlib"}
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
+def test_a_picture_is_drawn(tmp_path):
     metrics = write(tmp_path, *(report(n) for n in range(0, 1000, 100)))
     picture = draw_learning_curve(metrics, tmp_path / "curve.png")
     assert picture == tmp_path / "curve.png"
@@ -91,10 +85,8 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert width > height > 500
 
 
-def test_on_a_full_disk_the_picture_of_before_stays_and_that_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int) -> None:
+def test_on_a_full_disk_the_picture_of_before_stays_and_that_is_told(tmp_path, monkeypatch):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left")
 
     write(tmp_path, report(100), report(200))
@@ -118,13 +110,13 @@ def test_on_a_full_disk_the_picture_of_before_stays_and_that_is_told(
         ['{"env_steps_trained": 5}', report(6)],
     ],
 )
-def test_what_is_not_known_yet_is_left_out(tmp_path: Path, lines: list[str]) -> None:
+def test_what_is_not_known_yet_is_left_out(tmp_path, lines):
     picture = draw_learning_curve(write(tmp_path, *lines), tmp_path / "curve.png")
     assert picture is not None
     size_of(picture)
 
 
-def test_damage_is_passed_over(tmp_path: Path) -> None:
+def test_damage_is_passed_over(tmp_path):
     damage = ["[1]", "\udcff", "[" * 100_000, report(1)[:9]]
     wrong = [report(2, **{key: "x"}) for key in json.loads(report(1))]
     wrong += [report(3, **{key: 10**400}) for key in json.loads(report(1))]
@@ -136,12 +128,12 @@ def test_damage_is_passed_over(tmp_path: Path) -> None:
     size_of(picture)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     assert draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png") is None
 
 
-def test_two_runs_do_not_look_the_same(tmp_path: Path) -> None:
+def test_two_runs_do_not_look_the_same(tmp_path):
     pictures = []
     for slope in (1, -1):
         metrics = write(tmp_path, *(report(n, mean_return_100=slope * n) for n in range(5)))
@@ -151,10 +143,8 @@ def test_two_runs_do_not_look_the_same(tmp_path: Path) -> None:
     assert pictures[0] != pictures[1]
 
 
-def test_it_has_a_title_and_a_line_at_the_goal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[Any] = []
+def test_it_has_a_title_and_a_line_at_the_goal(tmp_path, monkeypatch):
+    kept = []
     monkeypatch.setattr(plt, "close", kept.append)
     metrics = write(tmp_path, *(report(n) for n in range(5)))
     for goal in (None, 475.0):
@@ -170,7 +160,7 @@ def test_it_has_a_title_and_a_line_at_the_goal(
     plt.close("all")
 
 
-def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_passed_over(tmp_path):
     metrics = write(tmp_path, report(1), report(2), report(3)[:20], end="")
     assert [r["env_steps_trained"] for r in read_reports(metrics)] == [1, 2]
     assert draw_learning_curve(metrics, tmp_path / "curve.png") is not None
@@ -179,17 +169,17 @@ def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "lines", [[], [""], ['{"torn'], [report(0, **{"episodes/return_mean": None})]]
 )
-def test_without_episodes_there_is_no_picture(tmp_path: Path, lines: list[str]) -> None:
+def test_without_episodes_there_is_no_picture(tmp_path, lines):
     assert draw_learning_curve(write(tmp_path, *lines), tmp_path / "curve.png") is None
     assert not (tmp_path / "curve.png").exists()
 
 
-def test_without_metrics_there_is_no_picture(tmp_path: Path) -> None:
+def test_without_metrics_there_is_no_picture(tmp_path):
     assert read_reports(tmp_path / "none.jsonl") == []
     assert draw_learning_curve(tmp_path / "none.jsonl", tmp_path / "curve.png") is None
 
 
-def test_what_a_resumed_run_did_again_is_drawn_once() -> None:
+def test_what_a_resumed_run_did_again_is_drawn_once():
     steps = [100, 200, 300, 150, 250, 250, 400]
     reports = [{"env_steps_trained": step, "n": n} for n, step in enumerate(steps)]
     assert [report["n"] for report in _without_lost_branches(reports)] == [0, 3, 4, 5, 6]

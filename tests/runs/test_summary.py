@@ -1,14 +1,12 @@
 """The summary: every key that others read, and quantiles of a histogram."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.config.run import RunConfig
 from impala_async.learner.loop.ledger import DROP_REASONS
 from impala_async.metrics.verdict import ADVICE, Verdict
 from impala_async.runs.summary import describe, lag_quantiles, summarise
@@ -19,7 +17,7 @@ CONTRACT = {
     *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
     *("lag_quantiles", "dropped", "bottleneck", "exit_reason", "num_actors"),
 }
-REPORT: dict[str, Any] = {
+REPORT = {
     "env_steps_trained": 900,
     "updates": 9,
     "time_s": 5.5,
@@ -32,10 +30,8 @@ REPORT: dict[str, Any] = {
 }
 
 
-def summary_of(
-    env_id: str = "tests:None", config: RunConfig | None = None, **changes: Any
-) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
+def summary_of(env_id="tests:None", config=None, **changes):
+    arguments = {
         "exit_reason": "env_steps",
         "wall_s": 4.0,
         "env_steps_since": 600,
@@ -47,7 +43,7 @@ def summary_of(
     return summarise(config, REPORT, **{**arguments, **changes})
 
 
-def test_a_summary_has_what_others_read() -> None:
+def test_a_summary_has_what_others_read():
     summary = summary_of()
     assert summary.keys() >= CONTRACT
     assert summary["env_steps_per_s"] == 150.0
@@ -63,9 +59,7 @@ def test_a_summary_has_what_others_read() -> None:
     ("schedule", "end", "since"),
     [(None, None, None), (900, None, None), (800, None, 800), (800, 850, 800), (800, 800, None)],
 )
-def test_steps_at_a_rate_of_0_are_told(
-    schedule: int | None, end: int | None, since: int | None
-) -> None:
+def test_steps_at_a_rate_of_0_are_told(schedule, end, since):
     """Not those that the last batch of a run is beyond its end."""
     rates = {"lr_end": 0.0, "schedule_env_steps": schedule} if schedule else {}
     config = config_of(small_schema(), algorithm=rates, stop={"env_steps": end})
@@ -74,12 +68,12 @@ def test_steps_at_a_rate_of_0_are_told(
     assert ("nothing was learned after env step 800" in describe(summary)) == (since == 800)
 
 
-def test_frames_are_as_many_as_each_step_takes() -> None:
+def test_frames_are_as_many_as_each_step_takes():
     assert summary_of()["frames_per_s"] == 150.0
     assert summary_of("ALE/Pong-v5")["frames_per_s"] == 600.0
 
 
-def test_a_summary_in_one_line() -> None:
+def test_a_summary_in_one_line():
     summary = summary_of() | {"env_steps_trained": 123456, "updates": 1234}
     assert describe(summary) == (
         "ended (env_steps) after 123,456 env steps and 1,234 updates, mean return 476 (12 episodes)"
@@ -87,7 +81,7 @@ def test_a_summary_in_one_line() -> None:
     assert describe(summary | {"mean_return": None, "episodes": 0}).endswith(", mean return -")
 
 
-def test_a_run_without_an_update_has_no_rate() -> None:
+def test_a_run_without_an_update_has_no_rate():
     summary = summary_of(wall_s=0.0, env_steps_since=0, lag_histogram=[], mean_return=None)
     assert summary["env_steps_per_s"] == 0.0
     assert summary["lag_quantiles"] == []
@@ -107,12 +101,12 @@ def test_a_run_without_an_update_has_no_rate() -> None:
         ([10, 80, 11], [0, 1, 1, 2, 2]),
     ],
 )
-def test_quantiles_of_a_histogram(histogram: list[int], quantiles: list[int]) -> None:
+def test_quantiles_of_a_histogram(histogram, quantiles):
     assert lag_quantiles(histogram) == quantiles
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=60))
-def test_quantiles_are_values_that_occurred(lags: list[int]) -> None:
+def test_quantiles_are_values_that_occurred(lags):
     got = lag_quantiles(np.bincount(lags).tolist())
     ordered = sorted(lags)
     places = [round(q / 100 * (len(lags) - 1)) for q in (0, 10, 50, 90, 100)]

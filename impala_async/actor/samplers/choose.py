@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from impala_async.actor.samplers.protocols import ActingPolicy, SamplerTimers
-from impala_async.actor.samplers.setup import Setup, count_gpus, count_workers
+from impala_async.actor.samplers.setup import Setup, close_quietly, count_gpus, count_workers
 from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.worker import LookUp
 from impala_async.actor.workers import Workers, count_cores
@@ -125,7 +125,7 @@ class Contest:
         self.best, self.best_s = usual, float("inf")
         self.told: list[str] = []
         self.play = play
-        self.close = usual.close
+        self.owner: Setup | Workers = usual
 
     def measure_first(self, may_move: bool) -> Measured:
         """The setup that there is, and where its policy may move, also on a GPU."""
@@ -138,19 +138,19 @@ class Contest:
                 self.best, self.best_s, found = moved, there.round_s, there
         return found
 
-    def enter(self, setups: Sequence[Setup], close: Callable[[], None]) -> None:
-        """Measure setups over the same environments, which `close` ends."""
+    def enter(self, setups: Sequence[Setup], owner: Setup | Workers) -> None:
+        """Measure setups over the same environments, which `owner` closes."""
         best, best_s = None, self.best_s
         with ExitStack() as losers:
-            losers.callback(_quietly, close)
+            losers.callback(close_quietly, owner)
             for setup in setups:
                 found = self._measure(setup)
                 if found.round_s < MARGIN * best_s:
                     best, best_s = setup, found.round_s
             if best is not None:
                 losers.pop_all()
-                losers.callback(_quietly, self.close)
-                self.best, self.best_s, self.close = best, best_s, close
+                losers.callback(close_quietly, self.owner)
+                self.best, self.best_s, self.owner = best, best_s, owner
 
     def could_win(self, name: str, at_best_s: float) -> bool:
         """Whether it is worth a try, if nothing stands in its way."""
@@ -179,7 +179,7 @@ def choose_setup(
     """
     contest = Contest(usual, play)
     with ExitStack() as on_failure:
-        on_failure.callback(lambda: _quietly(contest.close))
+        on_failure.callback(lambda: close_quietly(contest.owner))
         # A fault here is not the end: the sampler will meet it, and tells it as it does all others.
         with _is_optional("measuring"):
             _compare(contest, actor, env, num_envs, policies)
@@ -223,7 +223,7 @@ def _compare(
             setups = [Setup("parallel", [workers.whole()], device)]
             if workers.can_alternate:
                 setups.append(Setup("alternating", workers.halves(), device))
-            contest.enter(setups, workers.close)
+            contest.enter(setups, workers)
 
 
 def _try_serial(
@@ -238,7 +238,7 @@ def _try_serial(
         alone.close()
     if contest.could_win("serial", found.env_s * num_envs):
         setup = Setup("serial", [build_envs("serial", env, num_envs, policies)], device)
-        contest.enter([setup], setup.close)
+        contest.enter([setup], setup)
     return found
 
 
@@ -249,10 +249,3 @@ def _is_optional(what: str, level: int = logging.WARNING) -> Iterator[None]:
         yield
     except (EnvError, MismatchError) as error:
         logger.log(level, "actor.sampler auto leaves out %s: %s", what, error)
-
-
-def _quietly(close: Callable[[], None]) -> None:
-    try:
-        close()
-    except EnvError as error:
-        logger.warning("%s", error)

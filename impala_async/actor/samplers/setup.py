@@ -9,6 +9,7 @@ Environments are made before anything is agreed with the learner, since the sche
 Runs on: sampler thread
 """
 
+import logging
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, cast
@@ -34,6 +35,8 @@ from impala_async.envs.make import build_envs, build_usual
 from impala_async.errors import EnvError, MismatchError
 from impala_async.policy import Action
 from impala_async.schema import Schema
+
+logger = logging.getLogger(__name__)
 
 CPU = "cpu"
 
@@ -140,6 +143,14 @@ class Setup:
                 faults.append(error)
         if faults:
             raise faults[0]
+
+
+def close_quietly(owner: Setup | Sampler | Workers) -> None:
+    """A fault in close must not hide why it is closed."""
+    try:
+        owner.close()
+    except EnvError as error:
+        logger.warning("%s", error)
 
 
 def make_setup(

@@ -1,8 +1,7 @@
 """What `auto` takes, and that it says why."""
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -10,26 +9,25 @@ from impala_async.actor.samplers import choose as choose_module
 from impala_async.actor.samplers import setup as making
 from impala_async.actor.samplers.choose import Measured, Play, Scrap, choose_setup, measure
 from impala_async.actor.samplers.setup import Setup, make_setup
-from impala_async.actor.workers import WorkerEnvs, Workers
+from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection
-from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import Schema
-from tests.actor.fakes import FakeAction, FakePolicy
+from tests.actor.fakes import FakePolicy
 from tests.actor.worlds import section
 
 SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
 
 
-def play_of(setup: Setup, look_up: Any = lambda: None) -> Play:
+def play_of(setup, look_up=lambda: None):
     choices = setup.action_spec.parts[0].choices[0]
     schema = Schema(setup.obs_spec, setup.action_spec, 4)
     return Play(schema, lambda _: (FakePolicy(choices), None), look_up)
 
 
-def test_steps_that_wait_are_told_from_those_that_compute() -> None:
+def test_steps_that_wait_are_told_from_those_that_compute():
     for env, is_waiting in ((SLOW, True), (section("Busy"), False)):
         setup = make_setup("serial", ActorSection(), env, 2)
         found = measure(setup, play_of(setup))
@@ -41,9 +39,9 @@ def test_steps_that_wait_are_told_from_those_that_compute() -> None:
             assert found.env_s >= 0.02
 
 
-def test_it_ends_after_its_time_or_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_after_its_time_or_its_rounds(monkeypatch):
     setup = make_setup("serial", ActorSection(), section("CartPole-v1"), 1)
-    looks: list[float] = []
+    looks = []
     play = play_of(setup, lambda: looks.append(time.monotonic()))
     monkeypatch.setattr(choose_module, "BUDGET_S", 60.0)
     monkeypatch.setattr(choose_module, "MAX_ROUNDS", 10)
@@ -56,7 +54,7 @@ def test_it_ends_after_its_time_or_its_rounds(monkeypatch: pytest.MonkeyPatch) -
     setup.close()
 
 
-def test_buffers_that_come_back_are_used_again() -> None:
+def test_buffers_that_come_back_are_used_again():
     setup = make_setup("serial", ActorSection(), section("CartPole-v1"), 1)
     scrap = Scrap(play_of(setup).schema)
     first = scrap.take(1)
@@ -70,19 +68,17 @@ Choose = Callable[..., Setup]
 
 
 class SlowPolicy(FakePolicy):
-    def act(self, obs: dict[str, Any], state: Any, rng: Any) -> FakeAction:
+    def act(self, obs, state, rng):
         time.sleep(0.005 * len(next(iter(obs.values()))))
         return super().act(obs, state, rng)
 
 
 @pytest.fixture
-def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
+def choose(monkeypatch):
     """`auto` for four environments on two cores; what it gave is closed."""
-    made: list[Setup] = []
+    made = []
 
-    def run(
-        env: EnvSection, num_cores: int = 2, policy: type[FakePolicy] = FakePolicy, **actor: Any
-    ) -> Setup:
+    def run(env, num_cores=2, policy=FakePolicy, **actor):
         for module in (choose_module, making):
             monkeypatch.setattr(module, "count_cores", lambda: num_cores)
         usual = make_setup("auto", ActorSection(**actor), env, 4)
@@ -99,12 +95,12 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+def told(caplog):
     caplog.set_level("INFO", choose_module.logger.name)
     return lambda: caplog.messages[-1]
 
 
-def test_small_environments_stay_in_the_actor(choose: Choose, told: Callable[[], str]) -> None:
+def test_small_environments_stay_in_the_actor(choose, told):
     setup = choose(section("CartPole-v1"))
     assert setup.name in ("vector", "serial")
     assert type(setup.groups[0]) in (VectorEnvs, SerialEnvs)
@@ -112,7 +108,7 @@ def test_small_environments_stay_in_the_actor(choose: Choose, told: Callable[[],
     assert "workers not tried, at best" in told()
 
 
-def test_slow_environments_get_workers(choose: Choose, told: Callable[[], str]) -> None:
+def test_slow_environments_get_workers(choose, told):
     setup = choose(SLOW)
     assert setup.name in ("parallel", "alternating")
     assert all(type(envs) is WorkerEnvs for envs in setup.groups)
@@ -120,24 +116,20 @@ def test_slow_environments_get_workers(choose: Choose, told: Callable[[], str]) 
     assert ", parallel " in told()
 
 
-def test_where_acting_is_slow_too_groups_alternate(choose: Choose) -> None:
+def test_where_acting_is_slow_too_groups_alternate(choose):
     # 20 ms to act for all and 10 to step: 30 ms, or 20 when one hides the other.
     assert choose(SLOW, policy=SlowPolicy, num_workers=4).name == "alternating"
 
 
-def test_without_cores_there_are_no_workers(choose: Choose, told: Callable[[], str]) -> None:
+def test_without_cores_there_are_no_workers(choose, told):
     assert choose(section("Busy"), num_cores=1).name == "serial"
     assert "no workers for want of cores" in told()
 
 
-def test_steps_that_wait_get_more_workers_than_cores(
-    choose: Choose, told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[int] = []
+def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):
+    made = []
 
-    def workers(
-        sampler: str, env: EnvSection, num_envs: int, num_workers: int, *rest: Any
-    ) -> Workers:
+    def workers(sampler, env, num_envs, num_workers, *rest):
         made.append(num_workers)
         raise EnvError("enough")
 
@@ -150,24 +142,20 @@ def test_steps_that_wait_get_more_workers_than_cores(
     assert "wait more than they compute" not in told()
 
 
-def test_what_cannot_be_measured_is_what_it_would_be_anyway(
-    choose: Choose, told: Callable[[], str]
-) -> None:
+def test_what_cannot_be_measured_is_what_it_would_be_anyway(choose, told):
     env = section("bench.probes:Failing", kwargs={"after": 0})
     assert choose(env).name == "serial"
     assert "takes serial" in told()
 
 
-def test_what_is_only_a_vector_is_no_candidate_for_serial(choose: Choose) -> None:
+def test_what_is_only_a_vector_is_no_candidate_for_serial(choose):
     assert choose(section("short_poles")).name == "vector"
 
 
-def test_of_equals_the_simpler_one_is_taken(
-    choose: Choose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
+def test_of_equals_the_simpler_one_is_taken(choose, monkeypatch):
+    asked = []
 
-    def measure(setup: Setup, play: Play) -> Measured:
+    def measure(setup, play):
         asked.append(setup.name)
         return Measured({"serial": 1.0}.get(setup.name, 0.95), 0.9, 0.05)
 
@@ -176,12 +164,10 @@ def test_of_equals_the_simpler_one_is_taken(
     assert asked == ["serial", "parallel", "alternating"]
 
 
-def test_a_crew_that_fails_is_not_taken_and_is_ended(
-    choose: Choose, told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crews: list[Setup] = []
+def test_a_crew_that_fails_is_not_taken_and_is_ended(choose, told, monkeypatch):
+    crews = []
 
-    def measure(setup: Setup, play: Play) -> Measured:
+    def measure(setup, play):
         if setup.name == "serial":
             return Measured(1.0, 0.9, 0.1)
         crews.append(setup)
@@ -196,11 +182,11 @@ def test_a_crew_that_fails_is_not_taken_and_is_ended(
         crews[0].groups[0].reset(0)
 
 
-def gpu_takes(times: dict[str, Measured], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def gpu_takes(times, monkeypatch):
     """A host with a GPU, and what is measured there; which setups were, in this order."""
-    asked: list[str] = []
+    asked = []
 
-    def measure(setup: Setup, play: Play) -> Measured:
+    def measure(setup, play):
         asked.append(str(setup))
         return times[str(setup)]
 
@@ -210,9 +196,7 @@ def gpu_takes(times: dict[str, Measured], monkeypatch: pytest.MonkeyPatch) -> li
     return asked
 
 
-def test_slow_acting_may_move_to_a_gpu(
-    choose: Choose, told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_acting_may_move_to_a_gpu(choose, told, monkeypatch):
     times = {
         "serial": Measured(1.0, 0.1, 0.9),
         "serial on cuda": Measured(0.2, 0.1, 0.1),
@@ -228,9 +212,7 @@ def test_slow_acting_may_move_to_a_gpu(
 
 
 @pytest.mark.parametrize("act_s", [0.0005, 0.9])
-def test_acting_stays_where_a_gpu_gains_nothing(
-    choose: Choose, monkeypatch: pytest.MonkeyPatch, act_s: float
-) -> None:
+def test_acting_stays_where_a_gpu_gains_nothing(choose, monkeypatch, act_s):
     slow = Measured(1.0, 0.1, act_s)
     times = {name: slow for name in ("serial", "serial on cuda", "parallel", "alternating")}
     asked = gpu_takes(times, monkeypatch)
@@ -240,9 +222,7 @@ def test_acting_stays_where_a_gpu_gains_nothing(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_device_that_is_named_is_the_only_one(
-    choose: Choose, monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
+def test_a_device_that_is_named_is_the_only_one(choose, monkeypatch, device):
     on = " on cuda" if device == "cuda" else ""
     times = {f"{name}{on}": Measured(1.0, 0.8, 0.2) for name in ("serial", "parallel")}
     times[f"alternating{on}"] = Measured(0.5, 0.4, 0.2)
@@ -252,18 +232,16 @@ def test_a_device_that_is_named_is_the_only_one(
     assert asked == list(times)
 
 
-def test_an_end_that_comes_while_it_measures_leaves_nothing_open(
-    choose: Choose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Setup] = []
+def test_an_end_that_comes_while_it_measures_leaves_nothing_open(choose, monkeypatch):
+    seen = []
 
-    def measure(setup: Setup, play: Play) -> Measured:
+    def measure(setup, play):
         seen.append(setup)
         if setup.name == "parallel":
             raise KeyboardInterrupt
         return Measured(1.0, 0.9, 0.1)
 
-    closed: list[str] = []
+    closed = []
     monkeypatch.setattr(choose_module, "measure", measure)
     monkeypatch.setattr(SerialEnvs, "close", lambda self: closed.append("serial"))
     with pytest.raises(KeyboardInterrupt):

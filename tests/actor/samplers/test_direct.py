@@ -1,6 +1,3 @@
-from collections.abc import Callable
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -8,16 +5,15 @@ from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector, Endless, Failing, Slow
 from impala_async.actor.samplers.direct import build_sampler
-from impala_async.actor.samplers.setup import Sampler
-from impala_async.actor.sending import Finished, MessageBuffer
+from impala_async.actor.sending import MessageBuffer
 from impala_async.config.run import EnvSection
-from impala_async.envs.batch import EnvBatch, spread_seed
+from impala_async.envs.batch import spread_seed
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import Schema
 from impala_async.trajectory import find_fault
-from impala_async.weights import Version, Weights
+from impala_async.weights import Version
 from tests.actor.fakes import (
     FakeBuffers,
     FakePolicy,
@@ -34,19 +30,12 @@ MODES = ["NextStep", "SameStep"]
 class Rig:
     """A sampler with all that surrounds it."""
 
-    def __init__(
-        self,
-        envs: EnvBatch,
-        rows: int,
-        *,
-        seed: int = 0,
-        newest: Callable[[], Weights | None] | None = None,
-    ) -> None:
+    def __init__(self, envs, rows, *, seed=0, newest=None):
         self.envs = envs
         self.schema = Schema(envs.obs_spec, envs.action_spec, rows)
         self.policy = FakePolicy(envs.action_spec.parts[0].choices[0])
         self.buffers = FakeBuffers(self.schema)
-        self.sampler: Sampler = build_sampler(
+        self.sampler = build_sampler(
             self.schema,
             envs,
             self.policy,
@@ -56,12 +45,12 @@ class Rig:
             seed=seed,
         )
 
-    def run(self, num_steps: int) -> list[Finished]:
+    def run(self, num_steps):
         return [message for _ in range(num_steps) for message in self.sampler.step()]
 
-    def run_streams(self, num_steps: int) -> list[list[Row]]:
+    def run_streams(self, num_steps):
         """All rows of each column; the first number of an observation says which one it is."""
-        streams: list[list[Row]] = [[] for _ in range(self.envs.num_envs)]
+        streams = [[] for _ in range(self.envs.num_envs)]
         for message in self.run(num_steps):
             columns = message.buffer.columns
             assert find_fault(self.schema, columns) is None
@@ -71,15 +60,15 @@ class Rig:
         return streams
 
 
-def counting(mode: str, lengths: tuple[int, ...] = (3, 5), ends: Any = "terminated") -> VectorEnvs:
+def counting(mode, lengths=(3, 5), ends="terminated"):
     return VectorEnvs(CountingVector(len(lengths), lengths, autoreset=mode, ends=ends))
 
 
-def valid(rows: list[Row]) -> list[Row]:
+def valid(rows):
     return [row for row in rows if row.mask]
 
 
-def episodes_of(rows: list[Row]) -> list[tuple[float, int]]:
+def episodes_of(rows):
     """Return and length of each episode that ends in these rows."""
     episodes, rewards = [], []
     for row in valid(rows):
@@ -90,7 +79,7 @@ def episodes_of(rows: list[Row]) -> list[tuple[float, int]]:
     return episodes
 
 
-def masked(column: int, episode: int, length: int) -> Row:
+def masked(column, episode, length):
     """The row with the final observation of an episode."""
     obs, next_obs = (column, episode, length), (column, episode + 1, 0)
     return Row(obs, 0, 0.0, 0.0, False, False, False, next_obs)
@@ -100,7 +89,7 @@ def masked(column: int, episode: int, length: int) -> Row:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_columns_that_end_at_different_steps(mode: str) -> None:
+def test_two_columns_that_end_at_different_steps(mode):
     rig = Rig(counting(mode, (2, 3)), rows=4)
     streams = rig.run_streams(12)
     for column, length in ((0, 2), (1, 3)):
@@ -122,7 +111,7 @@ def test_two_columns_that_end_at_different_steps(mode: str) -> None:
         assert streams[column] == expected[:num_rows]
 
 
-def test_same_step_gives_a_row_more_for_each_end() -> None:
+def test_same_step_gives_a_row_more_for_each_end():
     rig = Rig(counting("SameStep", (1, 4)), rows=2)
     streams = rig.run_streams(8)
     # Column 0 ends with every step: 16 rows. Column 1 twice: 10 rows.
@@ -133,7 +122,7 @@ def test_same_step_gives_a_row_more_for_each_end() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
-def test_both_modes_see_the_same_rows_of_the_same_episodes(rows: int, ends: Any) -> None:
+def test_both_modes_see_the_same_rows_of_the_same_episodes(rows, ends):
     lengths = (1, 2, 3, 7)
     next_step = Rig(counting("NextStep", lengths, ends), rows).run_streams(60)
     same_step = Rig(counting("SameStep", lengths, ends), rows).run_streams(60)
@@ -147,10 +136,10 @@ def test_both_modes_see_the_same_rows_of_the_same_episodes(rows: int, ends: Any)
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [1, 3, 6])
-def test_finished_episodes_travel_once_with_the_row_that_ends_them(mode: str, rows: int) -> None:
+def test_finished_episodes_travel_once_with_the_row_that_ends_them(mode, rows):
     rig = Rig(counting(mode, (2, 5)), rows)
-    total: dict[int, list[Any]] = {0: [], 1: []}
-    streams: dict[int, list[Row]] = {0: [], 1: []}
+    total = {0: [], 1: []}
+    streams = {0: [], 1: []}
     for message in rig.run(40):
         columns = message.buffer.columns
         expected = []
@@ -169,7 +158,7 @@ def test_finished_episodes_travel_once_with_the_row_that_ends_them(mode: str, ro
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_act_per_step_whatever_ends(mode: str) -> None:
+def test_one_act_per_step_whatever_ends(mode):
     rig = Rig(counting(mode, (1, 2)), rows=3)
     rig.run(20)
     assert rig.policy.num_acts == 20
@@ -177,9 +166,7 @@ def test_one_act_per_step_whatever_ends(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("length", [4, 7])
-def test_a_value_of_1_is_the_fixed_point_of_rows_that_are_only_truncated(
-    mode: str, length: int
-) -> None:
+def test_a_value_of_1_is_the_fixed_point_of_rows_that_are_only_truncated(mode, length):
     gamma = 0.5
     if mode == "NextStep":
         envs = SerialEnvs([Endless(gamma, length), Endless(gamma, length + 1)])
@@ -198,8 +185,8 @@ def test_a_value_of_1_is_the_fixed_point_of_rows_that_are_only_truncated(
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
-def test_serial_and_gymnasiums_vector_give_bit_equal_trajectories(env_id: str) -> None:
-    def single() -> gym.Env:
+def test_serial_and_gymnasiums_vector_give_bit_equal_trajectories(env_id):
+    def single():
         return gym.make(env_id, max_episode_steps=31)
 
     ours = Rig(SerialEnvs([single() for _ in range(3)]), rows=10, seed=4).run(100)
@@ -216,7 +203,7 @@ def test_serial_and_gymnasiums_vector_give_bit_equal_trajectories(env_id: str) -
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_cartpole_gives_sound_trajectories(sampler: Any) -> None:
+def test_cartpole_gives_sound_trajectories(sampler):
     envs = build_envs(sampler, EnvSection(id="CartPole-v1", kwargs={"max_episode_steps": 20}), 4)
     rig = Rig(envs, rows=16)
     messages = rig.run(16 * 20)
@@ -230,8 +217,8 @@ def test_cartpole_gives_sound_trajectories(sampler: Any) -> None:
     rig.sampler.close()
 
 
-def test_the_columns_of_an_actor_are_those_that_its_seed_says() -> None:
-    def single() -> gym.Env:
+def test_the_columns_of_an_actor_are_those_that_its_seed_says():
+    def single():
         return gym.make("CartPole-v1")
 
     (message,) = Rig(SerialEnvs([single() for _ in range(3)]), rows=1, seed=9).run(1)
@@ -241,8 +228,8 @@ def test_the_columns_of_an_actor_are_those_that_its_seed_says() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_equal_seeds_give_bit_equal_messages_and_others_do_not(sampler: Any) -> None:
-    def planes(seed: int) -> list[tuple[bytes, bytes]]:
+def test_equal_seeds_give_bit_equal_messages_and_others_do_not(sampler):
+    def planes(seed):
         envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 4)
         # Dirt between the leaves is the buffers' own, and equal here too.
         messages = Rig(envs, rows=8, seed=seed).run(64)
@@ -258,17 +245,17 @@ def test_equal_seeds_give_bit_equal_messages_and_others_do_not(sampler: Any) -> 
 class Releases:
     """Gives the weights that a test has put there, once; counts how often it was asked."""
 
-    def __init__(self) -> None:
-        self.waiting: Weights | None = None
+    def __init__(self):
+        self.waiting = None
         self.num_asked = 0
 
-    def __call__(self) -> Weights | None:
+    def __call__(self):
         self.num_asked += 1
         weights, self.waiting = self.waiting, None
         return weights
 
 
-def test_newer_weights_are_taken_at_the_boundary_only() -> None:
+def test_newer_weights_are_taken_at_the_boundary_only():
     releases = Releases()
     rig = Rig(counting("NextStep", (50, 50)), rows=3, newest=releases)
     releases.waiting = weights_of(1)
@@ -287,14 +274,14 @@ def test_newer_weights_are_taken_at_the_boundary_only() -> None:
         assert set(acted.ravel().tolist()) == {update}
 
 
-def test_without_news_the_version_stays() -> None:
+def test_without_news_the_version_stays():
     rig = Rig(counting("NextStep", (50, 50)), rows=2)
     rig.policy.version = Version(1, 7)
     assert [message.version for message in rig.run(6)] == [Version(1, 7)] * 3
     assert rig.policy.loads == []
 
 
-def test_in_same_step_a_version_is_never_younger_than_a_row_acted_with_it() -> None:
+def test_in_same_step_a_version_is_never_younger_than_a_row_acted_with_it():
     releases = Releases()
     rig = Rig(counting("SameStep", (2, 3, 7)), rows=4, newest=releases)
     num_mixed = 0
@@ -312,17 +299,17 @@ def test_in_same_step_a_version_is_never_younger_than_a_row_acted_with_it() -> N
 class Strict:
     """Two buffers per column; a taken one may be taken again once its message was returned."""
 
-    def __init__(self, schema: Schema, num_columns: int, num_buffers: int) -> None:
+    def __init__(self, schema, num_columns, num_buffers):
         self.idle = [MessageBuffer(schema, num_columns) for _ in range(num_buffers)]
 
-    def take(self, num_columns: int) -> MessageBuffer:
+    def take(self, num_columns):
         assert self.idle, "a sampler must not hold a message back while it waits for a buffer"
         return self.idle.pop()
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [2, 3, 5])
-def test_a_buffer_per_group_is_enough(mode: str, rows: int) -> None:
+def test_a_buffer_per_group_is_enough(mode, rows):
     envs = counting(mode, (2, 3))
     is_split = mode == "SameStep"
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
@@ -338,7 +325,7 @@ def test_a_buffer_per_group_is_enough(mode: str, rows: int) -> None:
     assert num_messages >= 60 // rows
 
 
-def test_no_buffer_is_taken_before_the_first_step() -> None:
+def test_no_buffer_is_taken_before_the_first_step():
     rig = Rig(counting("NextStep"), rows=4)
     assert rig.buffers.num_taken == 0
     rig.run(4)
@@ -350,7 +337,7 @@ def test_no_buffer_is_taken_before_the_first_step() -> None:
 # ------------------------------------------------------------------------- timers and ends
 
 
-def test_timers_know_where_the_time_went() -> None:
+def test_timers_know_where_the_time_went():
     rig = Rig(SerialEnvs([Slow(step_s=0.002)]), rows=4)
     rig.run(5)
     timers = rig.sampler.timers
@@ -361,7 +348,7 @@ def test_timers_know_where_the_time_went() -> None:
     assert rig.sampler.timers.num_steps == 0
 
 
-def test_an_env_that_fails_is_an_env_error() -> None:
+def test_an_env_that_fails_is_an_env_error():
     rig = Rig(SerialEnvs([Counting(), Failing(after=3, length=9)]), rows=2)
     assert len(rig.run(3)) == 1
     with pytest.raises(EnvError, match="Counting failed in step: RuntimeError") as caught:
@@ -369,7 +356,7 @@ def test_an_env_that_fails_is_an_env_error() -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_closing_closes_the_environments() -> None:
+def test_closing_closes_the_environments():
     vector = CountingVector(2)
     rig = Rig(VectorEnvs(vector), rows=2)
     assert not vector.closed

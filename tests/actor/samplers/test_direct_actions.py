@@ -11,11 +11,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from impala_async.actor.samplers.direct import build_sampler
 from impala_async.config.model import ModelSection
-from impala_async.envs.batch import EnvBatch
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.policy import Policy
 from impala_async.schema import Schema, recurrent_state
-from impala_async.trajectory import Columns, find_fault
+from impala_async.trajectory import find_fault
 from tests.actor.fakes import FakeBuffers, NoNews
 
 
@@ -37,18 +36,18 @@ class Echo(gym.Env[Any, Any]):
         }
     )
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self._num_steps = 0
         return {k: np.zeros(s.shape, s.dtype) for k, s in self.observation_space.items()}, {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         self._num_steps += 1
         assert self.action_space.contains(action)
         return action, 1.0, self._num_steps == 3, False, {}
 
 
-def check(columns: Columns, place: int) -> int:
+def check(columns, place):
     """Rows hold what the environment got, but unclipped; the number of masked ones."""
     for t, is_valid in enumerate(columns.mask_CT[place].tolist()):
         for name, actions in columns.actions.items():
@@ -66,8 +65,8 @@ def check(columns: Columns, place: int) -> int:
 @pytest.mark.parametrize("core", [None, "lstm"])
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
-def test_rows_hold_what_was_done(mode: str, rows: int, core: Any) -> None:
-    envs: EnvBatch = SerialEnvs([Echo(), Echo()])
+def test_rows_hold_what_was_done(mode, rows, core):
+    envs = SerialEnvs([Echo(), Echo()])
     if mode != "serial":
         envs = VectorEnvs(SyncVectorEnv([Echo] * 2, autoreset_mode=AutoresetMode(mode)))
     schema = Schema(envs.obs_spec, envs.action_spec, rows, recurrent_state(core, 256))

@@ -4,23 +4,19 @@ The policy here has a state that counts the rows of an episode: it adds 1 with e
 its log-probability what it was given, and so both can be read back from a message.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from numpy.typing import NDArray
 
 from bench.probes import Counting, CountingVector
 from impala_async.actor.samplers.direct import build_sampler
-from impala_async.actor.sending import Finished
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import EnvBatch
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.schema import ArraySpec, Schema
-from impala_async.weights import Version, Weights
+from impala_async.weights import Version
 from tests.actor.fakes import FakeAction, FakeBuffers, NoNews
 
 STATE = (ArraySpec("hidden", (2,), "float32"), ArraySpec("cell", (), "float32"))
@@ -32,19 +28,17 @@ class CountingPolicy:
 
     version = Version(1, 0)
 
-    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+    def first_state(self, num_columns):
         return {spec.name: np.zeros((num_columns, *spec.shape), np.float32) for spec in STATE}
 
-    def act(
-        self, obs: dict[str, NDArray[Any]], state: Mapping[str, NDArray[np.float32]], rng: Any
-    ) -> FakeAction:
+    def act(self, obs, state, rng):
         seen = state["cell"].copy()
         np.testing.assert_array_equal(state["hidden"], np.stack([seen, -seen], -1))
         after = {"hidden": state["hidden"] + (1, -1), "cell": state["cell"] + 1}
         actions = {"": np.zeros(len(seen), np.int32)}
         return FakeAction(actions, -seen, {k: v.astype(np.float32) for k, v in after.items()})
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights):
         raise AssertionError("nobody sent any")
 
 
@@ -56,13 +50,13 @@ class Seen(NamedTuple):
     is_valid: bool
 
 
-def envs_of(mode: str) -> EnvBatch:
+def envs_of(mode):
     if mode == "serial":
         return SerialEnvs([Counting(length) for length in LENGTHS])
     return VectorEnvs(CountingVector(len(LENGTHS), LENGTHS, autoreset=mode))
 
 
-def run(mode: str, rows: int, num_steps: int = 60) -> list[list[tuple[int, list[Seen]]]]:
+def run(mode, rows, num_steps=60):
     """Of each column its trajectories: the state that travelled with it, and its rows."""
     envs = envs_of(mode)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE)
@@ -70,7 +64,7 @@ def run(mode: str, rows: int, num_steps: int = 60) -> list[list[tuple[int, list[
     sampler = build_sampler(
         schema, envs, CountingPolicy(), None, buffers=buffers, newest=NoNews(), seed=0
     )
-    found: list[list[tuple[int, list[Seen]]]] = [[] for _ in LENGTHS]
+    found = [[] for _ in LENGTHS]
     serials = mode == "serial"
     for message in [message for _ in range(num_steps) for message in sampler.step()]:
         for place in range(message.buffer.num_columns):
@@ -79,7 +73,7 @@ def run(mode: str, rows: int, num_steps: int = 60) -> list[list[tuple[int, list[
     return found
 
 
-def read(message: Finished, place: int) -> tuple[int, list[Seen]]:
+def read(message, place):
     columns = message.buffer.columns
     state = float(columns.state["cell"][place])
     assert columns.state["hidden"][place].tolist() == [state, -state]
@@ -95,7 +89,7 @@ def read(message: Finished, place: int) -> tuple[int, list[Seen]]:
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "serial"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
-def test_a_row_is_acted_with_what_its_episode_left(mode: str, rows: int) -> None:
+def test_a_row_is_acted_with_what_its_episode_left(mode, rows):
     for column, trajectories in enumerate(run(mode, rows)):
         seen = [row for _, stream in trajectories for row in stream]
         assert len(seen) >= 50
@@ -108,7 +102,7 @@ def test_a_row_is_acted_with_what_its_episode_left(mode: str, rows: int) -> None
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "serial"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
-def test_the_state_before_row_0_travels(mode: str, rows: int) -> None:
+def test_the_state_before_row_0_travels(mode, rows):
     """Zero where row 0 begins an episode; the old episode's where it shows its last observation."""
     num_masked = 0
     for column, trajectories in enumerate(run(mode, rows)):
@@ -120,7 +114,7 @@ def test_the_state_before_row_0_travels(mode: str, rows: int) -> None:
     assert num_masked > 0
 
 
-def test_both_ways_to_reset_give_the_same_states() -> None:
+def test_both_ways_to_reset_give_the_same_states():
     for ours, theirs in zip(run("NextStep", 4), run("SameStep", 4), strict=True):
         num_common = min(len(ours), len(theirs))
         assert num_common >= 14
@@ -128,7 +122,7 @@ def test_both_ways_to_reset_give_the_same_states() -> None:
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_a_message_keeps_its_state_while_acting_goes_on(mode: str) -> None:
+def test_a_message_keeps_its_state_while_acting_goes_on(mode):
     envs = VectorEnvs(CountingVector(1, (50,), autoreset=mode))
     schema = Schema(envs.obs_spec, envs.action_spec, 4, STATE)
     sampler = build_sampler(
@@ -148,20 +142,20 @@ class Duel:
     metadata = {"name": "duel"}  # noqa: RUF012
     possible_agents = ("left", "right")
 
-    def __init__(self) -> None:
-        self.agents: list[str] = []
+    def __init__(self):
+        self.agents = []
 
-    def observation_space(self, agent: str) -> Box:
+    def observation_space(self, agent):
         return Box(0, 99, (1,), np.float32)
 
-    def action_space(self, agent: str) -> Discrete[Any]:
+    def action_space(self, agent):
         return Discrete(2)
 
-    def reset(self, seed: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, seed=None):
         self.agents, self.num_steps = list(self.possible_agents), 0
         return self._show(), {}
 
-    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    def step(self, actions):
         self.num_steps += 1
         agents = self.agents
         ends = dict.fromkeys(agents, self.num_steps == 3)
@@ -169,28 +163,26 @@ class Duel:
             self.agents = []
         return self._show(), dict.fromkeys(agents, 2.0), ends, dict.fromkeys(agents, False), {}
 
-    def close(self) -> None: ...
+    def close(self): ...
 
-    def _show(self) -> dict[str, Any]:
+    def _show(self):
         return {agent: np.array([self.num_steps], np.float32) for agent in self.possible_agents}
 
 
 class Watched(CountingPolicy):
     """Notes for each act who played, the step of the episode, and the rows remembered."""
 
-    def __init__(self) -> None:
-        self.noted: list[tuple[int, int, int]] = []
+    def __init__(self):
+        self.noted = []
 
-    def act(
-        self, obs: dict[str, NDArray[Any]], state: Mapping[str, NDArray[np.float32]], rng: Any
-    ) -> FakeAction:
+    def act(self, obs, state, rng):
         numbers = obs["policy"], obs[""][:, -1], state["cell"]
         self.noted += list(zip(*(array.astype(int).tolist() for array in numbers), strict=True))
         return super().act(obs, state, rng)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5])
-def test_who_is_not_trained_remembers_and_is_masked(rows: int) -> None:
+def test_who_is_not_trained_remembers_and_is_masked(rows):
     pair = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=1)
     envs = AgentEnvs([Duel(), Duel()], policies=pair)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE, pair.names)

@@ -1,7 +1,7 @@
 from impala_async.actor.samplers.protocols import SamplerTimers
 
 
-def test_taking_the_timers_begins_them_anew() -> None:
+def test_taking_the_timers_begins_them_anew():
     timers = SamplerTimers()
     timers.act_time_s += 0.25
     timers.env_time_s += 0.5

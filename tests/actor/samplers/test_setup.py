@@ -1,7 +1,6 @@
 """What each sampler is made of, and what does not fit."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,16 +15,14 @@ from impala_async.actor.samplers.direct import (
 )
 from impala_async.actor.samplers.setup import (
     AlternatingSampler,
-    Sampler,
     Setup,
     count_workers,
     make_setup,
     pick_device,
 )
 from impala_async.actor.workers import WorkerEnvs
-from impala_async.config.actor import ActorSection, SamplerName
+from impala_async.config.actor import ActorSection
 from impala_async.config.run import EnvSection
-from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EXIT_MISMATCH, EnvError, MismatchError
@@ -34,18 +31,18 @@ from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 from tests.actor.worlds import section
 
 
-def schema_for(envs: EnvBatch, rows: int = 4) -> Schema:
+def schema_for(envs, rows=4):
     return Schema(envs.obs_spec, envs.action_spec, rows)
 
 
-def build(envs: EnvBatch, schema: Schema) -> Sampler:
+def build(envs, schema):
     buffers = FakeBuffers(schema)
     return build_sampler(schema, envs, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0)
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector", "auto"])
-def test_next_step_batches_get_one_message_of_all_columns(sampler: str) -> None:
-    envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 3)  # type: ignore[arg-type]
+def test_next_step_batches_get_one_message_of_all_columns(sampler):
+    envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 3)
     made = build(envs, schema_for(envs))
     assert isinstance(made, NextStepSampler)
     assert Setup("vector", [envs]).columns_per_message == 3
@@ -54,7 +51,7 @@ def test_next_step_batches_get_one_message_of_all_columns(sampler: str) -> None:
     made.close()
 
 
-def test_same_step_batches_get_a_message_per_column() -> None:
+def test_same_step_batches_get_a_message_per_column():
     envs = VectorEnvs(CountingVector(3, autoreset="SameStep"))
     made = build(envs, schema_for(envs))
     assert isinstance(made, SameStepSampler)
@@ -63,7 +60,7 @@ def test_same_step_batches_get_a_message_per_column() -> None:
     assert {message.buffer.num_columns for message in messages} == {1}
 
 
-def test_an_environment_that_the_learner_does_not_know_is_a_mismatch() -> None:
+def test_an_environment_that_the_learner_does_not_know_is_a_mismatch():
     envs = build_envs("serial", EnvSection(id="CartPole-v1"), 2)
     other = build_envs("serial", EnvSection(id="Acrobot-v1"), 2)
     with pytest.raises(
@@ -81,7 +78,7 @@ def test_an_environment_that_the_learner_does_not_know_is_a_mismatch() -> None:
 POLE = section("CartPole-v1")
 
 
-def set_for(sampler: SamplerName, num_envs: int = 4, env: Any = POLE, **actor: Any) -> Setup:
+def set_for(sampler, num_envs=4, env=POLE, **actor):
     return make_setup(sampler, ActorSection(sampler=sampler, **actor), env, num_envs)
 
 
@@ -95,9 +92,7 @@ def set_for(sampler: SamplerName, num_envs: int = 4, env: Any = POLE, **actor: A
         ("alternating", WorkerEnvs, [2, 2], True),
     ],
 )
-def test_each_name_has_its_environments_and_its_loop(
-    sampler: SamplerName, kind: type, widths: list[int], has_two_groups: bool
-) -> None:
+def test_each_name_has_its_environments_and_its_loop(sampler, kind, widths, has_two_groups):
     setup = set_for(sampler)
     assert all(type(envs) is kind for envs in setup.groups)
     assert [envs.num_envs for envs in setup.groups] == widths
@@ -117,9 +112,7 @@ def test_each_name_has_its_environments_and_its_loop(
 
 
 @pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel", "alternating"])
-def test_any_sampler_acts_on_the_device_that_is_named(
-    sampler: SamplerName, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_sampler_acts_on_the_device_that_is_named(sampler, monkeypatch):
     monkeypatch.setattr(making, "count_gpus", lambda: 2)
     setup = set_for(sampler, device="cuda:1")
     assert setup.device == "cuda:1"
@@ -127,13 +120,13 @@ def test_any_sampler_acts_on_the_device_that_is_named(
     setup.close()
 
 
-def test_columns_that_reset_in_their_step_travel_alone() -> None:
+def test_columns_that_reset_in_their_step_travel_alone():
     setup = set_for("alternating", env=section("short_poles"))
     assert (setup.columns_per_message, setup.num_streams) == (1, 4)
     setup.close()
 
 
-def test_all_groups_are_closed_and_the_first_fault_is_told() -> None:
+def test_all_groups_are_closed_and_the_first_fault_is_told():
     setup = set_for("alternating", env=section("BadEnd"))
     with pytest.raises(EnvError, match="BadEnd failed in close"):
         setup.close()
@@ -153,25 +146,20 @@ def test_all_groups_are_closed_and_the_first_fault_is_told() -> None:
     ],
 )
 def test_a_worker_for_each_core_unless_the_config_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-    sampler: SamplerName,
-    wanted: int | None,
-    num_envs: int,
-    num_cores: int,
-    expected: int,
-) -> None:
+    monkeypatch, sampler, wanted, num_envs, num_cores, expected
+):
     monkeypatch.setattr(making, "count_cores", lambda: num_cores)
     assert count_workers(sampler, wanted, num_envs) == expected
 
 
-def test_an_actors_own_number_of_environments_must_fit() -> None:
+def test_an_actors_own_number_of_environments_must_fit():
     with pytest.raises(MismatchError, match=r"--num-envs: actor\.num_workers is 4.*got 3"):
         count_workers("parallel", 4, 3)
     with pytest.raises(MismatchError, match=r"--num-envs: .*alternating.*got 5: .*even number"):
         count_workers("alternating", None, 5)
 
 
-def test_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     names = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")

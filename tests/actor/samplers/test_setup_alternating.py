@@ -1,21 +1,19 @@
 """Two groups of columns, one message each; while one steps, the policy acts for the other."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.probes import CountingVector
-from impala_async.actor.samplers.setup import Sampler, Setup
-from impala_async.actor.sending import Finished, MessageBuffer
+from impala_async.actor.samplers.setup import Setup
+from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.workers import Workers
-from impala_async.envs.batch import Obs, Step
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import VectorEnvs
 from impala_async.schema import Schema
-from impala_async.weights import Version, Weights
-from tests.actor.fakes import FakeAction, FakeBuffers, FakePolicy, NoNews, rows_of, weights_of
+from impala_async.weights import Version
+from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews, rows_of, weights_of
 from tests.actor.worlds import play, section
 
 LENGTHS = (3, 5)
@@ -24,44 +22,44 @@ LENGTHS = (3, 5)
 class Split(VectorEnvs):
     """Steps when it is waited for, and writes down who did what."""
 
-    def __init__(self, name: str, diary: list[str], mode: str = "NextStep") -> None:
+    def __init__(self, name, diary, mode="NextStep"):
         super().__init__(CountingVector(2, LENGTHS, autoreset=mode))
         self._me, self._diary = name, diary
         self.num_closed = 0
 
-    def send(self, actions: Any) -> None:
+    def send(self, actions):
         self._diary.append(f"{self._me} begins")
         self._actions = actions
 
-    def receive(self) -> Step:
+    def receive(self):
         self._diary.append(f"{self._me} ends")
         return self.step(self._actions)
 
-    def reset(self, seed: int, first_env: int = 0) -> Obs:
+    def reset(self, seed, first_env=0):
         return super().reset(seed, first_env)
 
-    def close(self) -> None:
+    def close(self):
         self.num_closed += 1
 
 
 class Diarist(FakePolicy):
-    def __init__(self, diary: list[str]) -> None:
+    def __init__(self, diary):
         super().__init__()
         self._diary = diary
 
-    def act(self, obs: dict[str, Any], state: Any, rng: Any) -> FakeAction:
+    def act(self, obs, state, rng):
         self._diary.append("act")
         return super().act(obs, state, rng)
 
 
 class Rig:
-    def __init__(self, rows: int, mode: str = "NextStep", newest: Any = None) -> None:
-        self.diary: list[str] = []
+    def __init__(self, rows, mode="NextStep", newest=None):
+        self.diary = []
         self.groups = [Split("A", self.diary, mode), Split("B", self.diary, mode)]
         first = self.groups[0]
         self.schema = Schema(first.obs_spec, first.action_spec, rows)
         self.policy = Diarist(self.diary)
-        self.sampler: Sampler = Setup("alternating", self.groups).build_sampler(
+        self.sampler = Setup("alternating", self.groups).build_sampler(
             self.schema,
             self.policy,
             None,
@@ -70,11 +68,11 @@ class Rig:
             seed=0,
         )
 
-    def run(self, num_calls: int) -> list[Finished]:
+    def run(self, num_calls):
         return [message for _ in range(num_calls) for message in self.sampler.step()]
 
 
-def test_while_one_group_steps_the_policy_acts_for_the_other() -> None:
+def test_while_one_group_steps_the_policy_acts_for_the_other():
     rig = Rig(rows=4)
     rig.run(4)
     assert rig.diary == [
@@ -86,7 +84,7 @@ def test_while_one_group_steps_the_policy_acts_for_the_other() -> None:
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_each_group_has_the_rows_that_it_has_alone(mode: str) -> None:
+def test_each_group_has_the_rows_that_it_has_alone(mode):
     found = Rig(rows=4, mode=mode).run(81)
     alone = play(VectorEnvs(CountingVector(2, LENGTHS, autoreset=mode)), 40, rows=4, seed=0)
     width = found[0].buffer.num_columns
@@ -100,7 +98,7 @@ def test_each_group_has_the_rows_that_it_has_alone(mode: str) -> None:
             assert row.next_obs == following.obs
 
 
-def test_a_call_brings_the_message_of_one_group_at_most() -> None:
+def test_a_call_brings_the_message_of_one_group_at_most():
     rig = Rig(rows=3)
     brought = [len(rig.sampler.step()) for _ in range(13)]
     assert brought == [*[0] * 5, 1, 1, *[0] * 4, 1, 1]
@@ -111,15 +109,15 @@ def test_a_call_brings_the_message_of_one_group_at_most() -> None:
 class Releases:
     """New weights whenever they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.update = 0
 
-    def __call__(self) -> Weights:
+    def __call__(self):
         self.update += 1
         return weights_of(self.update)
 
 
-def test_both_groups_swap_together_and_never_within_a_trajectory() -> None:
+def test_both_groups_swap_together_and_never_within_a_trajectory():
     releases = Releases()
     rig = Rig(rows=3, newest=releases)
     messages = rig.run(3 * 2 * 5 + 1)
@@ -133,16 +131,16 @@ def test_both_groups_swap_together_and_never_within_a_trajectory() -> None:
 
 
 class TwoBuffers:
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema):
         self.idle = [MessageBuffer(schema, 2) for _ in range(2)]
 
-    def take(self, num_columns: int) -> MessageBuffer:
+    def take(self, num_columns):
         assert self.idle, "a sampler must not hold a message back while it waits for a buffer"
         return self.idle.pop()
 
 
-def test_a_buffer_per_group_is_enough() -> None:
-    diary: list[str] = []
+def test_a_buffer_per_group_is_enough():
+    diary = []
     groups = [Split("A", diary), Split("B", diary)]
     schema = Schema(groups[0].obs_spec, groups[0].action_spec, 2)
     buffers = TwoBuffers(schema)
@@ -153,21 +151,21 @@ def test_a_buffer_per_group_is_enough() -> None:
         buffers.idle += [message.buffer for message in sampler.step()]
 
 
-def test_closing_it_closes_both_groups() -> None:
+def test_closing_it_closes_both_groups():
     rig = Rig(rows=3)
     rig.run(4)
     rig.sampler.close()
     assert [group.num_closed for group in rig.groups] == [1, 1]
 
 
-def test_over_workers_it_has_the_trajectories_of_one_process() -> None:
+def test_over_workers_it_has_the_trajectories_of_one_process():
     env = section("Masked")
     groups = Workers("alternating", env, 6, 4).halves()
     schema = Schema(groups[0].obs_spec, groups[0].action_spec, 8)
     sampler = Setup("alternating", groups).build_sampler(
         schema, FakePolicy(3), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=3
     )
-    halves: list[list[Finished]] = [[], []]
+    halves = [[], []]
     for call in range(8 * 2 * 5 + 1):
         for message in sampler.step():
             halves[1 - call % 2].append(message)
