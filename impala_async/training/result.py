@@ -68,7 +68,7 @@ class StepResult:
         return StepResult(
             num_updates=len(applied),
             num_valid_rows=sum(outcome.num_valid for outcome in outcomes),
-            is_failed_B=failed_columns(outcomes),
+            is_failed_B=_failed_columns(outcomes),
             stats=_means([outcome.stats for outcome in applied or outcomes]) | knobs,
             num_failed_in_a_row=num_failed,
             not_finite=_names_not_finite(outcomes),
@@ -118,7 +118,7 @@ class StepResult:
         return f"the last batch is kept in {path}"
 
 
-def failed_columns(outcomes: Sequence[Outcome]) -> Tensor:
+def _failed_columns(outcomes: Sequence[Outcome]) -> Tensor:
     """[B]: the columns of the parts that failed."""
     is_failed_B = torch.zeros_like(outcomes[0].is_in_B)
     for outcome in outcomes:

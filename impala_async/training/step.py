@@ -37,7 +37,7 @@ from impala_async.training.optimizer import (
     step_unless,
     take_step,
 )
-from impala_async.training.result import Outcome, StepResult, failed_columns
+from impala_async.training.result import Outcome, StepResult
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
 from impala_async.training.snapshot import HostCopy
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
@@ -156,13 +156,12 @@ class UpdateStep(Step):
     @property
     def is_pipelined(self) -> bool:
         """Not where the host itself makes something of what it sees, for the next to begin with."""
-        is_host_needed = (
+        return self.is_decided_there and not (
             self.target is not None
             or self.return_scale is not None
             or len(self.policy.model.normalizers) > 0
             or self._section.num_minibatches > 1
         )
-        return self.is_decided_there and not is_host_needed
 
     def prepare(self, batch: Batch) -> None:
         """Compile what is to be compiled, and try an algorithm of your own.
@@ -265,15 +264,18 @@ class UpdateStep(Step):
         """What all parts together come to."""
         applied = [outcome for outcome in outcomes if outcome.is_applied]
         self.num_updates += len(applied)
+        knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
+        result = StepResult.of(outcomes, self._num_failed_in_a_row, knobs)
+        self._num_failed_in_a_row = result.num_failed_in_a_row
         if this.is_first:
-            # What neither failed nor lives has no valid row.
-            is_learned_B = this.alive_B & ~failed_columns(outcomes)
-            self._update_statistics(this.batch, is_learned_B, applied, this.scale)
+            self._update_statistics(this, applied, result.is_failed_B)
         if self.target is not None:
             self.target.end_batch(self.policy)
-        knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
-        result = StepResult.of(outcomes, self._num_failed_in_a_row, knobs | self._knobs())
-        self._num_failed_in_a_row = result.num_failed_in_a_row
+        # What adapts itself is told as it is now.
+        if self.target is not None:
+            result.stats["algorithm/kl_coeff"] = self.target.kl_coeff
+        if self.return_scale is not None:
+            result.stats["algorithm/return_scale"] = self.return_scale.scale
         return result
 
     def _launch(
@@ -333,26 +335,18 @@ class UpdateStep(Step):
             targets_TB = self._backprop.loss(batch, rows, 0.0)[0].targets_TB
         return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
 
-    def _update_statistics(
-        self, batch: Batch, is_learned_B: Tensor, applied: list[Outcome], scale: float
-    ) -> None:
+    def _update_statistics(self, this: _Pass, applied: list[Outcome], is_failed_B: Tensor) -> None:
         """Of returns and of observations: each batch counts once, however many passes it has."""
+        batch = this.batch
         if self.return_scale is not None:
-            self.return_scale.add(sum((o.moments for o in applied), Moments()), scale)
+            self.return_scale.add(sum((o.moments for o in applied), Moments()), this.scale)
             self.return_scale.look(batch.rewards_BT, batch.mask_BT)
         model = self.policy.model
         if applied and len(model.normalizers):
+            # What neither failed nor lives has no valid row.
+            is_learned_B = this.alive_B & ~is_failed_B
             is_valid_BT = batch.mask_BT & is_learned_B.to(self._device).unsqueeze(-1)
             # Others, images among them, are not normalised.
             leaves = {name: leaf for name, leaf in batch.obs.items() if leaf.is_floating_point()}
             rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in leaves.items()}
             model.update_statistics(rows, is_valid_BT.flatten())
-
-    def _knobs(self) -> dict[str, float]:
-        """What adapts itself."""
-        knobs: dict[str, float] = {}
-        if self.target is not None:
-            knobs["algorithm/kl_coeff"] = self.target.kl_coeff
-        if self.return_scale is not None:
-            knobs["algorithm/return_scale"] = self.return_scale.scale
-        return knobs

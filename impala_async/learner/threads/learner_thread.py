@@ -225,7 +225,7 @@ class LearnerThread:
             self._measurements.num_skipped += 1
         else:
             self._measurements.stats = result.stats
-            if result.is_failed_B.any():
+            if result.not_finite:
                 self._skip(loaded, result)
             if result.applied:
                 num_updates = result.num_updates

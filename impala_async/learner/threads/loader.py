@@ -46,7 +46,7 @@ class LoadedBatch:
     @property
     def num_valid_rows(self) -> int:
         """Those of the columns that are alive."""
-        return int(self.valid_rows_B[self.alive_B].sum())
+        return int(self.valid_rows_B @ self.alive_B)
 
     def use(self) -> None:
         """Count one pass of every column that is alive."""
@@ -55,7 +55,7 @@ class LoadedBatch:
     def drop(self, which_B: NDArray[np.bool_], reason: str) -> None:
         """These columns are not trained on any more."""
         which_B = which_B & self.alive_B
-        columns = int(which_B.sum())
+        columns = np.count_nonzero(which_B)
         if columns:
             passes = int(self._passes_B[which_B].sum())
             self._dropped[reason] = self._dropped.get(reason, 0) + columns
@@ -64,13 +64,14 @@ class LoadedBatch:
 
     def settle(self, num_passes: int, slot: int | None = None) -> Settlement:
         """The batch is done, and the slot is empty by it: what is alive now is trained."""
-        trained = int(self.alive_B.sum())
+        trained, done = np.count_nonzero(self.alive_B), int(self._passes_B.sum())
         return Settlement(
             batch=self.batch,
             trained=trained,
             dropped=self._dropped,
-            passes_done=int(self._passes_B.sum()),
-            passes_init_short=trained * num_passes - int(self._passes_B[self.alive_B].sum()),
+            passes_done=done,
+            # What was not partial is of those that are trained.
+            passes_init_short=trained * num_passes - (done - sum(self._partial.values())),
             passes_partial=self._partial,
             slot=slot,
         )
