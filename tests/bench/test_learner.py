@@ -20,6 +20,7 @@ from impala_async.config.model import ModelSection
 from impala_async.envs.make import build_envs
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 
 CPU = torch.device("cpu")
