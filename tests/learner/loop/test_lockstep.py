@@ -549,14 +549,3 @@ def test_whatever_happens_nobody_waits_for_ever(lag: int, num_ranks: int, seed: 
     )
     last = simulation.batches[-1]
     assert simulation.lags[-1] == [lag if last[rank] else None for rank in range(num_ranks)]
-
-
-def test_the_idle_queue_reports_its_depth() -> None:
-    shelf = Shelf()
-    for rank in (0, 1):
-        shelf.put(rank)
-    report = merge(shelf.filler.report())
-    assert {name: value for name, value in report.items() if name.startswith("queue/")} == {
-        "queue/idle_depth_quantiles": [3.0] * 5,
-        "queue/idle_capacity": 3,
-    }
