@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -34,6 +34,8 @@ PROBES = "bench.probes"
 
 class AlwaysOne:
     """Chooses action 1 in every column; `Counting` gives 10 more for it."""
+
+    members: ClassVar[dict[str, Any]] = {"": None}
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
         return {}
@@ -158,6 +160,8 @@ class Recall(gym.Env[Any, np.int64]):
 
 class Remembering:
     """Adds up what it sees; so it answers wrongly if it is not made to forget."""
+
+    members: ClassVar[dict[str, Any]] = {"": None}
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
         return {"sum": np.zeros((num_columns, 1), np.float32)}

@@ -169,6 +169,10 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "stop.wall_s": ([0.5, None], OPTIONAL_POSITIVE),
     "checkpoint.every_s": ([0.1], POSITIVE),
     "checkpoint.keep": ([1], COUNT),
+    "report.sinks": (
+        [[], [{"name": "wandb", "kwargs": {"project": "mine"}}, {"name": "a.b:C", "kwargs": {}}]],
+        ["wandb", 5, None, True, [1], ["wand"], ["a/b:C"], [{"kwargs": {}}]],
+    ),
 }
 
 

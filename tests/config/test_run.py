@@ -116,6 +116,7 @@ DEFAULTS: dict[str, Any] = {
     "stop.wall_s": None,
     "checkpoint.every_s": 60.0,
     "checkpoint.keep": 3,
+    "report.sinks": (),
 }
 
 
