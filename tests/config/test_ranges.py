@@ -164,6 +164,10 @@ RANGES = {
     "stop.wall_s": ([0.5, None], OPTIONAL_POSITIVE),
     "checkpoint.every_s": ([0.1], POSITIVE),
     "checkpoint.keep": ([1], COUNT),
+    "report.sinks": (
+        [[], [{"name": "wandb", "kwargs": {"project": "mine"}}, {"name": "a.b:C", "kwargs": {}}]],
+        ["wandb", 5, None, True, [1], ["wand"], ["a/b:C"], [{"kwargs": {}}]],
+    ),
 }
 
 
