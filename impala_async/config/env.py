@@ -15,10 +15,6 @@ class Wrapper(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-def _wrapper(given: Any) -> Wrapper:
-    return Wrapper.model_validate({"name": given} if isinstance(given, str) else given)
-
-
 class EnvSection(Section):
     """Which environment the actors step, and how the learner gets to know its spaces."""
 
@@ -69,7 +65,10 @@ class EnvSection(Section):
     def _names_or_tables(cls, given: Any) -> Any:
         """A name alone is a wrapper without arguments."""
         try:
-            return tuple(_wrapper(one) for one in given)
+            return tuple(
+                Wrapper.model_validate({"name": one} if isinstance(one, str) else one)
+                for one in given
+            )
         except (TypeError, ValueError):
             raise ValueError(
                 'wants a list, for example ["package.module:Name"] or '
