@@ -47,8 +47,6 @@ FLOORS = {
 # Root modules that anybody may run, and what these share.
 DOORS = {"__main__", "doors", "train", "record", "replay", "evaluate"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
-LAUNCH_MAY_IMPORT = {"__init__", "launch", "config", "errors"}
-LAUNCH_MAY_IMPORT |= {"processes", "interrupts", "output", "files", "waiting"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
@@ -411,10 +409,10 @@ def ground_libraries(house):
                 yield Finding(module, imported.line, f"imports {imported.full_name}")
 
 
-@law("launch imports config only")
+@law("launch imports the ground floor only")
 def launch_is_light(house):
     for module, target, line in inner_imports(house):
-        if module.room == "launch" and target.room not in LAUNCH_MAY_IMPORT:
+        if module.room == "launch" and target.room != "launch" and target.floor != GROUND:
             yield Finding(module, line, f"imports {target.name}")
 
 
