@@ -562,6 +562,9 @@ def _says_minibatch(text: str) -> bool:
 
 _PROBE_IMPORTS = """
 import importlib, os, sys
+# Once for all, as they take long, and none of them brings torch.
+import gymnasium.vector, msgpack, numpy, psutil, pydantic, rich.logging, uvloop, zmq.asyncio
+assert "torch" not in sys.modules
 for name in sys.argv[1:]:
     child = os.fork()
     if child == 0:

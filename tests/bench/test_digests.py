@@ -116,6 +116,7 @@ def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu() -> Non
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_real_training_repeats_and_learns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

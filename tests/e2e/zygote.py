@@ -30,19 +30,24 @@ from typing import Any, NamedTuple, NoReturn
 
 import psutil
 
+from impala_async.launch import local
+
 # All but the modules of the doors, which run as `__main__`.
 PRELOADED = (
     *("impala_async.learner.service", "impala_async.learner.lock_watch", "impala_async.team"),
     *("impala_async.actor.service", "impala_async.actor.workers", "impala_async.replay.player"),
     *("impala_async.learner.recorder", "impala_async.learner.probe", "impala_async.replay.learner"),
     *("impala_async.config.load", "impala_async.metrics.sinks.console", "impala_async.envs.make"),
-    *("impala_async.runs.plot", "matplotlib.figure", "matplotlib.backends.backend_agg"),
-    *("rich.logging", "rich.table", "uvloop", "gymnasium.vector"),
+    *("impala_async.runs.plot", "matplotlib.pyplot", "matplotlib.backends.backend_agg"),
+    # An optimizer's first step imports it, which takes nearly as long as torch itself.
+    *("torch._dynamo", "rich.logging", "rich.table", "uvloop", "gymnasium.vector"),
 )
 CLONE_PARENT = 0x8000
 NR_CLONE = {"x86_64": 56, "aarch64": 220}
 MOST_BYTES = 1 << 18
 OWN_GROUP, SAME_GROUP = 0, -1
+# More than anybody has workers for: each has ports of its own.
+NUM_SHARES = 64
 ROOT = Path(__file__).resolve().parents[2]
 # Where an interpreter finds modules that is told nothing.
 OWN_PATHS: list[str] = []
@@ -80,6 +85,12 @@ def _zygote() -> tuple[socket.socket, int]:
     return ours, process.pid
 
 
+def use_own_ports() -> None:
+    """Two workers of pytest must not choose the same port at the same time."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    local.PORTS = local.PORTS[number % NUM_SHARES :: NUM_SHARES]
+
+
 def children() -> list[psutil.Process]:
     """The processes that this one has started, and theirs; the zygote is not one of them."""
     own_pid = _zygote()[1] if _zygote.cache_info().currsize else None
@@ -98,7 +109,9 @@ class Forked(subprocess.Popen[bytes]):
         assert not [*kept], "the zygote passes on no descriptor"
         zygote, _ = _zygote()
         socket.send_fds(zygote, [json.dumps(job).encode()], streams)
-        return int(zygote.recv(MOST_BYTES))
+        answer = zygote.recv(MOST_BYTES)
+        assert answer, "the zygote has ended: what it said is on stderr"
+        return int(answer)
 
 
 def _execute(popen: "subprocess.Popen[bytes]", given: Sequence[Any], start: Any) -> None:
@@ -147,6 +160,7 @@ def main(fd: int) -> None:
         importlib.import_module(name)
     named = {os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = OWN_PATHS[:] = [path for path in sys.path if path not in named]
+    use_own_ports()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be lost in a fork"
     subprocess.Popen._execute_child = _execute_within  # type: ignore[attr-defined]
