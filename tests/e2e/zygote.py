@@ -16,6 +16,7 @@ import inspect
 import json
 import logging
 import os
+import pkgutil
 import platform
 import runpy
 import signal
@@ -24,24 +25,28 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import psutil
 
+import impala_async
 from impala_async.launch import local
 
-# All but the modules of the doors, which run as `__main__`.
-PRELOADED = (
-    *("impala_async.learner.service", "impala_async.learner.lock_watch", "impala_async.team"),
-    *("impala_async.actor.service", "impala_async.actor.workers", "impala_async.replay.player"),
-    *("impala_async.learner.recorder", "impala_async.learner.probe", "impala_async.replay.learner"),
-    *("impala_async.config.load", "impala_async.metrics.sinks.console", "impala_async.envs.make"),
-    *("impala_async.runs.plot", "matplotlib.pyplot", "matplotlib.backends.backend_agg"),
+# Beside all modules of the package: what they import only when they need it.
+IMPORTED_LATE = (
     # An optimizer's first step imports it, which takes nearly as long as torch itself.
-    *("torch._dynamo", "rich.logging", "rich.table", "uvloop", "gymnasium.vector"),
+    "torch._dynamo",
+    *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "rich.logging", "rich.table"),
+    *("uvloop", "gymnasium.vector"),
 )
+# No thread is started, and nothing of CUDA, which no fork could use then.
+ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 CLONE_PARENT = 0x8000
 NR_CLONE = {"x86_64": 56, "aarch64": 220}
 MOST_BYTES = 1 << 18
@@ -77,7 +82,7 @@ def _zygote() -> tuple[socket.socket, int]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, **ALONE},
             process_group=OWN_GROUP,
         )
     # Its exit is nobody's concern.
@@ -156,7 +161,7 @@ def _fork(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
 
 def main(fd: int) -> None:
     """The zygote: fork what is asked for, until nobody can ask any more."""
-    for name in PRELOADED:
+    for name in (*IMPORTED_LATE, *_modules()):
         importlib.import_module(name)
     named = {os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = OWN_PATHS[:] = [path for path in sys.path if path not in named]
@@ -179,6 +184,13 @@ def main(fd: int) -> None:
                 os.close(stream)
     _become(job, streams, ())
     _run(job)
+
+
+def _modules() -> Iterator[str]:
+    """Of the package, without those that only run."""
+    for module in pkgutil.walk_packages(impala_async.__path__, "impala_async."):
+        if not module.name.endswith(".__main__"):
+            yield module.name
 
 
 def _clone_parent() -> int:
@@ -247,6 +259,9 @@ def _is_file(program: str) -> bool:
 def _run(job: Job) -> NoReturn:
     """The program as an interpreter runs it, and its end: the stack below never goes on."""
     sys.argv = [job.program, *job.flags]
+    if not hasattr(sys.modules.get(job.program), "__path__"):
+        # It runs as `__main__`, also where somebody has imported it.
+        sys.modules.pop(job.program, None)
     code: object = 0
     try:
         if _is_file(job.program):

@@ -118,7 +118,7 @@ async def test_all_passes_of_a_batch_are_one_update(tmp_path: Path, lag: int) ->
 
 @LAGS
 async def test_the_run_goes_on_without_a_lost_actor(tmp_path: Path, lag: int) -> None:
-    async with service_run(tmp_path, stop={"env_steps": 3000}, **lockstep(lag)) as run:
+    async with service_run(tmp_path, stop={"env_steps": 1500}, **lockstep(lag)) as run:
         first, lost = await start_lockstep_actors(run)
         await run.trained(10)
         lost.leave()
