@@ -587,8 +587,8 @@ def _says_minibatch(text):
 
 _PROBE_IMPORTS = """
 import importlib, os, sys
-for library in ("numpy", "pydantic", "msgpack", "zmq", "gymnasium"):
-    importlib.import_module(library)  # once, for all children
+# Once for all, as they take long, and none of them brings torch.
+import gymnasium.vector, msgpack, numpy, psutil, pydantic, rich.logging, uvloop, zmq.asyncio
 assert "torch" not in sys.modules
 for name in sys.argv[1:]:
     child = os.fork()
