@@ -32,7 +32,7 @@ FLOORS = {
     **dict.fromkeys(
         [
             *("layout", "schema", "trajectory", "weights"),
-            *("processes", "interrupts", "user_code", "waiting", "files"),
+            *("processes", "interrupts", "output", "user_code", "waiting", "files"),
         ],
         GROUND,
     ),
@@ -48,13 +48,13 @@ FLOORS = {
 DOORS = {"__main__", "doors", "train", "record", "replay", "evaluate"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 LAUNCH_MAY_IMPORT = {"__init__", "launch", "config", "errors"}
-LAUNCH_MAY_IMPORT |= {"processes", "interrupts", "files", "waiting"}
+LAUNCH_MAY_IMPORT |= {"processes", "interrupts", "output", "files", "waiting"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
     *("__init__", "errors", "config", "runs"),
     *("layout", "schema", "trajectory", "weights"),
-    *("processes", "interrupts", "files"),
+    *("processes", "interrupts", "output", "files"),
     *("wire", "envs", "launch"),
     *("learner.loop.ingest", "learner.loop.publisher", "learner.loop.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.loop.server"),
