@@ -123,8 +123,8 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
     for leaf, row in rows.items():
         if row._version:
             raise SpacesError(
-                f"model.name: {name} changes the observation {leaf!r} that it is given, whose memory "
-                "is the batch's own: compute a new tensor"
+                f"model.name: {name} changes the observation {leaf!r} that it is given, which is "
+                "the batch's own memory: it must make a new tensor"
             )
     if features.shape != (2, num_out) or features.dtype != torch.float32:
         raise SpacesError(
