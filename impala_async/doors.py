@@ -34,7 +34,7 @@ from impala_async.errors import (
     how_it_ended,
 )
 from impala_async.interrupts import Interrupted, last_word, quit_at_once
-from impala_async.output import flush_output, write_unhurried
+from impala_async.output import flush_output, write_any_text, write_unhurried
 from impala_async.processes import begin, inherited_fds
 from impala_async.waiting import told_of
 
@@ -387,6 +387,7 @@ def run_door(body: Callable[[], int]) -> int:
     Ctrl-C ends it at once, until the body takes that over.
     """
     begin()
+    write_any_text()
     code = _run(body)
     flush_output()
     return code

@@ -5,6 +5,7 @@ read, and every thread that logs waits with it. So a thread of its own writes to
 pipe. What it cannot keep is lost, and counted.
 """
 
+import io
 import os
 import stat
 import sys
@@ -91,6 +92,13 @@ class Unhurried:
                 self._changed.notify_all()
                 if error is not None:
                     return
+
+
+def write_any_text() -> None:
+    """From now on no text ends us: what an encoding does not have is written as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def write_unhurried() -> None:
