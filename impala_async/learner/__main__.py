@@ -55,10 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         config, folder = check_run(args, default=None)
         processes.hold()
-        with undone(folder.withdraw):
+        with undone(folder.withdraw), ExitStack() as starting:
             try:
+                # Of a start that dies nothing stays, whatever it dies of.
+                starting.push(lambda kind, *_: folder.withdraw() if kind else None)
                 folder.begin(config)
-                return _record_and_serve(with_bind_of_this_start(config), folder, args)
+                return _record_and_serve(with_bind_of_this_start(config), folder, args, starting)
             except (ConfigError, EnvError, RecordingError):
                 folder.withdraw()
                 raise
@@ -66,11 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_door(body)
 
 
-def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.Namespace) -> int:
+def _record_and_serve(
+    config: "RunConfig", folder: "RunFolder", args: argparse.Namespace, starting: ExitStack
+) -> int:
     from impala_async.learner.recorder import Recorder
 
     console = start_logging()
-    with ExitStack() as stack, ExitStack() as starting:
+    with ExitStack() as stack:
         starting.enter_context(
             start_told_of("torch is loaded, the environment tried, the learner built")
         )
