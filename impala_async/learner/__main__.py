@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async import processes
@@ -21,6 +20,7 @@ from impala_async.doors import (
     run_door,
     start_logging,
     start_told_of,
+    typed_path,
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
@@ -48,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("learner", "Train from the trajectories of any number of actors.")
     add_run_flags(parser)
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write all that actors send to this new file"
+        "--record",
+        type=typed_path,
+        metavar="FILE",
+        help="write all that actors send to this new file",
     )
     args = parser.parse_args(argv)
 
