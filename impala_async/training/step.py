@@ -269,10 +269,9 @@ class UpdateStep(Step):
         self._num_failed_in_a_row = result.num_failed_in_a_row
         if this.is_first:
             self._update_statistics(this, applied, result.is_failed_B)
-        if self.target is not None:
-            self.target.end_batch(self.policy)
         # What adapts itself is told as it is now.
         if self.target is not None:
+            self.target.end_batch(self.policy)
             result.stats["algorithm/kl_coeff"] = self.target.kl_coeff
         if self.return_scale is not None:
             result.stats["algorithm/return_scale"] = self.return_scale.scale
