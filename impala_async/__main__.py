@@ -1,5 +1,6 @@
 """The console command: `impala-async <door>`, the same doors as `python -m impala_async.<door>`."""
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -48,9 +49,11 @@ def _open(args: list[str]) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"error: there is no door {args[0]!r}{hint}\n\n{_help()}", file=sys.stderr)
         return EXIT_CONFIG
-    if os.getcwd() not in sys.path:
-        # As `python -m` does: an environment of one's own often lies in the current folder.
-        sys.path.insert(0, os.getcwd())
+    # As `python -m` does: an environment of one's own often lies in the current folder, which may
+    # have been removed.
+    with contextlib.suppress(FileNotFoundError):
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
     module = importlib.import_module(DOORS[args[0]][0])
     code: int = module.main(args[1:])
     return code

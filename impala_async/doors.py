@@ -34,7 +34,7 @@ from impala_async.errors import (
     how_it_ended,
 )
 from impala_async.interrupts import Interrupted, last_word, quit_at_once
-from impala_async.output import flush_output, write_unhurried
+from impala_async.output import flush_output, write_any_text, write_unhurried
 from impala_async.processes import begin, inherited_fds
 from impala_async.waiting import told_of
 
@@ -173,11 +173,20 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="change one setting; may be repeated (config.json in a run folder has them all)",
     )
     parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="the run folder (default: a new one in runs/)"
+        "--run-dir",
+        type=typed_path,
+        metavar="DIR",
+        help="the run folder (default: a new one in runs/)",
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in --run-dir from its checkpoint"
     )
+
+
+def typed_path(text: str) -> Path:
+    """A path as it was typed, `~` included: a shell leaves that behind a `=` as it is."""
+    # Path.expanduser raises where there is no such user.
+    return Path(os.path.expanduser(text))
 
 
 def check_learner_url(url: str) -> None:
@@ -214,7 +223,7 @@ def default_config_path() -> Path:
 
 def _config_file(name: str) -> Path:
     """A file by that name goes first."""
-    path, packaged = Path(name), packaged_configs()
+    path, packaged = typed_path(name), packaged_configs()
     if path.exists() or name in packaged:
         return path if path.exists() else packaged[name]
     if near := difflib.get_close_matches(path.stem, packaged, n=1):
@@ -387,6 +396,7 @@ def run_door(body: Callable[[], int]) -> int:
     Ctrl-C ends it at once, until the body takes that over.
     """
     begin()
+    write_any_text()
     code = _run(body)
     flush_output()
     return code

@@ -5,11 +5,12 @@ read, and every thread that logs waits with it. So a thread of its own writes to
 pipe. What it cannot keep is lost, and counted.
 """
 
+import io
 import os
 import stat
 import sys
 import threading
-from typing import IO
+from typing import TextIO
 
 # Characters that wait to be read.
 MOST_WAITING = 1 << 18
@@ -22,7 +23,7 @@ WRITER = "stderr"
 class Unhurried:
     """A stream to write to that never waits. After an error each write raises it."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._pieces: list[str] = []
         self._num_waiting = self._num_lost = 0
@@ -93,12 +94,19 @@ class Unhurried:
                     return
 
 
+def write_any_text() -> None:
+    """From now on no text ends us: what an encoding does not have is written as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def write_unhurried() -> None:
     """From now on stderr never waits for its reader; a file has none, and is left as it is."""
     stream = sys.stderr
     if isinstance(stream, Unhurried) or not _has_reader(stream):
         return
-    sys.stderr = Unhurried(stream)  # type: ignore[assignment]
+    sys.stderr = Unhurried(stream)
     # A fork has no threads but the one that made it.
     os.register_at_fork(after_in_child=lambda: setattr(sys, "stderr", stream))
 
@@ -116,7 +124,7 @@ def flush_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _has_reader(stream: IO[str] | None) -> bool:
+def _has_reader(stream: TextIO | None) -> bool:
     try:
         mode = 0 if stream is None else os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):

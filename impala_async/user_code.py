@@ -143,6 +143,11 @@ def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigErr
             f"{what}: a file is named as Python imports it, without a path: write "
             f"{stem}:{attribute}, and have it in the current folder or on PYTHONPATH"
         )
+    if module_name == "__main__":
+        raise kind(
+            f"{what}: every process imports it, and has another __main__: put {attribute} into a "
+            "module of its own"
+        )
     with _Importing(f"{what} failed to import {module_name}", kind):
         return importlib.import_module(module_name)
 

@@ -286,6 +286,12 @@ def test_without_a_config_an_env_gets_generic_settings(tmp_path):
     assert not folder.path.exists()
 
 
+def test_a_home_folder_is_found_behind_an_equals_sign_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse("--run-dir=~/run").run_dir == tmp_path / "run"
+    assert parse("--run-dir=~nobody-at-all/run").run_dir == Path("~nobody-at-all/run")
+
+
 def test_without_anything_the_default_is_taken_and_may_be_changed():
     config, folder = check_run(parse("--set", "seed=7"), default_config_path())
     assert config == load_config(default_config_path(), ["seed=7"])

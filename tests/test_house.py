@@ -82,6 +82,7 @@ LONG_FUNCTIONS = {  # "room/module.py:function": reason
 BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
     "actor/link.py": "a thread body: what ends the link is raised on the sampler thread",
     "learner/handoff.py": "the thread-body helper: a thread has no caller to raise to",
+    "runs/plot.py": "no fault of matplotlib, or of its files, may fail a run that is over",
     "training/backprop.py": "what does not compile or is not recorded is computed as written",
 }
 _BUILDS = "it builds what the run is made of"

@@ -62,6 +62,16 @@ def test_environments_in_the_current_folder_are_found(monkeypatch, tmp_path):
     assert seen == [[str(tmp_path)]] * 2
 
 
+def test_a_current_folder_that_is_gone_is_no_bug(monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.setattr(evaluate, "main", lambda args: 0)
+    assert main(["evaluate"]) == 0
+
+
 def test_the_console_command_is_this():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"impala-async": "impala_async.__main__:console"}

@@ -1,5 +1,6 @@
 """A terminal or a pipe that nobody reads holds up nobody who writes to it."""
 
+import io
 import os
 import sys
 import threading
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from impala_async import output
+from impala_async.doors import run_door
 from impala_async.output import MOST_WAITING, Unhurried, flush_output, write_unhurried
 
 
@@ -88,3 +90,18 @@ def test_only_what_has_a_reader_is_written_beside(pipe, monkeypatch, tmp_path):
     flush_output()
     assert os.read(reads, 99) == b"the end\n"
     assert any(thread.name == output.WRITER for thread in threading.enumerate())
+
+
+def test_what_an_encoding_does_not_have_is_written_as_an_escape(monkeypatch):
+    kept = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(kept, "ascii", write_through=True))
+
+    def body():
+        for stream in (sys.stdout, sys.stderr):
+            stream.write("runs/目录\n")
+        return 0
+
+    assert run_door(body) == 0
+    assert kept.getvalue() == b"runs/\\u76ee\\u5f55\n" * 2
+    monkeypatch.undo()

@@ -101,6 +101,12 @@ def test_a_file_is_told_how_its_module_is_named(typed: str, meant: str) -> None:
         named(typed)
 
 
+def test_what_is_in_no_module_is_told_to_be_put_into_one():
+    says = "^model.name: __main__:Net: every process .*: put Net into a module of its own$"
+    with pytest.raises(ConfigError, match=says):
+        named("__main__:Net")
+
+
 def test_an_error_is_of_the_kind_that_is_asked_for_and_passes_if_it_is_that_already() -> None:
     says = r"^env.id: a:B failed to step, at .*:\d+: KeyError: 'x'$"
     of_env = NamedInSetting("env.id", "a:B", "to step", EnvError)

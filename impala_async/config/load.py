@@ -11,6 +11,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, NoReturn
@@ -95,6 +96,7 @@ def validate_config(
         if config.pace.is_lockstep:
             lines += _idle_keys(settings, sources or {})
         lines += _steps_without_learning(config, sources or {})
+        lines += _dates(settings, sources or {})
     except ValidationError as error:
         lines += [_explain(dict(detail), sources or {}) for detail in error.errors()]
     if lines:
@@ -127,6 +129,23 @@ def _steps_without_learning(config: RunConfig, sources: Mapping[str, str]) -> It
             f"{source}: algorithm.schedule_env_steps ({zero_at}) ends at a rate of 0 "
             f"(algorithm.lr_end), before stop.env_steps ({end}): nothing would be learned in "
             "between: set both to the same, or algorithm.lr_end over 0"
+        )
+
+
+def _dates(value: object, sources: Mapping[str, str], key: str = "") -> Iterator[str]:
+    """Name those among the arguments of foreign code: other processes would be given text."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _dates(each, sources, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            # No key leads into a list.
+            inner = list(each.values()) if isinstance(each, Mapping) else each
+            yield from _dates(inner, sources, key)
+    elif isinstance(value, date | time):
+        yield (
+            f"{_source(key, sources)}: {key}: wants no date or time of TOML, got {value}: put it "
+            "in double quotes, as text"
         )
 
 

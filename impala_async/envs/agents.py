@@ -129,6 +129,8 @@ class _World:
         self.mapping = mapping
         self.playing: list[Any] = []
         self.seen: set[Any] = set()
+        self.gone: set[Any] = set()
+        """Those whose episode is over, and who are listed no more."""
 
 
 class AgentEnvs:
@@ -234,7 +236,7 @@ class AgentEnvs:
             self._policies[columns] = drawn = world.mapping.draw()
             self._untrained[columns] = ~world.mapping.is_trained[drawn]
         world.playing = []
-        world.seen = set()
+        world.seen, world.gone = set(), set()
         self._welcome(world, obs)
         if not world.playing:
             raise EnvError(f"{self.name} has no agents after a reset")
@@ -260,7 +262,27 @@ class AgentEnvs:
                 raise EnvError(f"{self.name}: {agent} is gone, neither terminated nor truncated")
             playing.append(agent)
         world.playing = playing
+        if len(playing) < len(world.seen):
+            self._look_for_the_dead(world, terminated, truncated)
         self._welcome(world, obs)
+
+    def _look_for_the_dead(
+        self, world: _World, terminated: dict[Any, Any], truncated: dict[Any, Any]
+    ) -> None:
+        """Refuse one that plays again: its column is idle, and would not show it.
+
+        An agent may stay listed after its end, as long as its flags say so.
+        """
+        for agent in world.seen.difference(world.playing):
+            if agent not in world.env.agents:
+                world.gone.add(agent)
+                continue
+            is_over = terminated.get(agent, True) or truncated.get(agent, True)
+            if agent in world.gone or not is_over:
+                raise EnvError(
+                    f"{self.name}: {agent} comes back after its end, and may do so only after a "
+                    "reset"
+                )
 
     def _welcome(self, world: _World, obs: dict[Any, Any]) -> None:
         """Let those play who are there for the first time since the reset."""

@@ -84,6 +84,15 @@ def check_obs(
         is_same = array.dtype is leaf.dtype
         if not is_same and not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
             raise EnvError(_promised(leaf, where, f"{leaf.dtype}, it is {array.dtype}"))
+        if not is_same and _may_wrap(array.dtype, leaf.dtype):
+            beyond = array[array.astype(leaf.dtype) != array]
+            if beyond.size:
+                raise EnvError(_promised(leaf, where, f"{leaf.dtype}, it has {beyond.flat[0]}"))
+
+
+def _may_wrap(given: np.dtype[Any], kept: np.dtype[Any]) -> bool:
+    """Whether a whole number of the one may become another number in the other."""
+    return given.kind in "iu" and kept.kind in "iu" and not np.can_cast(given, kept)
 
 
 def _promised(leaf: ObsLeaf, where: str, what: str) -> str:
@@ -94,6 +103,7 @@ class ObsRows:
     """A batch of observations that is written row by row, each as its space promises it.
 
     A kind that was found sound is not looked at closely again: that takes longer than to copy it.
+    Only of numbers that may be too large for the space's dtype each one is.
     """
 
     def __init__(self, leaves: Sequence[ObsLeaf], num_rows: int) -> None:
@@ -126,7 +136,10 @@ class ObsRows:
             if kind not in known:
                 check_obs((leaf,), obs, where=where)
                 # Of anything else the type says neither shape nor dtype.
-                if is_array or isinstance(value, np.generic | int | float):
+                is_plain = is_array or isinstance(value, np.generic | int | float)
+                # Python's own numbers numpy refuses by itself.
+                is_numpy = is_array or isinstance(value, np.generic)
+                if is_plain and not (is_numpy and _may_wrap(value.dtype, leaf.dtype)):
                     known.add(kind)
             target[row] = value
 

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async import processes
@@ -21,6 +20,7 @@ from impala_async.doors import (
     run_door,
     start_logging,
     start_told_of,
+    typed_path,
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
@@ -48,17 +48,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("learner", "Train from the trajectories of any number of actors.")
     add_run_flags(parser)
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write all that actors send to this new file"
+        "--record",
+        type=typed_path,
+        metavar="FILE",
+        help="write all that actors send to this new file",
     )
     args = parser.parse_args(argv)
 
     def body() -> int:
         config, folder = check_run(args, default=None)
         processes.hold()
-        with undone(folder.withdraw):
+        with undone(folder.withdraw), ExitStack() as starting:
             try:
+                # Of a start that dies nothing stays, whatever it dies of.
+                starting.push(lambda kind, *_: folder.withdraw() if kind else None)
                 folder.begin(config)
-                return _record_and_serve(with_bind_of_this_start(config), folder, args)
+                return _record_and_serve(with_bind_of_this_start(config), folder, args, starting)
             except (ConfigError, EnvError, RecordingError):
                 folder.withdraw()
                 raise
@@ -66,11 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_door(body)
 
 
-def _record_and_serve(config: "RunConfig", folder: "RunFolder", args: argparse.Namespace) -> int:
+def _record_and_serve(
+    config: "RunConfig", folder: "RunFolder", args: argparse.Namespace, starting: ExitStack
+) -> int:
     from impala_async.learner.recorder import Recorder
 
     console = start_logging()
-    with ExitStack() as stack, ExitStack() as starting:
+    with ExitStack() as stack:
         starting.enter_context(
             start_told_of("torch is loaded, the environment tried, the learner built")
         )

@@ -19,7 +19,7 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.mlp import init_orthogonal, orthogonal_linear
-from impala_async.models.torso import Torso, torso_maker
+from impala_async.models.torso import Torso, blaming, is_own, torso_maker
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
@@ -46,6 +46,7 @@ class ActorCritic(nn.Module):
     def __init__(self, section: ModelSection, obs: ObsSpec, action: ActionSpec) -> None:
         super().__init__()
         make_torso = torso_maker(section, obs)
+        self._calling_own = blaming(section) if is_own(section) else None
         # What torsos compute in. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
         self._leaves = obs.leaves
@@ -97,9 +98,17 @@ class ActorCritic(nn.Module):
 
     def _features(self, torso: Torso, obs: dict[str, Tensor]) -> Tensor:
         if self.precision == torch.float32:
-            return torso(obs)
+            return self._call(torso, obs)
         with torch.autocast(self.value_head.weight.device.type, self.precision):
-            return torso(obs).float()
+            return self._call(torso, obs).float()
+
+    def _call(self, torso: Torso, obs: dict[str, Tensor]) -> Tensor:
+        obs = dict(obs)  # what a torso stores in it is not for the other one
+        # A compiler cannot follow the context, and what fails in it is called again without.
+        if self._calling_own is None or torch.compiler.is_compiling():
+            return torso(obs)
+        with self._calling_own:
+            return torso(obs)
 
     def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The leaves, those that are normalised in float32 and in their own shapes."""

@@ -72,6 +72,16 @@ def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], Torso]:
     return make_own
 
 
+def is_own(section: ModelSection) -> bool:
+    """Whether the section names a torso of the user's."""
+    return section.name not in TORSOS
+
+
+def blaming(section: ModelSection) -> NamedInSetting:
+    """In which an own torso is called, so that what it raises is told as its own."""
+    return NamedInSetting("model.name", section.name, "to make features", SpacesError)
+
+
 def pick_precision(
     name: Literal["auto", "float32", "bfloat16"], model_name: str, device: torch.device
 ) -> torch.dtype:
@@ -109,7 +119,13 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
         for leaf in obs.leaves
     }
     with torch.no_grad(), NamedInSetting("model.name", name, "on two rows of zeros", SpacesError):
-        features = torso(rows)
+        features = torso(dict(rows))
+    for leaf, row in rows.items():
+        if row._version:
+            raise SpacesError(
+                f"model.name: {name} changes the observation {leaf!r} that it is given, which is "
+                "the batch's own memory: it must make a new tensor"
+            )
     if features.shape != (2, num_out) or features.dtype != torch.float32:
         raise SpacesError(
             f"model.name: {name} must give float32 of [N, {num_out}], its num_out; for two rows "

@@ -17,6 +17,7 @@ from impala_async.doors import (
     start_logging,
     start_told_of,
     tell_death,
+    typed_path,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, RecordingError
 from impala_async.interrupts import REQUESTS, interrupt, leave, undone
@@ -57,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="change a recorded setting of the learner that is started; may be repeated",
     )
     parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="its run folder (default: a new one in runs/)"
+        "--run-dir",
+        type=typed_path,
+        metavar="DIR",
+        help="its run folder (default: a new one in runs/)",
     )
     args = parser.parse_args(argv)
     return run_door(lambda: _replay(args))

@@ -208,6 +208,7 @@ class RunFolder:
             for folder in (self.checkpoints, *([self.path] if self._is_made_here else [])):
                 with contextlib.suppress(OSError):  # somebody else has left something in it
                     folder.rmdir()
+        self._is_new = False  # once: somebody else may take the place
         self.let_go()
 
     @staticmethod

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from impala_async.files import write_whole
 from impala_async.interrupts import REQUESTS
 from impala_async.metrics.report import format_mean_return
+from impala_async.user_code import one_line
 from impala_async.waiting import told_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
             is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"
+    # matplotlib reads files and variables of the user's, and fails in its own ways.
+    except Exception as error:
+        return f"cannot be drawn: {one_line(error)}"
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -74,9 +78,11 @@ def draw_learning_curve(
     reports = [r for r in lived if _has_number(r, "episodes/return_mean")]
     if not reports:
         return None
+    # It is read at the import, and may name what is not installed here.
+    os.environ["MPLBACKEND"] = "agg"
     import matplotlib as mpl
 
-    mpl.use("Agg")
+    mpl.use("agg")
     from matplotlib import pyplot as plt
 
     figure, (top, bottom) = plt.subplots(

@@ -233,18 +233,36 @@ def _make_own(section: AlgorithmSection) -> Algorithm:
         )
 
     def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
+        before = _versions(view)
         with NamedInSetting(KEY, name, "in its loss"):
             terms = made.loss(view, entropy_cost)
         _check_terms(name, terms)
+        _check_rows(name, view, before)
         return terms
 
     def stats(view: View) -> dict[str, Tensor]:
+        before = _versions(view)
         with NamedInSetting(KEY, name, "in its stats"):
             stats = made.stats(view)
         _check_stats(name, stats, has_target=made.has_target)
+        _check_rows(name, view, before)
         return stats
 
     return Algorithm(loss, stats, made.has_target)
+
+
+def _versions(view: View) -> list[int]:
+    """Of what is changed in place each grows."""
+    return [rows._version for rows in view.rows]
+
+
+def _check_rows(name: str, view: View, before: list[int]) -> None:
+    for field, now, then in zip(Rows._fields, _versions(view), before, strict=True):
+        if now != then:
+            raise ConfigError(
+                f"{KEY}: {name} changes view.rows.{field} in place, which other passes over the "
+                "batch read too: it must make a new tensor"
+            )
 
 
 def _check_terms(name: str, terms: Any) -> None:

@@ -184,6 +184,22 @@ def test_what_python_has_otherwise_than_toml_is_no_text(override, wants):
     assert "if it is meant as text, put double quotes within single ones" in line
 
 
+def test_a_date_is_no_argument_of_foreign_code(toml):
+    """It would reach other processes as text."""
+    for override in (
+        "env.kwargs.when=2024-01-02",
+        "env.kwargs.when=[1, 2024-01-02]",
+        "env.kwargs={when = 2024-01-02}",
+        "env.wrappers=[{name='a:b', kwargs={when=2024-01-02}}]",
+    ):
+        line = mistake(override)
+        assert line.startswith("--set: env."), override
+        assert "wants no date or time of TOML, got 2024-01-02: put it in double quotes" in line
+    toml.write_text("[env]\nid = 'X'\nkwargs = {at = 07:32:00, when = '2024-01-02'}\n")
+    (line,) = mistakes(toml)
+    assert line.startswith(f"{toml}: env.kwargs.at: wants no date or time of TOML, got 07:32:00")
+
+
 def test_where_keys_have_types_text_is_as_before():
     assert load_config(None, ["env.id=X", "stop.mean_return=None"]).stop.mean_return is None
     assert mistake("model.shared_torso=True").endswith('wants true or false, got "True"')

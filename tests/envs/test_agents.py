@@ -350,7 +350,7 @@ def test_last_action_and_reward_of_idle_rows_are_0() -> None:
 def use(env: Lives) -> None:
     envs = AgentEnvs([env])
     envs.reset(0)
-    envs.step(ones(envs))
+    rows(envs, 3)
 
 
 class Different(Lives):
@@ -378,9 +378,60 @@ class Stranger(Lives):
         return obs, infos
 
 
+class Returning(Lives):
+    """`agent_0` is listed again after its end, though not in the step thereafter."""
+
+    def step(self, actions):
+        result = super().step(actions)
+        if self.num_steps > 2:
+            self.agents = ["agent_0", *self.agents]
+            result[0]["agent_0"] = result[0][self.agents[-1]]
+        return result
+
+
+class NeverOver(Lives):
+    """The flags of an agent say only in the step of its end that it is over."""
+
+    def step(self, actions):
+        self.agents = list(self.possible_agents)
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        self.agents = list(self.possible_agents)
+        for flags in (terminated, truncated):
+            for agent in self.agents:
+                flags.setdefault(agent, False)
+        return obs, rewards, terminated, truncated, infos
+
+
+class StaysListed(Lives):
+    """An agent is listed until all are over, and its flags say so."""
+
+    def step(self, actions):
+        alive = {agent: actions[agent] for agent in self.agents if agent not in self.over}
+        self.agents = list(alive)
+        obs, rewards, terminated, truncated, infos = super().step(alive)
+        self.over |= {agent for agent in terminated if terminated[agent] or truncated[agent]}
+        if len(self.over) < len(self.possible_agents):
+            self.agents = list(self.possible_agents)
+            terminated |= dict.fromkeys(self.over, True)
+        return obs, rewards, terminated, truncated, infos
+
+    def reset(self, seed=None, options=None):
+        self.over = set()
+        return super().reset(seed)
+
+
+def test_one_that_stays_listed_after_its_end_does_not_come_back():
+    plain, listed = AgentEnvs([Lives((1, 3))]), AgentEnvs([StaysListed((1, 3))])
+    for envs in (plain, listed):
+        envs.reset(0)
+    assert rows(plain, 9) == rows(listed, 9)
+
+
 @pytest.mark.parametrize(
     ("env", "text"),
     [
+        (Returning((1, 9)), "agent_0 comes back after its end, and may do so only after a reset"),
+        (NeverOver((1, 9)), "agent_0 comes back after its end"),
         (Lives(()), "lives_v0 has no possible_agents"),
         (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),
         (Leaving((9, 9)), "agent_0 is gone, neither terminated nor truncated"),

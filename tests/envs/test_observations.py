@@ -17,7 +17,7 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from impala_async.envs.observations import check_obs, flatten_obs, obs_leaves
+from impala_async.envs.observations import ObsRows, check_obs, flatten_obs, obs_leaves
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 
@@ -192,6 +192,9 @@ def test_flattened_observations_have_the_dtype_of_the_space_and_can_be_written()
         (NESTED, {"z": np.zeros((2, 3), np.uint8)}, "a/b: .* not there"),
         (NESTED, np.zeros(4), "not there"),
         (Discrete(3), 0.5, "int64, it is float64"),
+        (Box(-9, 9, (2,), np.int8), np.array([3, -300]), "promises int8, it has -300"),
+        (Box(-9, 9, (2,), np.int8), [300, 3], "promises int8, it has 300"),
+        (MultiDiscrete([2, 3], np.int8), np.array([257, 256]), "promises int8, it has 257"),
         (Discrete(3, start=1), None, "not there"),
         (Discrete(3, start=1), "ab", "not there"),
         (MultiDiscrete([2, 3]), [0], r"shape \(2,\), it has \(1,\)"),
@@ -210,3 +213,17 @@ def test_the_check_of_a_batch_counts_its_columns() -> None:
     with pytest.raises(EnvError, match=r"shape \(2, 4\)"):
         check_obs(obs_leaves(BOX), np.zeros((3, 4), np.float32), 2)
     check_obs(obs_leaves(BOX), [0, 0.5, 1, 0])
+
+
+def test_numbers_of_a_larger_dtype_are_looked_at_in_every_row():
+    leaves = obs_leaves(Box(-9, 9, (2,), np.int8))
+    rows = ObsRows(leaves, 1)
+    for fitting in (np.array([3, -4]), np.array([127, -128], np.int16)):
+        rows.write(0, fitting)
+        assert rows.arrays[""].tolist() == [fitting.tolist()]
+        with pytest.raises(EnvError, match="promises int8, it has 200"):
+            rows.write(0, np.array([1, 200], fitting.dtype))
+    single = ObsRows(obs_leaves(Discrete(3, dtype=np.int8)), 1)
+    single.write(0, np.int64(2))
+    with pytest.raises(EnvError, match="promises int8, it has 257"):
+        single.write(0, np.int64(257))

@@ -93,16 +93,18 @@ def test_a_start_that_runs_out_of_them_is_one_line_and_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
-def test_another_error_of_the_system_stays_what_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+def test_a_start_that_dies_otherwise_is_told_as_it_is_and_leaves_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    def fail(*_, **__):
+        raise error
 
     monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
     monkeypatch.setattr(probe, "SpaceProbe", fail)
-    assert start(tmp_path / "run") == 70
-    assert "Input/output error" in capsys.readouterr().err
+    for error in (OSError(errno.EIO, "Input/output error"), MemoryError("of a tensor")):
+        assert start(tmp_path / "run") == 70
+        assert str(error) in capsys.readouterr().err
+        assert os.listdir(tmp_path) == []
 
 
 def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code() -> None:

@@ -119,6 +119,25 @@ class Fails(Own):
         return obs["pixels"]
 
 
+class InPlace(Own):
+    def forward(self, obs):
+        obs[""] *= 10
+        return super().forward(obs)
+
+
+class InItsDict(Own):
+    def forward(self, obs):
+        obs[""] = obs[""] * 10
+        return super().forward(obs)
+
+
+class FailsLater(Own):
+    def forward(self, obs):
+        if len(obs[""]) > 2:
+            raise SystemExit(0)
+        return super().forward(obs)
+
+
 class TakesNothing(nn.Module):
     def __init__(self):
         super().__init__()
@@ -159,6 +178,7 @@ def test_by_default_policy_and_value_share_it():
         ("NoModule", "must make an nn.Module with a whole number num_out"),
         ("WithoutSize", "must make an nn.Module with a whole number num_out"),
         ("Fails", r"failed on two rows of zeros, at .*test_torso\.py:[0-9]+: KeyError: 'pixels'"),
+        ("InPlace", "changes the observation '' that it is given"),
         ("TakesNothing", r"failed when it was made, at .*: TypeError: .* positional argument"),
         ("A_NUMBER", "is of type int, and cannot be called"),
         ("Missing", "tests.models.test_torso has no 'Missing'"),
@@ -167,6 +187,23 @@ def test_by_default_policy_and_value_share_it():
 def test_a_torso_that_does_not_fit_is_told_why(name, text):
     with pytest.raises(SpacesError, match=rf"model\.name: .*{name}.*{text}"):
         ActorCritic(own(name), OBS, ACTION)
+
+
+def test_what_a_torso_stores_in_its_dict_is_not_for_the_other_one():
+    model = ActorCritic(own("InItsDict", shared_torso=False), OBS, ACTION)
+    model.value_torso.load_state_dict(model.policy_torso.state_dict())
+    obs = {"": torch.randn(4, 3)}
+    features = model.policy_torso(dict(obs))
+    torch.testing.assert_close(model(obs).values_N, model.value_head(features).squeeze(-1))
+
+
+def test_what_an_own_torso_raises_when_it_is_called_is_told_as_its_own():
+    model = ActorCritic(own("FailsLater"), OBS, ACTION)
+    obs = {"": torch.randn(4, 3)}
+    says = r"model\.name: .*FailsLater failed to make features, at .*test_torso\.py:\d+: SystemExit"
+    for call in (model, lambda obs: model.act(obs, ())):
+        with pytest.raises(SpacesError, match=says):
+            call(obs)
 
 
 def test_a_module_that_is_not_there_is_named():

@@ -2,6 +2,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -57,6 +59,31 @@ def test_a_signal_leaves_the_last_picture_out(tmp_path, monkeypatch, capfd):
         assert end.value.code == 130
         assert capfd.readouterr().err == "learning curve: left out, as a signal came\n"
         assert signal.getsignal(number) == before
+
+
+def test_what_matplotlib_cannot_do_is_told(tmp_path, monkeypatch):
+    def draw(*paths, **how):
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no matplotlibrc")
+
+    monkeypatch.setattr(plot, "draw_learning_curve", draw)
+    said = plot.draw_at_end(SUMMARY, RunFolder(tmp_path), None, 0)
+    assert said.startswith("cannot be drawn: UnicodeDecodeError: ")
+
+
+def test_a_backend_of_the_users_is_not_looked_for(tmp_path):
+    write(tmp_path, report(100), report(200))
+    script = (
+        "from impala_async.runs.plot import *; from impala_async.runs.folder import RunFolder;"
+        f"print(draw_at_end({SUMMARY}, RunFolder(Path({str(tmp_path)!r})), None, 0))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "MPLBACKEND": "nonsense"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(tmp_path / "learning_curve.png")
 
 
 def test_drawing_that_takes_long_is_told_of(tmp_path, monkeypatch):

@@ -288,6 +288,18 @@ def constant(section):
     return Algorithm(without_gradient)
 
 
+def in_place(section):
+    def clamped(view, entropy_cost):
+        view.rows.behaviour_log_probs_TB.clamp_(min=-1)
+        return loss(view, entropy_cost)
+
+    return Algorithm(clamped)
+
+
+def in_place_stats(section):
+    return Algorithm(loss, lambda view: {"user/x": view.rows.rewards_TB.mul_(2).sum()})
+
+
 def without_kl(section):
     return Algorithm(loss, has_target=True)
 """
@@ -320,6 +332,8 @@ def test_a_metric_of_ones_own_needs_no_declaration(own_module, make_step, make_b
         ("fails", r"failed in its loss, at .*own_algorithms\.py:\d+: AttributeError"),
         ("gives_a_tensor", "must give LossTerms of .*, not Tensor"),
         ("constant", "has no gradient"),
+        ("in_place", r"changes view\.rows\.behaviour_log_probs_TB in place"),
+        ("in_place_stats", r"changes view\.rows\.rewards_TB in place"),
         ("without_kl", "must hold policy/kl"),
     ],
 )

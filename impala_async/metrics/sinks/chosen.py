@@ -68,7 +68,7 @@ class _Feed:
             return
         if self._waiting.full():
             self._lose_oldest()
-        self._waiting.put_nowait(report)
+        self._waiting.put_nowait(dict(report))  # what it does to it no other one sees
 
     def end(self) -> None:
         """No more reports come."""

@@ -28,6 +28,10 @@ class Keeps:
     def close(self):
         TAKEN.append("closed")
 
+class Empties(Keeps):
+    def write(self, report):
+        report.clear()
+
 class Fails(Keeps):
     def write(self, report):
         raise SystemExit("no more")
@@ -86,6 +90,15 @@ def test_a_sink_of_ones_own_takes_all_reports_in_order(module: Any, make: Make) 
     sinks.close()
     sinks.close()
     assert [*(("ab", 10 * number) for number in range(5)), "closed"] == module.TAKEN
+
+
+def test_what_a_sink_does_to_a_report_no_other_one_sees(module, make):
+    sinks = make("own_sinks:Empties", "own_sinks:Keeps")
+    report = {"updates": 1}
+    sinks.write(report)
+    sinks.close()
+    assert ("ab", 1) in module.TAKEN
+    assert report == {"updates": 1}
 
 
 @pytest.mark.parametrize(
