@@ -275,6 +275,15 @@ def test_frames_are_shown_where_a_step_takes_several(monkeypatch, said):
     assert "10,004 (40,018 frames)" in said()
 
 
+def test_words_of_others_are_shown_as_they_are(monkeypatch, said):
+    words = {"env_id": "kenvs:Printer", "advice": "no device [/dev/cam0] [red]"}
+    write_summary(monkeypatch, **words)
+    started("--run-dir", "here")
+    shown = said()
+    for each in words.values():
+        assert each in shown
+
+
 def test_paths_are_shown_whole_however_long(monkeypatch, said):
     write_summary(monkeypatch)
     path = "/".join(["a-folder-of-some-length"] * 6)
