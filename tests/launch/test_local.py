@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import ConfigError, how_it_ended
+from impala_async.interrupts import GIVE_UP
 from impala_async.launch import local
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.waiting import EVERY_S, Wait
@@ -336,10 +337,10 @@ sys.exit({code})
 
 def test_a_learner_that_serves_is_told_that_its_run_is_given_up():
     numbers = "(signal.SIGTERM, signal.SIGINT"
-    learner = LEARNER_UNTIL_TOLD.replace(numbers, f"{numbers}, signal.SIGUSR1")
+    learner = LEARNER_UNTIL_TOLD.replace(numbers, f"{numbers}, {int(GIVE_UP)}")
     actor = 'wait_for(lambda: count("learner") == 1)\nsys.exit(78)\n'
     assert run(learner.replace("hear()", "serve()\nhear()"), actor) == 78
-    assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGUSR1]
+    assert [e["signal"] for e in events("learner", "signal")] == [GIVE_UP]
 
 
 @pytest.mark.parametrize(("end", "code"), [("1 / 0", 1), ("os.abort()", 134)])
