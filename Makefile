@@ -14,8 +14,7 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# A worker that has nothing left takes tests from one that has.
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 # mypy refuses a folder without Python files, so name those that have some.

@@ -33,7 +33,8 @@ from impala_async.errors import (
     RunOver,
     how_it_ended,
 )
-from impala_async.interrupts import Interrupted, flush_output, last_word, quit_at_once
+from impala_async.interrupts import Interrupted, last_word, quit_at_once
+from impala_async.output import flush_output, write_unhurried
 from impala_async.processes import begin, inherited_fds
 from impala_async.waiting import told_of
 
@@ -346,6 +347,7 @@ def start_logging() -> "Console":
     from rich.console import Console
     from rich.logging import RichHandler
 
+    write_unhurried()
     console = Console(stderr=True)
     if console.is_terminal:
         handler: logging.Handler = RichHandler(console=console, show_path=False)

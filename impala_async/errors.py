@@ -1,12 +1,12 @@
-"""The exception tree, and the exit code that each branch ends a process with.
+"""All that this package raises on purpose, and the exit code that each ends a process with.
 
 ImpalaAsyncError              70  a bug of ours, unless a branch below says otherwise
 ├── ConfigError                2  names the field, what it got and what it wants
 │   └── SpacesError            2  nothing can be built for these spaces with these settings
 ├── EnvError                   2  the environment cannot be made, or broke its own contract
 ├── EnvHangsError             70  a call of it took longer than env.step_timeout_s
-├── CheckpointError            2  nothing to resume from, or it belongs to another run
-├── RecordingError             2  a recording is missing, damaged, or not what was asked for
+├── CheckpointError            2  a checkpoint is missing, damaged, or belongs to another run
+├── RecordingError             2  a recording is missing, damaged, or cannot be played as asked
 ├── RunOver                    0  a run that is to be resumed has reached its end already
 ├── ProtocolError              -  one peer misbehaved: counted and dropped, the learner lives
 ├── MismatchError             78  this actor does not fit this learner: do not retry
@@ -44,14 +44,10 @@ def how_it_ended(code: int) -> str:
 
 
 class ImpalaAsyncError(Exception):
-    """The root: whatever this package raises on purpose."""
-
     exit_code = EXIT_BUG
 
 
 class ConfigError(ImpalaAsyncError):
-    """A setting is wrong. The message names the field, what it got and what it wants."""
-
     exit_code = EXIT_CONFIG
 
 
@@ -63,10 +59,7 @@ class SpacesError(ConfigError):
 
 
 class EnvError(ImpalaAsyncError):
-    """An environment cannot be made, is unsupported, or broke its own contract.
-
-    `is_death`: its process died, which the next one may not.
-    """
+    """`is_death`: its process died, which the next one may not."""
 
     exit_code = EXIT_CONFIG
 
@@ -76,31 +69,23 @@ class EnvError(ImpalaAsyncError):
 
 
 class EnvHangsError(ImpalaAsyncError):
-    """A call of an environment has taken longer than it may."""
-
     exit_code = EXIT_BUG
 
 
 class CheckpointError(ImpalaAsyncError):
-    """A checkpoint is missing, damaged, or belongs to another run."""
-
     exit_code = EXIT_CONFIG
 
 
 class RecordingError(ImpalaAsyncError):
-    """A recording is missing, damaged, of another run, or cannot be replayed as asked."""
-
     exit_code = EXIT_CONFIG
 
 
 class RunOver(ImpalaAsyncError):
-    """A run that is to be resumed has reached its end already."""
-
     exit_code = EXIT_DONE
 
 
 class ProtocolError(ImpalaAsyncError):
-    """A peer sent something that the protocol does not allow; `reason` is its counter."""
+    """`reason` is its counter."""
 
     def __init__(self, reason: str, text: str = "") -> None:
         super().__init__(text or reason)
@@ -108,22 +93,16 @@ class ProtocolError(ImpalaAsyncError):
 
 
 class MismatchError(ImpalaAsyncError):
-    """This actor does not fit this learner, and will not fit it on a second try either."""
-
     exit_code = EXIT_MISMATCH
 
 
 class NotAllowedError(ImpalaAsyncError):
-    """The learner does not admit this actor."""
-
     exit_code = EXIT_NOT_ALLOWED
 
 
 class UnreachableError(ImpalaAsyncError):
-    """No learner answered in time."""
-
     exit_code = EXIT_TRY_AGAIN
 
 
 class ServiceError(ImpalaAsyncError):
-    """A task or a thread of the service died; `__cause__` says of what."""
+    exit_code = EXIT_BUG

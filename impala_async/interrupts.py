@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED
+from impala_async.output import flush_output
 
 CTRL_C = {signal.SIGINT}
 # A terminal that is closed asks like SIGTERM, but where we were started to ignore it, as by nohup.
@@ -117,16 +118,6 @@ def leave(code: int) -> NoReturn:
     if _left():
         threading.Thread(target=_insist, args=(code,), name="leave", daemon=True).start()
     sys.exit(code)
-
-
-def flush_output() -> None:
-    """Say what is left. A reader that has gone, as `head` goes, is no error, nor a full disk."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        try:
-            stream.flush()
-        except OSError:
-            # The interpreter flushes once more when it ends, and would complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _insist(code: int) -> None:

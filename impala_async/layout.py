@@ -46,6 +46,16 @@ class ColumnLayout:
         planes = {"obs": obs, "small": small}
         return {name: _view(planes[leaf.plane], leaf) for name, leaf in self.leaves.items()}
 
+    def gaps(self, plane: Literal["obs", "small"]) -> list[slice]:
+        """The bytes of a plane in which no array lies; they are zero."""
+        found, end = [], 0
+        for leaf in self.leaves.values():
+            if leaf.plane == plane:
+                found.append(slice(end, leaf.offset))
+                end = leaf.offset + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+        found.append(slice(end, self.obs_bytes if plane == "obs" else self.small_bytes))
+        return [gap for gap in found if gap.stop > gap.start]
+
     def _place(self, plane: Literal["obs", "small"], places: Iterable[Place]) -> int:
         offset = 0
         for name, shape, dtype in places:

@@ -84,6 +84,8 @@ def find_fault(schema: Schema, columns: Columns) -> Fault | None:
     for what, flags in _flags(schema, columns):
         if flags.view(np.uint8).max() > 1:
             return Fault("invalid", f"{what} has a flag that is neither 0 nor 1")
+    if fault := _find_end_fault(columns):
+        return fault
     for what, indices, choices in _categories(schema, columns):
         if _is_beyond(indices, choices):
             return Fault("invalid", f"{what} is none of its choices")
@@ -94,6 +96,26 @@ def find_fault(schema: Schema, columns: Columns) -> Fault | None:
         if not are_moderate(values).all():
             return Fault("nonfinite", f"{what} is {how_large(values)}")
     return _find_row_fault(schema, columns)
+
+
+def find_padding_fault(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Fault | None:
+    """Whether bytes lie where no array is: then whoever wrote the planes has another layout."""
+    layout = schema.layout
+    for plane, stretches in ((obs, layout.gaps("obs")), (small, layout.gaps("small"))):
+        if any(plane[:, stretch].any() for stretch in stretches):
+            return Fault("invalid", "its arrays lie elsewhere: what lies between them is not zero")
+    return None
+
+
+def _find_end_fault(columns: Columns) -> Fault | None:
+    """The row after the end of an episode has its last observation and is masked, or two episodes
+    would be learned as one."""
+    ends_CT, mask_CT = columns.terminated_CT | columns.truncated_CT, columns.mask_CT
+    if (ends_CT & ~mask_CT).any():
+        return Fault("invalid", "an episode ends in a masked row")
+    if (ends_CT[:, :-1] & mask_CT[:, 1:]).any():
+        return Fault("invalid", "the row after the end of an episode is not masked")
+    return None
 
 
 def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
@@ -231,8 +253,15 @@ class ColumnChecks:
         self._is_plain = schema.action.legal is None and all(map(_is_plain, schema.obs.leaves))
         self._is_plain &= all(map(_is_even, schema.action.parts))
         self._is_plain &= all(state.dtype == "float32" for state in schema.state)
-        self._mask = _stretch(leaves["mask"])
-        self._flags = Stretch(_stretch(leaves["terminated"]).start, self._mask.stop)
+        flags = [_stretch(leaves[name]) for name in ("terminated", "truncated", "mask")]
+        self._terminated, self._truncated, self._mask = flags
+        self._obs_gaps = schema.layout.gaps("obs")
+        # The bits that are never set.
+        self._unused = np.zeros(schema.layout.small_bytes, np.uint8)
+        for gap in schema.layout.gaps("small"):
+            self._unused[gap] = 0xFF
+        for flag in flags:
+            self._unused[flag] = 0xFE
         self._log_probs = _stretch(leaves["log_prob"])
         self._is_probability = all(part.kind == "discrete" for part in schema.action.parts)
         # State, log-probabilities and rewards lie one behind the other.
@@ -252,7 +281,8 @@ class ColumnChecks:
         """The first thing that is wrong with the columns in these planes."""
         if self._is_plain and self._looks_sound(obs, small):
             return None
-        return find_fault(self._schema, columns_over(self._schema, obs, small))
+        columns = columns_over(self._schema, obs, small)
+        return find_padding_fault(self._schema, obs, small) or find_fault(self._schema, columns)
 
     def count_valid(self, small: Bytes2D) -> NDArray[np.int64]:
         """Valid rows of each column, once its mask is known to hold flags."""
@@ -260,7 +290,10 @@ class ColumnChecks:
         return counts
 
     def _looks_sound(self, obs: Bytes2D, small: Bytes2D) -> bool:
-        if _largest(small[:, self._flags]) > 1:
+        if _largest(small & self._unused) or any(_largest(obs[:, gap]) for gap in self._obs_gaps):
+            return False
+        mask, ends = small[:, self._mask], small[:, self._terminated] | small[:, self._truncated]
+        if _largest(ends) and (_largest(ends & ~mask) or _largest(ends[:, :-1] & mask[:, 1:])):
             return False
         if self._is_probability and not (
             _largest(small[:, self._log_probs].view(np.float32)) <= LOG_PROB_SLACK

@@ -16,6 +16,7 @@ from impala_async.trajectory import (
     Fault,
     columns_over,
     find_fault,
+    find_padding_fault,
 )
 
 NUM_COLUMNS, NUM_ROWS = 3, 4
@@ -35,6 +36,7 @@ SCHEMA = Schema(
 )
 # A column in the middle of a slot, a row in the middle of the trajectory.
 HERE = (1, 2)
+PLANES = ("obs", "small")
 
 
 @pytest.fixture
@@ -187,8 +189,46 @@ def test_flags_that_are_neither_zero_nor_one(columns: Columns, name: str, value:
 @pytest.mark.parametrize("name", ["mask_CT", "terminated_CT", "truncated_CT", "obs/lamp"])
 @pytest.mark.parametrize("value", [0, 1])
 def test_flags_that_are(columns: Columns, name: str, value: int) -> None:
+    columns.mask_CT[:, HERE[1] + 1] = False
     spoil(name, value)(columns)
     assert find_fault(SCHEMA, columns) is None
+
+
+@pytest.mark.parametrize("flag", ["terminated_CT", "truncated_CT"])
+def test_the_row_after_the_end_of_an_episode_is_masked(columns: Columns, flag: str) -> None:
+    ends = getattr(columns, flag)
+    ends[HERE] = True
+    fault = find_fault(SCHEMA, columns)
+    assert fault == ("invalid", "the row after the end of an episode is not masked")
+    columns.mask_CT[HERE[0], HERE[1] + 1] = False
+    assert find_fault(SCHEMA, columns) is None
+    # That of the last row is the first of the next trajectory.
+    ends[0, -1] = True
+    assert find_fault(SCHEMA, columns) is None
+
+
+@pytest.mark.parametrize("flag", ["terminated_CT", "truncated_CT"])
+def test_no_episode_ends_in_a_masked_row(columns: Columns, flag: str) -> None:
+    columns.mask_CT[HERE] = False
+    assert find_fault(SCHEMA, columns) is None
+    getattr(columns, flag)[HERE] = True
+    assert find_fault(SCHEMA, columns) == ("invalid", "an episode ends in a masked row")
+
+
+@pytest.mark.parametrize("plane", ["obs", "small"])
+def test_what_lies_between_arrays_is_zero(plane: Any) -> None:
+    """Flags at other offsets than ours fall between ours."""
+    layout = SCHEMA.layout
+    planes = {name: np.zeros((2, getattr(layout, f"{name}_bytes")), np.uint8) for name in PLANES}
+    gaps = layout.gaps(plane)
+    assert len(gaps) > 2
+    for leaf in columns_over(SCHEMA, **planes).obs.values():
+        leaf.view(np.uint8).fill(0xFF)
+    assert find_padding_fault(SCHEMA, **planes) is None
+    for at in (at for gap in gaps for at in (gap.start, gap.stop - 1)):
+        planes[plane][1, at] = 1
+        assert reason_of(find_padding_fault(SCHEMA, **planes)) == "invalid"
+        planes[plane][1, at] = 0
 
 
 @pytest.mark.parametrize(

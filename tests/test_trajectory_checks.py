@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from impala_async import trajectory
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.trajectory import ColumnChecks, columns_over, find_fault
+from impala_async.trajectory import ColumnChecks, columns_over, find_fault, find_padding_fault
 
 FLOATS = ArraySpec("", (4,), "float32")
 PLAIN = Schema(ObsSpec((FLOATS,)), ActionSpec((ActionPart("", "discrete", (2,)),)), rows=5)
@@ -59,7 +59,10 @@ def sound(schema: Schema, seed: int) -> tuple[Any, Any]:
         array[...] = rng.integers(0, min(part.choices or (5,)), array.shape)
     columns.rewards_CT[...] = rng.normal(size=columns.rewards_CT.shape)
     columns.log_probs_CT[...] = -rng.uniform(0.1, 2, columns.log_probs_CT.shape)
-    columns.mask_CT[...] = rng.random(columns.mask_CT.shape) < 0.8
+    mask = columns.mask_CT
+    mask[...] = rng.random(mask.shape) < 0.8
+    columns.terminated_CT[:, :-1] = mask[:, :-1] & ~mask[:, 1:]
+    columns.truncated_CT[:, -1] = mask[:, -1]
     return obs, small
 
 
@@ -83,6 +86,14 @@ def test_a_verdict_is_the_one_of_the_thorough_checks(name: str, data: st.DataObj
             np.uint8,
         )
     thorough = find_fault(schema, columns_over(schema, *planes))
+    if data.draw(st.booleans()):
+        # Most of the words above spoil an array; a flag in another place may look like any flag.
+        column = data.draw(st.integers(0, NUM_COLUMNS - 1))
+        flags = columns_over(schema, *planes).truncated_CT
+        row = data.draw(st.integers(0, schema.rows - 1))
+        flags[column, row] ^= 1 if flags.view(np.uint8)[column, row] < 2 else 0
+        thorough = find_fault(schema, columns_over(schema, *planes))
+    thorough = find_padding_fault(schema, *planes) or thorough
     assert ColumnChecks(schema).find_fault(*planes) == thorough
 
 

@@ -50,8 +50,6 @@ TIMERS_EVERY_S = 0.5
 
 
 class ActorService:
-    """One actor process."""
-
     def __init__(
         self,
         url: str,

@@ -74,7 +74,12 @@ class Stopper:
             self._tell(f"{hang}, and is not waited for any longer")
             self._end()
         else:
-            self._wait.look(lambda s: _say_wait(hang, END_AFTER_S - s))
+            self._wait.look(
+                lambda s: (
+                    f"ending within {END_AFTER_S - s:.0f} s: {hang}; another signal ends this "
+                    "actor at once"
+                )
+            )
 
     def _end(self) -> None:
         word, code = last_word(*self._numbers)
@@ -93,7 +98,3 @@ class Stopper:
                         self.take(number)
             else:
                 self.look()
-
-
-def _say_wait(hang: str, left_s: float) -> str:
-    return f"ending within {left_s:.0f} s: {hang}; another signal ends this actor at once"

@@ -143,7 +143,7 @@ class Worker:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             # Environments are closed when it hangs up; an interpreter may take longer to end.
-            if not self._has_hung_up():
+            if all(events != select.POLLHUP for _, events in self._waiter.poll(0)):
                 logger.warning("%s does not end, and is killed", self)
             self.process.kill()
             self.process.wait()
@@ -218,9 +218,6 @@ class Worker:
             if reply[0] == FAULT:
                 return self._fault()
         return None
-
-    def _has_hung_up(self) -> bool:
-        return any(events == select.POLLHUP for _, events in self._waiter.poll(0))
 
 
 def end_workers(workers: Sequence[Worker], *, is_quiet: bool = False) -> None:

@@ -1,5 +1,6 @@
 """The environment's section of the config."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -63,7 +64,7 @@ class EnvSection(Section):
 
     def broken_rules(self) -> Iterator[str]:
         for wrapper in self.wrappers:
-            if ":" not in wrapper.name:
+            if re.fullmatch("[^:]+:[^:]+", wrapper.name) is None:
                 yield f"wrappers must be package.module:Name each, got {wrapper.name!r}"
 
     @property

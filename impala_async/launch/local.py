@@ -84,8 +84,6 @@ def free_ports(count: int) -> list[int]:
 
 
 class _Actor:
-    """One actor process and its log."""
-
     def __init__(self, number: int, log_path: Path) -> None:
         self.number = number
         self.log_path = log_path

@@ -24,7 +24,8 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
-from impala_async.interrupts import flush_output, leave, undone
+from impala_async.interrupts import leave, undone
+from impala_async.output import WRITER, flush_output
 from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def _leave(code: int) -> NoReturn:
 
     Where an interpreter ends beneath it, torch aborts the process, whatever its exit code was.
     """
-    if any(thread.daemon for thread in threading.enumerate()):
+    if any(each.daemon and each.name != WRITER for each in threading.enumerate()):
         flush_output()
         os._exit(code)
     leave(code)

@@ -19,7 +19,7 @@ from impala_async.errors import ConfigError, SpacesError
 from impala_async.learner.channels import Channels, Progress
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.learner.threads.learner_thread import LearnerThread
+from impala_async.learner.threads.learner_thread import LearnerThread, LockstepThread
 from impala_async.learner.threads.loader import (
     DeviceLoader,
     HostLoader,
@@ -78,9 +78,8 @@ def build_learner(
     snapshot = Snapshot(layout, step.policy.tensors, device)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
     full = IndexQueue("full", num_slots)
-    # Its end must not hang on the clock, and its next batch waits for the weights of this update.
-    is_lockstep = config.pace.is_lockstep
-    is_pipelined = step.is_pipelined and not is_lockstep
+    kind = LockstepThread if config.pace.is_lockstep else LearnerThread
+    is_pipelined = step.is_pipelined and kind.can_overlap
     loader: Loader
     if device.type == "cuda":
         loader = DeviceLoader(
@@ -90,12 +89,12 @@ def build_learner(
             schema=schema,
             num_device_slots=num_device_slots(section, is_pipelined=is_pipelined),
             device=device,
-            is_drained=is_lockstep,
+            is_drained=kind.is_drained,
         )
     else:
-        loader = HostLoader(slots, full, is_drained=is_lockstep)
+        loader = HostLoader(slots, full, is_drained=kind.is_drained)
     _compile(step, loader, section, device)
-    thread = LearnerThread(
+    thread = kind(
         step=step,
         snapshot=snapshot,
         loader=loader,
@@ -105,7 +104,6 @@ def build_learner(
         channels=channels,
         device=device,
         max_waiting=max_waiting(section, device, is_pipelined=is_pipelined),
-        is_lockstep=is_lockstep,
         is_pipelined=is_pipelined,
     )
     bodies = {"learner": thread.run}

@@ -20,6 +20,7 @@ from typing import TextIO
 from impala_async.config.learner import LearnerSection
 from impala_async.errors import EXIT_BUG
 from impala_async.learner.lock_watch import LockWatch
+from impala_async.output import flush_output
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ class Watchdog:
 
         def body() -> None:
             logger.critical("%s", line)
+            flush_output()
             if is_dump:
                 faulthandler.dump_traceback(file=self._output, all_threads=True)
 

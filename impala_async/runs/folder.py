@@ -63,9 +63,12 @@ class RunFolder:
 
     def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
         """Raise ConfigError where no new run may begin."""
+        left_over = self.checkpoints
         try:
             is_run, paths = self.exists(), sorted(self.path.iterdir()) if self.path.is_dir() else []
-            others = [path for path in paths if not self._may_lie_in_new(path)]
+            others = [path for path in paths if path.name not in PREPARED and not _is_torn(path)]
+            if left_over in others and left_over.is_dir() and not any(left_over.iterdir()):
+                others.remove(left_over)
         except OSError as error:
             where = error.filename or self.path
             raise ConfigError(f"--run-dir: cannot read {where}: {error.strerror}") from None
@@ -76,10 +79,6 @@ class RunFolder:
                 f"--run-dir: {self.path} holds other files ({others[0].name}) and no run: name a "
                 "new or an empty folder"
             )
-
-    def _may_lie_in_new(self, path: Path) -> bool:
-        is_left_over = path == self.checkpoints and path.is_dir() and not any(path.iterdir())
-        return is_left_over or path.name in PREPARED or _is_torn(path)
 
     def hold(self) -> int:
         """Take the folder, made if there is none, for this process and who gets the descriptor."""
@@ -333,7 +332,8 @@ class RunFolder:
     def _read_config(self) -> dict[str, Any]:
         content = find_object(self._config) or {}
         run_id, config = content.get("run_id"), content.get("config")
-        if not isinstance(config, dict) or not _is_run_id(run_id):
+        is_id = isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id)
+        if not isinstance(config, dict) or not is_id:
             raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
         return {"run_id": run_id, "config": config}
 
@@ -342,7 +342,3 @@ def _is_torn(path: Path) -> bool:
     """Whether it is what a process that was killed had begun to write here."""
     begun = r"\.((config|service|summary|replay)\.json|epoch|last_checkpoint)\.\d+"
     return re.fullmatch(begun, path.name) is not None and path.is_file()
-
-
-def _is_run_id(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None

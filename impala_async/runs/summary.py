@@ -64,15 +64,12 @@ def summarise(
 def describe(summary: dict[str, Any]) -> str:
     """The summary in one line, for a log."""
     mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
+    zero_at = summary["lr_is_0_since"]
+    unlearned = "" if zero_at is None else f"; nothing was learned after env step {zero_at:,}"
     return (
         f"ended ({summary['exit_reason']}) after {summary['env_steps_trained']:,} env steps and "
-        f"{summary['updates']:,} updates, mean return {mean_return}{_unlearned(summary)}"
+        f"{summary['updates']:,} updates, mean return {mean_return}{unlearned}"
     )
-
-
-def _unlearned(summary: dict[str, Any]) -> str:
-    zero_at = summary["lr_is_0_since"]
-    return "" if zero_at is None else f"; nothing was learned after env step {zero_at:,}"
 
 
 def lag_quantiles(histogram: Sequence[int]) -> list[int]:

@@ -282,7 +282,7 @@ class ActorSide(Generic[Item]):
     def lose(self) -> list[Item]:
         """The session is over. In lockstep the others go on without us: what was acted for their
         batches comes too late, and is given up."""
-        self.has_session = False
+        self.has_session = self.is_joined = False
         if self._lockstep_lag is None:
             return []
         self.version = NO_VERSION

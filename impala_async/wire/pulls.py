@@ -131,10 +131,10 @@ class Pulls:
         if newest > self.have:
             none = f"{newest.epoch}.{newest.update}, but none for us yet"
         self.answer = f"it says that it has {none}"
-        if self.have == NO_VERSION:
-            # Nothing is published yet, but soon will be.
+        if self._lacks_weights:
+            # They are not published yet, or could not be sent just now, but soon will be.
             self._ask_later(now)
-        elif not self.is_behind:
+        else:
             self._asked_at = None
 
     def _take_weights(

@@ -3,7 +3,6 @@ import time
 
 import pytest
 
-from impala_async.actor.client import RunFinished
 from impala_async.actor.sending import ActorSpec, Finished, MessageBuffer
 from impala_async.weights import NO_VERSION
 from impala_async.wire.messages import Bye, Data, Get, Grant, Heartbeat, Hello, Spec
@@ -170,41 +169,6 @@ def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int)
             settled = rng.randint(settled, num_read)
             session.grant(MANY, settled)
     done.result(WITHIN_S)
-
-
-def test_old_repeated_and_foreign_grants_change_nothing(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, actor_spec_of())
-    session.grant(MANY, session=b"another session!")
-    actor.do(unroll, actor, 0)
-    actor.do(actor.client.pump, 0.01)
-    assert scene.learner.data.drain() == []
-    with actor.pumping():
-        session.grant(2)
-        session.grant(2)
-        session.grant(1)
-        assert seq_of(scene.learner.data.hear(Data)) == 0
-    actor.do(unroll, actor, 1)
-    assert seq_of(scene.learner.data.hear(Data)) == 1
-    for settled in (2, 0, 2):
-        session.grant(2, settled)
-    # There are three buffers, and each comes back once.
-    taken = [actor.do(actor.client.take, 2) for _ in range(3)]
-    assert len({id(buffer) for buffer in taken}) == 3
-    blocked = actor.begin(actor.client.take, 2)
-    actor.stop.set()
-    with pytest.raises(RunFinished):
-        blocked.result(WITHIN_S)
-
-
-def test_a_refused_trajectory_is_done_with(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, actor_spec_of())
-    session.grant(3)
-    first = [actor.do(unroll, actor, seq) for seq in range(3)]
-    session.grant(4, settled=1, verdicts=[[0, 1]])
-    assert actor.do(unroll, actor, 3) is first[0]
-    assert [seq_of(scene.learner.data.hear(Data)) for _ in range(4)] == [0, 1, 2, 3]
 
 
 def test_credit_comes_over_the_weights_port_too(scene: Scene) -> None:

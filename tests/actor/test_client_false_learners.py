@@ -9,9 +9,6 @@ from impala_async.actor.sending import Finished
 from impala_async.weights import NO_VERSION
 from impala_async.wire import actor_side
 from impala_async.wire.messages import (
-    BYE_REASONS,
-    Bye,
-    Data,
     Get,
     Grant,
     Heartbeat,
@@ -78,22 +75,6 @@ def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
         assert "back at work" not in caplog.messages
         get.answer(*reply_of(weights_of(1, V1)))
     actor.do(actor.pump_until, lambda: "back at work" in caplog.messages)
-
-
-def test_what_is_settled_ends_the_pauses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Longer than any test: there is none, or this one fails.
-    monkeypatch.setattr(actor_side, "FIRST_S", 100.0)
-    monkeypatch.setattr(actor_side, "LONGEST_S", 100.0)
-    actor = scene.actor()
-    session = scene.join(actor, ACTOR_SPEC)
-    for settled in (1, 2):
-        session.grant(settled)
-        actor.do(unroll, actor)
-        with actor.pumping():
-            scene.learner.data.find(Data)
-            session.grant(settled, settled=settled)
-            session.reject("hello_again")
-            session = scene.welcome_back()
 
 
 def test_one_that_never_grants_anything_is_told_of(
@@ -190,52 +171,6 @@ def test_so_does_one_that_hangs_up_in_a_session(scene: Scene) -> None:
             Session(spec, session.welcome).grant(1)
         actor.do(unroll, actor)
         assert scene.data_of(actor).message.session == session.id
-
-
-@pytest.mark.parametrize("heartbeat_s", [1e-3, 1e-9])
-def test_a_heartbeat_without_pause_is_not_to_be_had(scene: Scene, heartbeat_s: float) -> None:
-    actor = scene.actor()
-    scene.join(actor, ACTOR_SPEC, heartbeat_s=heartbeat_s)
-    began_at = time.monotonic()
-    for _ in range(21):
-        scene.learner.weights.find(Heartbeat)
-    assert time.monotonic() - began_at > 0.3
-
-
-@pytest.mark.parametrize("wrong", [{"lease_s": 0.0}, {"lease_s": -1.0}, {"heartbeat_s": 20.0}])
-def test_a_welcome_that_makes_no_sense_is_none(
-    scene: Scene, wrong: dict[str, float], caplog: pytest.LogCaptureFixture
-) -> None:
-    actor = scene.actor()
-    connected = actor.begin(actor.client.connect)
-    scene.learner.welcome(
-        scene.learner.data.hear(Hello), settings_of(), **{"heartbeat_s": 1.0} | wrong
-    )
-    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of())
-    connected.result(10)
-    assert actor.client.welcome.lease_s == 10.0
-    assert "is not understood: Welcome." in caplog.text
-
-
-def test_a_goodbye_to_another_session_is_not_ours(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, ACTOR_SPEC)
-    session.say(Bye(b"another session!", BYE_REASONS.index("finished")))
-    session.grant(1)
-    actor.do(unroll, actor)
-    assert scene.data_of(actor).message.session == session.id
-
-
-def test_more_settled_than_granted_is_no_grant(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, ACTOR_SPEC)
-    session.grant(5, settled=2**62)
-    session.grant(1)
-    actor.do(unroll, actor)
-    assert scene.data_of(actor).message.seq == 0
-    assert "is not understood: Grant.settled" in caplog.text
 
 
 @pytest.fixture

@@ -97,16 +97,6 @@ def test_what_is_not_settled_goes_again_under_the_new_session(scene: Scene, how:
         assert (seq_of(data), data.message.session) == (2, welcome.session)
 
 
-def test_a_silence_shorter_than_the_lease_is_borne(scene: Scene) -> None:
-    actor, session = at_work(scene, lease_s=1.0, heartbeat_s=0.1)
-    started = time.monotonic()
-    with actor.pumping():
-        while time.monotonic() - started < 1.5:
-            beat = scene.learner.weights.find(Heartbeat)
-            beat.answer(Grant(session.id, 0, 0, *NO_VERSION, []))
-    assert scene.learner.data.drain() == []
-
-
 def test_weights_that_come_slowly_are_waited_for(scene: Scene) -> None:
     """A thin line is busy with them, and nothing else comes through."""
     layout = WeightsLayout((ArraySpec("w", (50_000,), "float32"),))
@@ -142,15 +132,6 @@ def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
     actor.stop.set()
     with pytest.raises(RunFinished):
         lost.result(WITHIN_S)
-
-
-def test_a_lower_epoch_of_the_same_run_is_not_worked_for(scene: Scene) -> None:
-    actor, session = at_work(scene, epoch=5)
-    with actor.pumping():
-        session.reject("hello_again")
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=4)
-        assert scene.learner.data.hear(Hello).message.epoch == 5
-        scene.welcome_back(epoch=5)
 
 
 def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene: Scene) -> None:
@@ -291,15 +272,6 @@ def test_refusals_for_good(scene: Scene, code: str, error: type[Any], exit_code:
     with pytest.raises(error, match="rows: 50 here, 20 there") as caught:
         pumped.result(WITHIN_S)
     assert caught.value.exit_code == exit_code
-
-
-def test_a_spec_that_is_not_understood_is_final(scene: Scene) -> None:
-    """Another release of the learner, say: it would refuse the next one too."""
-    actor = scene.actor()
-    session = scene.join(actor, ACTOR_SPEC)
-    session.say(reject("bad_message", "wrong_size: a schema of 70000 bytes"))
-    with pytest.raises(MismatchError, match="a schema of 70000 bytes"):
-        actor.do(actor.pump_until, lambda: False)
 
 
 def test_words_without_meaning_change_nothing(

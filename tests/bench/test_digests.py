@@ -105,6 +105,7 @@ def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu():
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_real_training_repeats_and_learns(tmp_path, capsys):
     file = tmp_path / "digests.json"
     case = ["--only", "ppo, vtrace, lag 1"]

@@ -10,6 +10,7 @@ import pytest
 
 from bench.door import run
 from impala_async.errors import EXIT_INTERRUPTED
+from tests import matrix
 
 
 def test_it_ends_with_the_code_of_its_benchmark():
@@ -18,7 +19,7 @@ def test_it_ends_with_the_code_of_its_benchmark():
     assert ended.value.code == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", matrix.REQUESTS)
 @pytest.mark.parametrize(
     ("arguments", "least"),
     [

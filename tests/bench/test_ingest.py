@@ -4,6 +4,7 @@ import pytest
 
 from bench import ingest
 from bench.ingest_ends import CASES, Stopwatch, message_bytes
+from tests import matrix
 
 pytestmark = pytest.mark.e2e
 
@@ -19,7 +20,7 @@ def test_warm_messages_are_not_counted():
     assert watch.figures.keys() == {"per_s", "cpu_us"}
 
 
-@pytest.mark.parametrize("side", ["raw", "tcp", "narrow", "ipc", "crowd"])
+@pytest.mark.parametrize("side", matrix.SIDES)
 def test_every_side_receives(side, monkeypatch):
     monkeypatch.setitem(ingest.NUM_MESSAGES, "cartpole", 200)
     sample = ingest.one_turn(side, "cartpole")

@@ -22,6 +22,7 @@ from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
+from tests import matrix
 
 CPU = torch.device("cpu")
 COLUMNS, ROWS = 6, 9
@@ -187,7 +188,7 @@ def recording(tmp_path_factory):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("kind", ["bare", "step"])
+@pytest.mark.parametrize("kind", matrix.LOOPS)
 def test_a_loop_trains_on_what_was_recorded(kind, recording):
     config = load_config(CONFIGS / CARTPOLE.config, ENDLESS)
     assert loop(kind, recording, config, 0.1)["updates_per_s"] > 1

@@ -60,6 +60,7 @@ def test_a_run_that_does_not_end_is_an_error_and_leaves_nobody():
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_benchmark_that_is_killed_leaves_nobody(tmp_path):
     program = (
         "import sys; from bench.one_run import *\n"

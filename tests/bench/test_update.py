@@ -63,6 +63,7 @@ def test_a_way_is_measured(recording):
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, a graph is recorded")
 def test_what_was_made_in_another_way_is_not_published(recording, capfd):
     config = load_config(CONFIGS / CARTPOLE.config, [*ENDLESS, "learner.compile=cuda_graph"])

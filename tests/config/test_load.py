@@ -121,45 +121,45 @@ def test_the_line_that_toml_does_not_read_is_shown(toml, text, says):
 # -------------------- --set
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("7", 7),
-        ("-7", -7),
-        ("1_000", 1000),
-        ("0x10", 16),
-        ("1e-3", 1e-3),
-        ("0.5", 0.5),
-        ("true", True),
-        ("false", False),
-        ("none", None),
-        ("null", None),
-        ('"none"', "none"),
-        ("'none'", "none"),
-        ("CartPole-v1", "CartPole-v1"),
-        ("my.envs:Maze", "my.envs:Maze"),
-        ('"7"', "7"),
-        ("'true'", "true"),
-        ('"with space"', "with space"),
-        ("with space", "with space"),
-        ("", ""),
-        ("''", ""),
-        ("[]", []),
-        ("[64, 32]", [64, 32]),
-        ("[1, 'a', 2.5]", [1, "a", 2.5]),
-        ("{a = 1, b = [2]}", {"a": 1, "b": [2]}),
-        ("a=b", "a=b"),
-        ("a\nb = 2", "a\nb = 2"),
-        ("1\nb = 2", "1\nb = 2"),
-        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"),
-        ("  7  ", 7),
-    ],
-)
-def test_values_are_read_as_toml_or_are_text(text, value):
-    settings, _, mistakes = merge_overrides({}, [f"env.kwargs.x={text}"])
-    assert mistakes == []
-    assert settings == {"env": {"kwargs": {"x": value}}}
-    assert type(settings["env"]["kwargs"]["x"]) is type(value)
+VALUES = [
+    ("7", 7),
+    ("-7", -7),
+    ("1_000", 1000),
+    ("0x10", 16),
+    ("1e-3", 1e-3),
+    ("0.5", 0.5),
+    ("true", True),
+    ("false", False),
+    ("none", None),
+    ("null", None),
+    ('"none"', "none"),
+    ("'none'", "none"),
+    ("CartPole-v1", "CartPole-v1"),
+    ("my.envs:Maze", "my.envs:Maze"),
+    ('"7"', "7"),
+    ("'true'", "true"),
+    ('"with space"', "with space"),
+    ("with space", "with space"),
+    ("", ""),
+    ("''", ""),
+    ("[]", []),
+    ("[64, 32]", [64, 32]),
+    ("[1, 'a', 2.5]", [1, "a", 2.5]),
+    ("{a = 1, b = [2]}", {"a": 1, "b": [2]}),
+    ("a=b", "a=b"),
+    ("a\nb = 2", "a\nb = 2"),
+    ("1\nb = 2", "1\nb = 2"),
+    ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"),
+    ("  7  ", 7),
+]
+
+
+def test_values_are_read_as_toml_or_are_text():
+    for text, value in VALUES:
+        settings, _, mistakes = merge_overrides({}, [f"env.kwargs.x={text}"])
+        assert mistakes == []
+        assert settings == {"env": {"kwargs": {"x": value}}}
+        assert type(settings["env"]["kwargs"]["x"]) is type(value)
 
 
 @pytest.mark.parametrize(

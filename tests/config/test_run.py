@@ -113,6 +113,7 @@ DEFAULTS = {
     "stop.wall_s": None,
     "checkpoint.every_s": 60.0,
     "checkpoint.keep": 3,
+    "report.sinks": (),
 }
 
 

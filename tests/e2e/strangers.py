@@ -11,7 +11,9 @@ import time
 from impala_async.config.run import RunConfig
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.team import build_policy
-from impala_async.wire.codec import encode_data
+from impala_async.weights import Version
+from impala_async.wire.actor_side import Granted
+from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (
     PROTOCOL,
     Data,
@@ -19,8 +21,6 @@ from impala_async.wire.messages import (
     Grant,
     Heartbeat,
     Hello,
-    Spec,
-    Welcome,
     pack,
     unpack,
 )
@@ -28,6 +28,7 @@ from impala_async.wire.sockets import Dealer, new_context
 from tests.e2e.harness import Site
 from tests.learner.columns import planes_of
 from tests.wire import raw_peer
+from tests.wire.pure_actor import PureActor
 
 SCHEMA = Schema(
     ObsSpec((ArraySpec("", (4,), "float32"),)),
@@ -44,37 +45,39 @@ class Hoarder:
     def __init__(self, strangers: "Strangers", columns: int, num_messages: int = 0) -> None:
         self._columns, self._num_left = columns, num_messages
         self.num_settled = 0
-        self.data, self.weights = strangers.dial(strangers.data), strangers.dial(strangers.weights)
-        self._layout = strangers.layout
-        self._hello = pack(Hello(PROTOCOL, random.randbytes(16), "0", bytes(16), 0, 0))
-        self.session = b""
         self.has_credit = False
+        self.data, self.weights = strangers.dial(strangers.data), strangers.dial(strangers.weights)
+        self._actor: PureActor[Version] = PureActor(
+            *(random.randbytes(16), SCHEMA, strangers.layout, columns),
+            say=self.data.send,
+            encode=self._encode,
+        )
+
+    @property
+    def session(self) -> bytes:
+        return self._actor.side.session if self._actor.side.has_session else b""
 
     def go_on(self) -> None:
-        if not self.session:
-            self.data.send([self._hello])
-        else:
+        now = time.monotonic()
+        if self.session:
             self.weights.send([pack(Heartbeat(self.session, {}))])
         while frames := self.data.receive(0):
-            message = unpack(frames[0])
-            if isinstance(message, Welcome):
-                self.session = message.session
-                self.data.send([self._spec(message), SCHEMA.to_json()])
-            elif isinstance(message, Grant):
-                self.has_credit |= message.granted > 0
-                self.num_settled = message.settled
-                if message.granted > message.settled and self._num_left:
-                    self._num_left -= 1
-                    self._send(message)
+            event = self._actor.hear(unpack(frames[0]), now)
+            if isinstance(event, Granted):
+                self._take(event.grant)
+        self._actor.tick(now)
 
-    def _send(self, grant: Grant) -> None:
-        columns, seq = self._columns, grant.settled
-        header = Data(self.session, seq, grant.epoch, grant.update, 50, columns, 0, 0, None)
-        planes = planes_of(SCHEMA, columns)
-        self.data.send(encode_data(header, planes.obs, planes.small, ()))
+    def _take(self, grant: Grant) -> None:
+        self.has_credit |= grant.granted > 0
+        self.num_settled = grant.settled
+        if grant.granted > grant.settled and self._num_left:
+            self._num_left -= 1
+            self._actor.side.put(self._actor.side.named)
 
-    def _spec(self, welcome: Welcome) -> bytes:
-        return pack(Spec(welcome.session, SCHEMA.digest, self._layout, self._columns, 1))
+    def _encode(self, seq: int, version: Version) -> list[Frame]:
+        header = Data(self.session, seq, *version, 50, self._columns, 0, 0, None)
+        planes = planes_of(SCHEMA, self._columns)
+        return encode_data(header, planes.obs, planes.small, ())
 
 
 class Strangers:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import matrix
+from tests import matrix
 from tests.e2e.harness import Door, Site, identities_hold
 
 pytestmark = pytest.mark.e2e

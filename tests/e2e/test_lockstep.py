@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from impala_async.launch.local import free_ports
-from tests.e2e import matrix
+from tests import matrix
 from tests.e2e.harness import Site, identities_hold, site, wait_until
 
 pytestmark = pytest.mark.e2e

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e import matrix
+from tests import matrix
 from tests.e2e.harness import Door, Site, identities_hold, site, wait_until
 from tests.e2e.test_lockstep import outcome
 

@@ -16,6 +16,7 @@ import inspect
 import json
 import logging
 import os
+import pkgutil
 import platform
 import runpy
 import signal
@@ -24,25 +25,34 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import psutil
 
-# All but the modules of the doors, which run as `__main__`.
-PRELOADED = (
-    *("impala_async.learner.service", "impala_async.learner.lock_watch", "impala_async.team"),
-    *("impala_async.actor.service", "impala_async.actor.workers", "impala_async.replay.player"),
-    *("impala_async.learner.recorder", "impala_async.learner.probe", "impala_async.replay.learner"),
-    *("impala_async.config.load", "impala_async.metrics.sinks.console", "impala_async.envs.make"),
-    *("impala_async.runs.plot", "matplotlib.figure", "matplotlib.backends.backend_agg"),
-    *("rich.logging", "rich.table", "uvloop", "gymnasium.vector"),
+import impala_async
+from impala_async.launch import local
+
+# Beside all modules of the package: what they import only when they need it.
+IMPORTED_LATE = (
+    # An optimizer's first step imports it, which takes nearly as long as torch itself.
+    "torch._dynamo",
+    *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "rich.logging", "rich.table"),
+    *("uvloop", "gymnasium.vector"),
 )
+# No thread is started, and nothing of CUDA, which no fork could use then.
+ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 CLONE_PARENT = 0x8000
 NR_CLONE = {"x86_64": 56, "aarch64": 220}
 MOST_BYTES = 1 << 18
 OWN_GROUP, SAME_GROUP = 0, -1
+# More than anybody has workers for: each has ports of its own.
+NUM_SHARES = 64
 ROOT = Path(__file__).resolve().parents[2]
 # Where an interpreter finds modules that is told nothing.
 OWN_PATHS: list[str] = []
@@ -72,12 +82,18 @@ def _zygote() -> tuple[socket.socket, int]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, **ALONE},
             process_group=OWN_GROUP,
         )
     # Its exit is nobody's concern.
     process.returncode = 0
     return ours, process.pid
+
+
+def use_own_ports() -> None:
+    """Two workers of pytest must not choose the same port at the same time."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    local.PORTS = local.PORTS[number % NUM_SHARES :: NUM_SHARES]
 
 
 def children() -> list[psutil.Process]:
@@ -98,7 +114,9 @@ class Forked(subprocess.Popen[bytes]):
         assert not [*kept], "the zygote passes on no descriptor"
         zygote, _ = _zygote()
         socket.send_fds(zygote, [json.dumps(job).encode()], streams)
-        return int(zygote.recv(MOST_BYTES))
+        answer = zygote.recv(MOST_BYTES)
+        assert answer, "the zygote has ended: what it said is on stderr"
+        return int(answer)
 
 
 def _execute(popen: "subprocess.Popen[bytes]", given: Sequence[Any], start: Any) -> None:
@@ -143,10 +161,11 @@ def _fork(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
 
 def main(fd: int) -> None:
     """The zygote: fork what is asked for, until nobody can ask any more."""
-    for name in PRELOADED:
+    for name in (*IMPORTED_LATE, *_modules()):
         importlib.import_module(name)
     named = {os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = OWN_PATHS[:] = [path for path in sys.path if path not in named]
+    use_own_ports()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be lost in a fork"
     subprocess.Popen._execute_child = _execute_within  # type: ignore[attr-defined]
@@ -165,6 +184,13 @@ def main(fd: int) -> None:
                 os.close(stream)
     _become(job, streams, ())
     _run(job)
+
+
+def _modules() -> Iterator[str]:
+    """Of the package, without those that only run."""
+    for module in pkgutil.walk_packages(impala_async.__path__, "impala_async."):
+        if not module.name.endswith(".__main__"):
+            yield module.name
 
 
 def _clone_parent() -> int:
@@ -233,6 +259,9 @@ def _is_file(program: str) -> bool:
 def _run(job: Job) -> NoReturn:
     """The program as an interpreter runs it, and its end: the stack below never goes on."""
     sys.argv = [job.program, *job.flags]
+    if not hasattr(sys.modules.get(job.program), "__path__"):
+        # It runs as `__main__`, also where somebody has imported it.
+        sys.modules.pop(job.program, None)
     code: object = 0
     try:
         if _is_file(job.program):

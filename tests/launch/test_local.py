@@ -292,6 +292,7 @@ note()
 if count("actor") > 1:
     wait_for(lambda: False)
 import shutil
+wait_for(lambda: Path("run/service.json").exists())
 shutil.rmtree("run/actors")
 sys.exit(2)
 """

@@ -2,15 +2,15 @@
 
 import random
 import time
+from collections import deque
 
-from impala_async.wire.codec import encode_data
-from impala_async.wire.messages import Data, Get, Message, WeightsReply, Welcome, pack, unpack
-from impala_async.wire.sockets import Context, Dealer, new_context
+from impala_async.weights import NO_VERSION, Version, WeightsLayout
+from impala_async.wire.codec import Frame, encode_data
+from impala_async.wire.messages import Data, Grant, Heartbeat, pack, unpack
+from impala_async.wire.pulls import Pulls
+from impala_async.wire.sockets import Dealer, new_context
 from tests.learner.columns import planes_of
-from tests.learner.service_run import SCHEMA, RandomActor, ServiceRun
-
-Version = tuple[int, int]
-NONE: Version = (0, 0)
+from tests.learner.service_run import COLUMNS, SCHEMA, RandomActor, ServiceRun, Trajectory
 
 
 class LockstepActor(RandomActor):
@@ -21,71 +21,82 @@ class LockstepActor(RandomActor):
 
     poll_s = 0.001
 
-    def __init__(self, data_url: str, weights_url: str, layout: bytes, lag: int, slack_s: float):
-        super().__init__(data_url, layout)
-        self.rank = -1
+    def __init__(
+        self, data_url: str, weights_url: str, layout: WeightsLayout, lag: int, slack_s: float
+    ):
+        super().__init__(data_url, layout, lockstep_lag=lag)
         self.acted: list[Version] = []
         self._weights_url = weights_url
-        self._lag = lag
+        self._layout = layout
         self._slack_s = slack_s
         self._random = random.Random()
-        self._context: Context | None = None
-        self._weights: Dealer | None = None
-        self._have = NONE
-        self._queue: list[Version] = []
-        self._ask_at = 0.0
+        self._session = b""
+        self._pulls: Pulls
+        self._queue: deque[Version] = deque()
+
+    @property
+    def rank(self) -> int:
+        return self._actor.side.welcome.rank if self._actor.side.has_session else -1
 
     def run(self) -> None:
-        self._context = new_context()
-        self._weights = Dealer(self._context, self._weights_url)
+        context = new_context()
+        self._weights = Dealer(context, self._weights_url)
         try:
             super().run()
         finally:
             self._weights.close()
-            self._context.term()
+            context.term()
 
-    def _take(self, message: Message) -> None:
-        super()._take(message)
-        if isinstance(message, Welcome):
-            self.rank = message.rank
+    def _go_on(self) -> None:
+        if self._actor.side.is_joined:
+            self._pull(time.monotonic())
+        super()._go_on()
 
-    def _may_send(self) -> bool:
-        self._listen()
-        return super()._may_send() and self._next_version() is not None
-
-    def _listen(self) -> None:
-        assert self._weights is not None
-        if self._session != bytes(16) and time.monotonic() >= self._ask_at:
-            self._ask_at = time.monotonic() + 0.002
-            self._weights.send([pack(Get(self._session, *self._have))])
+    def _pull(self, now: float) -> None:
+        session = self._actor.side.session
+        if session != self._session:
+            self._session = session
+            self._queue.clear()
+            self._pulls = Pulls(
+                session,
+                have=NO_VERSION,
+                layouts=(self._layout,),
+                heartbeat_s=1.0,
+                reply_timeout_s=0.05,
+                now=now,
+            )
+        self._pulls.name(self._actor.side.named)
+        if self._pulls.is_beat_due(now, {}) and self._weights.send([pack(Heartbeat(session, {}))]):
+            self._pulls.said_beat(now, {})
+        if (get := self._pulls.get(now)) and self._weights.send([pack(get)]):
+            self._pulls.said_get(now)
         while (frames := self._weights.receive(0)) is not None:
-            reply = unpack(frames[0])
-            if isinstance(reply, WeightsReply) and (reply.epoch, reply.update) > self._have:
-                self._have = (reply.epoch, reply.update)
-                self._queue.append(self._have)
+            message = unpack(frames[0])
+            if weights := self._pulls.take(message, frames, now):
+                self._queue.append(weights.version)
+            if isinstance(message, Grant):
+                self._actor.side.take_grant(message)
 
-    def _next_version(self) -> Version | None:
-        """Of its next trajectory, once it is there: the first of a session serves `lag` more."""
-        if len(self.acted) <= self._lag:
-            return self._queue[0] if self._queue else None
-        return self._queue[1] if len(self._queue) > 1 else None
-
-    def _send(self) -> None:
-        version = self._next_version()
-        assert version is not None
-        if len(self.acted) > self._lag:
-            self._queue.pop(0)
+    def _unroll(self) -> bool:
+        side = self._actor.side
+        if not side.is_joined:
+            return False
+        if not side.keeps_weights():
+            if not self._queue:
+                return False
+            side.act_with(self._queue.popleft())
         time.sleep(self._random.uniform(0, self._slack_s))
-        number = len(self.acted)
-        self.acted.append(version)
-        planes = planes_of(SCHEMA, self._columns, seed=1000 * self.rank + number)
-        header = Data(self._session, self._seq, *version, SCHEMA.rows, 2, 0, 0, None)
-        episodes = [(float(number), 3), (float(number) + self.rank / 8, 2)]
-        frames = encode_data(header, planes.obs, planes.small, episodes)
-        while not self._socket.send(frames) and not self._is_over.is_set():
-            time.sleep(0.001)
-        self._seq += 1
+        self.acted.append(side.version)
+        return side.put((side.version, len(self.acted) - 1))
+
+    def _encode(self, seq: int, trajectory: Trajectory) -> list[Frame]:
+        assert trajectory is not None
+        version, number = trajectory
+        planes = planes_of(SCHEMA, COLUMNS, seed=1000 * self.rank + number)
+        header = Data(self._actor.side.session, seq, *version, SCHEMA.rows, COLUMNS, 0, 0, None)
         self.num_sent += 1
+        episodes = [(float(number), 3), (float(number) + self.rank / 8, 2)]
+        return encode_data(header, planes.obs, planes.small, episodes)
 
 
 async def start_lockstep_actors(

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from impala_async import __version__
 from impala_async.learner.loop.filler import Count, Submit
 from impala_async.learner.loop.ingest import Ingest
 from impala_async.learner.loop.ledger import Ledger, Settlement
@@ -18,21 +17,21 @@ from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.loop.sessions import SessionMessages
 from impala_async.learner.slots import Episodes, Slot, allocate_slots
-from impala_async.weights import NO_VERSION, Lineage, Version, Weights
+from impala_async.schema import ArraySpec
+from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
+from impala_async.wire.actor_side import ActorSide
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (
-    PROTOCOL,
     Bye,
     Data,
     Get,
-    Grant,
-    Hello,
+    NotModified,
     Reject,
-    Spec,
     WeightsReply,
     Welcome,
     unpack,
 )
+from impala_async.wire.pulls import LONGEST_PAUSE_S, Pulls
 from impala_async.wire.session import SessionTable
 from tests.learner.columns import planes_of, small_schema
 
@@ -54,7 +53,7 @@ class FakeEndpoint:
         actor = next((c for c in self._simulation.actors if c.route == route), None)
         if actor is None:
             return False
-        actor.hear(unpack(bytes(frames[0])))
+        actor.hear(unpack(bytes(frames[0])), frames)
         return True
 
     def cut(self, route: bytes, why: str) -> None:
@@ -71,129 +70,107 @@ class FakeEndpoint:
 
 @dataclass(eq=False)
 class SimulatedActor:
-    """An actor by the rules of `Client`. `route` is empty when it is dead."""
+    """An actor whose next move the test chooses. `route` is empty when it is dead."""
 
     simulation: "LockstepSimulation"
     number: int
-    session: bytes = b""
-    rank: int = -1
-    version: Version = NO_VERSION
-    kept_left: int = 0
     acting: Version | None = None
-    held: dict[int, Trajectory] = field(default_factory=dict)
-    next_seq: int = 0
-    granted: int = 0
-    settled: int = 0
     num_acted: int = 0
-    is_joined: bool = False
+    rank: int = -1
+    now: float = 0.0
     is_dead: bool = False
     arrived: list[Version] = field(default_factory=list)
     is_turned_away: bool = False
     reason_to_refuse: str = ""
 
-    @property
-    def uuid(self) -> bytes:
-        return self.number.to_bytes(16, "big")
+    def __post_init__(self) -> None:
+        self.side: ActorSide[Trajectory] = ActorSide(self.number.to_bytes(16, "big"))
+        self.side.offer(SCHEMA, LAYOUT.digest, WIDTH, 1)
 
     @property
     def route(self) -> bytes:
         return b"" if self.is_dead else b"route-%d" % self.number
 
     @property
-    def have(self) -> Version:
-        return max([self.version, *self.arrived])
+    def is_at_work(self) -> bool:
+        return self.side.is_joined and not self.is_dead
 
-    def hear(self, message: Any) -> None:
+    def hear(self, message: Any, frames: list[Any]) -> None:
         if isinstance(message, Welcome):
-            self.session, self.rank = message.session, message.rank
-        elif isinstance(message, Grant) and message.session == self.session:
-            self.is_joined = True
-            self.granted = max(self.granted, message.granted)
-            self.settled = max(self.settled, message.settled)
-            self.held = {seq: t for seq, t in self.held.items() if seq >= self.settled}
-            self.next_seq = max(self.next_seq, self.settled)
-        elif isinstance(message, WeightsReply):
-            version = Version(message.epoch, message.update)
-            if version > self.have:
-                self.arrived.append(version)
+            self.rank = message.rank
+            self.side.accept(message, self.now, lockstep_lag=self.simulation.lag)
+            times = {"heartbeat_s": 2.0, "reply_timeout_s": 10.0, "now": self.now}
+            self.pulls = Pulls(message.session, have=NO_VERSION, layouts=(LAYOUT,), **times)
         elif isinstance(message, Reject):
             self.is_turned_away = True
+        elif isinstance(message, WeightsReply | NotModified):
+            weights = self.pulls.take(message, frames, self.now)
+            self.arrived += [weights.version] if weights else []
+        elif self.side.has_session:
+            self.side.take(message, self.now)
+            self.pulls.name(self.side.named)
 
     # What it does, each if it can; whether it could.
 
     def join(self) -> bool:
-        if self.is_joined or self.is_dead:
+        if self.side.is_joined or self.is_dead:
             return False
         self.is_turned_away = False
-        hello = Hello(
-            PROTOCOL, self.uuid, __version__, RUN, 0, min(self.held, default=self.next_seq)
-        )
-        self.simulation.take(self, hello)
+        self.simulation.take(self, self.side.greeting(self.now).hello)
         if self.is_turned_away:
             return False
-        self.simulation.take(self, Spec(self.session, SCHEMA.digest, LAYOUT, WIDTH, 1))
+        self.simulation.take(self, unpack(bytes(self.side.spec_frames()[0])))
         return True
 
     def pull(self) -> bool:
-        """Asks as its link thread does: for the first until it has one, then for what is newer."""
-        newest = self.simulation.publisher.version
-        if not self.is_joined or self.is_dead or (self.have != NO_VERSION and self.have >= newest):
+        self.now += LONGEST_PAUSE_S
+        get = self.pulls.get(self.now) if self.is_at_work else None
+        if get is None:
             return False
         before = len(self.arrived)
-        self.simulation.take_get(self, Get(self.session, *self.have))
+        self.pulls.said_get(self.now)
+        self.simulation.take_get(self, get)
         # In lockstep it keeps no more than it may need.
         assert len(self.arrived) <= 1 + self.simulation.lag
         return len(self.arrived) > before
 
     def begin(self) -> bool:
         """A trajectory boundary: all that is finished must be under way, then weights."""
-        is_waiting = any(seq >= self.granted for seq in self.held)
-        if not self.is_joined or self.is_dead or self.acting or is_waiting:
+        if not self.is_at_work or self.acting or self.side.outbox.num_unsent:
             return False
-        if self.version != NO_VERSION and self.kept_left > 0:
-            self.kept_left -= 1
-        elif not self.arrived:
-            return False
-        else:
-            if self.version == NO_VERSION:
-                self.kept_left = self.simulation.lag
-            self.version = self.arrived.pop(0)
-        self.acting = self.version
+        if not self.side.keeps_weights():
+            if not self.arrived:
+                return False
+            self.side.act_with(self.arrived.pop(0))
+        self.acting = self.side.version
         return True
 
     def finish(self) -> bool:
-        if self.acting is None or self.is_dead or len(self.held) > 2:
+        if self.acting is None or self.is_dead or len(self.side.outbox) > 2:
             return False
         acted, self.acting = self.acting, None
-        if self.version == NO_VERSION:
-            return True
-        self.held[self.next_seq] = (self.number, self.num_acted, acted)
-        self.next_seq += 1
-        self.num_acted += 1
+        self.num_acted += self.side.put((self.number, self.num_acted, acted))
         return True
 
     def send(self) -> bool:
-        """The first that has credit and is not settled; it may be damaged."""
-        for seq, trajectory in self.held.items():
-            if seq < self.granted and self.is_joined and not self.is_dead:
-                self.simulation.take_data(self, seq, trajectory)
-                return True
-        return False
+        """The first that has credit; it may be damaged."""
+        one = self.side.outbox.sendable() if self.is_at_work else None
+        if one is None:
+            return False
+        self.side.outbox.mark_sent(one[0], self.now)
+        self.simulation.take_data(self, *one)
+        return True
 
     def beat(self) -> bool:
         """How it finds out that its session is over."""
-        is_over = self.is_joined and not self.is_dead and not self.simulation.knows(self)
+        is_over = self.is_at_work and not self.simulation.knows(self)
         if is_over:
             self.lose()
         return is_over
 
     def lose(self) -> None:
         """Its session is over, as it finds out: what it holds is given up."""
-        # It listens to nobody any more but who welcomes it.
-        self.is_joined, self.session = False, b""
-        self.held.clear()
-        self.granted = 0
-        self.version = NO_VERSION
+        self.side.lose()
         self.arrived.clear()
 
     def die(self) -> None:
@@ -204,7 +181,7 @@ class SimulatedActor:
 
 
 MAX_ROUNDS = 1000
-LAYOUT = b"layout".ljust(16, b"-")
+LAYOUT = WeightsLayout((ArraySpec("w", (1,), "float32"),))
 
 
 class LockstepSimulation:
@@ -229,7 +206,7 @@ class LockstepSimulation:
             num_ranks=num_ranks,
         )
         self.publisher = Publisher(num_kept=1 + lag)
-        self.publisher.layout_digest = LAYOUT
+        self.publisher.layout_digest = LAYOUT.digest
         self.full: list[Slot] = []
         self.update = first_update
         self.batches: list[list[Trajectory | None]] = []
@@ -295,7 +272,7 @@ class LockstepSimulation:
         self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]
 
     def knows(self, actor: SimulatedActor) -> bool:
-        return self.table.peer_of(actor.session) is not None
+        return self.table.peer_of(actor.side.session) is not None
 
     def take(self, actor: SimulatedActor, message: Any) -> None:
         self.sessions.handle_data_side(self.endpoint, actor.route, message)
@@ -314,13 +291,14 @@ class LockstepSimulation:
         planes.columns.rewards_CT[:] = number * 1000 + acted
         if actor.reason_to_refuse:
             planes.columns.obs[""][0, 1] = np.nan
-        header = Data(actor.session, seq, *version, SCHEMA.rows, WIDTH, 0, 0, None)
+        header = Data(actor.side.session, seq, *version, SCHEMA.rows, WIDTH, 0, 0, None)
         episodes = [(float(actor.rank), acted + 1)]
         (frame,) = encode_data(header, planes.obs, planes.small, episodes)
         data = unpack(bytes(frame))
         assert isinstance(data, Data)
         self.ingest.handle(self.endpoint, actor.route, data)
         self.answer()
+        self.ingest.acknowledge(self.endpoint)
 
     def answer(self) -> None:
         self.ingest.answer(self.endpoint)
@@ -339,6 +317,7 @@ class LockstepSimulation:
         version = Version(self.lineage.epoch, self.update)
         self.publisher.publish(Weights(version, np.zeros(4, np.uint8)))
         self.ingest.note_version(self.update)
+        self.sessions.announce(self.endpoint)
         self.answer()
 
     def train(self) -> bool:
@@ -371,13 +350,13 @@ class LockstepSimulation:
     def end_session(self, actor: SimulatedActor) -> None:
         """Its lease is over."""
         for peer in self.table:
-            if peer.actor == actor.uuid:
+            if peer.actor == actor.side.actor:
                 self.sessions.lose(peer, "its lease is over")
         self.answer()
 
     def leave(self, actor: SimulatedActor) -> None:
         """It says goodbye."""
-        self.take(actor, Bye(actor.session, 1))
+        self.take(actor, Bye(actor.side.session, 1))
         actor.is_dead = True
 
     def settle_down(self, moves: tuple[str, ...] = SimulatedActor.WORK) -> int:

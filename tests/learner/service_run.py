@@ -17,26 +17,19 @@ from impala_async.metrics.sinks.jsonl import JsonlSink
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import Schema
-from impala_async.wire.codec import encode_data
-from impala_async.wire.messages import (
-    PROTOCOL,
-    Bye,
-    ByeOk,
-    Data,
-    Grant,
-    Hello,
-    Message,
-    Spec,
-    Welcome,
-    pack,
-    unpack,
-)
+from impala_async.weights import Version, WeightsLayout
+from impala_async.wire.codec import Frame, encode_data
+from impala_async.wire.messages import Data, unpack
 from impala_async.wire.sockets import Dealer, new_context
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.hand_actor import DEADLINE_S, Actor, until
 from tests.learner.server_harness import config_of
+from tests.wire.pure_actor import PureActor
 
 SCHEMA = small_schema()
+COLUMNS = 2
+Trajectory = tuple[Version, int] | None
+"""Its version and its number, where they are not those of the moment when it goes."""
 
 
 class RandomActor(threading.Thread):
@@ -44,32 +37,42 @@ class RandomActor(threading.Thread):
 
     poll_s = 0.01
 
-    def __init__(self, url: str, layout: bytes, *, mean_return: float = 1.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        layout: WeightsLayout,
+        *,
+        mean_return: float = 1.0,
+        lockstep_lag: int | None = None,
+    ) -> None:
         super().__init__(name="random_actor", daemon=True)
-        self.uuid = id(self).to_bytes(16, "big")
-        self.byes: list[Bye] = []
         self.num_sent = 0
         self._url = url
-        self._layout = layout
         self._mean_return = mean_return
         self._is_over = threading.Event()
-        self._columns = 2
-        self._granted = self._seq = 0
-        self._session = bytes(16)
-        self._version = (0, 0)
+        self._actor: PureActor[Trajectory] = PureActor(
+            *(id(self).to_bytes(16, "big"), SCHEMA, layout.digest, COLUMNS),
+            say=lambda frames: self._socket.send(frames),
+            encode=self._encode,
+            lockstep_lag=lockstep_lag,
+            now=time.monotonic(),
+        )
+
+    @property
+    def goodbyes(self) -> list[str]:
+        """What the learner ended for, each time."""
+        return self._actor.goodbyes
 
     def run(self) -> None:
         context = new_context()
         self._socket = Dealer(context, self._url)
         try:
-            self._say(Hello(PROTOCOL, self.uuid, "random_actor", bytes(16), 0, 0))
             while not self._is_over.is_set():
                 frames = self._socket.receive(self.poll_s)
                 while frames is not None:
-                    self._take(unpack(frames[0]))
+                    self._actor.hear(unpack(frames[0]), time.monotonic())
                     frames = self._socket.receive(0)
-                while self._may_send() and not self._is_over.is_set():
-                    self._send()
+                self._go_on()
         finally:
             self._socket.close()
             context.term()
@@ -78,35 +81,24 @@ class RandomActor(threading.Thread):
         self._is_over.set()
         self.join(DEADLINE_S)
 
-    def _say(self, message: Message, *frames: bytes) -> None:
-        while not self._socket.send([pack(message), *frames]) and not self._is_over.is_set():
-            time.sleep(0.001)
+    def _go_on(self) -> None:
+        """Send while there is credit, always with one more in hand."""
+        outbox = self._actor.side.outbox
+        self._actor.tick(time.monotonic())
+        while outbox.num_unsent == 0 and not self.goodbyes and self._unroll():
+            self._actor.tick(time.monotonic())
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Welcome):
-            self._session = message.session
-            spec = Spec(self._session, SCHEMA.digest, self._layout, self._columns, 1)
-            self._say(spec, SCHEMA.to_json())
-        elif isinstance(message, Grant):
-            self._granted = max(self._granted, message.granted)
-            self._version = max(self._version, (message.epoch, message.update))
-        elif isinstance(message, Bye):
-            self.byes.append(message)
-            self._say(ByeOk(message.session))
+    def _unroll(self) -> bool:
+        """Have another trajectory in hand; False if it cannot be begun yet."""
+        return self._actor.side.put(None)
 
-    def _may_send(self) -> bool:
-        return self._granted > self._seq and not self.byes
-
-    def _send(self) -> None:
-        planes = planes_of(SCHEMA, self._columns, seed=self._seq)
-        epoch, update = max(self._version, (1, 0))
-        header = Data(self._session, self._seq, epoch, update, SCHEMA.rows, 2, 0, 0, None)
-        episodes = [(self._mean_return, 3)] * self._columns
-        first, *frames = encode_data(header, planes.obs, planes.small, episodes)
-        while not self._socket.send([first, *frames]) and not self._is_over.is_set():
-            time.sleep(0.001)
-        self._seq += 1
+    def _encode(self, seq: int, trajectory: Trajectory) -> list[Frame]:
+        side = self._actor.side
+        planes = planes_of(SCHEMA, COLUMNS, seed=seq)
+        version = max(side.named, Version(1, 0))
+        header = Data(side.session, seq, *version, SCHEMA.rows, COLUMNS, 0, 0, None)
         self.num_sent += 1
+        return encode_data(header, planes.obs, planes.small, [(self._mean_return, 3)] * COLUMNS)
 
 
 class LastSink:
@@ -147,8 +139,8 @@ class ServiceRun:
         self.actors: list[Actor] = []
 
     @property
-    def layout(self) -> bytes:
-        return Policy(SCHEMA, self.config.model, seed=0).layout.digest
+    def layout(self) -> WeightsLayout:
+        return Policy(SCHEMA, self.config.model, seed=0).layout
 
     async def place(self) -> dict[str, Any]:
         """`service.json`, once it is there."""
@@ -173,7 +165,7 @@ class ServiceRun:
     async def actor(self) -> Actor:
         place = await self.place()
         made = Actor(place["data_url"], place["weights_url"], SCHEMA)
-        made.layout = self.layout
+        made.layout = self.layout.digest
         self.actors.append(made)
         return made
 

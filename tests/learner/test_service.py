@@ -27,7 +27,6 @@ from impala_async.training.result import StepResult
 from impala_async.training.snapshot import WeightsCopy
 from impala_async.training.step import UpdateStep
 from impala_async.waiting import Wait
-from impala_async.wire.messages import BYE_REASONS
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
 from tests.learner.service_run import SCHEMA, ServiceRun, service_run
@@ -46,7 +45,6 @@ REPORT = {
     *(f"learner_queue/size_{n}" for n in ("count", "mean", "std", "quantiles")),
     *(f"timing_breakdown/learner_{n}_time_ms" for n in ("grad", "load", "load_wait", "dequeue")),
 }
-FINISHED, RESTARTING = BYE_REASONS.index("finished"), BYE_REASONS.index("restarting")
 
 
 def check_end(run: ServiceRun, reason: str) -> dict[str, Any]:
@@ -81,10 +79,7 @@ async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> Non
         assert place.keys() == {"data_url", "weights_url", "http_url", "pid", "epoch"}
         await run.start_actors(2)
         assert await run.end() == EXIT_DONE
-        assert [[bye.reason for bye in s.byes] for s in run.random_actors] == [
-            [FINISHED],
-            [FINISHED],
-        ]
+        assert [s.goodbyes for s in run.random_actors] == [["finished"], ["finished"]]
     last = check_end(run, "env_steps")
     assert last["env_steps_trained"] >= 2400
     assert last["trajectories/trained"] > 100
@@ -148,7 +143,7 @@ async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
     monkeypatch.setattr(Saver, "_write", write_late)
     async with service_run(tmp_path, stop={"env_steps": 300}) as run:
         await run.start_actors(2)
-        await until(lambda: all(random_actor.byes for random_actor in run.random_actors))
+        await until(lambda: all(random_actor.goodbyes for random_actor in run.random_actors))
         assert not run.task.done()
         await until(lambda: "ending: waiting for " in caplog.text)
         has_gone.set()
@@ -245,7 +240,7 @@ async def test_the_mean_return_that_ends_a_run_is_in_its_summary(tmp_path: Path)
     async with service_run(tmp_path, stop={"mean_return": 7.5}) as run:
         await run.start_actors(1, mean_return=7.5)
         assert await run.end() == EXIT_DONE
-        assert [bye.reason for bye in run.random_actors[0].byes] == [FINISHED]
+        assert run.random_actors[0].goodbyes == ["finished"]
     assert run.summary["mean_return_100"] == 7.5
     assert check_end(run, "mean_return")["episodes/count"] >= 100
 
@@ -281,7 +276,7 @@ async def test_a_signal_ends_a_run_in_good_order(
         await run.trained(3)
         os.kill(os.getpid(), number)
         assert await run.end() == code
-        assert all([bye.reason for bye in s.byes] == [RESTARTING] for s in run.random_actors)
+        assert all(s.goodbyes == ["restarting"] for s in run.random_actors)
     check_end(run, reason)
 
 

@@ -47,23 +47,6 @@ def train(optimizer, parameters, seeds):
         optimizer.step()
 
 
-def test_it_is_adam_with_the_epsilon_and_rate_of_the_section():
-    parameters = make_parameters()
-    weights, first, second = parameters[0].detach().clone().double(), 0.0, 0.0
-    optimizer = build_optimizer(parameters, SECTION)
-    for step in range(1, 5):
-        set_gradients(parameters, step)
-        gradient = parameters[0].grad.double() * 1e-3
-        for parameter in parameters:
-            parameter.grad.mul_(1e-3)
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.999 * second + 0.001 * gradient.square()
-        scale = (second / (1 - 0.999**step)).sqrt() + 1e-3
-        weights = weights - 0.01 * first / (1 - 0.9**step) / scale
-        optimizer.step()
-    torch.testing.assert_close(parameters[0].detach().double(), weights, rtol=1e-5, atol=1e-6)
-
-
 def test_the_global_norm_is_that_of_all_gradients_as_one_vector():
     parameters = make_parameters()
     set_gradients(parameters, 1)
@@ -151,39 +134,6 @@ def test_a_parameter_without_gradient_is_no_obstacle():
     clip_gradients(parameters, 2.0, 1.0)
 
 
-def test_a_flattened_and_restored_state_continues_bit_for_bit():
-    parameters, resumed = make_parameters(), make_parameters()
-    optimizer = build_optimizer(parameters, SECTION)
-    train(optimizer, parameters, range(4))
-    tensors, options = flatten_optimizer(optimizer)
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    options = json.loads(json.dumps(options))
-    with torch.no_grad():
-        for mine, theirs in zip(resumed, parameters, strict=True):
-            mine.copy_(theirs)
-    other = build_optimizer(resumed, SECTION)
-    restore_optimizer(other, tensors, options)
-    # Whoever steps sets the rate of the schedule before.
-    assert other.param_groups[0]["lr"] == SECTION.lr
-    train(optimizer, parameters, range(4, 9))
-    train(other, resumed, range(4, 9))
-    assert all(torch.equal(a, b) for a, b in zip(parameters, resumed, strict=True))
-
-
-def test_the_restored_state_is_nobody_elses_memory():
-    parameters = make_parameters()
-    optimizer = build_optimizer(parameters, SECTION)
-    train(optimizer, parameters, range(2))
-    tensors, options = flatten_optimizer(optimizer)
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    kept = {name: tensor.clone() for name, tensor in tensors.items()}
-    other_parameters = make_parameters()
-    other = build_optimizer(other_parameters, SECTION)
-    restore_optimizer(other, tensors, options)
-    train(other, other_parameters, range(3))
-    assert all(torch.equal(tensors[name], kept[name]) for name in kept)
-
-
 def test_an_optimizer_that_never_stepped_has_a_state_too():
     tensors, options = flatten_optimizer(build_optimizer(make_parameters(), SECTION))
     assert tensors == {}
@@ -265,6 +215,7 @@ def test_torchs_rmsprop_by_hand():
 @pytest.mark.parametrize(
     "settings",
     [
+        {"optimizer": "adam", "optimizer_options": {"eps": 0.1}},
         {"optimizer": "rmsprop_tf", "optimizer_options": {"decay": 0.9, "momentum": 0.5}},
         {"optimizer": "rmsprop", "optimizer_options": {"decay": 0.9, "momentum": 0.5}},
         {"optimizer": "adamw", "optimizer_options": {"weight_decay": 0.1}},
@@ -276,12 +227,15 @@ def test_every_kind_goes_on_bit_for_bit_and_its_keys_do_something(settings):
     optimizer = build(parameters, **settings)
     train(optimizer, parameters, range(4))
     tensors, options = flatten_optimizer(optimizer)
+    options = json.loads(json.dumps(options))
     assert tensors
     with torch.no_grad():
         for mine, theirs in zip(resumed, parameters, strict=True):
             mine.copy_(theirs)
     other = build(resumed, **settings)
     restore_optimizer(other, {k: v.clone() for k, v in tensors.items()}, options)
+    # Whoever steps sets the rate of the schedule before.
+    assert other.param_groups[0]["lr"] == 0.01
     train(optimizer, parameters, range(4, 9))
     train(other, resumed, range(4, 9))
     assert all(torch.equal(a, b) for a, b in zip(parameters, resumed, strict=True))

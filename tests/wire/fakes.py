@@ -11,24 +11,24 @@ from dataclasses import dataclass
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
+from impala_async.wire.actor_side import Granted
+from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
-    PROTOCOL,
-    REJECT_CODES,
     Bye,
     ByeOk,
     Data,
-    Grant,
     Heartbeat,
     Hello,
     Message,
-    Reject,
     Spec,
     Welcome,
     pack,
 )
-from impala_async.wire.outbox import Outbox
 from impala_async.wire.peer import WINDOW, Peer
+from impala_async.wire.pulls import Pulls
 from impala_async.wire.session import SessionTable, reject
+from tests.learner.columns import small_schema
+from tests.wire.pure_actor import PureActor
 
 LEASE_S = 4.0
 HEARTBEAT_S = 1.0
@@ -36,6 +36,7 @@ MAX_LAG = 4
 BATCH_COLUMNS = 6
 ALL_COLUMNS = 3 * BATCH_COLUMNS
 RUN_ID = b"R" * 16
+SCHEMA = small_schema()
 LEARNER = b"learner"
 # What a body turns out to be, once it is looked at.
 FAULTS = (None, "nonfinite", "invalid")
@@ -202,100 +203,71 @@ class FakeLearner:
 
 
 class FakeActor:
-    """The client around an outbox; its trajectories are (version, fault)."""
+    """An actor whose trajectories are (version, fault)."""
 
     def __init__(self, wire: Wire, name: bytes, columns: int, streams: int) -> None:
         self.wire = wire
         self.name = name
         self.columns = columns
-        self.streams = streams
-        self.outbox: Outbox[tuple[Version, int]] = Outbox()
-        self.welcome: Welcome | None = None
-        self.is_at_work = False
-        self.has_credit = False
+        self.num_buffers = streams * (WINDOW + 1)
+        self.actor: PureActor[tuple[Version, int]] = PureActor(
+            *(name, SCHEMA, bytes(16), columns, streams),
+            say=self._say,
+            encode=self._encode,
+            now=wire.now,
+        )
+        self.side, self.outbox = self.actor.side, self.actor.side.outbox
         self.version = NO_VERSION
-        self.last_heard = self.last_said = wire.now
+        self.last_said = wire.now
         self.num_produced = 0
-        self._send_hello()
+        self.actor.tick(wire.now)
 
     def produce(self, fault: int) -> None:
         """Unroll a trajectory, if there is a buffer for it and there are weights."""
-        has_buffer = len(self.outbox) < self.streams * (WINDOW + 1)
-        if self.version != NO_VERSION and has_buffer:
+        if self.version != NO_VERSION and len(self.outbox) < self.num_buffers:
             self.outbox.put((self.version, fault))
             self.num_produced += 1
 
     def tick(self) -> None:
         """What is due by now: a hello, a heartbeat, a second try, what has credit."""
         now = self.wire.now
-        is_due = now - self.last_said >= HEARTBEAT_S
-        if not self.is_at_work:
-            if is_due:
-                self._send_hello()
-            return
-        if now - self.last_heard > LEASE_S:
+        if self.side.has_session and self._is_lost(now):
             self.come_back()
-            return
-        if is_due:
-            self._send(Heartbeat(self._session, {}))
-            if not self.has_credit:
-                self._send_spec()
-        self.outbox.resend_overdue(now, LEASE_S)
-        while (one := self.outbox.sendable()) is not None:
-            seq, (version, fault) = one
-            self._send(
-                Data(self._session, seq, *version, 5, self.columns, 0, fault, None),
-            )
-            self.outbox.mark_sent(seq, now)
+        # On one wire the answer to a heartbeat could pass for the answer to Spec.
+        if self.side.is_joined and now - self.last_said >= HEARTBEAT_S:
+            self._say([pack(Heartbeat(self.side.session, {}))])
+        self.actor.tick(now)
 
     def come_back(self) -> None:
-        self.is_at_work = False
-        self._send_hello()
+        self.actor.come_back(self.wire.now)
 
     def leave(self) -> None:
         """Say goodbye."""
-        if self.welcome is not None:
-            self._send(Bye(self._session, 2))
+        if bye := self.side.bye():
+            self._say([pack(bye)])
 
     def receive(self, message: Message) -> None:
-        self.last_heard = self.wire.now
-        if isinstance(message, Welcome) and not self.is_at_work:
-            if self.welcome is None or message.epoch >= self.welcome.epoch:
-                self._begin(message)
-        elif isinstance(message, Grant) and self.is_at_work and message.session == self._session:
-            self.outbox.on_grant(message)
-            self.has_credit |= message.granted > message.settled
-            self.version = max(self.version, Version(message.epoch, message.update))
-            self.tick()
-        elif isinstance(message, Reject) and self.is_at_work:
-            assert REJECT_CODES[message.code] in ("hello_again", "bad_message")
-            if message.code == REJECT_CODES.index("hello_again"):
-                self.come_back()
-        elif isinstance(message, Bye) and self.is_at_work:
-            self._send(ByeOk(message.session))
-            self.come_back()
+        event = self.actor.hear(message, self.wire.now)
+        if isinstance(event, Granted):
+            self.version = max(self.version, self.side.named)
+            self.actor.tick(self.wire.now)
 
-    def _begin(self, welcome: Welcome) -> None:
-        self.welcome = welcome
-        self.is_at_work, self.has_credit = True, False
-        self.outbox.on_new_session()
-        self._send_spec()
+    def _is_lost(self, now: float) -> bool:
+        silent = Pulls(
+            self.side.session,
+            have=NO_VERSION,
+            layouts=(),
+            heartbeat_s=HEARTBEAT_S,
+            reply_timeout_s=LEASE_S,
+            now=self.side.last_heard,
+        )
+        return self.side.overdue(now, silent, 0.0) is not None
 
-    @property
-    def _session(self) -> bytes:
-        assert self.welcome is not None
-        return self.welcome.session
+    def _encode(self, seq: int, item: tuple[Version, int]) -> list[Frame]:
+        version, fault = item
+        return [pack(Data(self.side.session, seq, *version, 5, self.columns, 0, fault, None))]
 
-    def _send_hello(self) -> None:
-        run_id, epoch = (bytes(16), 0)
-        if self.welcome is not None:
-            run_id, epoch = self.welcome.run_id, self.welcome.epoch
-        lowest = self.outbox.lowest_unsettled
-        self._send(Hello(PROTOCOL, self.name, "0.1.0", run_id, epoch, lowest))
-
-    def _send_spec(self) -> None:
-        self._send(Spec(self._session, bytes(16), bytes(16), self.columns, self.streams))
-
-    def _send(self, message: Message) -> None:
+    def _say(self, frames: list[Frame]) -> bool:
         self.last_said = self.wire.now
-        self.wire.send(LEARNER, self.name, message)
+        self.wire.messages.append((LEARNER, self.name, bytes(frames[0])))
+        return True

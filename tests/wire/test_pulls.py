@@ -10,7 +10,7 @@ from impala_async.errors import MismatchError, ProtocolError
 from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.messages import Get, Grant, NotModified, Reject, WeightsReply
-from impala_async.wire.pulls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pulls
+from impala_async.wire.pulls import FIRST_PAUSE_S, LONGEST_PAUSE_S, SHORTEST_BEAT_S, Pulls
 from impala_async.wire.session import reject
 
 SESSION = b"s" * 16
@@ -196,6 +196,10 @@ def test_heartbeats_are_due_in_time_and_the_first_timers_at_once() -> None:
     pulls.said_beat(1.0, timers)
     assert not pulls.is_beat_due(2.9, timers)
     assert pulls.is_beat_due(3.0, timers)
+    # Whatever a learner asks for.
+    endless = Pulls(SESSION, have=V5, layouts=(), heartbeat_s=0.0, reply_timeout_s=1.0, now=0.0)
+    endless.said_beat(0.0, {})
+    assert not endless.is_beat_due(SHORTEST_BEAT_S / 2, {})
 
 
 @pytest.mark.parametrize(("code", "is_over"), [("bad_message", False), ("hello_again", True)])

@@ -198,12 +198,12 @@ def test_what_is_lost_is_made_good_within_the_session(lost: type) -> None:
     actor = network.add_actor(columns=2, streams=1)
     for _ in range(20):
         network.work()
-    assert actor.is_at_work
-    session = actor.welcome
+    assert actor.side.is_joined
+    session = actor.side.session
     assert network.work(lost) > 0
     assert len(actor.outbox) > 0
     network.settle_everything()
-    assert actor.welcome is session
+    assert actor.side.session == session
 
 
 @pytest.mark.parametrize("lost", [Hello, Welcome, Spec])

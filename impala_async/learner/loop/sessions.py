@@ -116,7 +116,10 @@ class SessionMessages:
             endpoint.cut(peer.weights_route, REPLACED)
             peer.weights_route = route
         if isinstance(message, Get):
-            endpoint.send(route, self._weights_for(peer, message))
+            frames = self._weights_for(peer, message)
+            if not endpoint.send(route, frames) and len(frames) > 1:
+                # So many are under way to it: it asks again, sooner than if it heard nothing.
+                endpoint.send(route, self._publisher.nothing_new())
         else:
             timers = {k: float(v) for k, v in message.timers.items() if k in ACTOR_TIMERS}
             self._timers[peer.session] = timers

@@ -57,6 +57,11 @@ class _Pass(NamedTuple):
 class LearnerThread:
     """One learner. `run` is the body of its thread."""
 
+    is_drained = False
+    """Whether all that is full at the end is still trained on."""
+    can_overlap = True
+    """Whether the next batch may be drawn before the weights of this update are out."""
+
     def __init__(
         self,
         *,
@@ -69,7 +74,6 @@ class LearnerThread:
         channels: Channels,
         device: torch.device,
         max_waiting: int,
-        is_lockstep: bool = False,
         is_pipelined: bool = False,
     ) -> None:
         self._step = step
@@ -79,7 +83,6 @@ class LearnerThread:
         self._stop = stop
         self.progress = progress
         self._channels = channels
-        self._is_lockstep = is_lockstep
         self._is_pipelined = is_pipelined
         self._pending: _Pass | None = None
         self._device = device
@@ -234,17 +237,15 @@ class LearnerThread:
                 # Or skipped: a run whose every loss is NaN must reach its time limit.
                 self._first_update = FirstUpdate(time.monotonic(), self.progress.env_steps_trained)
         loaded.use()
-        if self._is_lockstep:
-            # All passes of a batch are one update there. The end is told before the version is out
-            # by which others go on: what they do then does not count.
-            num_updates = int(this.is_last)
-            if this.is_last:
-                self._is_over()
-        self._advance(num_updates, this.weights)
+        self._advance(self._count_updates(num_updates, this), this.weights)
         if this.is_last:
             slot = self._loader.release(loaded)
             self._channels.settlements.post(loaded.settle(self._section.num_passes, slot))
         self._measurements.queue_size.push(self._loader.num_waiting())
+
+    def _count_updates(self, num_applied: int, this: _Pass) -> int:
+        """By how many updates the version is further behind this pass."""
+        return num_applied
 
     def _note_trained(self, this: _Pass) -> None:
         loaded = this.loaded
@@ -312,8 +313,8 @@ class LearnerThread:
 
     @property
     def _is_between_updates(self) -> bool:
-        """In lockstep the passes of a batch are one update: nothing ends or is saved in it."""
-        return not self._is_lockstep or len(self._ring) == 0
+        """Whether anything may end or be saved now."""
+        return True
 
     def _is_over(self) -> bool:
         """Whether a limit is reached, which the loop is told once, or no batch comes any more."""
@@ -340,3 +341,21 @@ class LearnerThread:
             self._measurements.metrics(self._starved_total_s + starved_s),
             self._measurements.lag_histogram.tolist(),
         )
+
+
+class LockstepThread(LearnerThread):
+    """All passes of a batch are one update there, taken or not; nothing ends or is saved in it."""
+
+    is_drained = True  # else its end would hang on the clock
+    can_overlap = False
+
+    def _count_updates(self, num_applied: int, this: _Pass) -> int:
+        if this.is_last:
+            # It is told before the version is out by which others go on: what they do then does
+            # not count.
+            self._is_over()
+        return int(this.is_last)
+
+    @property
+    def _is_between_updates(self) -> bool:
+        return len(self._ring) == 0

@@ -20,9 +20,8 @@ from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from impala_async.wire.codec import EPISODE
-from impala_async.wire.messages import PROTOCOL, Hello
 from tests.learner.columns import planes_of, same
-from tests.learner.lockstep_simulation import RUN, SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
+from tests.learner.lockstep_simulation import SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
 
 LAGS = pytest.mark.parametrize("lag", [0, 1])
 NO_ERRORS = settings(deadline=None, max_examples=40)
@@ -495,7 +494,7 @@ def test_a_session_that_never_says_what_it_runs_is_nobody() -> None:
     second.die()
     simulation.end_session(second)
     (mute,) = simulation.add_actors(1)
-    simulation.take(mute, Hello(PROTOCOL, mute.uuid, "x", RUN, 0, 0))
+    simulation.take(mute, mute.side.greeting(0.0).hello)
     assert simulation.settle_down() >= 12
 
 
@@ -509,7 +508,7 @@ def mishap(simulation: LockstepSimulation, actor: SimulatedActor, what: str) -> 
         simulation.end_session(actor)
     if what == "is replaced":
         simulation.add_actors(1)
-    if what == "is lost" and actor.is_joined:
+    if what == "is lost" and actor.side.is_joined:
         actor.lose()
     if what in ("breaks", "is mended"):
         actor.reason_to_refuse = "bad" if what == "breaks" else ""
@@ -545,17 +544,8 @@ def test_whatever_happens_nobody_waits_for_ever(lag: int, num_ranks: int, seed: 
     assert simulation.settle_down(SimulatedActor.MOVES) >= 12, "stuck"
     for lags in simulation.lags:
         assert all(found is None or 0 <= found <= lag for found in lags)
-    assert len({c.rank for c in simulation.actors if c.is_joined and not c.is_dead}) == num_ranks
+    assert (
+        len({c.rank for c in simulation.actors if c.side.is_joined and not c.is_dead}) == num_ranks
+    )
     last = simulation.batches[-1]
     assert simulation.lags[-1] == [lag if last[rank] else None for rank in range(num_ranks)]
-
-
-def test_the_idle_queue_reports_its_depth() -> None:
-    shelf = Shelf()
-    for rank in (0, 1):
-        shelf.put(rank)
-    report = merge(shelf.filler.report())
-    assert {name: value for name, value in report.items() if name.startswith("queue/")} == {
-        "queue/idle_depth_quantiles": [3.0] * 5,
-        "queue/idle_capacity": 3,
-    }

@@ -1,12 +1,12 @@
 """Everything that an actor says except its trajectories, over real sockets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from impala_async import __version__
 from impala_async.metrics.report import merge
-from impala_async.wire.codec import decode_weights
+from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
     PROTOCOL,
     Bye,
@@ -21,6 +21,7 @@ from impala_async.wire.messages import (
     WeightsReply,
     unpack,
 )
+from impala_async.wire.sockets import Router
 from tests.learner.hand_actor import LAYOUT, Actor, until
 from tests.learner.server_harness import RUN_ID, ServerHarness
 
@@ -243,6 +244,22 @@ async def test_a_hello_at_the_weights_port_is_told_by_a_code_of_its_own(
     await lost.beat(Hello(PROTOCOL, lost.uuid, "b", bytes(16), 0, 0))
     await lost.refused("wrong_port")
     assert harness.count("bad/not_allowed_now") == 1
+
+
+async def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again(
+    make_harness: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make_harness()
+    actor = await harness.join()
+    send = Router.send
+
+    def send_small(router: Router, route: bytes, frames: Sequence[Frame]) -> bool:
+        return len(frames) == 1 and send(router, route, frames)
+
+    monkeypatch.setattr(Router, "send", send_small)
+    await actor.beat(Get(actor.session, 0, 0))
+    await actor.hear(lambda: bool(actor.others))
+    assert unpack(actor.others[0][0]) == NotModified(1, 0)
 
 
 async def test_a_learner_that_ends_welcomes_nobody(make_harness: Make) -> None:

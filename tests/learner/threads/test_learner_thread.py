@@ -38,7 +38,7 @@ class Run:
         stop: dict[str, Any] | None = None,
         progress: Progress | None = None,
         listener: Listener | None = None,
-        is_lockstep: bool = False,
+        kind: type[LearnerThread] = LearnerThread,
         **section: Any,
     ) -> None:
         self.listener = listener or Listener()
@@ -46,7 +46,7 @@ class Run:
         self.step = step or FakeStep()
         fake: Any = self.step
         snapshot: Any = FakeSnapshot(self.step)
-        self.thread = LearnerThread(
+        self.thread = kind(
             step=fake,
             snapshot=snapshot,
             loader=self.loader,
@@ -56,7 +56,6 @@ class Run:
             channels=self.listener.channels,
             device=torch.device("cpu"),
             max_waiting=2,
-            is_lockstep=is_lockstep,
             is_pipelined=self.step.is_pipelined,
         )
 

@@ -6,6 +6,7 @@ import pytest
 
 from impala_async.learner.channels import Progress
 from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.threads.learner_thread import LockstepThread
 from tests.learner.fakes import FakeStep, Listener, batch_of
 from tests.learner.threads.test_learner_thread import ALL, Run, closes
 
@@ -34,7 +35,7 @@ class Recorder(Listener):
 
 
 def run_of(script: Any, **settings: Any) -> Run:
-    return Run(script, is_lockstep=True, **settings)()
+    return Run(script, kind=LockstepThread, **settings)()
 
 
 @pytest.mark.parametrize("num_updates", [1, 4])

@@ -1,5 +1,6 @@
 """On a CPU a batch is a view of its slot; on any device the leaves of two planes are the same."""
 
+import json
 import queue
 from dataclasses import replace
 from types import SimpleNamespace
@@ -274,3 +275,5 @@ def test_passes_add_up(num_passes: int, story: list[tuple[list[bool], bool]]) ->
     assert had.num_columns == 3
     partial = sum(had.passes_partial.values())
     assert had.passes_done + had.passes_init_short == num_passes * had.trained + partial
+    # Its numbers reach a checkpoint by way of the accounts.
+    assert json.dumps([had.trained, had.passes_done, had.passes_init_short, *had.dropped.values()])

@@ -1,4 +1,4 @@
-"""The cases of the end-to-end tests: `make test` has the first of each, `make test-all` all.
+"""The cases of tests that start processes: `make test` has the first of each, `make test-all` all.
 
 So `make test` has one seed, one story of a resumed run, and four pairs of runs that are equal to
 the last bit: in lockstep, of a team in lockstep, replayed, and with frames sent in other ways.
@@ -22,3 +22,7 @@ AUTORESETS = first_of("NextStep", "SameStep")
 SAMPLERS = first_of("parallel", "alternating")
 ARE_SQUASHED = first_of("true", "false")
 ENDS_OF_ACTORS = first_of(signal.SIGKILL, signal.SIGTERM)
+# Of benchmarks.
+LOOPS = first_of("bare", "step")
+SIDES = ["raw", *first_of("ipc", "tcp", "narrow", "crowd")]
+REQUESTS = first_of(signal.SIGTERM, signal.SIGINT)

@@ -1,0 +1,124 @@
+"""What a process says: that nobody reads it holds up nothing but itself.
+
+A terminal that is stopped by Ctrl-S, a pager, or a line that stalls makes a write wait until it is
+read, and every thread that logs waits with it. So a thread of its own writes to a terminal or a
+pipe. What it cannot keep is lost, and counted.
+"""
+
+import os
+import stat
+import sys
+import threading
+from typing import IO
+
+# Characters that wait to be read.
+MOST_WAITING = 1 << 18
+# At the end of a process; then what nobody has read is lost.
+GRACE_S = 2.0
+# The thread that writes.
+WRITER = "stderr"
+
+
+class Unhurried:
+    """A stream to write to that never waits. After an error each write raises it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._pieces: list[str] = []
+        self._num_waiting = self._num_lost = 0
+        self._error: OSError | ValueError | None = None
+        # Reentrant: a signal's handler may write too.
+        self._changed = threading.Condition()
+        threading.Thread(target=self._serve, name=WRITER, daemon=True).start()
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:
+        return self._stream.errors
+
+    def write(self, text: str) -> int:
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            if self._num_waiting + len(text) > MOST_WAITING:
+                self._num_lost += text.count("\n")
+            else:
+                self._pieces.append(text)
+                self._num_waiting += len(text)
+                self._changed.notify_all()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: what was written is on its way."""
+
+    def drain(self, within_s: float) -> None:
+        """Wait until all of it is read, or nobody reads it in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_waiting or bool(self._error), within_s)
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pieces)
+                text = "".join(self._pieces)
+                self._pieces.clear()
+            error: OSError | ValueError | None = None
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError) as failed:
+                error = failed
+            with self._changed:
+                self._num_waiting -= len(text)
+                self._error = error
+                if self._num_lost and not self._pieces:
+                    told = f"({self._num_lost} lines are missing here: nobody read them in time)\n"
+                    self._pieces.append(told)
+                    self._num_waiting += len(told)
+                    self._num_lost = 0
+                self._changed.notify_all()
+                if error is not None:
+                    return
+
+
+def write_unhurried() -> None:
+    """From now on stderr never waits for its reader; a file has none, and is left as it is."""
+    stream = sys.stderr
+    if isinstance(stream, Unhurried) or not _has_reader(stream):
+        return
+    sys.stderr = Unhurried(stream)  # type: ignore[assignment]
+    # A fork has no threads but the one that made it.
+    os.register_at_fork(after_in_child=lambda: setattr(sys, "stderr", stream))
+
+
+def flush_output() -> None:
+    """Say what is left. A reader that has gone, as `head` goes, is no error, nor a full disk."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            if isinstance(stream, Unhurried):
+                stream.drain(GRACE_S)
+            else:
+                stream.flush()
+        except OSError:
+            # The interpreter flushes once more when it ends, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _has_reader(stream: IO[str] | None) -> bool:
+    try:
+        mode = 0 if stream is None else os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

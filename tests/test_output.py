@@ -1,0 +1,90 @@
+"""A terminal or a pipe that nobody reads holds up nobody who writes to it."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from impala_async import output
+from impala_async.output import MOST_WAITING, Unhurried, flush_output, write_unhurried
+
+
+@pytest.fixture
+def pipe():
+    """A stream into a pipe, and where it comes out."""
+    reads, writes = os.pipe()
+    stream = os.fdopen(writes, "w")
+    yield stream, reads
+    os.close(reads)
+    stream.close()
+
+
+def read_until(reads, end):
+    found = b""
+    while not found.endswith(end):
+        found += os.read(reads, 1 << 16)
+    return found.decode()
+
+
+def test_all_of_it_comes_in_order(pipe):
+    stream, reads = pipe
+    unhurried = Unhurried(stream)
+    lines = [f"line {number}\n" for number in range(100)]
+    for line in lines:
+        assert unhurried.write(line) == len(line)
+    assert read_until(reads, lines[-1].encode()) == "".join(lines)
+    assert (unhurried.fileno(), unhurried.isatty()) == (stream.fileno(), False)
+    assert (unhurried.encoding, unhurried.errors) == (stream.encoding, stream.errors)
+
+
+def test_a_reader_that_stops_holds_up_no_writer_and_is_told_how_much_it_missed(pipe):
+    stream, reads = pipe
+    unhurried = Unhurried(stream)
+    line = 99 * "x" + "\n"
+    num_lines = 3 * MOST_WAITING // len(line)
+    before = time.monotonic()
+    for _ in range(num_lines):
+        unhurried.write(line)
+    unhurried.drain(0.2)
+    assert time.monotonic() - before < 2.0
+    found = read_until(reads, b"in time)\n").splitlines()
+    lost = int(found.pop().split()[0].removeprefix("("))
+    assert 0 < lost < num_lines
+    assert len(found) + lost == num_lines
+    unhurried.write("and on it goes\n")
+    assert read_until(reads, b"goes\n") == "and on it goes\n"
+
+
+def test_a_reader_that_is_gone_is_an_error_of_the_next_write(pipe):
+    stream, reads = pipe
+    closed = os.dup(reads)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), reads)
+    os.close(closed)
+    unhurried = Unhurried(stream)
+    unhurried.write("to nobody\n")
+    unhurried.drain(2.0)
+    with pytest.raises(BrokenPipeError):
+        unhurried.write("to nobody\n")
+    # What the stream still holds has no reader either.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def test_only_what_has_a_reader_is_written_beside(pipe, monkeypatch, tmp_path):
+    stream, reads = pipe
+    with (tmp_path / "log").open("w") as log:
+        for plain in (log, None):
+            monkeypatch.setattr(sys, "stderr", plain)
+            write_unhurried()
+            assert sys.stderr is plain
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(output.os, "register_at_fork", lambda **hooks: None)
+    write_unhurried()
+    first = sys.stderr
+    write_unhurried()
+    assert sys.stderr is first
+    first.write("the end\n")
+    flush_output()
+    assert os.read(reads, 99) == b"the end\n"
+    assert any(thread.name == output.WRITER for thread in threading.enumerate())
