@@ -99,12 +99,19 @@ def newest_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def whole_checkpoints(directory: Path) -> Iterator[Checkpoint]:
-    """Those whose files match their manifest, newest first."""
-    for version, path in _found(directory):
+    """Those whose files match their manifest, newest first.
+
+    They are listed anew for each: a learner that runs removes old ones while they are read.
+    """
+    tried: set[Path] = set()
+    while left := [found for found in _found(directory) if found[1] not in tried]:
+        version, path = left[0]
+        tried.add(path)
         try:
             checkpoint = _verified(path, version)
         except CheckpointError as error:
-            logger.warning("skipping a damaged checkpoint: %s", error)
+            if os.path.lexists(path):
+                logger.warning("skipping a damaged checkpoint: %s", error)
         else:
             yield checkpoint
 

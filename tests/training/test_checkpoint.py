@@ -250,6 +250,21 @@ def test_a_damaged_one_is_skipped_with_a_warning(folder, caplog, damage):
     assert "ckpt-1-2" in caplog.text
 
 
+def test_one_that_a_learner_removes_while_it_is_read_is_not_damaged(folder, caplog, monkeypatch):
+    save(folder, 1, 1)
+    real = checkpoint._verified
+
+    def verified(path, version):
+        if version.update == 1:
+            save(folder, 1, 2)
+            prune(folder, keep=1)
+        return real(path, version)
+
+    monkeypatch.setattr(checkpoint, "_verified", verified)
+    assert newest_checkpoint(folder).version == Version(1, 2)
+    assert caplog.messages == []
+
+
 def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, monkeypatch):
     good = save(folder, 1, 4)
     bad = {"model": {"w": torch.ones(3), "v": torch.tensor([1.0, torch.inf])}}
