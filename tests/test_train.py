@@ -385,8 +385,10 @@ def test_what_lies_in_the_place_of_a_folder_that_is_gone_is_left_alone(monkeypat
 def test_an_end_without_a_summary_is_told(monkeypatch, caplog, code, is_told):
     """A wrong setting has been told by then, and a start that is ended has nothing to sum up."""
     monkeypatch.setattr(FakeRun, "code", code)
+    monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
     started("--run-dir", "here", code=code)
     assert (f"without a summary, with exit code {code}" in caplog.text) == is_told
+    assert ("to go on: " in caplog.text) == is_told
 
 
 @pytest.mark.parametrize(
