@@ -66,7 +66,7 @@ class Checkpoint:
 def save_checkpoint(
     directory: Path, version: Version, tensors: Tensors, state: Mapping[str, Any]
 ) -> Path:
-    """Write a checkpoint whole, or leave the folder as it was and raise CheckpointError.
+    """Write a checkpoint whole and through to the disk; else raise CheckpointError.
 
     One of the same version is replaced: the training is the same, its accounts have gone on.
     """
@@ -84,12 +84,16 @@ def save_checkpoint(
             _exchange(partial, final)
         else:
             partial.rename(final)
-        _sync(directory)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
     finally:
         with contextlib.suppress(OSError):
             _remove(partial)
+    try:
+        _sync(directory)
+    except OSError as error:
+        what = "is written, but may not be there after a crash of this machine"
+        raise CheckpointError(f"checkpoint {final} {what}: {error}") from error
     return final
 
 

@@ -361,6 +361,20 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_else(folder, monkeypat
     assert newest_checkpoint(folder).version == Version(1, 2)
 
 
+def test_one_whose_name_is_not_on_the_disk_is_said_to_be_there(folder, monkeypatch):
+    real = checkpoint._sync
+
+    def sync(path):
+        if path == folder:
+            raise OSError(errno.EIO, "Input/output error")
+        real(path)
+
+    monkeypatch.setattr(checkpoint, "_sync", sync)
+    with pytest.raises(CheckpointError, match=r"ckpt-1-2 is written, but may not be there after"):
+        save(folder, 1, 2)
+    assert names(folder) == ["ckpt-1-2"]
+
+
 def test_everything_is_on_the_disk_before_the_rename_and_the_name_after(folder, monkeypatch):
     events = []
     real_fsync, real_rename = os.fsync, type(folder).rename
