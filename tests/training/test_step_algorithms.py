@@ -99,15 +99,15 @@ def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, mak
     assert any(parts != found[0] for parts in found)
 
 
-def test_a_part_that_is_not_finite_fails_alone(make_step, make_batch):
+def test_a_column_that_is_not_finite_fails_alone(make_step, make_batch):
     batch = make_batch()
     batch.rewards_BT[3, 0] = math.nan
     batch.mask_BT[3, 0] = True
     step = make_step(**PPO)
     result = step.run(batch, ALIVE, 0)
-    assert result.num_updates == 2
-    assert result.is_failed_B[3]
-    assert 1 <= int(result.is_failed_B.sum()) <= 2
+    # What its part had besides is learned from.
+    assert result.num_updates >= 2
+    assert result.is_failed_B.tolist() == [False, False, False, True, False]
     assert all(math.isfinite(value) for value in result.stats.values())
     assert all(parameter.isfinite().all() for parameter in step.parameters)
 
