@@ -57,7 +57,7 @@ class Blame(UserCode):
     `is_here` is a call that another process makes.
     """
 
-    __slots__ = ("first", "is_here", "name", "num_envs", "where")
+    __slots__ = ("_around", "first", "is_here", "name", "num_envs", "where")
 
     def __init__(self, name: str, where: str, num_envs: int = 0, *, is_here: bool = True) -> None:
         self.name = name
@@ -67,6 +67,8 @@ class Blame(UserCode):
         self.is_here = is_here
 
     def __enter__(self) -> None:
+        # A reset asks a user's function who plays whom, and goes on.
+        self._around = RUNNING.call
         RUNNING.call = (self, monotonic())
 
     def __exit__(
@@ -75,7 +77,7 @@ class Blame(UserCode):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        RUNNING.call = None
+        RUNNING.call = self._around
         if RUNNING.forked_in is self:
             _end_fork(self, error)
         if error is not None:

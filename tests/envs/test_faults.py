@@ -95,6 +95,15 @@ def test_a_call_is_seen_while_it_runs() -> None:
     assert RUNNING.call is None
 
 
+def test_a_call_goes_on_when_one_within_it_is_over():
+    with Blame("Some-v1", "in step"):
+        before = RUNNING.call
+        with Blame("my_module:deal", "to say who plays whom"):
+            assert RUNNING.call is not before
+        assert RUNNING.call is before
+    assert RUNNING.call is None
+
+
 class Wrong(Counting):
     """Gives what it is told to, from the third step on."""
 
