@@ -43,6 +43,8 @@ MAX_UNDER_WAY = 2
 # Messages that wait at a dealer until they are read. The rest waits at whoever sends them: what is
 # no learner must not fill our memory.
 MAX_UNREAD = 4
+# Of a frame at a data port: settings and the layout of weights are the largest.
+MAX_ANSWER_BYTES = 4 << 20
 # Messages that wait at a router for one peer, behind what the kernel holds: who reads has none.
 MAX_UNSENT = 128
 _NOTHING = memoryview(bytearray(1))
@@ -265,14 +267,23 @@ class Router:
 class Dealer:
     """The end of one connection that dials, which is an actor's."""
 
-    def __init__(self, context: Context, url: str, *, is_watched: bool = False) -> None:
-        """Only one that `is_watched`, by two more sockets, can `greet`.
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        max_frame_bytes: int = MAX_ANSWER_BYTES,
+        *,
+        is_watched: bool = False,
+    ) -> None:
+        """Only one that `is_watched`, by two more sockets, can `greet`. A larger frame than allowed
+        ends its connection.
 
         Raises:
             NoSocketError: there are too many.
         """
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.RCVHWM, MAX_UNREAD)
+        self._socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
         self.is_local = url.startswith("ipc:")
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
