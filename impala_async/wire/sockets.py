@@ -8,15 +8,17 @@ import ctypes
 import errno
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import zmq
 
 from impala_async.wire.codec import Frame
 from impala_async.wire.connections import Connections, Monitor
-from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
+from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES, SLOWEST_BYTES_PER_S
 
 NO_FRAME = -1
 # As plain numbers: an enum is looked up at every call, several times for each message.
@@ -108,6 +110,13 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
+class _Sent(NamedTuple):
+    """A message of several frames, and when it has left over the slowest line."""
+
+    tracker: zmq.MessageTracker
+    due_at: float
+
+
 class Router:
     """The end that others dial. Never blocks: a peer that cannot be reached costs a counter."""
 
@@ -124,7 +133,7 @@ class Router:
         self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
         # Small frames are tracked as large ones are.
         self._socket.copy_threshold = 0
-        self._under_way: dict[bytes, list[zmq.MessageTracker]] = {}
+        self._under_way: dict[bytes, list[_Sent]] = {}
         # By route: messages in a row that found no room behind those that wait.
         self.num_unsent: Counter[bytes] = Counter()
         self._socket.set(zmq.SNDHWM, MAX_UNSENT)
@@ -214,7 +223,7 @@ class Router:
         """
         under_way = self._under_way.get(route, []) if len(frames) > 1 else []
         if len(under_way) >= MAX_UNDER_WAY:
-            self._under_way[route] = under_way = [sent for sent in under_way if not sent.done]
+            self._under_way[route] = under_way = [s for s in under_way if not s.tracker.done]
             if len(under_way) >= MAX_UNDER_WAY:
                 return False
         try:
@@ -236,14 +245,26 @@ class Router:
             # Of the last frame, which is the one that holds much.
             tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
             assert tracker is not None
-            self._under_way[route] = [*under_way, tracker]
+            slowest_s = memoryview(others[-1]).nbytes / SLOWEST_BYTES_PER_S
+            sent = _Sent(tracker, time.monotonic() + slowest_s)
+            self._under_way[route] = [*under_way, sent]
         return True
 
     def forget_sent(self) -> None:
         """Now and then: those whose last one has left."""
         self._under_way = {
-            r: sent for r, sent in self._under_way.items() if sent and not sent[-1].done
+            r: sent for r, sent in self._under_way.items() if sent and not sent[-1].tracker.done
         }
+
+    def find_stuck(self, patience_s: float) -> list[bytes]:
+        """The routes over which a message has not left for longer than the slowest line takes, and
+        this: each may hold weights of another version, which nobody else needs any more."""
+        before = time.monotonic() - patience_s
+        return [
+            route
+            for route, under_way in self._under_way.items()
+            if any(sent.due_at < before and not sent.tracker.done for sent in under_way)
+        ]
 
     def close(self) -> None:
         if self.connections is not None:

@@ -170,6 +170,9 @@ def test_who_does_not_read_its_weights_has_few_under_way(ends: Ends, router: Rou
             select.select([], [], [], 0.001)
         # What the kernel buffers of it has left.
         assert num_sent < 100
+        # On the slowest line it would take 5 seconds.
+        assert router.find_stuck(patience_s=0.0) == []
+        assert router.find_stuck(patience_s=-6.0) == [route]
         assert router.send(route, [b"a word"])
         assert router.send(route_good, weights)
         # Once it reads, it gets more; it does not wait for what may all have come.
