@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 CONNECT_POLL_S = 0.02
 # Messages between two looks at whether it is time for a heartbeat, or to end.
 MAX_AT_ONCE = 100
+# Beside weights: what else comes at their port is small.
+SPARE_BYTES = 1 << 16
 
 
 class Link:
@@ -47,6 +49,8 @@ class Link:
         log: Log = logger,
     ) -> None:
         self.url = url
+        # What is no learner must not fill our memory with a message that never ends.
+        self._max_frame_bytes = max(layout.num_bytes for layout in layouts) + SPARE_BYTES
         self.opened_at = time.monotonic()
         self.timers: Mapping[str, float] = {}
         self.pulls = Pulls(
@@ -108,7 +112,7 @@ class Link:
             raise self._failure
 
     def _run(self) -> None:
-        socket = Dealer(self._context, self.url, is_watched=True)
+        socket = Dealer(self._context, self.url, self._max_frame_bytes, is_watched=True)
         try:
             self._serve(socket)
         except BaseException as error:  # a thread has no caller: the sampler thread raises it

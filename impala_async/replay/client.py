@@ -25,6 +25,7 @@ from impala_async.wire.actor_side import (
 )
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
+    MAX_MESSAGE_BYTES,
     VERDICTS,
     Get,
     Grant,
@@ -99,7 +100,7 @@ class ReplayClient:
         if data_url != self._url:
             self._data.close()
             self._data = Dealer(self._context, data_url)
-        self._weights = Dealer(self._context, weights_url)
+        self._weights = Dealer(self._context, weights_url, MAX_MESSAGE_BYTES)
         # It sends nothing twice, so it cannot give way.
         self._side.offer(schema, layout_digest, columns, streams, gives_way=0)
         self._side.said_spec(time.monotonic())

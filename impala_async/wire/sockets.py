@@ -8,15 +8,17 @@ import ctypes
 import errno
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import zmq
 
 from impala_async.wire.codec import Frame
 from impala_async.wire.connections import Connections, Monitor
-from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
+from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES, SLOWEST_BYTES_PER_S
 
 NO_FRAME = -1
 # As plain numbers: an enum is looked up at every call, several times for each message.
@@ -43,6 +45,8 @@ MAX_UNDER_WAY = 2
 # Messages that wait at a dealer until they are read. The rest waits at whoever sends them: what is
 # no learner must not fill our memory.
 MAX_UNREAD = 4
+# Of a frame at a data port: settings and the layout of weights are the largest.
+MAX_ANSWER_BYTES = 4 << 20
 # Messages that wait at a router for one peer, behind what the kernel holds: who reads has none.
 MAX_UNSENT = 128
 _NOTHING = memoryview(bytearray(1))
@@ -106,6 +110,13 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
+class _Sent(NamedTuple):
+    """A message of several frames, and when it has left over the slowest line."""
+
+    tracker: zmq.MessageTracker
+    due_at: float
+
+
 class Router:
     """The end that others dial. Never blocks: a peer that cannot be reached costs a counter."""
 
@@ -122,7 +133,7 @@ class Router:
         self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
         # Small frames are tracked as large ones are.
         self._socket.copy_threshold = 0
-        self._under_way: dict[bytes, list[zmq.MessageTracker]] = {}
+        self._under_way: dict[bytes, list[_Sent]] = {}
         # By route: messages in a row that found no room behind those that wait.
         self.num_unsent: Counter[bytes] = Counter()
         self._socket.set(zmq.SNDHWM, MAX_UNSENT)
@@ -212,7 +223,7 @@ class Router:
         """
         under_way = self._under_way.get(route, []) if len(frames) > 1 else []
         if len(under_way) >= MAX_UNDER_WAY:
-            self._under_way[route] = under_way = [sent for sent in under_way if not sent.done]
+            self._under_way[route] = under_way = [s for s in under_way if not s.tracker.done]
             if len(under_way) >= MAX_UNDER_WAY:
                 return False
         try:
@@ -234,14 +245,26 @@ class Router:
             # Of the last frame, which is the one that holds much.
             tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
             assert tracker is not None
-            self._under_way[route] = [*under_way, tracker]
+            slowest_s = memoryview(others[-1]).nbytes / SLOWEST_BYTES_PER_S
+            sent = _Sent(tracker, time.monotonic() + slowest_s)
+            self._under_way[route] = [*under_way, sent]
         return True
 
     def forget_sent(self) -> None:
         """Now and then: those whose last one has left."""
         self._under_way = {
-            r: sent for r, sent in self._under_way.items() if sent and not sent[-1].done
+            r: sent for r, sent in self._under_way.items() if sent and not sent[-1].tracker.done
         }
+
+    def find_stuck(self, patience_s: float) -> list[bytes]:
+        """The routes over which a message has not left for longer than the slowest line takes, and
+        this: each may hold weights of another version, which nobody else needs any more."""
+        before = time.monotonic() - patience_s
+        return [
+            route
+            for route, under_way in self._under_way.items()
+            if any(sent.due_at < before and not sent.tracker.done for sent in under_way)
+        ]
 
     def close(self) -> None:
         if self.connections is not None:
@@ -265,14 +288,23 @@ class Router:
 class Dealer:
     """The end of one connection that dials, which is an actor's."""
 
-    def __init__(self, context: Context, url: str, *, is_watched: bool = False) -> None:
-        """Only one that `is_watched`, by two more sockets, can `greet`.
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        max_frame_bytes: int = MAX_ANSWER_BYTES,
+        *,
+        is_watched: bool = False,
+    ) -> None:
+        """Only one that `is_watched`, by two more sockets, can `greet`. A larger frame than allowed
+        ends its connection.
 
         Raises:
             NoSocketError: there are too many.
         """
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.RCVHWM, MAX_UNREAD)
+        self._socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
         self.is_local = url.startswith("ipc:")
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)

@@ -14,7 +14,14 @@ import pytest
 import zmq
 
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
-from impala_async.wire.sockets import MAX_UNREAD, MAX_UNSENT, NO_FRAME, Dealer, Router
+from impala_async.wire.sockets import (
+    MAX_ANSWER_BYTES,
+    MAX_UNREAD,
+    MAX_UNSENT,
+    NO_FRAME,
+    Dealer,
+    Router,
+)
 from tests.wire import raw_peer
 from tests.wire.ends import DEADLINE_S, Ends, greeted, take, until
 
@@ -163,6 +170,9 @@ def test_who_does_not_read_its_weights_has_few_under_way(ends: Ends, router: Rou
             select.select([], [], [], 0.001)
         # What the kernel buffers of it has left.
         assert num_sent < 100
+        # On the slowest line it would take 5 seconds.
+        assert router.find_stuck(patience_s=0.0) == []
+        assert router.find_stuck(patience_s=-6.0) == [route]
         assert router.send(route, [b"a word"])
         assert router.send(route_good, weights)
         # Once it reads, it gets more; it does not wait for what may all have come.
@@ -194,6 +204,17 @@ def test_what_a_dealer_does_not_read_waits_at_its_sender(ends: Ends, tmp_path: P
         frames = dealer.receive(DEADLINE_S)
         assert frames is not None
         assert bytes(frames[0]) == b"%d" % number
+
+
+def test_a_frame_that_no_learner_sends_fills_no_memory(ends: Ends, tmp_path: Path) -> None:
+    url = f"ipc://{tmp_path / 'flood'}"
+    flooder = ends.flooder(url)
+    for size, wait_s in ((MAX_ANSWER_BYTES + 1, 0.5), (MAX_ANSWER_BYTES, DEADLINE_S)):
+        dealer = ends.dealer(url)
+        until(lambda dealer=dealer: dealer.send([b"get"]))
+        route, _ = flooder.recv_multipart()
+        flooder.send_multipart([route, bytes(size)])
+        assert (dealer.receive(wait_s) is None) == (size > MAX_ANSWER_BYTES)
 
 
 def test_nothing_queues_for_a_learner_that_is_not_there(ends: Ends) -> None:

@@ -118,12 +118,14 @@ class Endpoint:
         """Connections that were ended for what came over them, by the reason."""
         return self._connections.cut_off if self._connections is not None else Counter()
 
-    def look(self, allowances: Mapping[bytes, int]) -> bool:
-        """End the connections over which too much comes, of a peer or of a stranger; whether the
-        next look should be soon."""
+    def look(self, allowances: Mapping[bytes, int], patience_s: float) -> bool:
+        """End the connections over which too much comes, of a peer or of a stranger, or nothing
+        leaves for so long; whether the next look should be soon."""
         if self._connections is None or not self._is_open:
             return False
         self.router.forget_sent()
+        for route in self.router.find_stuck(patience_s):
+            self.cut(route, DOES_NOT_READ)
         return self._connections.look(allowances)
 
     def cut(self, route: bytes, why: str) -> None:

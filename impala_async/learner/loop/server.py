@@ -193,7 +193,8 @@ class ActorServer:
             for peer, each in zip(joined, largest, strict=True)
         }
         weights = {peer.weights_route: SPARE_BYTES for peer in joined if peer.weights_route}
-        doubts = self._data.look(data), self._weights.look(weights)
+        lease_s = self._config.learner.lease_s
+        doubts = self._data.look(data, lease_s), self._weights.look(weights, lease_s)
         return any(doubts)
 
     def take_back(self) -> None:
