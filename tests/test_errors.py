@@ -10,6 +10,7 @@ EXIT_CODES = {
     "ConfigError": 2,
     "EnvError": 2,
     "EnvHangsError": 70,
+    "SpacesError": 2,
     "CheckpointError": 2,
     "RecordingError": 2,
     "RunOver": 0,

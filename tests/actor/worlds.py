@@ -14,11 +14,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import Counting, Probe
-from impala_async.actor.samplers.direct import build_sampler
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.schema import Schema
-from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
 
 HERE = "tests.actor.worlds"
 PAIR = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=5)
@@ -173,6 +171,10 @@ class Parent(Counting):
 
 def play(envs, num_steps, rows=8, seed=3):
     """Everything that a sampler makes of a batch; it is closed then."""
+    # Here, as env workers import this module, and are to have no torch.
+    from impala_async.actor.samplers.direct import build_sampler
+    from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+
     num_choices = envs.action_spec.parts[0].choices[0]
     names = PAIR.names if any(leaf.name == "policy" for leaf in envs.obs_spec.leaves) else ()
     schema = Schema(envs.obs_spec, envs.action_spec, rows, policies=names)

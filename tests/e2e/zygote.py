@@ -187,9 +187,9 @@ def main(fd: int) -> None:
 
 
 def _modules() -> Iterator[str]:
-    """Of the package, without those that only run."""
+    """Of the package, without those that only run, and without sinks, which may want an extra."""
     for module in pkgutil.walk_packages(impala_async.__path__, "impala_async."):
-        if not module.name.endswith(".__main__"):
+        if not module.name.endswith(".__main__") and ".sinks." not in module.name:
             yield module.name
 
 
