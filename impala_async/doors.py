@@ -373,12 +373,12 @@ def tell_death(code: int, folder: "RunFolder", door: str, how: str = "") -> None
 
     An exit code above 128 stands for a signal, as in a shell.
     """
-    if code <= SHELL_SIGNAL:
-        logger.error("the learner ended without a summary, with exit code %d", code)
-        return
+    if not how and code <= SHELL_SIGNAL:
+        how = f"ended without a summary, with exit code {code}"
     resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
     lost = "; what it trained since its last checkpoint is lost"
-    go_on = f"{lost}; to go on: {resume}" if folder.exists() else ""
+    is_there = folder.exists() and not folder.is_elsewhere()
+    go_on = f"{lost}; to go on: {resume}" if is_there else ""
     logger.error("the learner %s%s", how or how_it_ended(SHELL_SIGNAL - code), go_on)
 
 

@@ -29,8 +29,9 @@ REQUESTS = (
     signal.SIGTERM,
     *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]),
 )
-# To a learner that serves: its run is given up, as an actor cannot run.
-GIVE_UP = signal.SIGUSR1
+# To a learner that serves: its run is given up, as an actor cannot run. Nobody else sends this one,
+# as schedulers send SIGUSR1.
+GIVE_UP = signal.SIGRTMIN + 1
 # Threads that end by themselves once Python ends, as those of an idle pool do, need much less.
 GRACE_S = 2.0
 _undoings: list[Callable[[], object]] = []

@@ -119,6 +119,8 @@ def _watch(fd: int) -> None:
 def begin() -> None:
     """Before anything is opened or started. Twice does no harm."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Those in process groups of their own say something too, where a terminal has `stty tostop`.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)

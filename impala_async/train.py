@@ -157,13 +157,16 @@ def _show(
 ) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     seconds = f"{summary['wall_s']:.1f} ({launched_s:.1f} since launch)"
     this_start = ", this start" if is_resumed else ""
     lag = summary["lag_quantiles"]
     rate, frame_rate = summary["env_steps_per_s"], summary["frames_per_s"]
     frames = "" if frame_rate == rate else f" ({frame_rate:,.0f} frames)"
-    table = Table(title=f"{summary['env_id']}: ended ({summary['exit_reason']})", show_header=False)
+    # Text, as words of others are not to be read as rich's markup.
+    title = Text(f"{summary['env_id']}: ended ({summary['exit_reason']})", style="table.title")
+    table = Table(title=title, show_header=False)
     rows = {
         f"mean return of {min(summary['episodes'], RETURN_EPISODES)} episodes": format_return(
             summary["mean_return"], goal
@@ -182,7 +185,7 @@ def _show(
     if summary["advice"] is not None:
         rows["what may help"] = str(summary["advice"])
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(value))
     console = Console()
     # rich would end the process where nobody reads.
     with console.capture() as shown:

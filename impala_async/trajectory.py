@@ -26,7 +26,8 @@ from impala_async.schema import ActionPart, ArraySpec, Schema
 
 # A log-probability of a discrete action cannot be positive; this is what fp32 rounding may add.
 LOG_PROB_SLACK = 1e-6
-# Squared and summed, what is larger overflows in float32, and all else in its batch would be lost.
+# What is larger overflows in float32 once it is squared and summed, as for statistics. A network
+# may make more of less: the update step finds such columns.
 LARGEST = 1e15
 
 

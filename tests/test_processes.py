@@ -342,6 +342,37 @@ def test_a_door_hears_how_its_children_end_whoever_has_started_it():
         signal.signal(signal.SIGCHLD, before)
 
 
+IN_BACKGROUND = """
+import os, pty, signal, sys, termios
+
+pid, terminal = pty.fork()
+if pid == 0:
+    modes = termios.tcgetattr(1)
+    modes[3] |= termios.TOSTOP
+    termios.tcsetattr(1, termios.TCSANOW, modes)
+    if (child := os.fork()) == 0:
+        os.setpgid(0, 0)
+        from impala_async.processes import begin
+        begin()
+        os.write(1, b"said")
+        os._exit(0)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        os.kill(child, signal.SIGKILL)
+    os._exit(os.WIFSTOPPED(status))
+said = os.read(terminal, 99)
+_, status = os.waitpid(pid, 0)
+print(said.decode(), os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_terminal_that_stops_those_in_the_background_does_not_stop_ours():
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_BACKGROUND], capture_output=True, text=True, timeout=WITHIN_S
+    )
+    assert (ended.stdout, ended.stderr) == ("said 0\n", "")
+
+
 def test_open_streams_are_left_as_they_are():
     before = sys.stdin, sys.stdout, sys.stderr
     begin()

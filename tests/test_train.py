@@ -275,6 +275,15 @@ def test_frames_are_shown_where_a_step_takes_several(monkeypatch, said):
     assert "10,004 (40,018 frames)" in said()
 
 
+def test_words_of_others_are_shown_as_they_are(monkeypatch, said):
+    words = {"env_id": "kenvs:Printer", "advice": "no device [/dev/cam0] [red]"}
+    write_summary(monkeypatch, **words)
+    started("--run-dir", "here")
+    shown = said()
+    for each in words.values():
+        assert each in shown
+
+
 def test_paths_are_shown_whole_however_long(monkeypatch, said):
     write_summary(monkeypatch)
     path = "/".join(["a-folder-of-some-length"] * 6)
@@ -376,8 +385,10 @@ def test_what_lies_in_the_place_of_a_folder_that_is_gone_is_left_alone(monkeypat
 def test_an_end_without_a_summary_is_told(monkeypatch, caplog, code, is_told):
     """A wrong setting has been told by then, and a start that is ended has nothing to sum up."""
     monkeypatch.setattr(FakeRun, "code", code)
+    monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
     started("--run-dir", "here", code=code)
     assert (f"without a summary, with exit code {code}" in caplog.text) == is_told
+    assert ("to go on: " in caplog.text) == is_told
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=float,
         default=60.0,
         metavar="S",
-        help="how long to look for the learner at the start (default: 60)",
+        help="how long to look for the learner at the start (default: 60); with inf it looks for "
+        "ever, also for one that is lost later",
     )
     args = parser.parse_args(argv)
     return run_door(lambda: _serve(args))

@@ -12,6 +12,7 @@ Runs on: sampler thread
 """
 
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -99,7 +100,8 @@ class Client:
         """Say hello until a learner answers; what it wants to be run.
 
         Raises:
-            UnreachableError: nobody answered within `connect_s` (later: `actor.reconnect_s`).
+            UnreachableError: nobody answered within `connect_s` (later `actor.reconnect_s`, unless
+                that was without end).
             MismatchError, NotAllowedError: this learner refuses this actor for good.
             NewRun: another run is at this address now.
         """
@@ -246,7 +248,8 @@ class Client:
 
     def _accept(self, welcome: Welcome, settings: ActorSettings) -> ActorSettings:
         self._settings = settings
-        self._connect_s = settings.actor.reconnect_s
+        if self._connect_s != math.inf:
+            self._connect_s = settings.actor.reconnect_s
         is_same_run = self.side.accept(
             welcome,
             time.monotonic(),

@@ -1,13 +1,15 @@
 """Environments are foreign code: here whatever they raise becomes an EnvError with its cause, and
 a call of theirs that lasts can be told of by another thread."""
 
+import contextlib
+import os
 import re
 from collections.abc import Iterable
 from time import monotonic
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from impala_async.errors import EnvError, EnvHangsError
+from impala_async.errors import EXIT_CONFIG, EnvError, EnvHangsError
 from impala_async.user_code import UserCode, one_line
 
 AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
@@ -38,6 +40,14 @@ class Running:
         """And since when."""
         self.place = memoryview(bytearray(4)).cast("i")
         """The number of the environment within its actor, from 1; 0 where it is not known."""
+        self.forked_in: Blame | None = None
+        """In a process that an environment has forked: the call from which only its parent may
+        return, as both would go on as one actor."""
+
+    def mark_fork(self) -> None:
+        """In a process that was forked just now."""
+        if self.call is not None:
+            self.forked_in, _ = self.call
 
 
 class Blame(UserCode):
@@ -66,6 +76,8 @@ class Blame(UserCode):
         traceback: TracebackType | None,
     ) -> None:
         RUNNING.call = None
+        if RUNNING.forked_in is self:
+            _end_fork(self, error)
         if error is not None:
             super().__exit__(kind, error, traceback)
 
@@ -89,6 +101,17 @@ class Blame(UserCode):
 
 
 RUNNING = Running()
+os.register_at_fork(after_in_child=RUNNING.mark_fork)
+
+
+def _end_fork(call: Blame, error: BaseException | None) -> NoReturn:
+    """End this process, a child of the environment's that has come back from its call."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        os._exit(error.code)  # as it would end if it were nobody's child
+    why = f" ({one_line(error)})" if error is not None else ""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{call.name}: a process that it forked {call.where} ends here{why}\n".encode())
+    os._exit(EXIT_CONFIG)
 
 
 def _is_raised_here(error: BaseException) -> bool:

@@ -52,6 +52,9 @@ QUICK_DEATH_S = 10.0
 # As `start_logging` writes them where there is no terminal.
 INFO_LINE = re.compile(r"\d\d:\d\d:\d\d INFO ")
 LOG_LINE = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING) ")
+# Of a log, where its last words are looked for: an environment may print without end.
+MOST_LAST_BYTES = 64 << 10
+MOST_QUOTED = 300
 # Longer than a learner gives itself for its end, the last checkpoint included.
 LEARNER_END_S = 660.0
 ACTOR_END_S = 3.0
@@ -104,25 +107,30 @@ class _Actor:
 
     def how_it_ended(self, code: int) -> str:
         # A process that is killed has no last word.
-        said = "" if code == -signal.SIGKILL else f" ({self.last_error(code)})"
+        said = "" if code == -signal.SIGKILL else f" ({self._last_words(code)[0]})"
         return how_it_ended(code) + said
 
-    def last_error(self, code: int) -> str:
-        """Its last words; the log may hold those of others before it."""
+    def why_it_cannot_run(self, code: int) -> str:
+        said, is_reason = self._last_words(code)
+        return f"{said} ({code})" if is_reason and code >= 0 else f"it {self.how_it_ended(code)}"
+
+    def _last_words(self, code: int) -> tuple[str, bool]:
+        """Those since its start, and whether they say why it ended: an environment prints too."""
         try:
-            said = self.log_path.read_bytes()[self.log_begin :]
+            with self.log_path.open("rb") as log:
+                log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
+                said = log.read(MOST_LAST_BYTES)
         except OSError as error:
-            return f"its log cannot be read: {error.strerror}"
+            return f"its log cannot be read: {error.strerror}", False
         lines = said.decode(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        if errors:
+            return errors[-1].removeprefix("error: "), True
         # An INFO line is no reason; a warning may be one, where there was no time for another word.
         no_reason = LOG_LINE if code >= 0 else INFO_LINE
         lines = [line for line in lines if not no_reason.match(line)]
-        errors = [line for line in lines if line.startswith("error: ")]
-        return (
-            errors[-1].removeprefix("error: ")
-            if errors
-            else (lines[-1] if lines else "it said nothing")
-        )
+        last = f"the last line of its log: {lines[-1][:MOST_QUOTED]}" if lines else ""
+        return last or "it said nothing", False
 
 
 class LocalRun:
@@ -301,9 +309,7 @@ class LocalRun:
         actor.spoke_at = None
 
     def _give_up(self, actor: _Actor, code: int) -> None:
-        why = (
-            f"{actor.last_error(code)} ({code})" if code >= 0 else f"it {actor.how_it_ended(code)}"
-        )
+        why = actor.why_it_cannot_run(code)
         self._reason = f"actor {actor.number} cannot run: {why}; its log: {actor.log_path}"
         self._verdict = exit_code(code)
 

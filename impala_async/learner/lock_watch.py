@@ -15,6 +15,7 @@ Runs on: a thread of its own, which writes the bytes; and the child
 import contextlib
 import ctypes
 import faulthandler
+import logging
 import os
 import select
 import signal
@@ -25,6 +26,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 EXIT_STUCK = 70
 DUMP_SIGNAL = signal.SIGUSR2
@@ -59,21 +62,29 @@ class LockWatch:
         self._beats.start()
 
     def close(self) -> None:
-        self._child.kill()
         self._is_closed.set()
+        self._child.kill()
         self._beats.join()
         self._child.communicate()
 
     def beat(self) -> None:
         """Tell the child of the patience now, before the lock is held."""
         assert self._child.stdin is not None
-        # The child may have been ended by somebody: then nobody watches.
+        # The child may have been ended by somebody.
         with contextlib.suppress(OSError):
             os.write(self._child.stdin.fileno(), bytes([self.patience()]))
 
     def _beat_regularly(self) -> None:
         while not self._is_closed.wait(self._tick_s):
             self.beat()
+            code = self._child.poll()
+            if code is not None and not self._is_closed.is_set():
+                logger.warning(
+                    "the process %d, which watches the interpreter's lock, has ended (%d): a hang "
+                    "that holds the lock is not ended any more (learner.stuck_end_s)",
+                    *(self._child.pid, code),
+                )
+                return
 
 
 class Silence:

@@ -28,12 +28,12 @@ from impala_async.wire.messages import Data
 from impala_async.wire.recording import (
     OPENING,
     End,
+    FileBytes,
     Reader,
     Record,
     Recorded,
     Start,
     encode_record,
-    map_file,
 )
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ def _create(path: Path) -> int:
 def _holds_message(path: Path) -> bool:
     """Whether there is anything in it for `replay`."""
     try:
-        records = Reader(map_file(path), str(path)).records()
+        records = Reader(FileBytes(path), str(path)).records()
         return any(isinstance(record, Recorded) for _, record, _ in records)
     except RecordingError:
         return False

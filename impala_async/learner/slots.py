@@ -59,6 +59,7 @@ class Slot:
     small: Bytes2D
     columns: Columns
     updates_B: NDArray[np.int64]
+    ranks_B: NDArray[np.int64]
     valid_rows_B: NDArray[np.int64]
     filled_B: NDArray[np.bool_]
     batch: int = 0
@@ -74,6 +75,7 @@ class Slot:
             small=small,
             columns=columns_over(schema, obs, small),
             updates_B=np.zeros(batch_columns, np.int64),
+            ranks_B=np.zeros(batch_columns, np.int64),
             valid_rows_B=np.zeros(batch_columns, np.int64),
             filled_B=np.ones(batch_columns, np.bool_),
         )

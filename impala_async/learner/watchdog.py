@@ -161,9 +161,9 @@ class Watchdog:
     def _watch(self) -> None:
         before = time.monotonic()
         while not self._is_closed.wait(TICK_S):
-            now = time.monotonic()
-            self.tick(now - before)
-            before = now
+            self.tick(time.monotonic() - before)
+            # What cannot be said takes a tick its time, which must not pass for a suspension.
+            before = time.monotonic()
 
     def _say(self, line: str, *, is_dump: bool = False) -> None:
         """On a thread of its own: what hangs may hold the log, or be the terminal."""

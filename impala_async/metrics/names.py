@@ -223,7 +223,7 @@ SECTIONS: tuple[Section, ...] = (
         "Actors",
         (
             *(
-                Metric(f"actor/{name}", "ms", f"{where} per trajectory, mean over actors")
+                Metric(f"actor/{name}", "ms", f"{where} per trajectory, median over actors")
                 for name, where in ACTOR_TIMERS.items()
             ),
             Metric("lockstep/num_done", "actors", "whose part of the next batch is there"),

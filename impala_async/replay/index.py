@@ -1,6 +1,6 @@
 """A recording as a list of messages: read and checked once, then taken in any order.
 
-Nothing of it is held in memory but where each message begins; the rest is a mapping of the file.
+Nothing of it is held in memory but where each message begins; the rest is read from the file.
 """
 
 import logging
@@ -10,7 +10,7 @@ from pathlib import Path
 from impala_async.config.former import up_to_date
 from impala_async.errors import RecordingError
 from impala_async.schema import Schema
-from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of, map_file
+from impala_async.wire.recording import End, FileBytes, Reader, Recorded, Start, has_body_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class RecordingIndex:
         self.most_columns = 0
         self._start: Start | None = None
         self._offsets: list[int] = []
-        buffer = map_file(path)
+        buffer = FileBytes(path)
         self._reader = Reader(buffer, str(path))
         whole = self._read_all(len(buffer))
         if not self._offsets:

@@ -66,7 +66,7 @@ class Checkpoint:
 def save_checkpoint(
     directory: Path, version: Version, tensors: Tensors, state: Mapping[str, Any]
 ) -> Path:
-    """Write a checkpoint whole, or leave the folder as it was and raise CheckpointError.
+    """Write a checkpoint whole and through to the disk; else raise CheckpointError.
 
     One of the same version is replaced: the training is the same, its accounts have gone on.
     """
@@ -84,12 +84,16 @@ def save_checkpoint(
             _exchange(partial, final)
         else:
             partial.rename(final)
-        _sync(directory)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
     finally:
         with contextlib.suppress(OSError):
             _remove(partial)
+    try:
+        _sync(directory)
+    except OSError as error:
+        what = "is written, but may not be there after a crash of this machine"
+        raise CheckpointError(f"checkpoint {final} {what}: {error}") from error
     return final
 
 
@@ -99,12 +103,19 @@ def newest_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def whole_checkpoints(directory: Path) -> Iterator[Checkpoint]:
-    """Those whose files match their manifest, newest first."""
-    for version, path in _found(directory):
+    """Those whose files match their manifest, newest first.
+
+    They are listed anew for each: a learner that runs removes old ones while they are read.
+    """
+    tried: set[Path] = set()
+    while left := [found for found in _found(directory) if found[1] not in tried]:
+        version, path = left[0]
+        tried.add(path)
         try:
             checkpoint = _verified(path, version)
         except CheckpointError as error:
-            logger.warning("skipping a damaged checkpoint: %s", error)
+            if os.path.lexists(path):
+                logger.warning("skipping a damaged checkpoint: %s", error)
         else:
             yield checkpoint
 

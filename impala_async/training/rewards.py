@@ -23,6 +23,9 @@ SHARE = 0.01
 # policy, which are nearly constant, nor the first reward after many batches without any.
 SMALLEST_SHARE_OF_MEAN = 0.1
 SMALLEST_SCALE = 0.01
+# From above too: values that have gone astray make targets, which are in units of the scale, and
+# these make the next scale. Beyond this no reward is admitted, and no target is one.
+LARGEST_SCALE = 1e15
 # So many valid rows have a reward other than 0 before we warn: by then the first guesses of the
 # values weigh little.
 WARN_AT_ROWS = 5000
@@ -49,7 +52,8 @@ class ReturnScale:
     values follow a change of scale by learning. So the scale moves slowly: the moments are
     averages in which a new batch has a share of 0.01, corrected for their start at zero as in
     Adam, so that early batches count alike. From below the scale is bounded by a tenth of the
-    mean and by 0.01: rewards smaller than that are made larger with `reward_scale`.
+    mean and by 0.01: rewards smaller than that are made larger with `reward_scale`. From above it
+    is bounded by 1e15, and a batch whose targets are larger than that does not count.
     """
 
     def __init__(self) -> None:
@@ -68,9 +72,13 @@ class ReturnScale:
 
     def add(self, moments: "Moments", scale: float) -> None:
         """Take in targets of rewards that were divided by `scale`."""
-        if moments.count > 0:
-            self._mean += SHARE * (moments.mean * scale - self._mean)
-            self._mean_square += SHARE * (moments.mean_square * scale**2 - self._mean_square)
+        if moments.count == 0:
+            return
+        mean, mean_square = moments.mean * scale, moments.mean_square * scale * scale
+        # That is false of NaN too. What is remembered stays finite, as a checkpoint must be.
+        if abs(mean) <= LARGEST_SCALE and mean_square <= LARGEST_SCALE**2:
+            self._mean += SHARE * (mean - self._mean)
+            self._mean_square += SHARE * (mean_square - self._mean_square)
             self._weight += SHARE * (1 - self._weight)
 
     def look(self, rewards_BT: Tensor, mask_BT: Tensor) -> None:
@@ -132,5 +140,7 @@ class Moments:
 
 
 def _scale(mean: float, mean_square: float) -> float:
-    deviation = math.sqrt(max(mean_square - mean**2, 0.0))
-    return max(deviation, SMALLEST_SHARE_OF_MEAN * abs(mean), SMALLEST_SCALE)
+    # Not mean**2: where that overflows, Python raises.
+    deviation = math.sqrt(max(mean_square - mean * mean, 0.0))
+    # NaN comes first, and stays.
+    return min(max(deviation, SMALLEST_SHARE_OF_MEAN * abs(mean), SMALLEST_SCALE), LARGEST_SCALE)

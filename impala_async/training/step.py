@@ -22,6 +22,7 @@ from impala_async.policy import AnyPolicy, Policy
 from impala_async.training.algorithms import Rows, is_own, make_algorithm
 from impala_async.training.backprop import Backend, Backprop, Graphs
 from impala_async.training.batch import Batch, Part, living_mask, parts_of
+from impala_async.training.culprits import GOOD_LOSS, GOOD_NORM, find_culprits, only
 from impala_async.training.optimizer import (
     build_optimizer,
     can_skip,
@@ -195,8 +196,14 @@ class UpdateStep(Step):
         parts = parts_of(batch, alive_B, self._section.num_minibatches, seeds)
         if self.is_pipelined:
             begun = [(part, self._begin_part(part, this)) for part in parts]
-            return lambda: self._conclude([self._end_part(*each, this) for each in begun], this)
-        outcomes = [self._end_part(part, self._begin_part(part, this), this) for part in parts]
+            return lambda: self._conclude(
+                [outcome for each in begun for outcome in self._settle_part(*each, this)], this
+            )
+        outcomes = [
+            outcome
+            for part in parts
+            for outcome in self._settle_part(part, self._begin_part(part, this), this)
+        ]
         result = self._conclude(outcomes, this)
         return lambda: result
 
@@ -243,6 +250,42 @@ class UpdateStep(Step):
             )
         # A graph overwrites its numbers when it is replayed: they are copied before that.
         return HostCopy(numbers)
+
+    def _settle_part(self, part: Part, numbers: HostCopy, this: _Pass) -> list[Outcome]:
+        """What it came to. If something was not finite: without the columns that made it so."""
+        outcome = self._end_part(part, numbers, this)
+        if not outcome.is_failed:
+            return [outcome]
+        columns_N = part.is_in_B.nonzero().flatten()
+
+        def is_good(tried_N: Tensor) -> bool:
+            tried = only(part, this.batch, tried_N)
+            rows = self._rows(tried.batch, tried.mask_BT, this.scale)
+            terms, _ = self._backprop.run(tried.batch, rows, this.entropy_cost)
+            norm = float(global_norm(self.parameters))
+            return abs(float(terms.total.detach())) < GOOD_LOSS and norm < min(
+                GOOD_NORM, self._norm_limit
+            )
+
+        found_N = find_culprits(columns_N, is_good)
+        is_found_B = torch.zeros_like(part.is_in_B).index_fill(0, found_N, True)
+        good_N = (part.is_in_B & ~is_found_B).nonzero().flatten()
+        if not len(good_N):
+            return [outcome]
+        rest = only(part, this.batch, good_N)
+        # No graph is recorded for a batch that is used once.
+        launched = self._launch(
+            rest.batch,
+            rest.mask_BT,
+            this.entropy_cost,
+            this.scale,
+            self.return_scale is not None and this.is_first,
+        )
+        again = self._end_part(rest, HostCopy(launched), this)
+        if not again.is_applied:
+            return [outcome]
+        num_lost = outcome.num_valid - again.num_valid
+        return [outcome._replace(is_in_B=is_found_B, num_valid=num_lost), again]
 
     def _end_part(self, part: Part, numbers: HostCopy, this: _Pass) -> Outcome:
         """A step, if loss and gradient are finite and there is a valid row, or that it was one."""
@@ -332,7 +375,8 @@ class UpdateStep(Step):
         rows = self._rows(batch, living_mask(batch, alive_B), 1.0)
         with torch.no_grad():
             targets_TB = self._backprop.loss(batch, rows, 0.0)[0].targets_TB
-        return Moments(*Moments.sums(targets_TB, rows.mask_TB).tolist()).scale
+        is_target_TB = rows.mask_TB & targets_TB.isfinite()
+        return Moments(*Moments.sums(targets_TB, is_target_TB).tolist()).scale
 
     def _update_statistics(self, this: _Pass, applied: list[Outcome], is_failed_B: Tensor) -> None:
         """Of returns and of observations: each batch counts once, however many passes it has."""

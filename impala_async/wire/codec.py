@@ -45,7 +45,9 @@ def decompress_into(target: memoryview, frame: memoryview) -> None:
         size = zstandard.get_frame_parameters(frame).content_size
         if size != len(target):
             raise ProtocolError("wrong_size", f"it unpacks to {size} bytes, not {len(target)}")
-        target[:] = _decompressor.decompress(frame, max_output_size=len(target))
+        target[:] = _decompressor.decompress(
+            frame, max_output_size=len(target), allow_extra_data=False
+        )
     except (zstandard.ZstdError, ValueError) as error:
         raise ProtocolError("wrong_size", f"it cannot be unpacked: {error}") from None
 

@@ -32,6 +32,7 @@ SENT_TOO_MUCH = "sent more than credit allows"
 SENT_BEFORE = "sent much and had not joined"
 NEVER_JOINED = "never joined, as too many did not"
 SAID_HELLO = "said hello again and again"
+DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
 _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # tcpi_bytes_received, since Linux 4.1.

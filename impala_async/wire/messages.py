@@ -233,6 +233,8 @@ def _verdicts(value: Any) -> bool:
 
 
 _SEQ = _COUNT = _uint(2**62)
+# What a learner grants from there on must still be a seq.
+_FIRST_SEQ = _uint(2**61)
 _MAYBE_SEQ = _uint(2**62, NO_SEQ)
 _EPOCH = _uint(2**31)
 _ID = _blob(16)
@@ -240,7 +242,7 @@ _PATH = _text(255)
 
 # A kind is the position here: append only.
 _FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
-    (Hello, (_uint(255), _ID, _text(64), _ID, _EPOCH, _SEQ, _uint(MAX_COLUMNS, NO_NUMBER))),
+    (Hello, (_uint(255), _ID, _text(64), _ID, _EPOCH, _FIRST_SEQ, _uint(MAX_COLUMNS, NO_NUMBER))),
     (
         Welcome,
         (

@@ -1,6 +1,7 @@
 """One session of one actor, as the learner knows it: what it may send, and what is settled."""
 
 import math
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from impala_async.weights import Version
@@ -12,40 +13,50 @@ class Watermark:
 
     def __init__(self, below: int = 0, above: tuple[int, ...] = ()) -> None:
         self.below = below
-        self._above = set(above)
+        # In order.
+        self._above = sorted(set(above))
         self._close_gaps()
 
     @property
     def above(self) -> tuple[int, ...]:
         """Settled seqs over a gap."""
-        return tuple(sorted(self._above))
+        return tuple(self._above)
 
     def num_unsettled_below(self, seq: int) -> int:
         """How many seqs under this one are still to come."""
         # Asked for every actor whenever credit is dealt; mostly there is nothing above.
-        num_settled = sum(settled < seq for settled in self._above) if self._above else 0
+        num_settled = bisect_left(self._above, seq) if self._above else 0
         return max(0, seq - self.below) - num_settled
 
     def is_settled(self, seq: int) -> bool:
-        return seq < self.below or seq in self._above
+        if seq < self.below or not self._above:
+            return seq < self.below
+        place = bisect_left(self._above, seq)
+        return place < len(self._above) and self._above[place] == seq
 
     def settle(self, seq: int) -> None:
         """Admit or refuse a seq for good. Idempotent."""
-        if seq >= self.below:
-            self._above.add(seq)
+        if seq == self.below:
+            self.below += 1
             self._close_gaps()
+        elif not self.is_settled(seq):
+            insort(self._above, seq)
 
     def raise_to(self, seq: int) -> None:
         """The actor holds nothing below this seq any more, so none of it will ever come."""
         if seq > self.below:
             self.below = seq
-            self._above = {s for s in self._above if s >= seq}
+            del self._above[: bisect_left(self._above, seq)]
             self._close_gaps()
 
     def _close_gaps(self) -> None:
-        while self.below in self._above:
-            self._above.remove(self.below)
+        num_closed = 0
+        for seq in self._above:
+            if seq != self.below:
+                break
             self.below += 1
+            num_closed += 1
+        del self._above[:num_closed]
 
 
 # Messages under way of each that an actor writes: one travels while the next is unrolled.
@@ -63,6 +74,7 @@ class Peer:
     last_heard: float
     data_route: bytes
     build: str = ""
+    opened_at: float = 0.0
     weights_route: bytes = b""
     columns: int = 0
     streams: int = 1

@@ -13,10 +13,10 @@ told from one that is damaged, wherever the damage is.
 
 import json
 import math
-import mmap
 import os
 import stat
 import struct
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,10 +93,50 @@ def encode_record(record: Record) -> list[Frame]:
     return [sizes + _CHECK.pack(zlib.crc32(sizes)) + head, body]
 
 
+class FileBytes:
+    """The bytes of a file as it was when it was opened, each read when it is asked for.
+
+    A mapping would end this process without a word where somebody cuts the file meanwhile. A pipe
+    is not waited for.
+
+    Raises:
+        RecordingError: here and by a slice, where the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            file = open(path, "rb", buffering=0, opener=open_at_once)  # noqa: SIM115
+        except OSError as error:
+            raise RecordingError(f"{path}: cannot be read: {error.strerror}") from None
+        weakref.finalize(self, file.close)
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise RecordingError(f"{path}: cannot be read: it is no regular file")
+        if not found.st_size:
+            raise RecordingError(f"{path}: is empty")
+        self._fd, self._size = file.fileno(), found.st_size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> memoryview:
+        begin, end, _ = part.indices(self._size)
+        try:
+            found = os.pread(self._fd, end - begin, begin)
+        except OSError as error:
+            raise RecordingError(f"{self._path}: cannot be read: {error.strerror}") from None
+        if len(found) < end - begin:
+            raise RecordingError(
+                f"{self._path}: somebody has cut it to {begin + len(found)} bytes, of {self._size}"
+            )
+        return memoryview(found)
+
+
 class Reader:
     """Reads the records in a buffer; `name` is what errors call it."""
 
-    def __init__(self, buffer: memoryview, name: str) -> None:
+    def __init__(self, buffer: memoryview | FileBytes, name: str) -> None:
         self._buffer = buffer
         self._name = name
         begin = bytes(buffer[: len(MAGIC)])
@@ -105,7 +145,7 @@ class Reader:
             raise RecordingError(f"{name}: is not a recording of impala-async")
         if len(buffer) < _OPENING.size:
             return
-        _, number = _OPENING.unpack_from(buffer)
+        _, number = _OPENING.unpack(buffer[: _OPENING.size])
         if number != FORMAT:
             raise RecordingError(
                 f"{name}: is a recording of format {number}, this is impala-async of format "
@@ -139,13 +179,14 @@ class Reader:
         if head_bytes > MAX_HEAD_BYTES:
             raise self._damaged(offset, f"a head of {head_bytes} bytes")
         begin = offset + _PREFIX_BYTES
-        middle, end = begin + head_bytes, begin + head_bytes + body_bytes
+        end = begin + head_bytes + body_bytes
         if end > len(self._buffer):
             return None
-        if is_checked and zlib.crc32(self._buffer[begin:end]) != crc:
+        parts = self._buffer[begin:end]
+        if is_checked and zlib.crc32(parts) != crc:
             raise self._damaged(offset, "it does not match its checksum")
         try:
-            return _decode(self._buffer[begin:middle], self._buffer[middle:end]), end
+            return _decode(parts[:head_bytes], parts[head_bytes:]), end
         except (ValueError, TypeError, RecursionError, ProtocolError, SpacesError) as error:
             raise self._damaged(offset, why_unreadable(error)) from None
 
@@ -154,20 +195,6 @@ class Reader:
             f"{self._name}: the record at byte {offset} is damaged: {what}. To keep what is "
             f"before it: truncate -s {offset} FILE"
         )
-
-
-def map_file(path: Path) -> memoryview:
-    """The bytes of a file, read as they are looked at; a pipe is not waited for."""
-    try:
-        with open(path, "rb", opener=open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise RecordingError(f"{path}: cannot be read: it is no regular file")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise RecordingError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        # Nothing can be mapped of an empty file.
-        raise RecordingError(f"{path}: is empty") from None
 
 
 def _decode(head: memoryview, body: memoryview) -> Record:

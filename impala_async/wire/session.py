@@ -32,6 +32,8 @@ MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
 # Watermarks of actors that have not been heard of for so long are forgotten.
 WATERMARK_LIFE_S = 3600.0
+# Of so many, at most: those that were heard of last.
+MAX_GONE = 10_000
 
 
 def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
@@ -48,6 +50,8 @@ class _KnownActor:
     watermark: Watermark
     last_heard: float
     has_joined: bool = False
+    has_settled: bool = False
+    """Whether anything of it was settled in this learner, or in the one that was saved."""
     is_numbered: bool = False
     is_owed_room: bool = False
 
@@ -179,6 +183,8 @@ class SessionTable:
             peer.verdicts.append([seq, VERDICTS.index(verdict)])
         self._credit.note_use(peer, seq, was_admitted=verdict is None)
         peer.watermark.settle(seq)
+        if (known := self._known.get(peer.actor)) is not None:
+            known.has_settled = True
         peer.granted = max(peer.granted, peer.watermark.below)
 
     def deal(self, free_columns: int, most_ahead: int | None = None, *, now: float) -> list[Peer]:
@@ -236,6 +242,9 @@ class SessionTable:
             for actor, known in self._known.items()
             if actor in live or now - known.last_heard < self._life_s(known)
         }
+        gone = sorted(self._known.keys() - live.keys(), key=lambda a: self._known[a].last_heard)
+        for actor in gone[: max(0, len(gone) - MAX_GONE)]:
+            del self._known[actor]
         return expired
 
     def end(self, peer: Peer) -> None:
@@ -265,7 +274,7 @@ class SessionTable:
         """Continue from a checkpoint: what it had settled is never taken in again."""
         for actor, (rank, below, *above) in saved.items():
             self._known[bytes.fromhex(actor)] = _KnownActor(
-                rank, Watermark(below, tuple(above)), now, has_joined=True
+                rank, Watermark(below, tuple(above)), now, has_joined=True, has_settled=True
             )
             self._next_rank = max(self._next_rank, rank + 1)
 
@@ -284,9 +293,9 @@ class SessionTable:
             self.num_given_way += 1
 
     def _life_s(self, known: _KnownActor) -> float:
-        """Of somebody who never sent anything there is nothing to remember but a rank."""
-        has_sent = known.watermark.below > 0 or known.watermark.above
-        return WATERMARK_LIFE_S if has_sent else self._lease_s
+        """Of somebody who never sent anything there is nothing to remember but a rank: what it says
+        itself, it says again."""
+        return WATERMARK_LIFE_S if known.has_settled else self._lease_s
 
     def _new_rank(self, number: int) -> int:
         """The number that its starter gave it, as in its former life, if nobody else has it."""
@@ -313,6 +322,7 @@ class SessionTable:
             rank=known.rank,
             watermark=known.watermark,
             last_heard=now,
+            opened_at=now,
             data_route=route,
             granted=known.watermark.below,
             used_at=now,

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -42,6 +43,8 @@ MAX_UNDER_WAY = 2
 # Messages that wait at a dealer until they are read. The rest waits at whoever sends them: what is
 # no learner must not fill our memory.
 MAX_UNREAD = 4
+# Messages that wait at a router for one peer, behind what the kernel holds: who reads has none.
+MAX_UNSENT = 128
 _NOTHING = memoryview(bytearray(1))
 
 
@@ -120,6 +123,9 @@ class Router:
         # Small frames are tracked as large ones are.
         self._socket.copy_threshold = 0
         self._under_way: dict[bytes, list[zmq.MessageTracker]] = {}
+        # By route: messages in a row that found no room behind those that wait.
+        self.num_unsent: Counter[bytes] = Counter()
+        self._socket.set(zmq.SNDHWM, MAX_UNSENT)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
@@ -212,9 +218,15 @@ class Router:
         try:
             self._socket.send(route, _MORE)
         except zmq.ZMQError as error:
-            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            if error.errno == zmq.EAGAIN:
+                self.num_unsent[route] += 1
+                return False
+            self.num_unsent.pop(route, None)
+            if error.errno == zmq.EHOSTUNREACH:
                 return False
             raise
+        if self.num_unsent:
+            self.num_unsent.pop(route, None)
         # Whoever takes the first frame takes all. A header is small: copied sooner than shared.
         header, *others = frames
         self._socket.send(header, _MORE if others else _NOBLOCK)

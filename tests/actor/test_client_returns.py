@@ -1,5 +1,6 @@
 """A learner is lost, restarts, refuses, ends, or is another one: what becomes of the actor."""
 
+import math
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -118,6 +119,19 @@ def test_it_gives_up_after_reconnect_s(scene: Scene) -> None:
         lost.result(WITHIN_S)
     assert caught.value.exit_code == 75
     assert 0.3 < time.monotonic() - started < 5.0
+
+
+def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
+    actor = scene.actor(connect_s=math.inf)
+    session = scene.join(actor, ACTOR_SPEC, settings_of(reconnect_s=0.01))
+    lost = actor.begin(actor.pump_until, lambda: False)
+    session.bye("restarting")
+    for _ in range(2):
+        scene.learner.data.find(Hello)
+    assert not lost.done()
+    actor.stop.set()
+    with pytest.raises(RunFinished):
+        lost.result(WITHIN_S)
 
 
 def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene: Scene) -> None:

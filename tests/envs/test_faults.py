@@ -1,5 +1,7 @@
+import os
 import re
 import signal
+import sys
 import time
 from typing import Any
 
@@ -109,6 +111,30 @@ class Wrong(Counting):
 
 
 OBS = np.zeros(3, np.float32)
+
+
+def test_a_process_that_an_environment_forks_does_not_come_back_from_its_call(capfd):
+    def is_lost():
+        raise FileNotFoundError("no such program")
+
+    for what, code, says in (
+        (lambda: None, 2, "Some-v1: a process that it forked in step ends here\n"),
+        (is_lost, 2, "forked in step ends here (FileNotFoundError: no such program)\n"),
+        (lambda: sys.exit(3), 3, ""),
+    ):
+        is_child = False
+        try:
+            with Blame("Some-v1", "in step"):
+                if is_child := (child := os.fork()) == 0:
+                    # Calls of its own, of another environment perhaps, do not end it.
+                    with pytest.raises(EnvError), Blame("Other-v1", "in step"):
+                        raise ValueError
+                    what()
+        finally:
+            if is_child:
+                os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code, says
+        assert capfd.readouterr().err.endswith(says)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_graphs_make_the_same_weights_as_launches(device: torch.device) -> None:
         fill(slot, update)
         alive_B = torch.arange(COLUMNS) != update
         if update == 7:
-            slot.rewards_BT[0, 0] = math.inf
+            slot.rewards_BT.fill_(math.inf)
         want, got = (step.run(slot, alive_B, update) for step in (plain, graphed))
         assert got.applied == want.applied == (update != 7)
         if got.applied:
@@ -132,7 +132,7 @@ def test_updates_and_their_weights_are_launched_without_a_wait_and_are_those_of_
     slots = [slot_on(device) for _ in range(6)]
     for seed, slot in enumerate(slots):
         fill(slot, seed)
-    slots[3].rewards_BT[0, 0] = math.inf
+    slots[3].rewards_BT.fill_(math.inf)
     want = []
     for number, slot in enumerate(slots):
         result = at_once.run(slot, alive_in(number), number)

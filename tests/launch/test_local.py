@@ -8,12 +8,14 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from impala_async.errors import ConfigError, how_it_ended
+from impala_async.interrupts import GIVE_UP
 from impala_async.launch import local
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.waiting import EVERY_S, Wait
@@ -336,10 +338,10 @@ sys.exit({code})
 
 def test_a_learner_that_serves_is_told_that_its_run_is_given_up():
     numbers = "(signal.SIGTERM, signal.SIGINT"
-    learner = LEARNER_UNTIL_TOLD.replace(numbers, f"{numbers}, signal.SIGUSR1")
+    learner = LEARNER_UNTIL_TOLD.replace(numbers, f"{numbers}, {int(GIVE_UP)}")
     actor = 'wait_for(lambda: count("learner") == 1)\nsys.exit(78)\n'
     assert run(learner.replace("hear()", "serve()\nhear()"), actor) == 78
-    assert [e["signal"] for e in events("learner", "signal")] == [signal.SIGUSR1]
+    assert [e["signal"] for e in events("learner", "signal")] == [GIVE_UP]
 
 
 @pytest.mark.parametrize(("end", "code"), [("1 / 0", 1), ("os.abort()", 134)])
@@ -359,8 +361,8 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(monkeypatch, ca
     ("said", "reason"),
     [
         ("03:52:22 INFO actor 0: 2 environments of X", "it said nothing"),
-        ("03:52:22 INFO actor 0: it is well\\nFatal: no GL context", "Fatal: no GL context"),
-        ("03:52:22 WARNING environment 0 has been in step for 12 s", "03:52:22 WARNING env"),
+        ("03:52:22 INFO actor 0: it is well\\nFatal: no GL context", "LAST: Fatal: no GL context"),
+        ("03:52:22 WARNING environment 0 has been in step for 12 s", "LAST: 03:52:22 WARNING env"),
     ],
 )
 def test_what_went_well_is_no_reason_for_a_death(monkeypatch, caplog, said, reason):
@@ -372,14 +374,26 @@ print("{said}", flush=True)
 os.kill(os.getpid(), signal.SIGSEGV)
 """
     assert run("note()\nwait_for(lambda: count('actor') >= 2)", actor) == 0
+    reason = reason.replace("LAST", "the last line of its log")
     assert f"actor 0 died of SIGSEGV ({reason}" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("07:16:24 WARNING no learner answers at X yet (23 s)", "it said nothing"),
-        ("error: no such world\\n07:16:24 WARNING no learner answers at X yet", "no such world"),
+        (
+            "07:16:24 WARNING no learner answers at X yet (23 s)",
+            "it ended with exit code 78 (it said nothing)",
+        ),
+        (
+            "error: no such world\\n07:16:24 WARNING no learner answers at X yet",
+            "no such world (78)",
+        ),
+        # It may be its environment's, and no reason.
+        (
+            "episode 7 is over",
+            "it ended with exit code 78 (the last line of its log: episode 7 is over)",
+        ),
     ],
 )
 def test_what_an_actor_warned_of_is_not_why_it_ended(caplog, said, reason):
@@ -390,7 +404,23 @@ print("{said}", flush=True)
 sys.exit(78)
 """
     assert run(LEARNER_UNTIL_TOLD, actor) == 78
-    assert f"actor 0 cannot run: {reason} (78); its log: " in caplog.text
+    assert f"actor 0 cannot run: {reason}; its log: " in caplog.text
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("error: of the life before\n")
+    actor = local._Actor(0, log)
+    actor.log_begin = log.stat().st_size
+    assert actor.how_it_ended(1) == "ended with exit code 1 (it said nothing)"
+    with log.open("a") as file:
+        file.truncate(1 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write("\nerror: it raised\n" + "word " * 9999)
+    tracemalloc.start()
+    assert actor.how_it_ended(1) == "ended with exit code 1 (it raised)"
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_a_slow_start_is_no_life(monkeypatch, caplog):
@@ -432,7 +462,8 @@ sys.exit(1)
     assert given_up.run(1) == 1
     assert given_up.has_given_up
     (*_, last) = caplog.messages
-    assert last == "actor 0 cannot run: it said nothing (1); its log: run/actors/actor-0.log"
+    why = "it ended with exit code 1 (it said nothing)"
+    assert last == f"actor 0 cannot run: {why}; its log: run/actors/actor-0.log"
     assert "something else" in Path("run/actors/actor-0.log").read_text()
 
 

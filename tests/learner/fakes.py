@@ -79,6 +79,7 @@ def batch_of(
         batch=number,
         filled_B=np.ones(len(updates_B), np.bool_),
         updates_B=updates_B,
+        ranks_B=np.zeros_like(updates_B),
         valid_rows_B=np.array(tuple(valid_rows), np.int64),
     )
     tensors: Any = FakeBatch(number)

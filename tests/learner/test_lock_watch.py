@@ -91,3 +91,13 @@ def test_its_child_ends_with_it() -> None:
     watch.close()
     assert watch._child.poll() is not None
     assert not watch._beats.is_alive()
+
+
+def test_a_child_that_somebody_ends_is_told(caplog):
+    watch = LockWatch(0.04, 90.0)
+    watch._child.kill()
+    watch._beats.join(30)
+    assert not watch._beats.is_alive()
+    assert "which watches the interpreter's lock, has ended (-9)" in caplog.text
+    watch.beat()
+    watch.close()

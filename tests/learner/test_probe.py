@@ -1,5 +1,6 @@
 """A real child describes a tiny environment, or says in one line why it cannot."""
 
+import ctypes
 import os
 import re
 import signal
@@ -61,14 +62,14 @@ def test_the_child_describes_the_spaces_and_ends(
 
 
 class Forking(Counting):
-    """Its first reset makes a child that runs on."""
+    """Its first reset makes a child that runs on, of which Python is not told."""
 
     has_forked = False
 
     def reset(self, **how: Any) -> Any:
         if not Forking.has_forked:
             Forking.has_forked = True
-            if os.fork() != 0:
+            if ctypes.PyDLL(None).fork() != 0:
                 os.wait()
         return super().reset(**how)
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from impala_async.config.learner import LearnerSection
 from impala_async.errors import EXIT_BUG
 from impala_async.learner.lock_watch import LockWatch
-from impala_async.learner.watchdog import BUILD_PATIENCE, END_WITHIN_S, Watchdog
+from impala_async.learner.watchdog import BUILD_PATIENCE, END_WITHIN_S, SAY_WITHIN_S, Watchdog
 from tests.learner.hand_actor import until
 
 SECTION = LearnerSection(stuck_dump_s=30, stuck_end_s=60)
@@ -158,6 +159,27 @@ def test_it_watches_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert left.wait(10)
         dog.close()
     assert "test_it_watches_by_itself" in (tmp_path / "stacks").read_text()
+
+
+def test_what_takes_long_to_say_is_no_suspension(monkeypatch):
+    now, seen, is_over = [0.0], [], threading.Event()
+    monkeypatch.setattr("impala_async.learner.watchdog.TICK_S", 0.01)
+    monkeypatch.setattr(
+        "impala_async.learner.watchdog.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    dog = Watchdog(lambda *_: None, SECTION)
+
+    def tick(elapsed_s):
+        seen.append(elapsed_s)
+        now[0] += SAY_WITHIN_S
+        if len(seen) == 2:
+            is_over.set()
+
+    monkeypatch.setattr(dog, "tick", tick)
+    dog.start()
+    assert is_over.wait(10)
+    dog.close()
+    assert seen[:2] == [0.0, 0.0]
 
 
 async def test_the_loop_shows_that_it_runs_and_a_build_may_take_longer() -> None:

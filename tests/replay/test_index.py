@@ -87,6 +87,16 @@ def test_what_is_no_recording_to_play(path: Path) -> None:
     refused(r"the record at byte \d+ is damaged")
 
 
+def test_one_that_somebody_cuts_while_it_is_played_is_told(path):
+    index = RecordingIndex(write(path, start(), message(0), message(1)))
+    index.message(0)
+    size = path.stat().st_size
+    for left in (size - 1, 7):
+        os.truncate(path, left)
+        with pytest.raises(RecordingError, match=f"somebody has cut it to .* bytes, of {size}"):
+            index.message(1)
+
+
 def test_a_folder_is_no_recording(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="cannot be read: Is a directory"):
         RecordingIndex(tmp_path)

@@ -250,6 +250,21 @@ def test_a_damaged_one_is_skipped_with_a_warning(folder, caplog, damage):
     assert "ckpt-1-2" in caplog.text
 
 
+def test_one_that_a_learner_removes_while_it_is_read_is_not_damaged(folder, caplog, monkeypatch):
+    save(folder, 1, 1)
+    real = checkpoint._verified
+
+    def verified(path, version):
+        if version.update == 1:
+            save(folder, 1, 2)
+            prune(folder, keep=1)
+        return real(path, version)
+
+    monkeypatch.setattr(checkpoint, "_verified", verified)
+    assert newest_checkpoint(folder).version == Version(1, 2)
+    assert caplog.messages == []
+
+
 def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, monkeypatch):
     good = save(folder, 1, 4)
     bad = {"model": {"w": torch.ones(3), "v": torch.tensor([1.0, torch.inf])}}
@@ -344,6 +359,20 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_else(folder, monkeypat
     assert newest_checkpoint(folder).version == Version(1, 1)
     save(folder, 1, 2)
     assert newest_checkpoint(folder).version == Version(1, 2)
+
+
+def test_one_whose_name_is_not_on_the_disk_is_said_to_be_there(folder, monkeypatch):
+    real = checkpoint._sync
+
+    def sync(path):
+        if path == folder:
+            raise OSError(errno.EIO, "Input/output error")
+        real(path)
+
+    monkeypatch.setattr(checkpoint, "_sync", sync)
+    with pytest.raises(CheckpointError, match=r"ckpt-1-2 is written, but may not be there after"):
+        save(folder, 1, 2)
+    assert names(folder) == ["ckpt-1-2"]
 
 
 def test_everything_is_on_the_disk_before_the_rename_and_the_name_after(folder, monkeypatch):

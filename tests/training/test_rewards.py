@@ -124,6 +124,20 @@ def test_targets_that_are_not_finite_give_no_finite_scale():
         assert math.isnan(moments_of(targets).scale)
 
 
+def test_moments_without_bounds_leave_it_finite():
+    """Fed with its own output, by values that have gone astray."""
+    for size in (1e9, 1e30, 3e38, math.inf, math.nan):
+        scale = ReturnScale()
+        for _ in range(50):
+            scale.add(moments_of([-size, 2 * size, 0.0]), scale.scale)
+        assert 0.01 <= scale.scale <= 1e15, size
+        json.dumps(scale.state(), allow_nan=False)
+        for _ in range(5000):
+            scale.add(moments_of([-1 / scale.scale, 1 / scale.scale]), scale.scale)
+        assert scale.scale < 1e5, size
+    assert Moments(1.0, 1e200, 1e300).scale == 1e15
+
+
 def test_its_state_survives_json_and_goes_on_bit_for_bit():
     scale, resumed = ReturnScale(), ReturnScale()
     scale.add(moments_of([1.0, 2.5]), 0.7)

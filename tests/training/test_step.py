@@ -341,7 +341,7 @@ def test_updates_that_begin_before_the_last_is_looked_at_are_the_same_to_the_las
         step.is_decided_there = True
     assert pipelined.is_pipelined
     batches = [make_batch(seed=seed) for seed in range(5)]
-    batches[2].rewards_BT[0] = math.nan
+    batches[2].rewards_BT[:] = math.nan
     finishes = [pipelined.begin(batch, all_alive, 100 * n) for n, batch in enumerate(batches)]
     assert pipelined.num_updates == 0
     for n, (batch, finish) in enumerate(zip(batches, finishes, strict=True)):

@@ -1,16 +1,21 @@
 """What an update step does besides the loss: parts of a batch, statistics, the target, and no
 trace of what is skipped."""
 
+import itertools
+import json
 import math
 
 import pytest
 import torch
 
 from impala_async.algo import losses
+from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.metrics.names import REGISTRY
+from impala_async.policy import Policy
 from impala_async.training import rewards
-from impala_async.training.batch import living_mask
+from impala_async.training.batch import Batch, living_mask
 from impala_async.training.rewards import Moments
+from impala_async.training.step import UpdateStep
 
 PPO = {"name": "ppo", "num_minibatches": 3}
 APPO = {"name": "appo", "kl_coeff": 0.5, "target_update_every_updates": 2}
@@ -94,15 +99,15 @@ def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, mak
     assert any(parts != found[0] for parts in found)
 
 
-def test_a_part_that_is_not_finite_fails_alone(make_step, make_batch):
+def test_a_column_that_is_not_finite_fails_alone(make_step, make_batch):
     batch = make_batch()
     batch.rewards_BT[3, 0] = math.nan
     batch.mask_BT[3, 0] = True
     step = make_step(**PPO)
     result = step.run(batch, ALIVE, 0)
-    assert result.num_updates == 2
-    assert result.is_failed_B[3]
-    assert 1 <= int(result.is_failed_B.sum()) <= 2
+    # What its part had besides is learned from.
+    assert result.num_updates >= 2
+    assert result.is_failed_B.tolist() == [False, False, False, True, False]
     assert all(math.isfinite(value) for value in result.stats.values())
     assert all(parameter.isfinite().all() for parameter in step.parameters)
 
@@ -256,6 +261,20 @@ def test_the_scale_moves_once_per_batch(make_step, make_batch):
     first, second = scales_of(step, [batch, make_batch(seed=3)])
     assert first != second
     assert scales_of(step, [batch] * 3, is_first_pass=False) == [second] * 3
+
+
+def test_values_that_go_astray_neither_end_a_step_nor_its_scale(make_columns, schema):
+    """With relu, observations of any size are values of that size."""
+    for name, size in itertools.product(("impala", "appo", "ppo", "a2c"), (1e7, 1e9)):
+        model = ModelSection(hidden_sizes=(16, 16), activation="relu")
+        section = AlgorithmSection(name=name, normalize_returns=True)
+        step = UpdateStep(Policy(schema, model, seed=0), section, "cpu")
+        for seed in range(60):
+            columns = make_columns(5, seed)
+            columns.obs[""][:] *= size
+            step.run(Batch.over(columns), ALIVE, 0)
+        json.dumps(step.capture().state(), allow_nan=False)
+        assert step.run(Batch.over(make_columns()), ALIVE, 0).applied, (name, size)
 
 
 def test_parts_are_measured_as_one_batch(make_step, make_batch):

@@ -123,12 +123,10 @@ def test_a_column_fails_with_any_of_its_members(make_team_step, make_batch, all_
     step, batch = make_team_step(), played(make_batch(), PLAYERS)
     batch.rewards_BT[1, 0] = math.nan
     assert batch.mask_BT[1, 0]
-    before = weights_of(step.policy.members["b"])
     result = step.run(batch, all_alive, 0)
-    # `b` has rows in columns 1, 3 and 4; `a` learns, `b` does not.
+    # `b` has rows in columns 1, 3 and 4, and learns from the last two.
     assert result.num_updates == 1
-    assert result.is_failed_B.tolist() == [False, True, False, True, True]
-    assert are_equal(before, weights_of(step.policy.members["b"]))
+    assert result.is_failed_B.tolist() == [False, True, False, False, False]
     assert all(math.isfinite(value) for value in result.stats.values())
     assert set(result.stats) <= REGISTRY.keys()
 

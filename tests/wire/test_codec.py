@@ -343,8 +343,13 @@ NAMELESS = zstandard.ZstdCompressor(write_content_size=False).compress(b"abc" * 
         compress(memoryview(b"abc" * 101)),
         compress(memoryview(bytes(1 << 28))),
         NAMELESS,
+        FRAME + FRAME,
+        FRAME + b"more",
     ],
-    ids=["empty", "other", "cut", "cut early", "magic", "shorter", "longer", "bomb", "unsaid"],
+    ids=[
+        *("empty", "other", "cut", "cut early", "magic", "shorter", "longer", "bomb", "unsaid"),
+        *("two", "more behind"),
+    ],
 )
 def test_what_does_not_fill_the_target_is_refused(frame: bytes) -> None:
     with pytest.raises(ProtocolError) as error:

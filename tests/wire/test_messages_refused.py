@@ -68,7 +68,7 @@ TIMERS = Field(
 )
 
 FIELDS: dict[str, list[Field]] = {
-    "Hello": [uint(255), ID, text(64), ID, EPOCH, COUNT, uint(4096, NO_NUMBER)],
+    "Hello": [uint(255), ID, text(64), ID, EPOCH, uint(2**61), uint(4096, NO_NUMBER)],
     "Welcome": [
         *(ID, EPOCH, ID, uint(2**31), uint(65535, 1), PATH, PATH, PATH, ID),
         *(SPAN, SPAN, COLUMNS),

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from impala_async.weights import Lineage, Version
+from impala_async.wire import session
 from impala_async.wire.session import WATERMARK_LIFE_S, SessionTable
-from tests.wire.tables import NOW, RUN, actor_id, greet, join, new_table, send
+from tests.wire.tables import LEASE_S, NOW, RUN, actor_id, greet, join, new_table, send
 
 
 @pytest.fixture
@@ -96,3 +97,27 @@ def test_strangers_leave_nothing_behind(table: SessionTable, changes: dict[str, 
 def test_the_run_of_a_table_does_not_change(table: SessionTable) -> None:
     greet(table, 1, run_id=bytes(16))
     assert table.run_id == RUN
+
+
+def test_whoever_never_sent_anything_is_forgotten_whatever_it_claims(table: SessionTable) -> None:
+    """Known by its hello to this run, joined, and gone."""
+    peer = greet(table, 1, lowest_unsettled=1)
+    table.join(peer, 1, 1)
+    table.end(peer)
+    assert len(table.watermarks()) == 1
+    table.expire(0.0)
+    table.expire(LEASE_S / 2)
+    table.expire(LEASE_S)
+    assert table.watermarks() == {}
+
+
+def test_so_many_are_remembered_at_most(table: SessionTable, monkeypatch) -> None:
+    monkeypatch.setattr(session, "MAX_GONE", 2)
+    for number in range(4):
+        peer = join(table, number, now=float(number))
+        table.deal(1, now=0.0)
+        send(table, peer, 0)
+        if number != 1:
+            table.end(peer)
+    table.expire(4.0)
+    assert sorted(table.watermarks()) == [actor_id(number).hex() for number in (1, 2, 3)]

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
-from impala_async.wire.sockets import MAX_UNREAD, NO_FRAME, Dealer, Router
+from impala_async.wire.sockets import MAX_UNREAD, MAX_UNSENT, NO_FRAME, Dealer, Router
 from tests.wire import raw_peer
 from tests.wire.ends import DEADLINE_S, Ends, greeted, take, until
 
@@ -139,6 +139,17 @@ def test_who_does_not_read_blocks_nobody(router: Router, link: Link) -> None:
     assert time.monotonic() - started < DEADLINE_S
     assert router.send(route_good, [b"good"])
     assert good.receive(DEADLINE_S) == [b"good"]
+    assert router.num_unsent == {route_deaf: 1}
+
+
+def test_little_waits_for_who_does_not_read(router: Router) -> None:
+    with raw_peer.connect(router.url) as deaf:
+        deaf.sendall(raw_peer.message(b"hello"))
+        route, num_sent = take(router)[0], 0
+        while router.send(route, [bytes(1 << 20)]):
+            num_sent += 1
+        # What the kernel's buffers take has left.
+        assert num_sent < MAX_UNSENT + 20
 
 
 def test_who_does_not_read_its_weights_has_few_under_way(ends: Ends, router: Router) -> None:

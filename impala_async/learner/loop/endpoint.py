@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from impala_async.errors import ProtocolError
 from impala_async.metrics.report import Counters
 from impala_async.wire.codec import Frame
-from impala_async.wire.connections import SAID_HELLO, SENT_TOO_MANY_FRAMES
+from impala_async.wire.connections import DOES_NOT_READ, SAID_HELLO, SENT_TOO_MANY_FRAMES
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     Data,
@@ -29,6 +29,10 @@ from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
 
 BURST = 32
+# So many messages in a row find a peer's queue full until its connection is ended.
+MAX_IN_VAIN = 16
+# Of what an error quotes: a refusal may wait for a peer that does not read.
+MAX_QUOTED = 200
 # Over one connection, until they are forgotten: an actor says it once or twice a second, and a
 # learner that stood still hears them all at once.
 MAX_HELLOS = 200
@@ -97,6 +101,8 @@ class Endpoint:
         was_sent = self.router.send(route, frames)
         if not was_sent:
             self._counters.unroutable += 1
+            if self.router.num_unsent[route] >= MAX_IN_VAIN:
+                self.cut(route, DOES_NOT_READ)
         self.look_again()
         return was_sent
 
@@ -192,4 +198,4 @@ def _refusal(error: ProtocolError) -> Reject:
     if error.reason == "unknown_session":
         return reject("hello_again", "this session is over", 0.0)
     code = "wrong_port" if isinstance(error, WrongPortError) else "bad_message"
-    return reject(code, f"{error.reason}: {error}")
+    return reject(code, f"{error.reason}: {str(error)[:MAX_QUOTED]}")

@@ -155,6 +155,7 @@ class SlotFiller:
             slot.obs[target] = arrival.region.obs[part]
             slot.small[target] = arrival.region.small[part]
         slot.updates_B[target] = arrival.version.update
+        slot.ranks_B[target] = arrival.rank
         slot.valid_rows_B[target] = arrival.valid_rows[part]
         self._num_filled = target.stop
         if self._num_filled == self.batch_columns:

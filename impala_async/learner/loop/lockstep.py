@@ -125,6 +125,7 @@ class LockstepFiller:
         for arrival in arrivals:
             batch, columns = self._batch_of(arrival.rank), self._columns(arrival.rank)
             batch.slot.updates_B[columns] = arrival.version.update
+            batch.slot.ranks_B[columns] = arrival.rank
             batch.slot.valid_rows_B[columns] = arrival.valid_rows
             batch.slot.filled_B[columns] = True
             batch.episodes[arrival.rank] = arrival.episodes

@@ -4,6 +4,7 @@ Runs on: event loop
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from impala_async.envs.watch import WHERES, say_hang
 from impala_async.waiting import Wait
-from impala_async.wire.messages import plain
+from impala_async.wire.messages import MAX_COLUMNS, plain
 
 MAX_LINES_PER_S = 20
 STRANGERS_EVERY_S = 10.0
@@ -100,12 +101,15 @@ class ActorFailures:
         self._hangs: dict[bytes, _Hang] = {}
         self._last_death: str | None = None
 
-    def hear_beat(self, session: bytes, rank: int, timers: Mapping[str, float]) -> None:
-        """Its heartbeat says so as long as an environment hangs."""
-        if not timers.keys() >= {*HANG_NAMES}:
+    def hear_beat(
+        self, session: bytes, rank: int, timers: Mapping[str, float], longest_s: float
+    ) -> None:
+        """Its heartbeat says so as long as an environment hangs: no longer than its session."""
+        seconds, where, first, last = (int(timers.get(name, -1)) for name in HANG_NAMES)
+        if seconds < 0 or not 0 <= first <= last <= MAX_COLUMNS:
             self._hangs.pop(session, None)
             return
-        seconds, where, first, last = (int(timers[name]) for name in HANG_NAMES)
+        seconds = min(seconds, math.ceil(longest_s))
         since = self._clock() - seconds
         former = self._hangs.get(session)
         wait = former.wait if former else Wait(self._tell, after_s=0.0, clock=self._clock)

@@ -243,7 +243,7 @@ class Saver:
             await on_thread("save", functools.partial(self._write, captured, state, best))
         except CheckpointError as error:
             good = last_good(self._folder.checkpoints)
-            stays = f"the last good one stays, {good.name}" if good else "there is no other one"
+            stays = f"the last good one is {good.name}" if good else "there is no other one"
             logger.error("%s; %s", error, stays)
             return False
         # Only now: until it is on the disk, the former best must stay there.

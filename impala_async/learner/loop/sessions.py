@@ -7,6 +7,7 @@ Runs on: event loop
 
 import logging
 from collections.abc import Callable
+from statistics import median
 
 from impala_async import __version__
 from impala_async.errors import ProtocolError, SpacesError
@@ -41,6 +42,8 @@ from impala_async.wire.sockets import NO_FRAME
 logger = logging.getLogger(__name__)
 
 MAX_SCHEMA_BYTES = 65536
+# Nothing takes longer than an hour in one trajectory.
+LONGEST_MS = 3.6e6
 # Who reads of a difference is on either side.
 HERE, THERE = "at the learner", "at the actor"
 
@@ -93,7 +96,7 @@ class SessionMessages:
             self._agree(endpoint, peer, message)
         elif isinstance(message, Bye):
             why = f"said goodbye ({BYE_REASONS[message.reason]})" if peer.columns else ""
-            if message.text:
+            if message.text and peer.columns:
                 why = self._failures.hear_death(peer.rank, plain(message.text))
             self._close(peer, why)
             endpoint.send(route, [pack(ByeOk(message.session))])
@@ -121,9 +124,13 @@ class SessionMessages:
                 # So many are under way to it: it asks again, sooner than if it heard nothing.
                 endpoint.send(route, self._publisher.nothing_new())
         else:
-            timers = {k: float(v) for k, v in message.timers.items() if k in ACTOR_TIMERS}
-            self._timers[peer.session] = timers
-            self._failures.hear_beat(peer.session, peer.rank, message.timers)
+            self._timers[peer.session] = {
+                name: float(ms)
+                for name, ms in message.timers.items()
+                if name in ACTOR_TIMERS and 0 <= ms <= LONGEST_MS
+            }
+            age_s = self._clock() - peer.opened_at
+            self._failures.hear_beat(peer.session, peer.rank, message.timers, age_s)
             endpoint.send(route, [pack(peer.grant(self._publisher.version))])
 
     def expire(self) -> None:
@@ -158,7 +165,7 @@ class SessionMessages:
         return len(self._table.joined)
 
     def report(self) -> dict[str, object]:
-        """Sessions, and the means of what actors say of their time."""
+        """Sessions, and the medians of what actors say of their time: one alone moves none."""
         report: dict[str, object] = {
             "num_actors": self.num_actors,
             "sessions/opened": self._table.num_opened,
@@ -170,7 +177,7 @@ class SessionMessages:
         self._timers = {key: timers for key, timers in self._timers.items() if key in live}
         for name in ACTOR_TIMERS:
             values = [timers[name] for timers in self._timers.values() if name in timers]
-            report[f"actor/{name}"] = sum(values) / len(values) if values else None
+            report[f"actor/{name}"] = median(values) if values else None
         return report | self._failures.report(live)
 
     def _find(self, message: Message) -> Peer | None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from impala_async.config.learner import LearnerSection
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 # However long no batch comes, requests are answered and limits are looked at this often.
 POLL_S = 0.25
 WARN_EVERY_S = 10.0
+MAX_NAMED = 5
 
 
 class _Pass(NamedTuple):
@@ -268,15 +270,26 @@ class LearnerThread:
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
         """Something in an update is not finite: nothing of these columns is learned."""
         self._measurements.num_skipped += 1
-        loaded.drop(result.is_failed_B.numpy(), "nonfinite_update")
+        is_failed_B = result.is_failed_B.numpy() & loaded.alive_B
+        loaded.drop(is_failed_B, "nonfinite_update")
         what, now = ", ".join(result.not_finite), time.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_EVERY_S
-            logger.warning(
-                "update skipped: %s not finite (%d skipped so far)",
-                what,
-                self._measurements.num_skipped,
-            )
+            if result.applied:
+                ranks = np.unique(loaded.ranks_B[is_failed_B])
+                logger.warning(
+                    "updates go on without %d columns of actors %s that made one fail: %s not "
+                    "finite. Is it their environment?",
+                    np.count_nonzero(is_failed_B),
+                    ", ".join(map(str, ranks[:MAX_NAMED])) + ", ..." * (len(ranks) > MAX_NAMED),
+                    what,
+                )
+            else:
+                logger.warning(
+                    "update skipped: %s not finite (%d skipped so far)",
+                    what,
+                    self._measurements.num_skipped,
+                )
         num_failed = result.num_failed_in_a_row
         if num_failed >= self._section.max_skipped_in_a_row and self._stop_reason is None:
             epoch, update, _ = self.progress

@@ -10,6 +10,7 @@ silences this sink, and nothing else.
 """
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
+GONE: Final = (errno.EIO, errno.EPIPE, errno.EBADF)
+"""What a stream says that takes nothing any more."""
 _LOG = logging.getLogger(__name__)
 _BAR_WIDTH: Final = 16
 
@@ -94,6 +97,8 @@ class ConsoleSink:
             show()
         # A closed stream is a ValueError, a terminal that hung up an OSError.
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in GONE:
+                return  # a full disk has room again, perhaps
             self._is_silent = True
             with contextlib.suppress(OSError, ValueError):
                 _LOG.warning("progress can no longer be shown: %s", error)

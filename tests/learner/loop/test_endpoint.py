@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.endpoint import BAD_REASONS, Endpoint, WireCounters
+from impala_async.learner.loop.endpoint import BAD_REASONS, MAX_IN_VAIN, Endpoint, WireCounters
 from impala_async.metrics.report import merge
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
@@ -28,6 +28,7 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.sockets import MAX_DISCARDED, Dealer, Router, new_context
 from tests.learner.hand_actor import DEADLINE_S, until
+from tests.wire import raw_peer
 
 ID = b"i" * 16
 DATA = Data(ID, 1, 1, 1, 3, 1, 0, 0, None)
@@ -216,6 +217,31 @@ async def test_a_peer_that_is_gone_costs_a_counter(bench: Bench) -> None:
     await until(lambda: len(bench.heard) == 1)
     assert bench.endpoint.send(bench.heard[0][0], [pack(ByeOk(ID))])
     assert bench.counters.unroutable == 1
+
+
+async def test_who_never_reads_is_cut_off(bench: Bench, monkeypatch) -> None:
+    cut: list[tuple[bytes, str]] = []
+    monkeypatch.setattr(bench.endpoint, "cut", lambda *told: cut.append(told))
+    with raw_peer.connect(bench.router.connectable_url()) as deaf:
+        deaf.sendall(raw_peer.message(pack(Get(ID, 1, 7))))
+        await until(lambda: len(bench.heard) == 1)
+        route = bench.heard[0][0]
+        while bench.endpoint.send(route, [bytes(1 << 20)]):
+            assert not cut
+        for _ in range(MAX_IN_VAIN):
+            bench.endpoint.send(route, [bytes(1 << 20)])
+        assert cut[0] == (route, "did not read")
+
+
+async def test_a_refusal_quotes_little(bench: Bench) -> None:
+    def refuse(route: bytes, message: Message) -> None:
+        raise ProtocolError("malformed_header", "x" * 1900)
+
+    bench.on_message = refuse
+    await bench.say(pack(Get(ID, 1, 7)))
+    answer = await bench.answer()
+    assert isinstance(answer, Reject)
+    assert len(answer.text) < 250
 
 
 async def test_after_the_close_nothing_is_read(bench: Bench) -> None:

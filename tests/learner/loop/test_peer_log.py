@@ -116,29 +116,29 @@ def test_a_hang_is_told_now_and_then_and_reported_with_its_seconds() -> None:
     told: list[str] = []
     now = 100.0
     failures = ActorFailures(told.append, lambda: now)
-    failures.hear_beat(A, 2, {"env_time_ms": 1.0})
+    failures.hear_beat(A, 2, {"env_time_ms": 1.0}, 60.0)
     assert failures.report({A, B})["actor/hang"] is None
-    failures.hear_beat(A, 2, HANG)
-    failures.hear_beat(B, 5, HANG | {"hang_s": 10.0, "hang_in": 1, "hang_last": 6})
+    failures.hear_beat(A, 2, HANG, 60.0)
+    failures.hear_beat(B, 5, HANG | {"hang_s": 10.0, "hang_in": 1, "hang_last": 6}, 60.0)
     assert told == [
         "environment 3 of actor 2 has been in step for 12 s",
         "one of environments 3 to 6 of actor 5 has been in reset for 10 s",
     ]
     now = 104.0
-    failures.hear_beat(A, 2, HANG | {"hang_s": 16.4})
+    failures.hear_beat(A, 2, HANG | {"hang_s": 16.4}, 60.0)
     assert len(told) == 2
     hang = failures.report({A, B})["actor/hang"]
     assert hang == "environment 3 of actor 2 has been in step for 16 s"
     now = 111.0
-    failures.hear_beat(A, 2, HANG | {"hang_s": 23.4})
+    failures.hear_beat(A, 2, HANG | {"hang_s": 23.4}, 60.0)
     assert told[2] == "environment 3 of actor 2 has been in step for 23 s"
 
 
 def test_a_hang_that_is_over_or_whose_session_is_is_forgotten() -> None:
     failures = ActorFailures(lambda line: None, lambda: 0.0)
-    failures.hear_beat(A, 2, HANG)
-    failures.hear_beat(B, 5, HANG)
-    failures.hear_beat(A, 2, {})
+    failures.hear_beat(A, 2, HANG, 60.0)
+    failures.hear_beat(B, 5, HANG, 60.0)
+    failures.hear_beat(A, 2, {}, 60.0)
     assert "actor 5" in str(failures.report({A, B})["actor/hang"])
     assert failures.report({A})["actor/hang"] is None
 

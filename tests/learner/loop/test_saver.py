@@ -173,7 +173,7 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(
         patch.setattr(os, "fsync", no_space)
         assert not await ship.save(2)
     assert "ckpt-1-2: [Errno 28] No space left on device" in caplog.text
-    assert caplog.text.rstrip().endswith("the last good one stays, ckpt-1-1")
+    assert caplog.text.rstrip().endswith("the last good one is ckpt-1-1")
     assert ship.names() == {"ckpt-1-1"}
     assert await ship.save(3)
     assert ship.names() == {"ckpt-1-1", "ckpt-1-3"}

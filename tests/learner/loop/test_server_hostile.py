@@ -11,6 +11,7 @@ import pytest
 
 from impala_async.learner.loop import endpoint
 from impala_async.trajectory import columns_over, find_fault
+from impala_async.wire import sockets
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (
     REJECT_CODES,
@@ -175,6 +176,8 @@ async def test_ten_thousand_bad_messages(
 ) -> None:
     # Or it would be cut off.
     monkeypatch.setattr(endpoint, "MAX_HELLOS", NUM_MESSAGES)
+    # It says much before it reads the answers.
+    monkeypatch.setattr(sockets, "MAX_UNSENT", 1000)
     harness = make_harness(big_schema(rows=2))
     good, bad = await harness.join(2), await harness.join(1)
     is_over = asyncio.Event()

@@ -191,7 +191,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_its_batch_dropped(
     assert closes(run.settlements, 2)
 
 
-def test_columns_whose_part_is_not_finite_are_dropped_and_the_others_trained() -> None:
+def test_columns_whose_part_is_not_finite_are_dropped_and_the_others_trained(caplog) -> None:
     step = FakeStep(nonfinite=[0], failing=[1, 3], num_updates=2)
     run = Run([batch_of(1, valid_rows=(3, 4, 5, 6)), batch_of(2)], step=step, num_passes=2)()
     assert run.step.uses[:2] == [(1, ALL, 18), (1, [True, False, True, False], 8)]
@@ -205,6 +205,7 @@ def test_columns_whose_part_is_not_finite_are_dropped_and_the_others_trained() -
         passes_partial={"nonfinite_update": 0},
     )
     assert run.report["learner/skipped_updates"] == 1
+    assert "without 2 columns of actors 0 that made one fail: loss/value" in caplog.text
     assert run.listener.reports[-1].lag_histogram[:7] == [2, 0, 2, 0, 4, 0, 4]
     assert closes(run.settlements, 2)
 

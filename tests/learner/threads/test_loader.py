@@ -195,7 +195,7 @@ def account_of(number: int, filled_B: np.ndarray) -> LoadedBatch:
     nothing: Any = None
     counts_B = np.zeros(len(filled_B), np.int64)
     slot: Any = SimpleNamespace(
-        batch=number, filled_B=filled_B, updates_B=counts_B, valid_rows_B=counts_B
+        batch=number, filled_B=filled_B, updates_B=counts_B, ranks_B=counts_B, valid_rows_B=counts_B
     )
     return LoadedBatch(0, nothing, slot)
 

@@ -1,5 +1,6 @@
 """Progress on fake terminals and fake logs, with a clock that the test turns."""
 
+import errno
 import io
 import logging
 import subprocess
@@ -199,6 +200,24 @@ def test_a_terminal_that_hangs_up_silences_only_the_sink(
             clock.now_s += 60.0
         sink.close()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_full_disk_silences_it_until_there_is_room(caplog):
+    class Full(io.StringIO):
+        room = False
+
+        def flush(self):
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    stream, clock = Full(), Clock()
+    sink = ConsoleSink(stream=stream, clock=clock)
+    sink.write(at(1))
+    stream.room = True
+    clock.now_s += 60.0
+    sink.write(at(20))
+    assert "steps 20" in stream.getvalue()
+    assert caplog.messages == []
 
 
 def test_a_closed_log_silences_only_the_sink(caplog: pytest.LogCaptureFixture) -> None:
