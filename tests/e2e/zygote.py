@@ -8,9 +8,9 @@ differ: the hash seed and the command line that others see are those of the zygo
 imported already. A test that is about these starts an interpreter.
 """
 
+import contextlib
 import ctypes
 import functools
-import contextlib
 import gc
 import importlib
 import inspect
