@@ -74,7 +74,7 @@ class ReturnScale:
         """Take in targets of rewards that were divided by `scale`."""
         if moments.count == 0:
             return
-        mean, mean_square = moments.mean * scale, moments.mean_square * scale * scale
+        mean, mean_square = moments.mean * scale, moments.mean_square * (scale * scale)
         # That is false of NaN too. What is remembered stays finite, as a checkpoint must be.
         if abs(mean) <= LARGEST_SCALE and mean_square <= LARGEST_SCALE**2:
             self._mean += SHARE * (mean - self._mean)

@@ -8,6 +8,7 @@ differ: the hash seed and the command line that others see are those of the zygo
 imported already. A test that is about these starts an interpreter.
 """
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -162,7 +163,8 @@ def _fork(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
 def main(fd: int) -> None:
     """The zygote: fork what is asked for, until nobody can ask any more."""
     for name in (*IMPORTED_LATE, *_modules()):
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed here
+            importlib.import_module(name)
     named = {os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = OWN_PATHS[:] = [path for path in sys.path if path not in named]
     use_own_ports()

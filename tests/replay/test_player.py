@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from impala_async.errors import MismatchError, RecordingError, UnreachableError
+from impala_async.errors import ConfigError, MismatchError, RecordingError, UnreachableError
 from impala_async.learner.slots import Slot
 from impala_async.replay import player as module
 from impala_async.replay.index import RecordingIndex
 from impala_async.replay.player import Played, Player, describe
+from impala_async.team import build_policy
 from impala_async.wire.recording import Record
 from tests.learner.columns import big_schema, same
 from tests.learner.hand_actor import LAYOUT, until
@@ -267,6 +268,14 @@ async def test_another_memory_is_told(make_replay: Make) -> None:
     replay = make_replay(model={"core": "gru", "core_size": 8})
     replay.play(start(), message(0))
     with pytest.raises(MismatchError, match=r"^model\.core: "):
+        await replay.end()
+
+
+async def test_a_network_that_is_not_here_is_told(make_replay, monkeypatch):
+    monkeypatch.setattr(module, "build_policy", build_policy)
+    replay = make_replay(model={"name": "no_such_module:Net"})
+    replay.play(start(), message(0))
+    with pytest.raises(ConfigError, match=r"^model\.name: no_such_module:Net failed to import "):
         await replay.end()
 
 
