@@ -101,6 +101,16 @@ class AnyPolicy(Protocol):
         ...
 
 
+def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:
+    """How the parameters of a model lie in a buffer."""
+    return WeightsLayout(
+        tuple(
+            ArraySpec(name, tuple(tensor.shape), _dtype_name(tensor))
+            for name, tensor in state.items()
+        )
+    )
+
+
 class Policy:
     """Built equal, bit for bit, from equal arguments, whatever torch's own generators hold."""
 
@@ -129,12 +139,7 @@ class Policy:
         state = self.model.state_dict()
         # They share memory with the model's own, so they stay current.
         self.tensors: tuple[Tensor, ...] = tuple(state.values())
-        self.layout = WeightsLayout(
-            tuple(
-                ArraySpec(name, tuple(tensor.shape), _dtype_name(tensor))
-                for name, tensor in state.items()
-            )
-        )
+        self.layout = layout_of(state)
         self.coarse_layout = self.layout.coarse(self._names_rounded())
         self._state_names = [array.name for array in schema.state]
 

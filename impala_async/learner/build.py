@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from impala_async.config.learner import LearnerSection
-from impala_async.config.model import TORSOS
+from impala_async.config.model import TORSOS, ModelSection
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError, SpacesError
 from impala_async.learner.channels import Channels, Progress
@@ -29,7 +29,7 @@ from impala_async.learner.threads.loader import (
 )
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.torso import pick_precision
-from impala_async.policy import AnyPolicy
+from impala_async.policy import AnyPolicy, layout_of
 from impala_async.schema import Schema
 from impala_async.team import build_policy
 from impala_async.training.snapshot import Snapshot
@@ -203,14 +203,25 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
         )
 
 
+def find_layout(model: ModelSection, schema: Schema) -> bytes | None:
+    """The digest by which everybody knows the model of a schema, before it is built; None where
+    only building it tells."""
+    state = _shapes(model, schema)
+    return None if schema.policies or not state else layout_of(state).digest
+
+
 def _weights_bytes(config: RunConfig, schema: Schema) -> int:
-    """The size of one network, of which no memory is taken: `meta` tensors only have a shape."""
+    return sum(tensor.nbytes for tensor in _shapes(config.model, schema).values())
+
+
+def _shapes(section: ModelSection, schema: Schema) -> dict[str, torch.Tensor]:
+    """One network, of which no memory is taken: `meta` tensors only have a shape."""
     try:
         with torch.device("meta"):
-            model = ActorCritic(config.model, schema.inputs, schema.action)
+            model = ActorCritic(section, schema.inputs, schema.action)
     except (RuntimeError, TypeError, ConfigError):
         # A network of one's own may ask for values, and only tensors with memory have some.
-        if config.model.name in TORSOS:
+        if section.name in TORSOS:
             raise
-        return 0
-    return sum(tensor.nbytes for tensor in model.state_dict().values())
+        return {}
+    return dict(model.state_dict())

@@ -31,7 +31,7 @@ from impala_async.errors import (
     SpacesError,
 )
 from impala_async.interrupts import CTRL_C, GIVE_UP, REQUESTS
-from impala_async.learner.build import Learner, build_learner
+from impala_async.learner.build import Learner, build_learner, find_layout
 from impala_async.learner.channels import NOT_FINITE, Captured, Channels, LearnerReport, Progress
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.lock_watch import LockWatch
@@ -100,7 +100,12 @@ class LearnerService:
         self._awaited = "the last updates"
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport(self._start)
-        told = Events(self._open_told, self._on_episodes, functools.partial(self.stop, ACTOR_LOST))
+        told = Events(
+            self._open_told,
+            self._on_episodes,
+            functools.partial(self.stop, ACTOR_LOST),
+            functools.partial(find_layout, self._config.model),
+        )
         self._server = ActorServer(
             config,
             run_id=folder.run_id,

@@ -223,6 +223,7 @@ class LockstepSimulation:
             lockstep_columns=WIDTH,
             clock=lambda: 0.0,
             on_schema=print,
+            find_layout=lambda schema: None,
         )
         self.sessions.schema = SCHEMA
         self.ingest = Ingest(

@@ -16,6 +16,7 @@ from impala_async.learner.build import (
     Learner,
     build_learner,
     check_memory,
+    find_layout,
     max_waiting,
     num_device_slots,
     num_host_slots,
@@ -184,6 +185,13 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
 
 
 # -------------------- the device, and what its machine cannot hold
+
+
+def test_the_layout_is_known_before_the_model_is_built() -> None:
+    schema = small_schema()
+    config = config_of(schema)
+    policy = Policy(schema, config.model, seed=0)
+    assert find_layout(config.model, schema) == policy.layout.digest
 
 
 def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,8 @@ class Events:
     on_episodes: Callable[[Episodes], None]
     on_loss: Callable[[], None]
     """In lockstep a session has ended, and `pace.on_loss` is "stop"."""
+    find_layout: Callable[[Schema], bytes | None] = lambda _: None
+    """Asked of the service: the digest of the weights of a schema, if that can be told unbuilt."""
 
 
 class ActorServer:
@@ -331,6 +333,7 @@ class ActorServer:
             lockstep_columns=lockstep_columns,
             clock=time.monotonic,
             on_schema=self._events.on_schema,
+            find_layout=self._events.find_layout,
         )
 
 

@@ -62,6 +62,7 @@ class SessionMessages:
         lockstep_columns: int | None,
         clock: Callable[[], float],
         on_schema: Callable[[Schema], None],
+        find_layout: Callable[[Schema], bytes | None],
     ) -> None:
         self.schema: Schema | None = None
         self.layout: WeightsLayout | None = None
@@ -76,6 +77,7 @@ class SessionMessages:
         self._lockstep_columns = lockstep_columns
         self._clock = clock
         self._on_schema = on_schema
+        self._find_layout = find_layout
         # Strangers can make it say only so much.
         self._log = PeerLog(logger, clock)
         self._timers: dict[bytes, dict[str, float]] = {}
@@ -221,7 +223,7 @@ class SessionMessages:
         if fault is None and spec.schema_digest != digest:
             fault = "the schema is not the one of its digest"
         if fault is None and self.schema is None:
-            fault = self._decide_schema(schema, spec)
+            fault = self._decide_schema(peer, schema, spec)
         if fault is not None:
             self._refuse(endpoint, peer.data_route, reject("mismatch", fault))
             self._table.end(peer)
@@ -243,14 +245,18 @@ class SessionMessages:
             frames.append(self.layout.to_json())
         endpoint.send(peer.data_route, frames)
 
-    def _decide_schema(self, schema: Schema, spec: Spec) -> str | None:
+    def _decide_schema(self, peer: Peer, schema: Schema, spec: Spec) -> str | None:
         """Build what this schema asks for, unless that is impossible; then it is not ours."""
         try:
+            layout = self._find_layout(schema)
+            if layout and spec.layout_digest not in (layout, NO_LAYOUT):
+                return _other_model(layout, spec)
             self._on_schema(schema)
         except SpacesError as error:
             return f"this learner cannot train on such an environment: {error}"
         self.schema = self.schema or schema
-        # The layout of the model is known only now.
+        self._log.info("actor %d, the first, has decided what is trained", peer.rank)
+        # Of some models the layout is known only now.
         return self._misfit(schema, spec)
 
     def _receive_schema(self, endpoint: Endpoint) -> tuple[Schema, bytes]:
@@ -289,10 +295,7 @@ class SessionMessages:
             )
         layout = self._publisher.layout_digest
         if layout and spec.layout_digest not in (layout, NO_LAYOUT):
-            return (
-                f"the model differs: layout {layout.hex()} {HERE}, {spec.layout_digest.hex()} "
-                f"{THERE}: install the same release of impala-async on both sides"
-            )
+            return _other_model(layout, spec)
         return None
 
     def _refuse(self, endpoint: Endpoint, route: bytes, refusal: Reject) -> None:
@@ -311,3 +314,10 @@ class SessionMessages:
         self._sessions.add("expired")
         if peer.columns:
             self._log.warning("actor %d is gone: %s", peer.rank, why)
+
+
+def _other_model(layout: bytes, spec: Spec) -> str:
+    return (
+        f"the model differs: layout {layout.hex()} {HERE}, {spec.layout_digest.hex()} {THERE}: "
+        "install the same release of impala-async on both sides"
+    )

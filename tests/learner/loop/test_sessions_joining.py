@@ -222,6 +222,17 @@ async def test_a_first_actor_that_does_not_fit_decides_nothing(
     assert harness.schemas == []
 
 
+async def test_a_first_actor_of_another_model_decides_nothing(make_harness: Make) -> None:
+    harness = make_harness(is_open=False)
+    harness.server._sessions._find_layout = lambda schema: bytes(15) + b"x"
+    actor = harness.actor()
+    await actor.hello()
+    await actor.spec()
+    assert "the model differs" in await actor.refused("mismatch")
+    assert harness.schemas == []
+    assert harness.server._sessions.schema is None
+
+
 async def test_a_first_schema_that_cannot_be_built_is_refused_and_decides_nothing(
     make_harness: Make,
 ) -> None:
