@@ -20,6 +20,12 @@ from impala_async.training.state import NotFitting, check_tensor, entry
 MAX_NORM = 1e19
 # Up to here no step can make finite weights infinite: from 0 they would take 1e20 of the largest.
 _SAFE_RATE, _SAFE_DECAY, _SAFE_EPSILON = 1e10, 2.0, 1e-30
+# torch keeps its compiler away from these, and imports it for that at the first call, which takes
+# nearly as long as to import torch. Nothing here compiles an optimizer: they are marked as done.
+_NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+for _name in _NOT_COMPILED:
+    if (_plain := getattr(getattr(Optimizer, _name), "__wrapped__", None)) is not None:
+        _plain.__dynamo_disable = _plain
 
 
 class RMSPropTF(Optimizer):

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -358,3 +360,34 @@ def test_tfs_rmsprop_leaves_a_parameter_without_gradient_as_it_is():
     assert (weights[0] < 1).all()
     assert (weights[1] == 1).all()
     assert len(optimizer.state) == 1
+
+
+AN_UPDATE = """
+import sys, torch
+from impala_async.config.run import AlgorithmSection, ModelSection
+from impala_async.policy import Policy
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.batch import Batch
+from impala_async.training.snapshot import Snapshot
+from impala_async.training.step import UpdateStep
+
+obs, action = ArraySpec("", (3,), "float32"), ActionPart("", "discrete", (4,))
+schema = Schema(ObsSpec((obs,)), ActionSpec((action,)), 5)
+planes = (torch.zeros((2, size), dtype=torch.uint8)
+          for size in (schema.layout.obs_bytes, schema.layout.small_bytes))
+batch = Batch.in_planes(schema, *planes)
+batch.mask_BT.fill_(True)
+for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
+    policy = Policy(schema, ModelSection(), seed=0)
+    step = UpdateStep(policy, AlgorithmSection(optimizer=optimizer), "cpu")
+    assert step.run(batch, torch.ones(2, dtype=torch.bool), 0).applied
+    step.restore(step.capture())
+    Snapshot(policy.layout, policy.tensors).take()
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_nothing_imports_the_compiler_of_torch_unasked():
+    """It takes nearly as long to import as torch, before the first update of every run."""
+    said = subprocess.run([sys.executable, "-c", AN_UPDATE], capture_output=True, text=True)
+    assert said.stdout == "False\n", said.stderr
