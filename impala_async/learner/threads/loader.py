@@ -56,7 +56,7 @@ class LoadedBatch:
     def drop(self, which_B: NDArray[np.bool_], reason: str) -> None:
         """These columns are not trained on any more."""
         which_B = which_B & self.alive_B
-        columns = np.count_nonzero(which_B)
+        columns = int(np.count_nonzero(which_B))
         if columns:
             passes = int(self._passes_B[which_B].sum())
             self._dropped[reason] = self._dropped.get(reason, 0) + columns
@@ -65,7 +65,7 @@ class LoadedBatch:
 
     def settle(self, num_passes: int, slot: int | None = None) -> Settlement:
         """The batch is done, and the slot is empty by it: what is alive now is trained."""
-        trained, done = np.count_nonzero(self.alive_B), int(self._passes_B.sum())
+        trained, done = int(np.count_nonzero(self.alive_B)), int(self._passes_B.sum())
         return Settlement(
             batch=self.batch,
             trained=trained,
