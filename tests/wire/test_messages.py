@@ -147,7 +147,7 @@ codes = st.integers(0, 5)
 any_message: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         Hello,
-        *(st.integers(0, 255), ids, st.text(max_size=64), ids, epochs, counts),
+        *(st.integers(0, 255), ids, st.text(max_size=64), ids, epochs, st.integers(0, 2**61)),
         st.integers(-1, wire.MAX_COLUMNS),
     ),
     st.builds(
