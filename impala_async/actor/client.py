@@ -107,7 +107,7 @@ class Client:
         """
         found = joining.find_learner(
             self._data,
-            self.side.greeting(time.monotonic()),
+            self.side.handshake(time.monotonic()),
             url=self._url,
             within_s=self._connect_s,
             check_stop=self._check_stop,
@@ -123,7 +123,7 @@ class Client:
     def join(self, spec: ActorSpec) -> None:
         """Tell the learner what this actor runs; from then on credit comes."""
         self._spec = spec
-        self.side.offer(spec.schema, spec.layout.digest, spec.columns, spec.streams)
+        self.side.set_spec(spec.schema, spec.layout.digest, spec.columns, spec.streams)
         self._free = deque(spec.make_buffers())
         if not self._open_session():
             self._come_back(NO_CONNECTION)

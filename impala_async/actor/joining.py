@@ -14,7 +14,7 @@ from impala_async.actor.retrying import Inquiry, Log
 from impala_async.config.run import ActorSettings
 from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, UnreachableError
 from impala_async.waiting import Wait
-from impala_async.wire.actor_side import Greeting, Outdated, Refused, read_answer
+from impala_async.wire.actor_side import Handshake, Outdated, Refused, read_answer
 from impala_async.wire.codec import Frame, decode_settings
 from impala_async.wire.local_link import is_socket, read_nonce
 from impala_async.wire.messages import Bye, ByeOk, Message, Reject, Welcome, pack, plain
@@ -35,7 +35,7 @@ MAX_NAMED, MAX_NAMED_CHARS = 3, 100
 
 def find_learner(
     socket: Dealer,
-    greeting: Greeting,
+    handshake: Handshake,
     *,
     url: str,
     within_s: float,
@@ -57,34 +57,34 @@ def find_learner(
 
     def say_wait(seconds: float) -> str:
         # Until it is asked again, what it said last is how things are.
-        if greeting.is_refused and socket.is_greeted:
-            refusal = greeting.refusal
+        if handshake.is_refused and socket.is_greeted:
+            refusal = handshake.refusal
             return f"the learner at {url} refuses us for now ({seconds:.0f} s): {refusal}"
         return f"no learner answers at {url} yet ({seconds:.0f} s): {why()}"
 
     while now < give_up_at:
         check_stop()
         wait.look(say_wait)
-        is_due = greeting.is_due(now, is_greeted=socket.is_greeted)
-        if is_due and socket.greet([pack(greeting.hello)]):
-            greeting.said(now)
-        wait_s = max(greeting.wait_s(now), CONNECT_POLL_S)
+        is_due = handshake.is_due(now, is_greeted=socket.is_greeted)
+        if is_due and socket.greet([pack(handshake.hello)]):
+            handshake.said(now)
+        wait_s = max(handshake.wait_s(now), CONNECT_POLL_S)
         frames = socket.receive(min(ANSWER_POLL_S, wait_s, give_up_at - now))
         message = read(frames[0], log) if frames else None
         if frames:
             is_understood = isinstance(message, Reject | Welcome)
         now = time.monotonic()
-        answer = greeting.take(message, now)
+        answer = handshake.take(message, now)
         if frames and isinstance(answer, Welcome):
             return answer, _read_settings(frames)
         if isinstance(answer, Refused):
             log.warning("the learner refuses us for now: %s", answer.text)
             wait = Wait(logger.warning)
         elif isinstance(answer, Outdated):
-            log.warning(OUTDATED, answer.epoch, greeting.hello.epoch)
-    if greeting.refusal:
+            log.warning(OUTDATED, answer.epoch, handshake.hello.epoch)
+    if handshake.refusal:
         raise UnreachableError(
-            f"the learner at {url} refused us for {within_s:g} s: {greeting.refusal}"
+            f"the learner at {url} refused us for {within_s:g} s: {handshake.refusal}"
         )
     raise UnreachableError(
         f"no learner answered at {url} within {within_s:g} s: {why()}; is it running, and "

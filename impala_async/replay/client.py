@@ -85,7 +85,7 @@ class ReplayClient:
         """Say hello until a learner answers; its settings."""
         welcome, settings = find_learner(
             self._data,
-            self._side.greeting(time.monotonic()),
+            self._side.handshake(time.monotonic()),
             url=self._url,
             within_s=self._connect_s,
             check_stop=self._check_stop,
@@ -102,7 +102,7 @@ class ReplayClient:
             self._data = Dealer(self._context, data_url)
         self._weights = Dealer(self._context, weights_url, MAX_MESSAGE_BYTES)
         # It sends nothing twice, so it cannot give way.
-        self._side.offer(schema, layout_digest, columns, streams, gives_way=0)
+        self._side.set_spec(schema, layout_digest, columns, streams, gives_way=0)
         self._side.said_spec(time.monotonic())
         while not self._data.send(self._side.spec_frames()):
             self._check_lost()

@@ -97,7 +97,7 @@ class Pauses:
         self._next_s = 0.0
 
 
-class Greeting:
+class Handshake:
     """A hello that is said now and then, until a learner welcomes us."""
 
     def __init__(
@@ -174,10 +174,10 @@ class ActorSide(Generic[Item]):
     def session(self) -> bytes:
         return self.welcome.session
 
-    def greeting(self, now: float) -> Greeting:
+    def handshake(self, now: float) -> Handshake:
         """What to say first, or again to a learner that this actor has worked for before."""
         known = self._welcome
-        return Greeting(
+        return Handshake(
             Hello(
                 protocol=PROTOCOL,
                 actor=self.actor,
@@ -207,7 +207,7 @@ class ActorSide(Generic[Item]):
         self.version = NO_VERSION
         return self.outbox.on_new_run()
 
-    def offer(
+    def set_spec(
         self,
         schema: Schema,
         layout_digest: bytes,
@@ -222,7 +222,7 @@ class ActorSide(Generic[Item]):
 
     def spec_frames(self) -> list[Frame]:
         """What is said first over each data connection of a session."""
-        assert self._spec is not None, "an offer comes first"
+        assert self._spec is not None, "set_spec comes first"
         spec, schema = self._spec
         return [pack(spec._replace(session=self.session)), schema]
 

@@ -19,7 +19,7 @@ from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, UnreachableError
 from impala_async.waiting import Wait
 from impala_async.wire import actor_side
-from impala_async.wire.actor_side import Greeting, raise_if_final
+from impala_async.wire.actor_side import Handshake, raise_if_final
 from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -68,7 +68,7 @@ def find(socket: Dealer, quick_hellos: None) -> Iterator[Find]:
             within_s: float = WITHIN_S, check_stop: Callable[[], None] = lambda: None
         ) -> Future[Answer]:
             return thread.submit(
-                *(find_learner, socket, Greeting(HELLO, time.monotonic())),
+                *(find_learner, socket, Handshake(HELLO, time.monotonic())),
                 **{"url": "tcp://there:1", "within_s": within_s, "check_stop": check_stop},
             )
 

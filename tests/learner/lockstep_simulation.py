@@ -85,7 +85,7 @@ class SimulatedActor:
 
     def __post_init__(self) -> None:
         self.side: ActorSide[Trajectory] = ActorSide(self.number.to_bytes(16, "big"))
-        self.side.offer(SCHEMA, LAYOUT.digest, WIDTH, 1)
+        self.side.set_spec(SCHEMA, LAYOUT.digest, WIDTH, 1)
 
     @property
     def route(self) -> bytes:
@@ -116,7 +116,7 @@ class SimulatedActor:
         if self.side.is_joined or self.is_dead:
             return False
         self.is_turned_away = False
-        self.simulation.take(self, self.side.greeting(self.now).hello)
+        self.simulation.take(self, self.side.handshake(self.now).hello)
         if self.is_turned_away:
             return False
         self.simulation.take(self, unpack(bytes(self.side.spec_frames()[0])))

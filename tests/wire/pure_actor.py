@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from impala_async.schema import Schema
-from impala_async.wire.actor_side import ActorSide, Event, Goodbye, Greeting, SessionOver
+from impala_async.wire.actor_side import ActorSide, Event, Goodbye, Handshake, SessionOver
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import Message, Welcome, pack
 from impala_async.wire.outbox import Item
@@ -33,12 +33,12 @@ class PureActor(Generic[Item]):
         now: float = 0.0,
     ) -> None:
         self.side: ActorSide[Item] = ActorSide(actor)
-        self.side.offer(schema, layout_digest, columns, streams)
+        self.side.set_spec(schema, layout_digest, columns, streams)
         self.is_over = False
         self.goodbyes: list[str] = []
         self._say, self._encode = say, encode
         self._lockstep_lag = lockstep_lag
-        self._greeting = self._new_greeting(now)
+        self._greeting = self._new_handshake(now)
 
     def tick(self, now: float) -> None:
         """A hello, or all that has credit, if that is due."""
@@ -75,8 +75,8 @@ class PureActor(Generic[Item]):
     def come_back(self, now: float) -> None:
         """Look for a learner again; what is not settled goes again."""
         self.side.lose()
-        self._greeting = self._new_greeting(now)
+        self._greeting = self._new_handshake(now)
 
-    def _new_greeting(self, now: float) -> Greeting:
+    def _new_handshake(self, now: float) -> Handshake:
         # Simulations play the same twice.
-        return Greeting(self.side.greeting(now).hello, now, chance=lambda: 0.5)
+        return Handshake(self.side.handshake(now).hello, now, chance=lambda: 0.5)

@@ -13,7 +13,7 @@ from impala_async.wire.actor_side import (
     ActorSide,
     Goodbye,
     Granted,
-    Greeting,
+    Handshake,
     Outdated,
     Pauses,
     Refused,
@@ -57,7 +57,7 @@ def side_of(**pace: Any) -> ActorSide[str]:
     """One that has said its Spec."""
     side: ActorSide[str] = ActorSide(b"a" * 16, 7)
     assert side.accept(welcome_of(), 0.0, **pace)
-    side.offer(SCHEMA, LAYOUT, 2, 1)
+    side.set_spec(SCHEMA, LAYOUT, 2, 1)
     side.said_spec(0.0)
     return side
 
@@ -81,34 +81,34 @@ def test_pauses_double_until_something_succeeds() -> None:
 
 def test_hello_is_due_now_and_then_and_over_each_new_connection() -> None:
     side: ActorSide[str] = ActorSide(b"a" * 16, 7)
-    hello = side.greeting(0.0).hello
+    hello = side.handshake(0.0).hello
     assert (hello.run_id, hello.epoch, hello.lowest_unsettled, hello.number) == (bytes(16), 0, 0, 7)
-    greeting = Greeting(hello, 0.0, chance=lambda: 0.5)
-    assert greeting.is_due(0.0, is_greeted=True)
-    greeting.said(0.0)
-    assert greeting.wait_s(0.0) == 0.75 * HELLO_EVERY_S
-    assert not greeting.is_due(0.7, is_greeted=True)
-    assert greeting.is_due(0.0, is_greeted=False)
-    greeting.said(0.0)
-    assert not greeting.is_due(FIRST_S / 2, is_greeted=False)
-    assert greeting.is_due(0.75, is_greeted=True)
+    handshake = Handshake(hello, 0.0, chance=lambda: 0.5)
+    assert handshake.is_due(0.0, is_greeted=True)
+    handshake.said(0.0)
+    assert handshake.wait_s(0.0) == 0.75 * HELLO_EVERY_S
+    assert not handshake.is_due(0.7, is_greeted=True)
+    assert handshake.is_due(0.0, is_greeted=False)
+    handshake.said(0.0)
+    assert not handshake.is_due(FIRST_S / 2, is_greeted=False)
+    assert handshake.is_due(0.75, is_greeted=True)
 
 
 def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over() -> None:
     hello = Hello(PROTOCOL, b"a" * 16, "0", RUN, 2, 5)
-    greeting = Greeting(hello, 0.0)
-    greeting.said(0.0)
-    assert greeting.take(reject("full", "no room", 20.0), 1.0) == Refused("no room", 20.0)
-    assert (greeting.is_refused, greeting.refusal) == (True, "no room")
-    assert not greeting.is_due(20.9, is_greeted=True)
-    assert greeting.is_due(21.0, is_greeted=True)
-    greeting.said(21.0)
-    assert not greeting.is_refused
-    assert greeting.take(welcome_of(epoch=1), 22.0) == Outdated(1)
-    assert greeting.take(grant_of(1), 22.0) is None
+    handshake = Handshake(hello, 0.0)
+    handshake.said(0.0)
+    assert handshake.take(reject("full", "no room", 20.0), 1.0) == Refused("no room", 20.0)
+    assert (handshake.is_refused, handshake.refusal) == (True, "no room")
+    assert not handshake.is_due(20.9, is_greeted=True)
+    assert handshake.is_due(21.0, is_greeted=True)
+    handshake.said(21.0)
+    assert not handshake.is_refused
+    assert handshake.take(welcome_of(epoch=1), 22.0) == Outdated(1)
+    assert handshake.take(grant_of(1), 22.0) is None
     other = welcome_of(epoch=1, run_id=b"o" * 16)
     for welcome in (other, welcome_of(), welcome_of(epoch=3)):
-        assert greeting.take(welcome, 22.0) == welcome
+        assert handshake.take(welcome, 22.0) == welcome
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over() -> None:
     ],
 )
 def test_a_final_refusal_ends_the_actor(refusal: Reject, error: type[Exception]) -> None:
-    greeting = ActorSide[str](b"a" * 16).greeting(0.0)
+    handshake = ActorSide[str](b"a" * 16).handshake(0.0)
     with pytest.raises(error):
-        greeting.take(refusal, 0.0)
+        handshake.take(refusal, 0.0)
     with pytest.raises(error):
         side_of().take(refusal, 0.0)
 
@@ -201,7 +201,7 @@ def test_another_run_begins_at_seq_0_with_other_weights() -> None:
     assert not side.accept(welcome_of(run_id=b"o" * 16, epoch=1), 1.0)
     assert side.begin_new_run() == ["a"]
     assert side.version == NO_VERSION
-    assert side.greeting(1.0).hello.lowest_unsettled == 0
+    assert side.handshake(1.0).hello.lowest_unsettled == 0
 
 
 def test_a_new_session_of_the_run_sends_all_again_and_says_what_it_holds() -> None:
@@ -211,7 +211,7 @@ def test_a_new_session_of_the_run_sends_all_again_and_says_what_it_holds() -> No
     side.take(grant_of(3, 1, V3), 0.0)
     assert sent(side) == ["b", "c"]
     assert side.lose() == []
-    assert side.greeting(1.0).hello[3:6] == (RUN, 2, 1)
+    assert side.handshake(1.0).hello[3:6] == (RUN, 2, 1)
     assert side.accept(welcome_of(session=b"t" * 16), 1.0, max_lag=5)
     assert (side.is_joined, side.named) == (False, NO_VERSION)
     assert sent(side) == []

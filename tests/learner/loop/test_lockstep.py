@@ -494,7 +494,7 @@ def test_a_session_that_never_says_what_it_runs_is_nobody() -> None:
     second.die()
     simulation.end_session(second)
     (mute,) = simulation.add_actors(1)
-    simulation.take(mute, mute.side.greeting(0.0).hello)
+    simulation.take(mute, mute.side.handshake(0.0).hello)
     assert simulation.settle_down() >= 12
 
 
