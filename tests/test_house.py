@@ -11,6 +11,7 @@ when the module is imported counts, followed transitively; then a real process t
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -584,6 +585,17 @@ def _says_minibatch(text):
     return "minibatch" in plain.replace("minibatchbuffer", "").replace("numminibatches", "")
 
 
+OBSCURE_OPENING = re.compile(r'("""|# )(Of|What|Whoever|Whatever) ')
+
+
+@law("a sentence begins with what it speaks of: not with Of, What, Whoever or Whatever")
+def openings(house):
+    for module in house:
+        for number, line in enumerate(module.text.splitlines(), 1):
+            if (found := OBSCURE_OPENING.search(line)) is not None:
+                yield Finding(module, number, f"begins with {found[2]}")
+
+
 # -------------------- asking real processes
 
 _PROBE_IMPORTS = """
@@ -769,6 +781,8 @@ BROKEN = [
     (no_plain_value_errors, "wire/codec.py", "def f():\n    raise ValueError from None", 3),
     (the_word_minibatch, "wire/codec.py", "def f(minibatches): ...", 2),
     (the_word_minibatch, "training/mini_batch.py", "", 1),
+    (openings, "wire/codec.py", "# Of those, all.", 2),
+    (openings, "wire/codec.py", 'x = 1\n"""What it is."""', 3),
     (docstrings, "schema.py", None, 1),
 ]  # fmt: skip
 
