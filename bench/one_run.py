@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-# Whatever the config says, nothing but us ends the run.
+# Nothing but us ends the run, whatever the config says.
 ENDLESS = tuple(f"stop.{goal}=none" for goal in ("env_steps", "updates", "mean_return", "wall_s"))
 TIME_LIMIT_S = 600.0
 END_S = 10.0

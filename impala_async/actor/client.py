@@ -219,7 +219,7 @@ class Client:
         return self.side.is_joined and not self.link.pulls.has_heard
 
     def _tell_of_session(self, now: float) -> None:
-        """What is waited for since the session began, or that all of it has come."""
+        """Log what is waited for since the session began, or that all of it has come."""
         if not self.side.is_joined and (waited_s := now - self.side.told_at) > AFTER_S:
             self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
         elif self._lacks_weights_port and (waited_s := now - self.link.opened_at) > AFTER_S:
@@ -323,7 +323,7 @@ class Client:
             outbox.mark_sent(seq, now)
 
     def _reconnect(self) -> None:
-        """What was sent over a connection that broke goes again over the next one, at once."""
+        """Repeat over the next connection, at once, what was sent over the one that broke."""
         if self._data.is_local:
             # No wire broke: the learner's process is gone, and its successor's path is another.
             self._come_back(NO_CONNECTION)

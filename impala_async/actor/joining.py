@@ -104,7 +104,7 @@ def say_goodbye(socket: Dealer, bye: Bye) -> None:
 
 
 def read(frame: Frame, log: Log = logger) -> Message | None:
-    """What the learner says; None, and a line in the log, if that is no message of ours."""
+    """Read what the learner says; None, and a line in the log, if it is no message of ours."""
     try:
         return read_answer(frame)
     except ProtocolError as error:

@@ -49,7 +49,7 @@ class Link:
         log: Log = logger,
     ) -> None:
         self.url = url
-        # What is no learner must not fill our memory with a message that never ends.
+        # A peer that is no learner must not fill our memory with a message that never ends.
         self._max_frame_bytes = max(layout.num_bytes for layout in layouts) + SPARE_BYTES
         self.opened_at = time.monotonic()
         self.timers: Mapping[str, float] = {}

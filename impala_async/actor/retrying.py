@@ -51,7 +51,7 @@ class Inquiry:
         self._thread: threading.Thread | None = None
 
     def why(self, wait_s: float = 0.2) -> str:
-        """What is known now; what is found out later is for the next one to ask."""
+        """Return what is known now; a later call returns what is found out after this one."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask, name="inquiry", daemon=True)
             self._thread.start()

@@ -1,5 +1,5 @@
-"""What an actor sends: what it runs, and its trajectories, compressed where the line is long and it
-pays. What the learner refused of them is told here too.
+"""Messages that an actor sends: what it runs, and its trajectories, which are compressed where the
+line is long and it pays. Trajectories that the learner refused are reported here too.
 
 Runs on: sampler thread
 """
@@ -22,7 +22,7 @@ from impala_async.wire.peer import WINDOW
 
 logger = logging.getLogger(__name__)
 
-# What is compressed must become this much smaller, or its time is better spent on acting.
+# Compression must make data this much smaller, or its time is better spent on acting.
 WORTH = 0.8
 # So many messages go plain before it is tried again.
 RETRY_AFTER = 100
@@ -97,7 +97,7 @@ class Compressor:
 
 @dataclass(frozen=True)
 class ActorSpec:
-    """What an actor runs, agreed once per session; sizes and dtypes never travel with the data."""
+    """Says what an actor runs, once per session; sizes and dtypes never travel with the data."""
 
     schema: Schema
     layout: WeightsLayout

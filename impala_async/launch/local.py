@@ -52,7 +52,7 @@ QUICK_DEATH_S = 10.0
 # As `start_logging` writes them where there is no terminal.
 INFO_LINE = re.compile(r"\d\d:\d\d:\d\d INFO ")
 LOG_LINE = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING) ")
-# Of a log, where its last words are looked for: an environment may print without end.
+# Last words are looked for in so much of a log's end: an environment may print without end.
 MOST_LAST_BYTES = 64 << 10
 MOST_QUOTED = 300
 # Longer than a learner gives itself for its end, the last checkpoint included.

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         processes.hold()
         with undone(folder.withdraw), ExitStack() as starting:
             try:
-                # Of a start that dies nothing stays, whatever it dies of.
+                # A start that fails leaves nothing behind, whatever the reason.
                 starting.push(lambda kind, *_: folder.withdraw() if kind else None)
                 folder.begin(config)
                 return _record_and_serve(with_bind_of_this_start(config), folder, args, starting)

@@ -53,7 +53,7 @@ class Learner:
     full: IndexQueue
     loader: Loader
     layout: WeightsLayout
-    """What published weights come in."""
+    """The layout of published weights."""
     bodies: dict[str, Callable[[], None]]
 
 

@@ -75,7 +75,7 @@ class MinibatchBuffer(Generic[Item]):
 
     @property
     def next_item(self) -> Item | None:
-        """What the next `get` draws; None if that needs one from the source, and may wait."""
+        """The item the next `get` draws; None if that needs one from the source, and may wait."""
         draw = self._places[self._turn]
         return None if draw is None else draw.item
 

@@ -162,7 +162,7 @@ class Watchdog:
         before = time.monotonic()
         while not self._is_closed.wait(TICK_S):
             self.tick(time.monotonic() - before)
-            # What cannot be said takes a tick its time, which must not pass for a suspension.
+            # A tick takes long if its line cannot be written; that must not pass for a suspension.
             before = time.monotonic()
 
     def _say(self, line: str, *, is_dump: bool = False) -> None:

@@ -37,7 +37,7 @@ STILL_GAPS = 3.0
 
 @dataclass
 class Played:
-    """What was played."""
+    """How much was played, and what came of it."""
 
     messages: int = 0
     columns: int = 0

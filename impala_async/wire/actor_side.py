@@ -154,7 +154,7 @@ class ActorSide(Generic[Item]):
         self.is_joined = False
         """Whether it has answered our Spec."""
         self.version = NO_VERSION
-        """Of the weights that act."""
+        """The version of the weights that act."""
         self.named = NO_VERSION
         """The newest that was heard of in this session."""
         self.last_heard = self.told_at = self._tell_again_at = 0.0
@@ -162,7 +162,7 @@ class ActorSide(Generic[Item]):
         self._spec: tuple[Spec, bytes] | None = None
         self._max_lag = 0
         self._lockstep_lag: int | None = None
-        # Of lockstep: so many more trajectories act with the first weights of a session.
+        # In lockstep, so many more trajectories act with the first weights of a session.
         self._num_kept_left = 0
 
     @property
@@ -175,7 +175,7 @@ class ActorSide(Generic[Item]):
         return self.welcome.session
 
     def handshake(self, now: float) -> Handshake:
-        """What to say first, or again to a learner that this actor has worked for before."""
+        """Return what to say first, or again to a learner that this actor has worked for before."""
         known = self._welcome
         return Handshake(
             Hello(
@@ -216,12 +216,12 @@ class ActorSide(Generic[Item]):
         *,
         gives_way: int = 1,
     ) -> None:
-        """What this actor runs, in this session and in later ones."""
+        """Set what this actor runs, in this session and in later ones."""
         spec = Spec(NO_RUN, schema.digest, layout_digest, columns, streams, gives_way)
         self._spec = spec, schema.to_json()
 
     def spec_frames(self) -> list[Frame]:
-        """What is said first over each data connection of a session."""
+        """Return what is said first over each data connection of a session."""
         assert self._spec is not None, "set_spec comes first"
         spec, schema = self._spec
         return [pack(spec._replace(session=self.session)), schema]
@@ -235,13 +235,13 @@ class ActorSide(Generic[Item]):
         return now >= self._tell_again_at
 
     def repeated_spec(self, now: float) -> None:
-        """What was sent over the connection that broke goes again."""
+        """Over a new connection, messages go again that were sent over the one that broke."""
         self.told_at = now
         self._tell_again_at = now + self.pauses.take()
         self.outbox.on_new_connection()
 
     def take(self, message: Message, now: float) -> Event[Item] | None:
-        """What comes of a message at the data port.
+        """Take a message at the data port; return the event that comes of it, if any.
 
         Raises:
             MismatchError, NotAllowedError: this learner refuses this actor for good.
@@ -289,7 +289,7 @@ class ActorSide(Generic[Item]):
         return self.outbox.give_up()
 
     def bye(self, why: str = "") -> Bye | None:
-        """What to say at the end, with what this actor died of; None if nobody would miss us."""
+        """Return the goodbye, with what this actor died of; None if nobody would miss us."""
         if not self.has_session:
             return None
         return Bye(self.session, BYE_REASONS.index("leaving"), plain(why)[:MAX_WHY])
@@ -349,7 +349,7 @@ def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
 
 
 def read_answer(frame: Frame) -> Message:
-    """What a learner says. Raises ProtocolError for no message, or one that makes no sense."""
+    """Read what a learner says. Raises ProtocolError if it is no message, or makes no sense."""
     message = unpack(frame)
     if isinstance(message, Grant) and message.settled > message.granted:
         text = f"Grant.settled = {message.settled}, beyond granted = {message.granted}"

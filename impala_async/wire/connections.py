@@ -58,8 +58,8 @@ class Monitor:
         self.socket.connect(address)
 
     def read(self) -> list[tuple[int, int]]:
-        """What happened since the last call: each `zmq.EVENT_...`, and its value, which mostly is a
-        descriptor. Does not wait."""
+        """Return the events since the last call: each `zmq.EVENT_...`, and its value, which mostly
+        is a descriptor. Does not wait."""
         found: list[tuple[int, int]] = []
         # Asked often, mostly in vain: a look costs a fraction of a refused `recv`.
         while int(self.socket.get(_EVENTS)) & _POLLIN:
@@ -79,10 +79,10 @@ class _Connection:
 
     route: bytes = b""
     is_known: bool = False
-    # What it had sent by the last look at which there was no doubt.
+    # The bytes that it had sent by the last look at which there was no doubt.
     accepted_bytes: int = 0
     is_doubtful: bool = False
-    # What it had sent by the last look before which a message of it was whole.
+    # The bytes that it had sent by the last look before which a message of it was whole.
     heard_bytes: int = 0
 
 

@@ -20,11 +20,12 @@ from impala_async.wire.peer import Peer
 # Credit that has lain unused for so long is taken back while somebody waits for some, unless that
 # is usual.
 UNUSED_S = 1.5
-# What is late takes so many times what is usual: for all, and for the peer itself.
+# A message is late if it takes so many times the usual time: of all, or of the peer itself.
 PATIENCE = 4.0
 LEAST_USUAL_S = 0.0625
 LEAST_OWN_S = 0.0125
-# What is usual is the fastest quarter of all: a few messages that take an hour do not make it slow.
+# The usual time is that of the fastest quarter of all: a few messages that take an hour do not
+# make it long.
 STEP_UP = 1.2
 # Messages after which somebody is believed to go on like that.
 PROVEN = 16
@@ -88,7 +89,7 @@ class Credit:
 
     def note_use(self, peer: Peer, seq: int, *, was_admitted: bool) -> None:
         """A message of a peer, just heard of, is settled."""
-        # What came again has been measured when it came first.
+        # A message that came again was measured when it came first.
         if seq == peer.called_back:
             peer.heeds_calls = True
         elif was_admitted:
@@ -196,7 +197,7 @@ class Credit:
                 heapq.heapreplace(turns, turn)
                 continue
             if under_way <= 0 and peer.is_waiting:
-                # Whoever comes after it must not take what it waits for.
+                # The peers after this one must not take the room that it waits for.
                 break
             waiting.append(heapq.heappop(turns))
         turns += waiting

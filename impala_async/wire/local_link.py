@@ -60,8 +60,8 @@ class LocalLink:
 
 
 def read_nonce(path: str) -> bytes | None:
-    """What a nonce file holds, if it can be one: the path came from a stranger, and may name a
-    device without end or a pipe that nobody writes to."""
+    """Return what a nonce file holds, if it can be one: the path came from a stranger, and may
+    name a device without end or a pipe that nobody writes to."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (OSError, ValueError):

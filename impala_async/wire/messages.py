@@ -27,10 +27,10 @@ MAX_TIMERS = 16
 MAX_WHY = 500
 NO_NUMBER = -1
 NO_SEQ = -1
-# Of an actor that has no model: it is told the layout of the weights.
+# An actor that has no model says this digest: it is told the layout of the weights.
 NO_LAYOUT = bytes(16)
 MAX_VERDICTS = 64
-# Of all frames: from a peer of whom nothing is known.
+# This limits every frame from a peer of whom nothing is known.
 MAX_MESSAGE_BYTES = 1 << 30
 # Large frames are waited for as long as they take on such a line.
 SLOWEST_BYTES_PER_S = 200_000
@@ -78,8 +78,8 @@ class Welcome(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What the actor's environments look like (second frame: the schema), how many columns each of
-    its messages has, how many messages it writes side by side, and whether it understands
+    """Says what the actor's environments look like (second frame: the schema), how many columns
+    each of its messages has, how many messages it writes side by side, and whether it understands
     `Grant.again`: then it gives way to others, and they to it."""
 
     session: bytes
@@ -233,7 +233,7 @@ def _verdicts(value: Any) -> bool:
 
 
 _SEQ = _COUNT = _uint(2**62)
-# What a learner grants from there on must still be a seq.
+# This limit is lower: the seqs that a learner grants from there on must still be seqs.
 _FIRST_SEQ = _uint(2**61)
 _MAYBE_SEQ = _uint(2**62, NO_SEQ)
 _EPOCH = _uint(2**31)
@@ -278,7 +278,7 @@ def code_of(refusal: Reject) -> str:
 
 
 def plain(text: str) -> str:
-    """What somebody else wrote, as one line without control characters."""
+    """Return what somebody else wrote as one line without control characters."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -77,7 +77,7 @@ class Outbox(Generic[Item]):
         self.on_new_connection()
 
     def on_new_connection(self) -> None:
-        """What was under way may be lost: all goes again."""
+        """Send all that is held again: messages that were under way may be lost."""
         self._send_again(self._held.values())
 
     def give_up(self) -> list[Item]:

@@ -92,10 +92,10 @@ class Peer:
     is_brisk: bool = False
     dealt_at: int = 0
     used_at: float = 0.0
-    # What came when there was no room for it.
+    # The seqs that came when there was no room for them.
     turned_away: set[int] = field(default_factory=set)
-    # What was turned away and is to come again, whether room is still kept for it, and whether it
-    # has been told.
+    # The seq that was turned away and is to come again, whether room is still kept for it, and
+    # whether the actor has been told.
     called_back: int = NO_SEQ
     has_call_room: bool = False
     is_called: bool = False
@@ -176,11 +176,11 @@ class Peer:
             self.has_call_room = False
 
     def grant(self, version: Version) -> Grant:
-        """What this peer may do now, and what became of what it sent.
+        """Return what this peer may do now, and what became of what it sent.
 
         Verdicts are said once and lost with a grant that does not arrive: they are for people.
-        What the actor acts on, `settled`, is said again in every grant. What it shall send again
-        it sends again anyway, once it is overdue.
+        The actor acts on `settled`, which is said again in every grant. It sends again by itself
+        what it shall send again, once that is overdue.
         """
         verdicts, self.verdicts = self.verdicts, []
         again = self.called_back if self.is_called else NO_SEQ

@@ -22,7 +22,8 @@ from impala_async.wire.messages import (
 
 # Who asks in vain asks again, ever less often; a version that is named is asked for at once.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-# Whatever a learner asks for, the line and who serves it have other things to do.
+# Heartbeats are at least so far apart, even if a learner asks for more of them: the line and
+# those who serve it have other things to do.
 SHORTEST_BEAT_S = 0.02
 
 
@@ -44,7 +45,7 @@ class Pulls:
         self.has_heard = False
         self.last_heard = now
         self.answer = "it has not answered"
-        """What came of the last question for weights, in a clause."""
+        """The outcome of the last question for weights, in a clause."""
         self.is_session_over = False
         self.next_beat = now
         self._session = session

@@ -46,7 +46,7 @@ class Start(NamedTuple):
     run_id: bytes
     epoch: int
     update: int
-    """Of the weights that it began with."""
+    """The update of the weights that the learner began with."""
     package: str
     """The version of this package."""
     began_at: float

@@ -26,13 +26,13 @@ from impala_async.wire.messages import (
 from impala_async.wire.peer import Peer, Watermark
 
 MAX_SESSIONS = 10_000
-# Of those who have said no Spec.
+# So many sessions, at most, have said no Spec yet.
 MAX_STRANGERS = 1000
 MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
 # Watermarks of actors that have not been heard of for so long are forgotten.
 WATERMARK_LIFE_S = 3600.0
-# Of so many, at most: those that were heard of last.
+# So many of these actors, at most, are remembered: those that were heard of last.
 MAX_GONE = 10_000
 
 
@@ -44,7 +44,7 @@ def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
 
 @dataclass(slots=True)
 class _KnownActor:
-    """What outlives a session."""
+    """The state of an actor that outlives a session."""
 
     rank: int
     watermark: Watermark
@@ -86,7 +86,7 @@ class SessionTable:
         self._next_rank = 0
         # Those of actors that never joined, for the next ones.
         self._unused_ranks: set[int] = set()
-        # Of live sessions, those that no starter gave out.
+        # The ranks of live sessions that no starter gave out.
         self._own_ranks: set[int] = set()
         self._credit = Credit()
         self._last_expiry: float | None = None
@@ -138,7 +138,7 @@ class SessionTable:
         return self._open(hello, known, route, now)
 
     def join(self, peer: Peer, columns: int, streams: int, *, gives_way: bool = False) -> bool:
-        """What it sends is agreed on: from now on it has its rank, and may have credit. False if
+        """Agree on what a peer sends: from now on it has its rank, and may have credit. False if
         its place is another's by now: it must say hello again."""
         others = (other for other in self._peers.values() if other is not peer)
         if self._num_ranks is not None and any(other.rank == peer.rank for other in others):
@@ -293,8 +293,8 @@ class SessionTable:
             self.num_given_way += 1
 
     def _life_s(self, known: _KnownActor) -> float:
-        """Of somebody who never sent anything there is nothing to remember but a rank: what it says
-        itself, it says again."""
+        """How long an actor is remembered. One that never sent anything leaves only a rank to
+        remember: it says again what it says itself."""
         return WATERMARK_LIFE_S if known.has_settled else self._lease_s
 
     def _new_rank(self, number: int) -> int:

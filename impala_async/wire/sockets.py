@@ -45,7 +45,7 @@ MAX_UNDER_WAY = 2
 # Messages that wait at a dealer until they are read. The rest waits at whoever sends them: what is
 # no learner must not fill our memory.
 MAX_UNREAD = 4
-# Of a frame at a data port: settings and the layout of weights are the largest.
+# This limits a frame at a data port: settings and the layout of weights are the largest.
 MAX_ANSWER_BYTES = 4 << 20
 # Messages that wait at a router for one peer, behind what the kernel holds: who reads has none.
 MAX_UNSENT = 128
@@ -84,7 +84,7 @@ def _shuffle_routes() -> None:
 
 
 def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
-    """What both ends have in common."""
+    """Make a socket with the options that both ends have in common."""
     try:
         made = context.socket(kind)
     except zmq.ZMQError as error:
@@ -238,11 +238,12 @@ class Router:
             raise
         if self.num_unsent:
             self.num_unsent.pop(route, None)
-        # Whoever takes the first frame takes all. A header is small: copied sooner than shared.
+        # A peer that takes the first frame takes all. A header is small: to copy it is faster than
+        # to share it.
         header, *others = frames
         self._socket.send(header, _MORE if others else _NOBLOCK)
         if others:
-            # Of the last frame, which is the one that holds much.
+            # This tracks the last frame, which is the one that holds much.
             tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
             assert tracker is not None
             slowest_s = memoryview(others[-1]).nbytes / SLOWEST_BYTES_PER_S

@@ -31,7 +31,7 @@ from impala_async.wire.sockets import Router
 BURST = 32
 # So many messages in a row find a peer's queue full until its connection is ended.
 MAX_IN_VAIN = 16
-# Of what an error quotes: a refusal may wait for a peer that does not read.
+# A refusal quotes so much of an error, at most: it may wait for a peer that does not read.
 MAX_QUOTED = 200
 # Over one connection, until they are forgotten: an actor says it once or twice a second, and a
 # learner that stood still hears them all at once.
@@ -48,7 +48,7 @@ BAD_REASONS = (
 
 
 class WrongPortError(ProtocolError):
-    """What belongs to the learner's other port: whoever dialled this one is told so."""
+    """A message belongs to the learner's other port: whoever dialled this one is told so."""
 
 
 class WireCounters:

@@ -66,7 +66,7 @@ class SessionMessages:
     ) -> None:
         self.schema: Schema | None = None
         self.layout: WeightsLayout | None = None
-        """What weights come in, once that is known."""
+        """The layout of published weights, once it is known."""
         self.is_closing = False
         self._table = table
         self._publisher = publisher
@@ -256,7 +256,7 @@ class SessionMessages:
             return f"this learner cannot train on such an environment: {error}"
         self.schema = self.schema or schema
         self._log.info("actor %d, the first, has decided what is trained", peer.rank)
-        # Of some models the layout is known only now.
+        # The layout of some models is known only now.
         return self._misfit(schema, spec)
 
     def _receive_schema(self, endpoint: Endpoint) -> tuple[Schema, bytes]:

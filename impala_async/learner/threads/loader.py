@@ -71,7 +71,7 @@ class LoadedBatch:
             trained=trained,
             dropped=self._dropped,
             passes_done=done,
-            # What was not partial is of those that are trained.
+            # The passes that are not partial are those of the trained columns.
             passes_init_short=trained * num_passes - (done - sum(self._partial.values())),
             passes_partial=self._partial,
             slot=slot,
