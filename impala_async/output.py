@@ -1,4 +1,4 @@
-"""What a process says: that nobody reads it holds up nothing but itself.
+"""The output of a process; when nobody reads it, nothing but the output itself waits.
 
 A terminal that is stopped by Ctrl-S, a pager, or a line that stalls makes a write wait until it is
 read, and every thread that logs waits with it. So a thread of its own writes to a terminal or a

@@ -31,7 +31,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Action(NamedTuple):
-    """What a policy chose: one array of actions per part, the log-probability of them all, and
+    """The choice of a policy: one array of actions per part, the log-probability of them all, and
     the state before the next row."""
 
     actions: dict[str, NDArray[Any]]
@@ -40,7 +40,7 @@ class Action(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What the current weights make of a batch, with gradients."""
+    """The current weights' evaluation of a batch, with gradients."""
 
     log_probs_TB: Tensor
     entropies_TB: Tensor
@@ -124,7 +124,7 @@ class Policy:
                 f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
             )
         self._is_host = self.device.type == "cpu"
-        # What an own torso does with its weights is its own affair, even if it is made of one here.
+        # A user's torso may use its weights in any way, even if it is built from one of ours.
         self._is_torso_ours = model.name in TORSOS
         self._quick = self._quick_net()
         self.version = NO_VERSION
@@ -151,7 +151,7 @@ class Policy:
         """A copy with a memory of its own."""
         twin = copy.copy(self)
         twin.model = copy.deepcopy(self.model)
-        # What shares the model's memory must share that of the copy's.
+        # Both share the model's memory: here they must share the memory of the copied model.
         twin.tensors = tuple(twin.model.state_dict().values())
         twin._quick = twin._quick_net()
         return twin
@@ -245,7 +245,7 @@ class Policy:
     def _look(self, obs: Arrays, state: Arrays) -> tuple[Joint, dict[str, NDArray[np.float32]]]:
         leaves = self._tensors(obs)
         legal_CP = None if self._legal is None else leaves[self._legal].flatten(1)
-        # What is no input is none here either: an own torso may take whatever it is given.
+        # Only inputs are passed on: a user's torso may use every leaf that it is given.
         inputs = {name: leaves[name] for name in self._input_names}
         if not self._state_names:
             return self._joint(self.model.act(inputs, ())[0], legal_CP), {}

@@ -26,8 +26,8 @@ from impala_async.schema import ActionPart, ArraySpec, Schema
 
 # A log-probability of a discrete action cannot be positive; this is what fp32 rounding may add.
 LOG_PROB_SLACK = 1e-6
-# What is larger overflows in float32 once it is squared and summed, as for statistics. A network
-# may make more of less: the update step finds such columns.
+# A larger number overflows in float32 once it is squared and summed, as for statistics. A network
+# may turn a smaller number into a larger one: the update step finds such columns.
 LARGEST = 1e15
 
 
@@ -126,7 +126,7 @@ def _find_row_fault(schema: Schema, columns: Columns) -> Fault | None:
         return Fault("nonfinite", f"a reward is {how_large(columns.rewards_CT[mask])}")
     if not np.isfinite(columns.log_probs_CT).all(where=mask):
         return Fault("nonfinite", "the log-probability of an action is not finite")
-    # Of a density nothing can be said.
+    # A density may be above 1, so only probabilities are checked.
     is_probability = all(part.kind == "discrete" for part in schema.action.parts)
     if is_probability and (columns.log_probs_CT > LOG_PROB_SLACK).any(where=mask):
         return Fault("invalid", "the log-probability of an action is above 0")
@@ -154,7 +154,7 @@ def largest_of(dtype: np.dtype[Any]) -> float:
 
 
 def how_large(values: NDArray[Any]) -> str:
-    """What is wrong with numbers that are not all moderate."""
+    """Say what is wrong with numbers that are not all moderate."""
     return f"beyond {LARGEST:g}" if np.isfinite(values).all() else "not finite"
 
 
@@ -227,7 +227,7 @@ def _are_choices_legal(schema: Schema, columns: Columns) -> NDArray[np.bool_]:
 
 
 def _why_illegal(schema: Schema, columns: Columns, is_illegal_CT: NDArray[np.bool_]) -> str:
-    """Of the first such row: what nobody could choose there, or what somebody did."""
+    """Say of the first illegal row whether it has no legal action or a forbidden one was chosen."""
     assert schema.action.legal is not None
     column, row = np.argwhere(is_illegal_CT)[0]
     legal_P = columns.obs[schema.action.legal][column, row].reshape(-1) != 0
@@ -320,7 +320,7 @@ def _are_moderate(numbers: NDArray[Any]) -> bool:
 
 
 def _largest(numbers: NDArray[Any]) -> Any:
-    # What `max` comes to after a call or two more, which count here.
+    # `max` calls this after one or two more calls, whose cost matters here.
     return np.maximum.reduce(numbers, axis=None)
 
 

@@ -27,7 +27,10 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
-    """What acting and learning need of a policy's output, one number per leading index."""
+    """The methods that acting and learning need of a policy's output.
+
+    `log_prob`, `entropy` and `kl` return one number per leading index.
+    """
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor: ...
 

@@ -1,4 +1,4 @@
-"""What all losses have in common: which rows count, and the weighted terms made of them.
+"""The common parts of all losses: which rows count, and the weighted terms made of them.
 
 Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
 

@@ -24,7 +24,7 @@ LOG_RATIO_LIMIT = 20.0
 
 
 class Returns(NamedTuple):
-    """What the critic regresses to, and what the policy gradient is weighted with."""
+    """The regression targets of the critic, and the weights of the policy gradient."""
 
     targets_TB: Tensor
     advantages_TB: Tensor
@@ -97,7 +97,7 @@ def vtrace(
 
 def accumulate(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
     """acc_t = delta_t + carry_t acc_{t+1} with acc_T = 0; a carry of 0 stops even a NaN."""
-    # What compiles knows torch alone.
+    # torch.compile must see torch operations alone, without numpy.
     if deltas_TB.device.type != "cpu" or torch.compiler.is_compiling():
         return scan(deltas_TB, carries_TB)
     # On small rows numpy's calls cost a tenth of torch's.

@@ -49,7 +49,7 @@ class PolicyMapping:
         self.draw()
 
     def seed(self, seed: int) -> None:
-        """What is drawn from here on follows from the seed."""
+        """Seed everything that is drawn from here on."""
         # Not the stream that an environment has of the same seed: who begins must not tell who
         # plays whom.
         self._rng = np.random.default_rng((seed, 1))
@@ -95,7 +95,7 @@ class PolicyMapping:
 
 
 class ParallelEnv(Protocol):
-    """What is used of a PettingZoo parallel environment."""
+    """The part of a PettingZoo parallel environment that is used here."""
 
     agents: list[Any]
     possible_agents: list[Any]

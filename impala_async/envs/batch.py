@@ -25,7 +25,7 @@ _BOOL = np.dtype(np.bool_)
 
 
 class Step(NamedTuple):
-    """What one step of all columns gave.
+    """The result of one step of all columns.
 
     `final_obs` is there when a SAME_STEP batch has a column that ended, and holds something only
     in the rows of such columns; `obs` has their reset observation.

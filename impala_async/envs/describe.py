@@ -161,7 +161,7 @@ def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_], where
 def _check_slides(
     envs: EnvBatch, before: Obs, step: Step, was_over_C: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Of stacks of frames; returns which columns are at an end now."""
+    """Check that stacks of frames slide; return which columns are at an end now."""
     from gymnasium.vector import AutoresetMode
 
     is_over_C = step.terminated | step.truncated
@@ -180,7 +180,7 @@ def _check_slides(
 
 
 def read_answer(answer: bytes) -> Described:
-    """What a child wrote; raises EnvError with its error, or when it wrote none."""
+    """Return what a child wrote; raise EnvError with its error, or when it wrote no answer."""
     try:
         raw = json.loads(answer)
         if isinstance(raw, dict) and "error" in raw:

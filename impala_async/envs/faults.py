@@ -14,7 +14,7 @@ from impala_async.user_code import UserCode, one_line
 
 AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
 PACKAGE = __name__.rpartition(".")[0]
-# What a user's environment may be made of, though it is ours.
+# A user's environment may be made of this module, though it is ours.
 FOREIGN_MODULE = f"{PACKAGE}.pool"
 RETURNS = {
     "in step": "step must return (observation, reward, terminated, truncated, info)",
@@ -147,7 +147,7 @@ def with_id(error: AboutEnv, env_id: str) -> AboutEnv:
 
 
 def env_name(env: Any) -> str:
-    """What to call an environment in an error: its id, or else its class."""
+    """Return the name of an environment for an error: its id, or else its class."""
     spec = getattr(env, "spec", None)
     return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 

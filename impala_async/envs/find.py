@@ -67,7 +67,7 @@ def find_callable(key: str, name: str) -> Factory:
 
 
 def registered(gym_id: str) -> registration.EnvSpec | None:
-    """What gymnasium knows under an id; without a version, its latest."""
+    """Return gymnasium's spec of an id; an id without a version stands for the latest one."""
     if spec := registration.registry.get(gym_id):
         return spec
     try:

@@ -50,7 +50,7 @@ def build_envs(
 def build_usual(
     section: EnvSection, num_envs: int, policies: PoliciesSection = ONE_POLICY
 ) -> tuple[Literal["serial", "vector"], EnvBatch]:
-    """What `auto` takes where nothing is measured, and its name."""
+    """Build what `auto` takes where nothing is measured; return its name and the environments."""
     if _is_only_vector(section):
         return "vector", build_envs("vector", section, num_envs, policies)
     if _why_no_vector(section) is None:
@@ -186,7 +186,7 @@ def _options(section: EnvSection) -> SpaceOptions:
 
 
 def _is_stacked(section: EnvSection) -> bool:
-    """What Atari shows is known, if nobody has put anything around it."""
+    """Whether frames are stacked: `auto` says so of Atari that nobody else has wrapped."""
     if section.frame_stack != "auto":
         return section.frame_stack == "on"
     found = find_env(section.id)

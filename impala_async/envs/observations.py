@@ -33,7 +33,7 @@ class ObsLeaf(NamedTuple):
     spec: ArraySpec
     dtype: np.dtype[Any]
     start: NDArray[Any] | None = None
-    """Of categories that do not count from 0."""
+    """The first category of each number, where categories do not count from 0."""
 
     def of(self, obs: Any) -> Any:
         """This leaf's part of an observation, batched or not."""
@@ -135,7 +135,7 @@ class ObsRows:
             kind = value.dtype if is_array else type(value)
             if kind not in known:
                 check_obs((leaf,), obs, where=where)
-                # Of anything else the type says neither shape nor dtype.
+                # The type of any other value says neither its shape nor its dtype.
                 is_plain = is_array or isinstance(value, np.generic | int | float)
                 # Python's own numbers numpy refuses by itself.
                 is_numpy = is_array or isinstance(value, np.generic)

@@ -15,7 +15,7 @@ from impala_async.envs.faults import RETURNS, RUNNING, Blame
 from impala_async.errors import EXIT_BUG
 from impala_async.waiting import AFTER_S, Wait
 
-# What is not over by then hangs, as far as anybody is told. At a start it is told of earlier.
+# A call that takes longer than this is reported to hang. At a start it is reported earlier.
 HANGS_AFTER_S = 10.0
 LOOK_EVERY_S = 0.5
 # Where the call holds the interpreter's lock no thread of ours can end it, but a timer in C can.

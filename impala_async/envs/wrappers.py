@@ -1,4 +1,4 @@
-"""What is put around environments: the wrappers of `env.wrappers`, Atari's own, and `WithHistory`
+"""The wrappers around environments: those of `env.wrappers`, Atari's own, and `WithHistory`
 around a whole batch, which shows the last action and the last reward too.
 
 Atari is preprocessed as the papers do it (DQN, with the sticky actions of Machado et al., 2018):
@@ -26,7 +26,7 @@ from impala_async.envs.kinds import is_no_kind, kind_of
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, ObsSpec
 
-# What ale_py's vector code would do of its own accord, and what would falsify reported returns.
+# ale_py's vector code would do these by default, and they would falsify reported returns.
 ATARI_VECTOR = {"reward_clipping": False, "use_fire_reset": False}
 ATARI = {
     "frameskip": 4,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 Value: TypeAlias = int | float | str | Sequence[float | None] | None
-"""What may stand in a report line; every one of these is strict JSON once it is finite."""
+"""The types of values in a report line; every value is strict JSON once it is finite."""
 DROP_REASONS = ("stale", "nonfinite_update", "shutdown")
 """Why columns that were admitted are not trained: `dropped/` and `partial/` have one of each."""
 ACTOR_TIMERS = {
@@ -269,7 +269,7 @@ ALIASES = {
     "time/fps": "env_steps_per_s",
     "time/total_timesteps": "env_steps_trained",
 }
-"""What CleanRL and Stable-Baselines3 call some of them, where they mean the same."""
+"""The names that CleanRL and Stable-Baselines3 give to metrics that mean the same."""
 
 
 def numbers(report: Mapping[str, Value]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What limits a run, judged from the waits that it measured, and what may help.
+"""The stage that limits a run, judged from the waits that it measured, and what may help.
 
 The learner's own clock decides first: does it wait, and for what. Only when it waits for batches do
 the actors' timers say which of their stages is the long one. `judge` sees one report; `RunTimes`
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
 
     @property
     def advice(self) -> str | None:
-        """What may help, in one line."""
+        """Advice on what may help, in one line."""
         return ADVICE[self.stage]
 
 
@@ -81,7 +81,7 @@ def _judge_waits(report: Mapping[str, Value]) -> Verdict:
     if "learner/starved_since_s" in report and report["learner/starved_since_s"] is not None:
         return _blame_actors(report, f"the learner has had no batch{_for_how_long(report)}")
     if report.get("num_actors") == 0:
-        # Whatever was measured last, nothing comes any more.
+        # Without actors nothing arrives any more, whatever was measured last.
         return _blame_actors(report, "the learner has nobody to learn from")
     update_ms, batch_wait_ms = _number(report, UPDATE_MS), _number(report, BATCH_WAIT_MS)
     copy_wait_ms = _number(report, COPY_WAIT_MS) or 0.0

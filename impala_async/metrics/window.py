@@ -28,7 +28,7 @@ _LARGEST: Final = float(np.finfo(np.float64).max)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a window holds at one moment, as plain Python numbers."""
+    """The statistics of a window at one moment, as plain Python numbers."""
 
     count: int
     mean: float | None

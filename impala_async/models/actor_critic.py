@@ -47,7 +47,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         make_torso = torso_maker(section, obs)
         self._calling_own = blaming(section) if is_own(section) else None
-        # What torsos compute in. Weights, core, heads and all after them stay float32.
+        # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
         self._leaves = obs.leaves
         self._normal_leaves = self._pick_normal_leaves(section)
@@ -63,7 +63,7 @@ class ActorCritic(nn.Module):
 
     @property
     def state(self) -> tuple[ArraySpec, ...]:
-        """What the core carries from row to row, of one column."""
+        """The specs of the state that the core carries from row to row, for one column."""
         return () if self.core is None else self.core.specs
 
     def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
@@ -77,7 +77,10 @@ class ActorCritic(nn.Module):
     def forward(
         self, obs: dict[str, Tensor], state: State = (), is_first_BS: Tensor | None = None
     ) -> Output:
-        """Of `[N, ...]` leaves; with a core, N = B * S rows, column by column, B first states."""
+        """Evaluate `[N, ...]` leaves.
+
+        With a core there are N = B * S rows, column by column, and B first states.
+        """
         obs = self._normal(obs)
         policy_NH = self._features(self.policy_torso, obs)
         if self.core is not None:

@@ -17,7 +17,7 @@ from impala_async.models.leaves import as_image, image_shape, is_image, vector_s
 from impala_async.models.mlp import HIDDEN_GAIN, Hidden, init_orthogonal, joined
 from impala_async.schema import ArraySpec, ObsSpec
 
-# What a residual block adds begins small, or six of them would multiply the signal by eight.
+# A residual branch starts small, or six of them would multiply the signal by eight.
 RESIDUAL_GAIN = 0.5
 
 
@@ -80,7 +80,7 @@ class ImageTorso(nn.Module, ABC):
 
 
 class NatureCNN(ImageTorso):
-    """Of the Nature DQN (Mnih et al., 2015), for images of about 84 x 84."""
+    """The network of the Nature DQN (Mnih et al., 2015), for images of about 84 x 84."""
 
     name = "nature_cnn"
     default_sizes = (512,)
@@ -97,7 +97,7 @@ class NatureCNN(ImageTorso):
 
 
 class SmallCNN(ImageTorso):
-    """Of MinAtar (Young and Tian, 2019), for images of about 10 x 10."""
+    """The network of MinAtar (Young and Tian, 2019), for images of about 10 x 10."""
 
     name = "small_cnn"
     for_smaller = "mlp"

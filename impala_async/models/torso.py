@@ -34,7 +34,7 @@ from impala_async.user_code import NamedInSetting, import_callable
 
 # For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
-# What /proc/cpuinfo calls it: of AMD and Intel, and of Arm.
+# /proc/cpuinfo lists bfloat16 under these names: `bf16` on Arm, the others on AMD and Intel.
 CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -85,7 +85,7 @@ def blaming(section: ModelSection) -> NamedInSetting:
 def pick_precision(
     name: Literal["auto", "float32", "bfloat16"], model_name: str, device: torch.device
 ) -> torch.dtype:
-    """What torsos compute in on a device; `auto` is bfloat16 where it pays."""
+    """Return the precision of torsos on a device; `auto` is bfloat16 where it pays."""
     if name == "float32":
         return torch.float32
     has_it = has_bfloat16(device)

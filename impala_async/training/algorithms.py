@@ -29,7 +29,7 @@ KEY = "algorithm.name"
 
 
 class Rows(NamedTuple):
-    """What a loss needs of a batch besides the evaluation, in time-major views.
+    """The inputs of a loss besides the evaluation, as time-major views of a batch.
 
     Masked rows may hold anything, NaN included: a loss selects before it computes.
     """
@@ -50,7 +50,7 @@ class View(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What returns of all kinds are made of."""
+        """The inputs from which returns of every kind are computed."""
         return {
             "rewards_TB": self.rows.rewards_TB,
             "discounts_TB": self.rows.discounts_TB,
@@ -60,7 +60,7 @@ class View(NamedTuple):
 
     @property
     def policy(self) -> dict[str, Any]:
-        """What every loss needs besides."""
+        """The inputs that every loss needs besides `values`."""
         return {
             "log_probs_TB": self.evaluation.log_probs_TB,
             "entropies_TB": self.evaluation.entropies_TB,
@@ -72,7 +72,7 @@ class View(NamedTuple):
         return {"behaviour_log_probs_TB": self.rows.behaviour_log_probs_TB}
 
     def log_ratios(self, log_probs_TB: Tensor) -> Tensor:
-        """Of these to the behaviour's."""
+        """Return the log-ratios of these probabilities to those of the behaviour policy."""
         return log_probs_TB.detach() - self.rows.behaviour_log_probs_TB
 
     def mean(self, numbers_TB: Tensor) -> Tensor:
@@ -82,10 +82,13 @@ class View(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """What an update step learns by. Nothing in it may depend on what a tensor holds."""
+    """The functions by which an update step learns.
+
+    Their control flow may not depend on the values in a tensor.
+    """
 
     loss: Callable[[View, Tensor | float], LossTerms]
-    """Of what the weights of now see, and at the entropy cost of now."""
+    """Computes the loss from the view of the current weights and from the current entropy cost."""
     stats: Callable[[View], dict[str, Tensor]] = lambda _: {}
     """Numbers to report: those of an update in docs/metrics.md, or your own as user/NAME."""
     has_target: bool = False
@@ -252,7 +255,7 @@ def _make_own(section: AlgorithmSection) -> Algorithm:
 
 
 def _versions(view: View) -> list[int]:
-    """Of what is changed in place each grows."""
+    """Return the version of each tensor in `rows`; every change in place increases it."""
     return [rows._version for rows in view.rows]
 
 

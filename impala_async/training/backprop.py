@@ -25,7 +25,7 @@ from impala_async.user_code import one_line
 logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Callable[..., object]]
-"""What torch.compile hands a graph to."""
+"""The backend to which torch.compile hands a graph."""
 Loss = tuple[LossTerms, dict[str, Tensor]]
 """With the statistics that go with it."""
 Launch = Callable[[Batch, Tensor, Tensor], Tensor]
@@ -64,8 +64,9 @@ class Backprop:
             return self._through(self._compiled, batch, rows, cost)
         # Compilers fail in many ways. A fault that is not theirs comes back below.
         except Exception as error:
-            # Of what a backend raised torch tells a long story. It gets no name here: its traceback
-            # holds all that the failed attempt computed, and the next one needs the memory.
+            # torch wraps a backend's error in a long message, so the inner error is logged. No
+            # variable keeps it: its traceback holds all that the failed attempt computed, and the
+            # next attempt needs the memory.
             logger.warning(
                 "learner.compile: updates go on uncompiled: %s",
                 one_line(getattr(error, "inner_exception", error)),
@@ -139,8 +140,8 @@ class Graphs:
             return None
         try:
             known = self._graphs[id(batch)] = self._record(batch)
-        # Whatever it is in a network that cannot be recorded; what is wrong without, too, comes
-        # back when it is launched.
+        # Anything in a network may be impossible to record. An error that does not come from
+        # recording is raised again when the update is launched.
         except Exception as error:
             logger.warning("learner.compile: no CUDA graph: %s", one_line(error))
             self.is_given_up = True

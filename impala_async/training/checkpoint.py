@@ -47,7 +47,7 @@ TENSORS_SUFFIX = ".safetensors"
 # No longer numbers than a message to an actor can hold.
 _NAME = re.compile(r"ckpt-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,17})")
 _HIDDEN = ".partial-"
-# Of the Linux call that os.rename does not offer.
+# Both are arguments of the Linux call renameat2, which os.rename does not offer.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -130,7 +130,7 @@ def last_good(directory: Path) -> Path | None:
 
 
 def highest_epoch(directory: Path) -> int:
-    """Of all that are there, damaged ones included: they have been given out as well."""
+    """Return the highest epoch of all checkpoints; damaged ones count, as theirs were given out."""
     return max((version.epoch for version, _ in _found(directory)), default=0)
 
 

@@ -16,7 +16,7 @@ from torch.optim import Adam, AdamW, Optimizer, RMSprop
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.training.state import NotFitting, check_tensor, entry
 
-# What optimizers remember of a larger gradient, which is its square, would overflow.
+# The square of a larger gradient, which optimizers remember, would overflow.
 MAX_NORM = 1e19
 # Up to here no step can make finite weights infinite: from 0 they would take 1e20 of the largest.
 _SAFE_RATE, _SAFE_DECAY, _SAFE_EPSILON = 1e10, 2.0, 1e-30
@@ -185,7 +185,7 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
-    """What a CUDA graph replays must read the rate from memory."""
+    """Prepare for CUDA graphs: a replayed step must read the learning rate from memory."""
     for group in optimizer.param_groups:
         group["capturable"] = True
         group["lr"] = torch.tensor(group["lr"], device=device)

@@ -19,7 +19,7 @@ from impala_async.training.rewards import Moments
 
 
 class Outcome(NamedTuple):
-    """What became of a part. `moments` are those of its return targets, if they were asked for."""
+    """The result of a part. `moments` are those of its return targets, if they were asked for."""
 
     is_in_B: Tensor
     """Which of the living columns it had."""
@@ -36,11 +36,12 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the updates with a batch did; `stats` are means over them.
+    """The result of the updates with a batch; `stats` are means over them.
 
-    `num_updates` were taken. Not those without a valid row, and not those whose loss, gradient or
-    weights were not finite: `is_failed_B` says which columns were in these, `not_finite` what it
-    was, and `num_failed_in_a_row` how many there were since the last one that was taken.
+    `num_updates` counts the updates taken. An update without a valid row is not taken, nor is one
+    that fails because its loss, gradient or weights are not finite: `is_failed_B` says which
+    columns were in failed updates, `not_finite` what was not finite, and `num_failed_in_a_row`
+    counts the failed updates since the last one that was taken.
     """
 
     num_updates: int
@@ -54,7 +55,7 @@ class StepResult:
     def of(
         outcomes: Sequence[Outcome], num_failed_before: int, knobs: dict[str, float]
     ) -> "StepResult":
-        """What all parts of a batch together come to.
+        """Return the result of all parts of a batch together.
 
         Args:
             outcomes: of its parts, in their order; there is at least one.
@@ -76,7 +77,7 @@ class StepResult:
 
     @staticmethod
     def joined(results: Sequence["StepResult"], is_failed_B: Tensor) -> "StepResult":
-        """Of the members of a team, of which any may be missing.
+        """Return the joint result of the members of a team, any of which may be missing.
 
         Stats are means over the members that were updated, or over all if none was.
         """
@@ -128,7 +129,7 @@ def _failed_columns(outcomes: Sequence[Outcome]) -> Tensor:
 
 
 def _names_not_finite(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """What failed in these: a number of theirs, or else what a step would have come to."""
+    """Name what was not finite: statistics, or else the weights that a step would have given."""
     names: dict[str, None] = {}
     for outcome in outcomes:
         if outcome.is_failed:
@@ -138,7 +139,7 @@ def _names_not_finite(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
 
 
 def _means(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each name, over all that have it alike. One alone is not divided."""
+    """Return the unweighted mean under each name. A single dict is returned as it is."""
     if len(stats) == 1:
         return stats[0]
     return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}

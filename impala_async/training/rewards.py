@@ -17,7 +17,7 @@ from impala_async.training.state import entry
 
 logger = logging.getLogger(__name__)
 
-# Of one more batch in the running moments: about the last hundred batches count.
+# Each new batch has this share in the running moments: about the last hundred batches count.
 SHARE = 0.01
 # Bounds from below, so that nothing is divided by next to nothing: not the returns of a good
 # policy, which are nearly constant, nor the first reward after many batches without any.
@@ -97,7 +97,7 @@ class ReturnScale:
             )
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint must hold."""
+        """Return the values that a checkpoint must hold."""
         return {"mean": self._mean, "mean_square": self._mean_square, "weight": self._weight}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ class Moments:
 
     @property
     def scale(self) -> float:
-        """Of these targets alone."""
+        """The scale of these targets alone."""
         return _scale(self.mean, self.mean_square) if self.count else 1.0
 
     @staticmethod

@@ -51,7 +51,7 @@ class WeightsCopy(NamedTuple):
     flat: HostCopy
     layout_digest: bytes
     num_fine_bytes: int
-    """Of those in float32, which come before those in bfloat16."""
+    """The size of the weights in float32, which come before those in bfloat16."""
 
     def is_finite(self) -> bool:
         """Wait until they are here; then whether they may be published."""

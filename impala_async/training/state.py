@@ -23,11 +23,11 @@ class TrainingState:
     optimizer: Mapping[str, Tensor]
     optimizer_options: Mapping[str, Any]
     target: Mapping[str, Tensor]
-    """Of the target network; empty where the algorithm has none."""
+    """The tensors of the target network; empty where the algorithm has none."""
     algorithm: Mapping[str, Any]
-    """What the update step remembers besides."""
+    """Everything else that the update step remembers."""
     origin: str = "the checkpoint"
-    """What an error calls it."""
+    """The name of this state in errors."""
 
     def tensors(self) -> Tensors:
         tensors = {"model": self.model, "optimizer": self.optimizer}
@@ -68,7 +68,7 @@ class NotFitting(Exception):
 
 
 def entry(saved: Mapping[str, Any], key: str, kind: type[Entry]) -> Entry:
-    """What was saved under a key, as it was read from JSON; raises NotFitting."""
+    """Return the value saved under a key, as it was read from JSON, or raise NotFitting."""
     if key not in saved:
         raise NotFitting(f"it has no {key!r}")
     # JSON knows one kind of numbers.

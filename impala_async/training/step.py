@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Pass(NamedTuple):
-    """What the parts of a batch have in common."""
+    """The values that all parts of a batch have in common."""
 
     batch: Batch
     alive_B: Tensor
@@ -132,7 +132,7 @@ class UpdateStep(Step):
         self._num_failed_in_a_row = 0
         self._device = torch.device(device)
         self._backprop = Backprop(policy, self.target, learning, backend)
-        # Of its statistics, as soon as there are some.
+        # The names of the statistics stay empty until the first update.
         self._stat_names: tuple[str, ...] = ()
         self._is_risky = may_overflow(algorithm)
         self._norm_limit = norm_limit(algorithm.grad_clip)
@@ -252,7 +252,10 @@ class UpdateStep(Step):
         return HostCopy(numbers)
 
     def _settle_part(self, part: Part, numbers: HostCopy, this: _Pass) -> list[Outcome]:
-        """What it came to. If something was not finite: without the columns that made it so."""
+        """Return the outcome of a part, or two.
+
+        If something was not finite, the part is tried again without the columns at fault.
+        """
         outcome = self._end_part(part, numbers, this)
         if not outcome.is_failed:
             return [outcome]
@@ -304,7 +307,7 @@ class UpdateStep(Step):
         return Outcome(part.is_in_B, is_applied, int(num_valid), moments, stats)
 
     def _conclude(self, outcomes: list[Outcome], this: _Pass) -> StepResult:
-        """What all parts together come to."""
+        """Return the result of all parts together."""
         applied = [outcome for outcome in outcomes if outcome.is_applied]
         self.num_updates += len(applied)
         knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
@@ -312,7 +315,7 @@ class UpdateStep(Step):
         self._num_failed_in_a_row = result.num_failed_in_a_row
         if this.is_first:
             self._update_statistics(this, applied, result.is_failed_B)
-        # What adapts itself is told as it is now.
+        # Values that adapt are reported as they are now.
         if self.target is not None:
             self.target.end_batch(self.policy)
             result.stats["algorithm/kl_coeff"] = self.target.kl_coeff
@@ -347,7 +350,7 @@ class UpdateStep(Step):
         return torch.stack(numbers)
 
     def _build_graphs(self) -> Graphs | None:
-        """What else a graph wants of the settings, the config's rules have seen to."""
+        """Return the graphs, or None without CUDA; the config's rules ensure their other needs."""
         if self._device.type != "cuda":
             logger.warning("learner.compile: no CUDA graph: the learner is on %s", self._device)
             return None
@@ -367,7 +370,7 @@ class UpdateStep(Step):
         )
 
     def _scale(self, batch: Batch, alive_B: Tensor) -> float:
-        """What rewards are divided by: for the first batch of all, by its own returns' scale."""
+        """The divisor of rewards; for the very first batch it is the scale of its own returns."""
         if self.return_scale is None:
             return 1.0
         if not self.return_scale.is_empty:
@@ -379,14 +382,17 @@ class UpdateStep(Step):
         return Moments(*Moments.sums(targets_TB, is_target_TB).tolist()).scale
 
     def _update_statistics(self, this: _Pass, applied: list[Outcome], is_failed_B: Tensor) -> None:
-        """Of returns and of observations: each batch counts once, however many passes it has."""
+        """Update the statistics of returns and of observations.
+
+        Each batch counts once, however many passes it has.
+        """
         batch = this.batch
         if self.return_scale is not None:
             self.return_scale.add(sum((o.moments for o in applied), Moments()), this.scale)
             self.return_scale.look(batch.rewards_BT, batch.mask_BT)
         model = self.policy.model
         if applied and len(model.normalizers):
-            # What neither failed nor lives has no valid row.
+            # A living column that did not fail was learned from, or has no valid row.
             is_learned_B = this.alive_B & ~is_failed_B
             is_valid_BT = batch.mask_BT & is_learned_B.to(self._device).unsqueeze(-1)
             # Others, images among them, are not normalised.

@@ -22,7 +22,7 @@ MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
 
 
 class TargetView(NamedTuple):
-    """What the target network makes of a batch, without gradient, and the KL's weight now."""
+    """The target network's evaluation of a batch, without gradient, and the KL's current weight."""
 
     evaluation: Evaluation
     kl_coeff: float
@@ -87,7 +87,7 @@ class Target:
         return dict(self.policy.model.state_dict())
 
     def state(self) -> dict[str, Any]:
-        """What else a checkpoint must hold."""
+        """Return the values that a checkpoint must hold besides `tensors`."""
         return {"kl_coeff": self.kl_coeff, "kl_settings": self._kl_settings, "age": self._age}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class Target:
 
     @property
     def _kl_settings(self) -> list[float | None]:
-        """What the coefficient follows from, besides the course of the run."""
+        """The settings that, with the course of the run, determine the KL coefficient."""
         return [self._section.kl_coeff, self._section.kl_target]
 
 

@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 
 class Run(NamedTuple):
-    """What a sink that `report.sinks` names is told when it is made: `Name(run, **kwargs)`."""
+    """The facts about a run with which a sink of `report.sinks` is made: `Name(run, **kwargs)`."""
 
     folder: Path
     """That of the run."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 GONE: Final = (errno.EIO, errno.EPIPE, errno.EBADF)
-"""What a stream says that takes nothing any more."""
+"""The error numbers of a stream that can no longer be written to."""
 _LOG = logging.getLogger(__name__)
 _BAR_WIDTH: Final = 16
 

@@ -20,7 +20,7 @@ class TensorBoardSink:
     """
 
     def __init__(self, run: Run, **settings: Any) -> None:
-        # What a start has written that a resumed one trains anew is hidden.
+        # Steps that an earlier start wrote and a resumed one trains again are hidden.
         usual = {"logdir": str(run.folder / "tensorboard"), "purge_step": run.env_steps or None}
         self._writer = SummaryWriter(**usual | settings)
 
