@@ -51,10 +51,11 @@ def train(case: Case, seed: int, folder: Path) -> Outcome:
     wall_s = time.monotonic() - started
     if code != 0:
         raise RuntimeError(f"{case.name}, seed {seed}: exit code {code}; see {folder}/train.log")
-    return _read(case, seed, run, wall_s)
+    return read(case, seed, run, wall_s)
 
 
-def _read(case: Case, seed: int, run: Path, wall_s: float) -> Outcome:
+def read(case: Case, seed: int, run: Path, wall_s: float) -> Outcome:
+    """The outcome of a training that is over, from its run folder."""
     summary = json.loads((run / "summary.json").read_text())
     best = _best_mean(run, summary) if case.trial is None else case.trial(run)
     if case.is_control:

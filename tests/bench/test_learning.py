@@ -1,6 +1,7 @@
 """The learning suite: its environments are what they say, its verdicts follow from the outcomes."""
 
 import json
+import subprocess
 from dataclasses import replace
 
 import gymnasium as gym
@@ -11,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from bench.learning import envs
 from bench.learning.cases import CASES, CONFIGS, Case
 from bench.learning.table import is_held, measured, write
-from bench.learning.train import Outcome, train
+from bench.learning.train import Outcome, read, train
 from bench.learning.trials import return_at_the_end
 from impala_async.config.load import load_config
 
@@ -114,11 +115,10 @@ def test_a_case_is_trained_through_the_door_of_users(tmp_path):
     task = train(CASE, 3, tmp_path / "task")
     assert not task.has_passed
     assert task.env_steps >= 3_000
-    control = train(CASE.without("nothing", goal=475), 3, tmp_path / "control")
+    run = tmp_path / "task" / "run"
+    control = read(CASE.without("nothing", goal=475), 3, run, 1.0)
     assert control.has_passed
 
-
-def test_a_trial_says_what_counts_after_all_steps(tmp_path):
     tried = []
 
     def score(run):
@@ -126,13 +126,28 @@ def test_a_trial_says_what_counts_after_all_steps(tmp_path):
         return 0.5
 
     case = replace(CASE, goal=0.5, trial=score)
-    outcome = train(case, 3, tmp_path / "half")
-    assert tried == [tmp_path / "half" / "run"]
+    outcome = read(case, 3, run, 1.0)
+    assert tried == [run]
     assert (outcome.best_return, outcome.has_passed) == (0.5, True)
-    assert outcome.env_steps >= 3_000
     more = replace(case, goal=0.6)
-    assert not train(more, 3, tmp_path / "more").has_passed
-    assert train(replace(more, is_control=True), 3, tmp_path / "control").has_passed
+    assert not read(more, 3, run, 1.0).has_passed
+    assert read(replace(more, is_control=True), 3, run, 1.0).has_passed
+
+
+def test_only_a_task_without_a_trial_ends_at_its_goal(tmp_path, monkeypatch):
+    commands = []
+
+    def run(command, **more):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    cases = CASE, replace(CASE, is_control=True), replace(CASE, trial=return_at_the_end)
+    for number, case in enumerate(cases):
+        with pytest.raises(RuntimeError, match="exit code 1"):
+            train(case, 3, tmp_path / str(number))
+    ends = [next(part for part in each if "stop.mean_return" in part) for each in commands]
+    assert ends == ["stop.mean_return=475", "stop.mean_return=none", "stop.mean_return=none"]
 
 
 def test_the_return_at_the_end_is_that_of_the_summary(tmp_path):
