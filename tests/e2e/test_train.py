@@ -1,8 +1,11 @@
 """The train door: CartPole solved by real processes, and what it leaves behind."""
 
 import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -143,3 +146,32 @@ def test_an_environment_that_raises_once_does_not_end_the_run(site: Site) -> Non
     assert "the simulator crashed" in "".join(
         log.read_text() for log in (site.run_dir / "actors").iterdir()
     )
+
+
+def test_a_terminal_that_nobody_reads_holds_up_no_training(site: Site) -> None:
+    settings = ("env.id=CartPole-v1", "train.num_actors=1", "learner.report_every_s=0.02")
+    flags = [part for setting in settings for part in ("--set", setting)]
+    ours, its = pty.openpty()
+    door = subprocess.Popen(
+        [sys.executable, "-m", "impala_async.train", "--run-dir", str(site.run_dir), *flags],
+        **{"stdin": its, "stdout": its, "stderr": its, "start_new_session": True},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+    )
+    os.close(its)
+    try:
+        # A terminal holds 68 KB at most, and each report is drawn there with some hundred bytes.
+        site.wait_report("updates", lambda report: report["updates"] > 0, 60.0)
+        wait_until("250 reports", lambda: len(site.reports()) > 250, 60.0)
+        last = site.reports()[-1]["updates"]
+        site.wait_report("more", lambda report: report["updates"] > last + 20)
+        door.send_signal(signal.SIGTERM)
+        while door.poll() is None:
+            try:
+                os.read(ours, 1 << 16)
+            except OSError:  # everybody has closed it
+                break
+        assert door.wait(30) == 0
+    finally:
+        os.close(ours)
+        door.kill()
+        door.wait()
