@@ -66,9 +66,6 @@ class Unhurried:
     def isatty(self) -> bool:
         return self._stream.isatty()
 
-    def writable(self) -> bool:
-        return True
-
     def _serve(self) -> None:
         while True:
             with self._changed:

@@ -22,7 +22,7 @@ AUTORESETS = first_of("NextStep", "SameStep")
 SAMPLERS = first_of("parallel", "alternating")
 ARE_SQUASHED = first_of("true", "false")
 ENDS_OF_ACTORS = first_of(signal.SIGKILL, signal.SIGTERM)
-# Of benchmarks.
+# The benchmarks' tests take these.
 LOOPS = first_of("bare", "step")
 SIDES = ["raw", *first_of("ipc", "tcp", "narrow", "crowd")]
 REQUESTS = first_of(signal.SIGTERM, signal.SIGINT)

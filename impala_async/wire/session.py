@@ -242,9 +242,10 @@ class SessionTable:
             for actor, known in self._known.items()
             if actor in live or now - known.last_heard < self._life_s(known)
         }
-        gone = sorted(self._known.keys() - live.keys(), key=lambda a: self._known[a].last_heard)
-        for actor in gone[: max(0, len(gone) - MAX_GONE)]:
-            del self._known[actor]
+        gone = self._known.keys() - live.keys()
+        if (num_beyond := len(gone) - MAX_GONE) > 0:
+            for actor in sorted(gone, key=lambda a: self._known[a].last_heard)[:num_beyond]:
+                del self._known[actor]
         return expired
 
     def end(self, peer: Peer) -> None:

@@ -189,7 +189,8 @@ def main(fd: int) -> None:
 
 
 def _modules() -> Iterator[str]:
-    """Of the package, without those that only run, and without sinks, which may want an extra."""
+    """The names of the package's modules, but for doors, which only run, and sinks, which may want
+    an extra."""
     for module in pkgutil.walk_packages(impala_async.__path__, "impala_async."):
         if not module.name.endswith(".__main__") and ".sinks." not in module.name:
             yield module.name
