@@ -373,18 +373,6 @@ def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir):
     )
 
 
-def test_a_run_of_an_earlier_release_is_resumed(run_dir):
-    """Its settings hold a key that there is no more."""
-    path = Path(run_dir, "config.json")
-    content = json.loads(path.read_text())
-    content["config"]["ingest"] = {"process": "auto"}
-    path.write_text(json.dumps(content))
-    config, folder = check_run(parse("--resume", "--run-dir", run_dir), None)
-    assert config == folder.load_config() == load_config(default_config_path(), ["seed=7"])
-    with pytest.raises(ConfigError, match=r"--set: ingest\.process: there is no such key any more"):
-        resume(run_dir, "ingest.process=auto")
-
-
 @pytest.mark.parametrize(
     ("override", "same", "values"),
     [

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from impala_async.config.section import MOST_S, Section
 
@@ -51,15 +51,6 @@ class ActorSection(Section):
         le=MOST_S,
         description="How long an actor looks for a lost learner before it exits.",
     )
-
-    @field_validator("sampler", mode="before")
-    @classmethod
-    def _is_no_device(cls, sampler: object) -> object:
-        if sampler == "central":
-            raise ValueError(
-                'wants parallel, with where the policy acts in actor.device, got "central"'
-            )
-        return sampler
 
     def broken_rules(self) -> Iterator[str]:
         if DEVICE.fullmatch(self.device) is None:

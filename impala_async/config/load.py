@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from impala_async.config.bind import like_url
-from impala_async.config.former import FORMER_KEYS, up_to_date
 from impala_async.config.keys import fields_of, is_section, key_like
 from impala_async.config.run import DECIDED_BY_LOCKSTEP, RunConfig
 from impala_async.errors import ConfigError
@@ -52,8 +51,7 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     """
     if path is not None and path.suffix == ".json":
         # It holds all keys, also those that nobody has set: none of them is a mistake of the file.
-        settings = up_to_date(_read_json(path))
-        return validate_config(*merge_overrides(settings, overrides, path))
+        return validate_config(*merge_overrides(_read_json(path), overrides, path))
     from_file = {} if path is None else _read_toml(path)
     settings, sources, mistakes = merge_overrides(from_file, overrides)
     # A value that replaced a whole section of the file is no mistake of the file.
@@ -302,9 +300,6 @@ def _explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
     source = _source(key, sources)
     if detail["type"] == "extra_forbidden":
         within = next(iter(detail["input"]), "") if isinstance(detail["input"], dict) else ""
-        for former in {key, f"{key}.{within}"} & FORMER_KEYS.keys():
-            why = FORMER_KEYS[former]
-            return f"{source}: {former}: there is no such key any more, as {why}: drop it"
         meant = key_like(key) or key_like(f"{key}.{within}")
         return f"{source}: {key}: unknown key" + (f"; did you mean {meant}?" if meant else "")
     if detail["type"] == "missing":

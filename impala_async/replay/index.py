@@ -7,7 +7,6 @@ import logging
 import time
 from pathlib import Path
 
-from impala_async.config.former import up_to_date
 from impala_async.errors import RecordingError
 from impala_async.schema import Schema
 from impala_async.wire.recording import End, FileBytes, Reader, Recorded, Start, has_body_of
@@ -81,7 +80,7 @@ class RecordingIndex:
     def _begin(self, start: Start) -> None:
         if self._start is not None:
             raise RecordingError(f"{self.path}: holds more than one start of a learner")
-        self._start = start._replace(settings=up_to_date(start.settings))
+        self._start = start
 
     def _add(self, offset: int, message: Recorded) -> None:
         if not has_body_of(self.schema, message):

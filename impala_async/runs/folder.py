@@ -17,7 +17,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from impala_async.config.former import up_to_date
 from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError
@@ -226,7 +225,7 @@ class RunFolder:
 
     def load_settings(self) -> dict[str, Any]:
         """The settings of the run as nested keys, to be changed and validated again."""
-        return up_to_date(self._read_config()["config"])
+        return dict(self._read_config()["config"])
 
     def load_config(self) -> RunConfig:
         return validate_config(self.load_settings(), {"": str(self._config)})

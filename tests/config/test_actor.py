@@ -37,15 +37,6 @@ def test_any_sampler_acts_on_a_device(sampler):
     assert config_of(sampler=sampler, device="cuda:1").actor.device == "cuda:1"
 
 
-def test_a_device_is_no_sampler():
-    with pytest.raises(ConfigError) as refused:
-        config_of(sampler="central")
-    assert str(refused.value) == (
-        "config: actor.sampler: wants parallel, with where the policy acts in actor.device, "
-        'got "central"'
-    )
-
-
 def test_lockstep_has_one_message_per_actor():
     settings = {"env.id": "X", "pace.mode": "lockstep", "actor.sampler": "alternating"}
     with pytest.raises(ConfigError, match=r"actor\.sampler alternating sends two messages"):

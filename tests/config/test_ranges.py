@@ -121,7 +121,7 @@ RANGES = {
     "actor.num_envs": ([1, 4096], [*COUNT, 4097]),
     "actor.sampler": (
         ["auto", "serial", "vector", "parallel", "alternating"],
-        ["threads", "central", None],
+        ["threads", None],
     ),
     "actor.num_workers": ([1, 8, None], [*OPTIONAL_COUNT, 1025]),
     "actor.device": (["auto", "cpu", "cuda", "cuda:1"], ["gpu", "cuda:", "", None, 5]),

@@ -30,13 +30,6 @@ def test_messages_come_in_the_order_of_admission(path: Path) -> None:
     assert (index.start, index.end, index.num_updates) == (start(), end(7), 7)
 
 
-def test_a_recording_with_the_name_of_a_former_sampler_is_played(path: Path) -> None:
-    old = start()
-    old.settings["actor"]["sampler"] = "central"
-    index = RecordingIndex(write(path, old, message(0)))
-    assert index.start.settings["actor"]["sampler"] == "parallel"
-
-
 def test_what_was_cut_is_left_out_and_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(path, start(), message(0), message(1))
     path.write_bytes(path.read_bytes()[:-1])

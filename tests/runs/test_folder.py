@@ -33,14 +33,6 @@ def test_a_new_run_has_settings_and_an_id(folder):
     assert RunFolder.open(folder.path).run_id == folder.run_id
 
 
-def test_a_run_with_the_name_of_a_former_sampler_is_opened(folder):
-    path = folder.path / "config.json"
-    content = json.loads(path.read_text())
-    content["config"]["actor"]["sampler"] = "central"
-    path.write_text(json.dumps(content))
-    assert RunFolder.open(folder.path).load_config().actor.sampler == "parallel"
-
-
 def test_every_run_has_an_id_of_its_own(folder, tmp_path):
     other = RunFolder(tmp_path / "other")
     other.begin(CONFIG)
@@ -160,7 +152,7 @@ def test_the_arguments_of_an_environment_are_private_from_the_first_byte(folder,
     fsync = os.fsync
     config = folder.path / "config.json"
     assert mode(config) == 0o600
-    # One of an earlier release, in a run that is resumed.
+    # Somebody has opened it to others, and the run is resumed.
     config.chmod(0o644)
     folder.let_go()
     monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(os.fstat(fd).st_mode), fsync(fd)))

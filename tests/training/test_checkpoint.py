@@ -272,7 +272,6 @@ def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, 
         save_checkpoint(folder, Version(1, 5), bad, STATE)
     assert names(folder) == [good.name]
     with monkeypatch.context() as patch:
-        # As an earlier release wrote it.
         patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
         save_checkpoint(folder, Version(1, 5), bad, STATE)
     found = newest_checkpoint(folder)
