@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async import processes
@@ -129,7 +129,6 @@ def _serve(
     # The probe works while torch loads.
     import uvloop
 
-    from impala_async.learner.lock_watch import LockWatch
     from impala_async.learner.loop.saver import load_newest
     from impala_async.learner.service import LearnerService
 
@@ -148,15 +147,14 @@ def _serve(
             schema=schema,
             restored=restored,
             recorder=recorder,
-            lock_watch=lock_watch,
+            is_watched=True,
             on_ready=on_ready,
         )
         processes.open_gate()  # it listens, and nobody else can at its address
         return await service.run()
 
     earlier = folder.read_json("summary.json")
-    with closing(LockWatch(config.learner.stuck_dump_s, config.learner.stuck_end_s)) as lock_watch:
-        code = uvloop.run(serve())
+    code = uvloop.run(serve())
     summary = None if folder.is_gone() else folder.read_json("summary.json")
     if summary is not None and summary != earlier:
         _show(summary, folder, config.stop.mean_return, code)

@@ -34,7 +34,6 @@ from impala_async.interrupts import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.learner.build import Learner, build_learner, find_layout
 from impala_async.learner.channels import NOT_FINITE, Captured, Channels, LearnerReport, Progress
 from impala_async.learner.handoff import Inbox, Mailbox, Threads
-from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.learner.loop.saver import Restored, Saver, begin_epoch
 from impala_async.learner.loop.server import ActorServer, Events
@@ -78,7 +77,7 @@ class LearnerService:
         schema: Schema | None,
         restored: Restored | None = None,
         recorder: Recorder | None = None,
-        lock_watch: LockWatch | None = None,
+        is_watched: bool = False,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
@@ -89,7 +88,8 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._watchdog = Watchdog(self._loop.call_later, config.learner, lock_watch)
+        self._watchdog = Watchdog(config.learner.stuck_end_s)
+        self._is_watched = is_watched
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads = Threads(self._loop, self._fail)
         self._learner: Learner | None = None
@@ -121,7 +121,7 @@ class LearnerService:
 
     async def run(self) -> int:
         """Until something ends the run; its exit code. A death is raised as ServiceError."""
-        self._watchdog.start()
+        self._watchdog.start(self._loop.call_later, has_child=self._is_watched)
         try:
             if self._schema is not None:
                 self._open_known(self._schema)

@@ -1,116 +1,118 @@
 """A hang is shown and then ended: the event loop, the learner thread, or the end of a run.
 
-Those who must move show that they do, and a thread watches them. Silence counts only while that
-thread runs itself, so a process that was suspended and a machine that slept are no hangs. Where
-the interpreter's lock is held, this thread hangs too: `lock_watch.py`.
+A child watches, because no thread here runs while another one holds the interpreter's lock. It is
+told in each tick that all have moved that must move, or who has not; where it hears nothing, the
+lock is held. It counts ticks rather than seconds, and none while this process is stopped, so
+neither a suspended process nor a machine that slept is ended.
 
-Runs on: a thread of its own watches; the event loop and the learner thread beat their pulses
+Stacks are shown by a signal whose handler is C. The end is an asynchronous read, open all the time,
+whose completion calls `_exit` on a thread of the C library that knows no lock of an interpreter.
+
+This file is also the child's program, and imports the standard library alone.
+
+Runs on: the child, and a thread that tells it; the event loop and the learner thread beat pulses
 """
 
+import contextlib
+import ctypes
 import faulthandler
 import logging
 import math
 import os
+import select
+import signal
+import struct
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TextIO
-
-from impala_async.config.learner import LearnerSection
-from impala_async.errors import EXIT_BUG
-from impala_async.learner.lock_watch import LockWatch
-from impala_async.output import flush_output
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+EXIT_STUCK = 70
+DUMP_SIGNAL = signal.SIGUSR2
+TICK_S = 1.0
 # A build, a compilation or a recording may take so much longer than the rest.
 BUILD_PATIENCE = 10
 # A silence that ended may come again, and last this many times as long.
 GROWTH = 3
 END_WITHIN_S = 30.0
-BEAT_S = 0.5
-TICK_S = 0.5
-SUSPENDED_S = 5.0
+# Nobody may read what is said, as of a terminal that was stopped.
 SAY_WITHIN_S = 5.0
+# Between the word that ends it and the kernel, which would not take the exit code along.
+GRACE_S = 2.0
+LOCK_HELD = "the interpreter's lock has been held"
+TOO_LATE = "not ended"
+_SIGEV_THREAD = 2
 
 
 class Pulse:
-    """The signs of life of one thread, and how long it has been silent.
+    """The signs of life of one thread. It may be silent before the first of them."""
 
-    Nobody minds if it is silent before the first of them, or while it rests. `on_patience` is
-    called before something that may take longer than what was before.
-    """
-
-    def __init__(self, what: str, on_patience: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, what: str, tell: Callable[[str], object] = lambda _: None) -> None:
         self.what = what
-        self._on_patience = on_patience
+        self._tell = tell
         self.num_beats = 0
         self.patience = 1
-        # The watching thread alone writes these.
-        self.silent_s = self._longest_s = 0.0
-        self.is_shown = False
         self._seen = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not moved since it was last looked at, and should have."""
+        return 0 < self.num_beats == self._seen
 
     def beat(self, patience: int = 1) -> None:
         """It moves. The next beat may take so many times as long as it should."""
         before, self.patience = self.patience, patience
         self.num_beats += 1
         if patience > before:
-            self._on_patience()
+            # At once, as what follows may hold the lock.
+            self._tell(str(patience))
 
     def rest(self) -> None:
         """It may be silent from now on."""
         self.num_beats, self.patience = 0, 1
 
-    def watch(self, elapsed_s: float) -> None:
-        """So much time has passed; or none that counts, if it is negative."""
-        num_beats, seen = self.num_beats, self._seen
-        self._seen = num_beats
-        if num_beats and num_beats == seen and elapsed_s >= 0:
-            self.silent_s += elapsed_s
-        else:
-            self._longest_s = max(self._longest_s, self.silent_s)
-            self.silent_s, self.is_shown = 0.0, False
-
-    def is_beyond(self, limit_s: float) -> bool:
-        """Whether it is silent for longer than it may be."""
-        return self.silent_s >= max(limit_s * self.patience, GROWTH * self._longest_s)
+    def look(self) -> None:
+        """Take note of what it has done."""
+        self._seen = self.num_beats
 
 
 class Watchdog:
     """Watches the loop and the learner thread, which beats `learner`, from `start` to `close`.
 
-    `call_later` is the loop's. Stacks are shown after `section.stuck_dump_s` of silence, and the
-    process ends after `section.stuck_end_s`.
+    After `end_s` of silence this process ends, and after half of it all stacks are shown.
     """
 
-    def __init__(
-        self,
-        call_later: Callable[[float, Callable[[], None]], object],
-        section: LearnerSection,
-        lock_watch: LockWatch | None = None,
-        *,
-        leave: Callable[[int], object] = os._exit,
-        output: TextIO = sys.stderr,
-    ) -> None:
-        self._call_later = call_later
-        self._dump_s, self._end_s = section.stuck_dump_s, section.stuck_end_s
-        self._leave = leave
-        self._output = output
-        told = [lock_watch.beat] if lock_watch is not None else []
-        self.loop = Pulse("the event loop", *told)
-        self.learner = Pulse("the learner thread", *told)
-        pulses = self._pulses = (self.loop, self.learner)
-        if lock_watch is not None:
-            lock_watch.patience = lambda: max(pulse.patience for pulse in pulses)
-        self._watched_s = 0.0
-        self._end_at, self._end_within_s = math.inf, 0.0
+    def __init__(self, end_s: float, tell: Callable[[str], object] | None = None) -> None:
+        tick_s = min(TICK_S, end_s / 8)
+        self._settings = os.getpid(), tick_s, round(end_s / tick_s)
+        # Twice in each tick of the child, which else could miss it.
+        self._pace_s = tick_s / 2
+        self._tell = tell or self._tell_child
+        self.loop = Pulse("the event loop", self._tell)
+        self.learner = Pulse("the learner thread", self._tell)
+        self._pulses = (self.loop, self.learner)
+        self._left_s, self._within_s = math.inf, math.inf
+        self._child: subprocess.Popen[bytes] | None = None
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def start(self) -> None:
-        self._beat()
+    def start(
+        self, call_later: Callable[[float, Callable[[], None]], object], *, has_child: bool
+    ) -> None:
+        """Begin to watch, to some end only with a child; `call_later` is the loop's."""
+
+        def beat() -> None:
+            if not self._is_closed.is_set():
+                self.loop.beat()
+                call_later(self._pace_s, beat)
+
+        if has_child:
+            self._start_child()
+        beat()
         self._thread.start()
 
     def build_begins(self) -> None:
@@ -119,61 +121,159 @@ class Watchdog:
 
     def end_begins(self) -> None:
         """The run is ending: from now on its time is limited."""
-        if self._end_at == math.inf:
+        if self._left_s == math.inf:
             self.save_begins(END_WITHIN_S)
 
     def save_begins(self, within_s: float) -> None:
         """The end waits for a disk now, which may be slow: it gets this long from now."""
-        self._end_within_s = within_s
-        self._end_at = self._watched_s + within_s
+        self._left_s = self._within_s = within_s
 
     def close(self) -> None:
         """An interpreter that ends is to find none of its threads at work."""
         self._is_closed.set()
         if self._thread.is_alive():
-            self._thread.join(SAY_WITHIN_S)
+            self._thread.join()
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
 
-    def tick(self, elapsed_s: float) -> None:
-        """Look at all of them, so long after the last time."""
-        if elapsed_s > SUSPENDED_S:
-            elapsed_s = -1.0
-        for pulse in self._pulses:
-            pulse.watch(elapsed_s)
-            what = f"{pulse.what} has not moved for {pulse.silent_s:.0f} s"
-            if pulse.is_beyond(self._dump_s) and not pulse.is_shown:
-                pulse.is_shown = True
-                self._say(f"{what}: the stacks of all threads (learner.stuck_dump_s)", is_dump=True)
-            # Not before it was shown, where both come due in one tick.
-            if pulse.is_beyond(self._end_s):
-                self._say(f"{what}: this process ends (learner.stuck_end_s)")
-                self._leave(EXIT_BUG)
-        self._watched_s += max(0.0, elapsed_s)
-        if self._watched_s >= self._end_at:
-            within = f"not ended within {self._end_within_s:g} s"
-            self._say(f"{within}: the stacks of all threads", is_dump=True)
-            self._leave(EXIT_BUG)
-
-    def _beat(self) -> None:
-        if not self._is_closed.is_set():
-            self.loop.beat()
-            self._call_later(BEAT_S, self._beat)
+    def tick(self) -> None:
+        """Look at all of them, and say what is seen."""
+        self._left_s -= self._pace_s
+        silent = [pulse.what for pulse in self._pulses if pulse.is_silent]
+        if self._left_s <= 0:
+            self._tell(f"{TOO_LATE} within {self._within_s:g} s")
+        elif silent:
+            self._tell(f"{silent[0]} has not moved")
+        else:
+            for pulse in self._pulses:
+                pulse.look()
+            self._tell(str(max(pulse.patience for pulse in self._pulses)))
 
     def _watch(self) -> None:
-        before = time.monotonic()
-        while not self._is_closed.wait(TICK_S):
-            self.tick(time.monotonic() - before)
-            # A tick takes long if its line cannot be written; that must not pass for a suspension.
-            before = time.monotonic()
+        while not self._is_closed.wait(self._pace_s):
+            self.tick()
+            if self._child is not None and (code := self._child.poll()) is not None:
+                logger.warning(
+                    "the process %d, which watches for hangs, has ended (%d): none is ended any "
+                    "more (learner.stuck_end_s)",
+                    *(self._child.pid, code),
+                )
+                return
 
-    def _say(self, line: str, *, is_dump: bool = False) -> None:
-        """On a thread of its own: what hangs may hold the log, or be the terminal."""
+    def _start_child(self) -> None:
+        faulthandler.register(DUMP_SIGNAL, all_threads=True)
+        read_fd, end_fd = os.pipe()
+        # Kept: the C library reads and writes them as long as this process lives.
+        self._request = _exit_when_read(read_fd)
+        settings = map(str, (*self._settings, end_fd))
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *settings],
+            stdin=subprocess.PIPE,
+            pass_fds=(end_fd,),
+            process_group=0,
+        )
+        assert self._child.stdin is not None
+        # A child that is stopped reads nothing.
+        os.set_blocking(self._child.stdin.fileno(), False)
 
-        def body() -> None:
-            logger.critical("%s", line)
-            flush_output()
-            if is_dump:
-                faulthandler.dump_traceback(file=self._output, all_threads=True)
+    def _tell_child(self, line: str) -> None:
+        if self._child is not None and self._child.stdin is not None:
+            # It may have ended, or been ended by somebody.
+            with contextlib.suppress(OSError, ValueError):
+                os.write(self._child.stdin.fileno(), f"{line}\n".encode())
 
-        voice = threading.Thread(target=body, name="last words", daemon=True)
-        voice.start()
-        voice.join(SAY_WITHIN_S)
+
+def _exit_when_read(fd: int) -> object:
+    """Let the C library end this process as soon as there is a byte to read; what it holds."""
+    libc = ctypes.CDLL(None)
+    byte, request = ctypes.create_string_buffer(1), ctypes.create_string_buffer(512)
+    leave = ctypes.cast(libc._exit, ctypes.c_void_p).value
+    # struct aiocb of glibc on 64 bits, with its struct sigevent.
+    struct.pack_into("=i12xQQ", request, 0, fd, ctypes.addressof(byte), 1)
+    struct.pack_into("=QiiQQ", request, 32, EXIT_STUCK, 0, _SIGEV_THREAD, leave, 0)
+    # Without it the kernel ends what hangs, with its own exit code. An older glibc lacks it.
+    is_known = hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "aio_read")
+    if is_known and struct.calcsize("P") == 8:
+        libc.aio_read(request)
+    return byte, request
+
+
+# -------------------- in the child
+
+
+class Silence:
+    """Counts the ticks in which not everybody has moved, and says when they are too many."""
+
+    def __init__(self, tick_s: float, end_ticks: int) -> None:
+        self._tick_s = tick_s
+        self._end_ticks = end_ticks
+        self._patience = 1
+        self._ticks = self._longest = 0
+
+    def add(self, lines: Iterable[str], *, is_stopped: bool = False) -> tuple[str, bool] | None:
+        """After a tick in which these lines came: what is to be said, and whether it is the end."""
+        what, has_moved = LOCK_HELD, is_stopped
+        for what in lines:
+            if what.startswith(TOO_LATE):
+                return what, True
+            if what.isdigit():
+                has_moved, self._patience = True, int(what)
+        if has_moved:
+            self._longest = max(self._longest, self._ticks)
+            self._ticks = 0
+            return None
+        self._ticks += 1
+        end_ticks = max(self._end_ticks * self._patience, GROWTH * self._longest)
+        if self._ticks not in (end_ticks // 2, end_ticks):
+            return None
+        said = f"{what} for {self._ticks * self._tick_s:.0f} s (learner.stuck_end_s)"
+        return said, self._ticks == end_ticks
+
+
+def _watch_over(pid: int, silence: Silence, tick_s: float, end_fd: int) -> None:
+    os.set_blocking(0, False)
+    while os.getppid() == pid:
+        time.sleep(tick_s)
+        found = silence.add(_heard(), is_stopped=_is_stopped(pid))
+        if found is None:
+            continue
+        what, is_end = found
+        _say(f"{what}: {'the learner ends' if is_end else 'all its stacks'}")
+        os.kill(pid, DUMP_SIGNAL)
+        if is_end:
+            time.sleep(tick_s)
+            os.write(end_fd, b".")
+            time.sleep(GRACE_S)
+            if os.getppid() == pid:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _heard() -> list[str]:
+    try:
+        return os.read(0, 1 << 16).decode().splitlines()
+    except BlockingIOError:
+        return []
+
+
+def _say(line: str) -> None:
+    if select.select([], [2], [], SAY_WITHIN_S)[1]:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode())
+
+
+def _is_stopped(pid: int) -> bool:
+    """By a signal, or by a debugger."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+if __name__ == "__main__":
+    _pid, _tick_s, _end_ticks, _end_fd = sys.argv[1:]
+    with contextlib.suppress(ProcessLookupError):
+        _watch_over(
+            int(_pid), Silence(float(_tick_s), int(_end_ticks)), float(_tick_s), int(_end_fd)
+        )

@@ -1,10 +1,13 @@
-"""The learner's limits: what is refused."""
+"""What follows from the learner's limits."""
+
+import pytest
 
 from impala_async.config.learner import LearnerSection
-from tests.config.test_run import complaint
 
 
-def test_what_is_stuck_is_shown_before_it_is_ended():
-    LearnerSection(stuck_dump_s=2, stuck_end_s=2.5)
-    said = complaint(learner__stuck_dump_s=60.0)
-    assert "learner: stuck_dump_s (60.0) must be below stuck_end_s (60.0)" in said
+@pytest.mark.parametrize(
+    ("lease_s", "heartbeat_s", "starved_after_s"), [(1, 0.2, 0.5), (10, 2, 5), (1e9, 2, 5)]
+)
+def test_what_follows_a_lease(lease_s, heartbeat_s, starved_after_s):
+    learner = LearnerSection(lease_s=lease_s)
+    assert (learner.heartbeat_s, learner.starved_after_s) == (heartbeat_s, starved_after_s)

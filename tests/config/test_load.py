@@ -402,12 +402,12 @@ def test_a_mistake_between_keys_names_all_its_sources(toml):
 
 
 def test_all_broken_rules_are_told_each_in_its_line():
-    overrides = ("init_num_passes=5", "stuck_dump_s=90", "num_passes=2")
+    overrides = ("init_num_passes=5", "publish_every_updates=200", "num_passes=2")
     learner = [f"learner.{override}" for override in overrides]
     lines = mistakes(None, "env.id=X", *learner, "pace.lag=1")
     assert [line.partition(" (")[0] for line in lines] == [
         "--set: learner: init_num_passes",
-        "--set: learner: stuck_dump_s",
+        "--set: learner: publish_every_updates",
         "--set: pace: lag does nothing in mode async: drop it, or set mode lockstep",
     ]
     overrides = ("pace.mode=lockstep", "learner.batch_columns=4", "learner.publish_every_updates=2")

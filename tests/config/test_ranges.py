@@ -139,9 +139,7 @@ RANGES = {
     "learner.max_lag": ([1, 10_000], [*COUNT, 10_001]),
     "learner.publish_every_updates": ([1, 9], COUNT),
     "learner.report_every_s": ([0.01], [*POSITIVE, 0.009]),
-    "learner.max_skipped_in_a_row": ([1, 10_000], COUNT),
-    "learner.stuck_dump_s": ([2, 59], [1.9, 1e7, NAN, INF, "x", None]),
-    "learner.stuck_end_s": ([31, 1e6], [1.9, 1e7, NAN, INF, "x", None]),
+    "learner.stuck_end_s": ([2, 1e6], [1.9, 1e7, NAN, INF, "x", None]),
     "learner.lease_s": ([1, 60], [0.9, -1, NAN, INF, "x", None]),
     "bind.data": (
         ["tcp://127.0.0.1:1", "tcp://*:*", "tcp://[::1]:65535", "tcp://host.example:5555"],

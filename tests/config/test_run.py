@@ -97,8 +97,6 @@ DEFAULTS = {
     "learner.max_lag": 100,
     "learner.publish_every_updates": 1,
     "learner.report_every_s": 2.0,
-    "learner.max_skipped_in_a_row": 50,
-    "learner.stuck_dump_s": 30.0,
     "learner.stuck_end_s": 60.0,
     "learner.lease_s": 10.0,
     "bind.data": "tcp://127.0.0.1:5555",
@@ -205,14 +203,6 @@ def test_max_lag_leaves_room_for_all_passes_of_all_minibatches():
 def test_a_device_is_one_of_those_that_can_be(device):
     text = complaint(learner__device=device)
     assert text == f"config: learner.device: wants auto, cpu, cuda or cuda:N, got {device!r}"
-
-
-@pytest.mark.parametrize(
-    ("lease_s", "heartbeat_s", "starved_after_s"), [(1, 0.2, 0.5), (10, 2, 5), (1e9, 2, 5)]
-)
-def test_what_follows_a_lease(lease_s, heartbeat_s, starved_after_s):
-    learner = LearnerSection(lease_s=lease_s)
-    assert (learner.heartbeat_s, learner.starved_after_s) == (heartbeat_s, starved_after_s)
 
 
 def test_a_message_fits_into_a_batch():

@@ -21,6 +21,7 @@ from impala_async.learner import build, service
 from impala_async.learner.loop.saver import Saver
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
+from impala_async.learner.threads import learner_thread
 from impala_async.metrics.names import undeclared
 from impala_async.training.checkpoint import newest_checkpoint
 from impala_async.training.result import StepResult
@@ -425,9 +426,11 @@ async def test_a_stop_before_the_first_turn_of_the_loop(tmp_path: Path) -> None:
     assert SCHEMA.rows == run.config.trajectory.rows
 
 
-async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path: Path) -> None:
-    sections: dict[str, Any] = {"algorithm": {"reward_scale": 1e30}}
-    async with service_run(tmp_path, learner={"max_skipped_in_a_row": 3}, **sections) as run:
+async def test_a_run_without_numbers_ends_with_what_it_had_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_thread, "MOST_SKIPPED_IN_A_ROW", 3)
+    async with service_run(tmp_path, algorithm={"reward_scale": 1e30}) as run:
         await run.start_actors(1)
         assert await run.end() == EXIT_BUG
     assert run.summary["updates"] == 0

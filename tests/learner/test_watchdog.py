@@ -3,214 +3,194 @@ one that waits, builds or was suspended is not.
 """
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+import subprocess
+import sys
 
 import pytest
 
-from impala_async.config.learner import LearnerSection
 from impala_async.errors import EXIT_BUG
-from impala_async.learner.lock_watch import LockWatch
-from impala_async.learner.watchdog import BUILD_PATIENCE, END_WITHIN_S, SAY_WITHIN_S, Watchdog
+from impala_async.learner.watchdog import (
+    BUILD_PATIENCE,
+    EXIT_STUCK,
+    LOCK_HELD,
+    Pulse,
+    Silence,
+    Watchdog,
+)
 from tests.learner.hand_actor import until
 
-SECTION = LearnerSection(stuck_dump_s=30, stuck_end_s=60)
+# Every hang lasts longer than the limit, which is 1 s.
+SCRIPT = """
+import ctypes, os, signal, subprocess, sys, threading, time
+from impala_async.learner.watchdog import Watchdog
+
+def hold_the_lock():
+    mutex = ctypes.create_string_buffer(64)
+    while True:  # the second time for ever
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+def block():
+    time.sleep(20)
+
+def end():
+    dog.save_begins(0.3)
+    time.sleep(20)
+
+def build():
+    dog.build_begins()
+    ctypes.PyDLL(None).usleep(2_000_000)
+
+def be_stopped():
+    wake = f"sleep 2; kill -CONT {os.getpid()}"
+    subprocess.Popen(["sh", "-c", wake])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+dog = Watchdog(1.0)
+dog.start(lambda *_: None, has_child=True)
+dog.loop.rest()
+dog.loop.beat()
+print(dog._child.pid, flush=True)
+CALL()
+dog.loop.rest()
+time.sleep(0.5)
+dog.close()
+"""
+
+
+def run(what: str) -> subprocess.CompletedProcess[str]:
+    script = SCRIPT.replace("CALL", what)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("hold_the_lock", f"{LOCK_HELD} for 1 s (learner.stuck_end_s): the learner ends"),
+        ("block", "the event loop has not moved for 1 s (learner.stuck_end_s): the learner ends"),
+        ("end", "not ended within 0.3 s: the learner ends"),
+    ],
+)
+def test_a_hang_shows_its_stacks_and_ends_as_a_bug_ends(what: str, says: str) -> None:
+    ended = run(what)
+    assert ended.returncode == EXIT_STUCK == EXIT_BUG, ended.stderr
+    assert says in ended.stderr.splitlines()
+    assert f"in {what}\n" in ended.stderr
+
+
+@pytest.mark.parametrize("what", ["build", "be_stopped"])
+def test_a_build_and_a_process_that_was_stopped_are_waited_for(what: str) -> None:
+    ended = run(what)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 class Watched:
     """A watchdog whose time the test makes, and whose loop never comes to anything."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.codes: list[int] = []
-        self.output = path.open("w")
-        self.dog = Watchdog(
-            lambda seconds, callback: None, SECTION, leave=self.codes.append, output=self.output
-        )
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.dog = Watchdog(60.0, self.lines.append)
         self.loop, self.learner = self.dog.loop, self.dog.learner
 
-    def wait(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.dog.tick(1.0)
-
-    @property
-    def outcome(self) -> tuple[int, list[int]]:
-        """How often stacks were shown, each of which has this test's own, and exit codes."""
-        return self.path.read_text().count(" in tick"), self.codes
+    def tick(self) -> str:
+        self.dog.tick()
+        return self.lines[-1]
 
 
-@pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
-    made = Watched(tmp_path / "stacks")
-    yield made
-    made.output.close()
-
-
-def test_silence_is_shown_once_and_then_ended(
-    watched: Watched, caplog: pytest.LogCaptureFixture
-) -> None:
-    watched.loop.beat()
-    # The first look only notes the beat.
-    for seconds, outcome in ((30, (0, [])), (1, (1, [])), (29, (1, [])), (1, (1, [EXIT_BUG]))):
-        watched.wait(seconds)
-        assert watched.outcome == outcome
-    assert caplog.messages == [
-        "the event loop has not moved for 30 s: the stacks of all threads (learner.stuck_dump_s)",
-        "the event loop has not moved for 60 s: this process ends (learner.stuck_end_s)",
-    ]
-
-
-def test_it_is_shown_before_it_is_ended_though_both_come_due_at_once(watched: Watched) -> None:
-    watched.loop.beat()
-    watched.wait(29)
-    watched.dog._end_s = watched.dog._dump_s = 29
-    watched.wait(1)
-    assert watched.outcome == (1, [EXIT_BUG])
-
-
-def test_the_one_that_moves_does_not_hide_the_other(watched: Watched) -> None:
-    watched.loop.beat()
-    for _ in range(70):
-        watched.learner.beat()
-        watched.wait(1)
-    assert watched.codes[0] == EXIT_BUG
-
-
-def test_who_rests_or_has_not_begun_may_be_silent(watched: Watched) -> None:
-    watched.learner.beat()
-    watched.wait(20)
+def test_it_is_told_who_does_not_move() -> None:
+    watched = Watched()
+    assert watched.tick() == "1"
+    for loop, learner, says in (
+        (True, False, "1"),
+        (False, False, "the event loop has not moved"),
+        (True, True, "1"),
+        (False, True, "the event loop has not moved"),
+        (True, False, "1"),
+        (True, False, "the learner thread has not moved"),
+    ):
+        for pulse, moves in ((watched.loop, loop), (watched.learner, learner)):
+            if moves:
+                pulse.beat()
+        assert watched.tick() == says
     watched.learner.rest()
-    watched.wait(500)
-    assert watched.outcome == (0, [])
+    assert watched.tick() == "1"
 
 
-def test_a_build_may_take_longer_and_what_follows_it_a_part_of_that(watched: Watched) -> None:
+def test_a_build_is_told_before_it_begins() -> None:
+    watched = Watched()
     watched.learner.beat(BUILD_PATIENCE)
-    watched.wait(251)
-    assert watched.outcome == (0, [])
-    watched.learner.beat()
-    watched.wait(750)
-    assert watched.codes == []
-    watched.wait(1)
-    assert watched.codes == [EXIT_BUG]
-
-
-def test_a_process_that_was_suspended_is_not_ended(watched: Watched) -> None:
+    assert watched.lines == [str(BUILD_PATIENCE)]
+    watched.learner.beat(BUILD_PATIENCE)
+    # While one of them builds, the other may beat.
     watched.loop.beat()
-    watched.dog.end_begins()
-    watched.wait(25)
-    watched.dog.tick(7200.0)
-    watched.wait(4)
-    assert watched.outcome == (0, [])
-
-
-def test_what_cannot_be_said_does_not_hold_up_the_end(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("impala_async.learner.watchdog.SAY_WITHIN_S", 0.01)
-    released = threading.Event()
-    critical = "impala_async.learner.watchdog.logger.critical"
-    monkeypatch.setattr(critical, lambda *_: released.wait(30))
+    assert watched.lines == [str(BUILD_PATIENCE)]
+    assert watched.tick() == str(BUILD_PATIENCE)
+    watched.learner.rest()
     watched.loop.beat()
-    watched.wait(61)
-    assert watched.codes == [EXIT_BUG]
-    released.set()
-    for voice in threading.enumerate():
-        if voice.name == "last words":
-            voice.join(10)
+    assert watched.tick() == "1"
+    watched.dog.build_begins()
+    assert watched.lines[-1] == str(BUILD_PATIENCE)
 
 
-def test_an_end_that_is_stuck_shows_its_stacks_and_is_ended(
-    watched: Watched, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_end_has_its_time_and_a_save_its_own() -> None:
+    watched = Watched()
     watched.dog.end_begins()
-    watched.wait(29)
+    assert [watched.tick() for _ in range(59)] == ["1"] * 59
     # A second cause of the end gives no more time.
     watched.dog.end_begins()
-    assert watched.outcome == (0, [])
-    watched.wait(1)
-    assert watched.outcome == (1, [EXIT_BUG])
-    assert caplog.messages == [
-        f"not ended within {END_WITHIN_S:g} s: the stacks of all threads",
-    ]
-
-
-def test_a_save_gets_its_own_time_and_is_ended_when_that_is_over(watched: Watched) -> None:
-    watched.dog.end_begins()
-    watched.wait(20)
+    assert watched.tick() == "not ended within 30 s"
     watched.dog.save_begins(600.0)
-    watched.wait(599)
-    assert watched.outcome == (0, [])
-    watched.wait(1)
-    assert watched.outcome == (1, [EXIT_BUG])
+    assert [watched.tick() for _ in range(1199)] == ["1"] * 1199
+    assert watched.tick() == "not ended within 600 s"
 
 
-def test_it_watches_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("impala_async.learner.watchdog.TICK_S", 0.01)
-    monkeypatch.setattr("impala_async.learner.watchdog.END_WITHIN_S", 0.05)
-    left = threading.Event()
-    with (tmp_path / "stacks").open("w") as output:
-        dog = Watchdog(lambda *_: None, SECTION, leave=lambda code: left.set(), output=output)
-        dog.start()
-        dog.end_begins()
-        assert left.wait(10)
-        dog.close()
-    assert "test_it_watches_by_itself" in (tmp_path / "stacks").read_text()
-
-
-def test_what_takes_long_to_say_is_no_suspension(monkeypatch):
-    now, seen, is_over = [0.0], [], threading.Event()
-    monkeypatch.setattr("impala_async.learner.watchdog.TICK_S", 0.01)
-    monkeypatch.setattr(
-        "impala_async.learner.watchdog.time", SimpleNamespace(monotonic=lambda: now[0])
-    )
-    dog = Watchdog(lambda *_: None, SECTION)
-
-    def tick(elapsed_s):
-        seen.append(elapsed_s)
-        now[0] += SAY_WITHIN_S
-        if len(seen) == 2:
-            is_over.set()
-
-    monkeypatch.setattr(dog, "tick", tick)
-    dog.start()
-    assert is_over.wait(10)
-    dog.close()
-    assert seen[:2] == [0.0, 0.0]
-
-
-async def test_the_loop_shows_that_it_runs_and_a_build_may_take_longer() -> None:
-    dog = Watchdog(asyncio.get_running_loop().call_later, SECTION)
-    dog.start()
-    dog.build_begins()
-    assert (dog.loop.num_beats, dog.loop.patience) == (2, BUILD_PATIENCE)
-    await until(lambda: dog.loop.num_beats >= 3, "a beat")
-    assert dog.loop.patience == 1
+async def test_the_loop_shows_that_it_runs() -> None:
+    lines: list[str] = []
+    dog = Watchdog(2.0, lines.append)
+    dog.start(asyncio.get_running_loop().call_later, has_child=False)
+    await until(lambda: dog.loop.num_beats >= 3 and lines.count("1") >= 3, "beats")
     dog.close()
 
 
-class FakeLockWatch:
-    def __init__(self) -> None:
-        self.patience: Callable[[], int] = lambda: 1
-        self.told: list[int] = []
+async def test_a_child_that_somebody_ends_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    dog = Watchdog(2.0)
+    dog.start(asyncio.get_running_loop().call_later, has_child=True)
+    assert dog._child is not None
+    dog._child.kill()
+    await until(lambda: "which watches for hangs, has ended (-9)" in caplog.text, "its end")
+    dog.loop.beat(BUILD_PATIENCE)
+    dog.close()
+    assert Pulse("anybody").num_beats == 0
 
-    def beat(self) -> None:
-        self.told.append(self.patience())
+
+def silent(silence: Silence, ticks: int, line: str = "X") -> list[tuple[int, bool]]:
+    """When something is said, and whether it is the end."""
+    found = ((tick, silence.add([line])) for tick in range(1, ticks + 1))
+    return [(tick, said[1]) for tick, said in found if said is not None]
 
 
-def test_who_watches_the_lock_is_told_of_a_build_before_it_begins() -> None:
-    lock_watch = FakeLockWatch()
-    dog = Watchdog(lambda *_: None, SECTION, cast(LockWatch, lock_watch))
-    dog.build_begins()
-    assert lock_watch.told == [BUILD_PATIENCE]
-    dog.learner.beat(BUILD_PATIENCE)
-    dog.learner.beat(BUILD_PATIENCE)
-    # While one of them builds, the other may beat.
-    dog.loop.beat()
-    assert lock_watch.told == [BUILD_PATIENCE] * 2
-    assert lock_watch.patience() == BUILD_PATIENCE
-    dog.learner.rest()
-    assert lock_watch.patience() == 1
+def test_silence_is_shown_once_and_then_ended() -> None:
+    assert silent(Silence(1.0, 60), 99) == [(30, False), (60, True)]
+    silence = Silence(0.5, 4)
+    said = [silence.add(lines) for lines in ([], ["1", "X"], [], ["X", "Y"], [], [])]
+    assert said[:3] == [None, None, None]
+    assert said[3] == ("Y for 1 s (learner.stuck_end_s)", False)
+    assert said[5] == (f"{LOCK_HELD} for 2 s (learner.stuck_end_s)", True)
+    assert silence.add(["1", "not ended within 3 s"]) == ("not ended within 3 s", True)
+
+
+def test_who_moves_or_is_stopped_begins_anew_and_may_take_longer_next_time() -> None:
+    for end in (lambda silence: silence.add(["1"]), lambda s: s.add([], is_stopped=True)):
+        silence = Silence(1.0, 10)
+        assert silent(silence, 9) == [(5, False)]
+        assert end(silence) is None
+        assert silent(silence, 27) == [(13, False), (27, True)]
+
+
+def test_a_build_may_take_longer_and_what_follows_it_a_part_of_that() -> None:
+    silence = Silence(1.0, 60)
+    silence.add([str(BUILD_PATIENCE)])
+    assert silent(silence, 250) == []
+    silence.add(["1"])
+    assert silent(silence, 750) == [(375, False), (750, True)]

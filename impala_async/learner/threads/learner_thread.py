@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.25
 WARN_EVERY_S = 10.0
 MAX_NAMED = 5
+# So many updates in a row that are not finite end the run.
+MOST_SKIPPED_IN_A_ROW = 50
 
 
 class _Pass(NamedTuple):
@@ -291,13 +293,13 @@ class LearnerThread:
                     self._measurements.num_skipped,
                 )
         num_failed = result.num_failed_in_a_row
-        if num_failed >= self._section.max_skipped_in_a_row and self._stop_reason is None:
+        if num_failed >= MOST_SKIPPED_IN_A_ROW and self._stop_reason is None:
             epoch, update, _ = self.progress
             path = self._channels.run_path / f"not-finite-{epoch}-{update}.safetensors"
             kept = result.keep_batch(path, loaded.tensors)
             self._give_up(
                 f"{num_failed} updates in a row were skipped since update {update}, as these are "
-                f"not finite: {what} (learner.max_skipped_in_a_row); {kept}"
+                f"not finite: {what}; {kept}"
             )
 
     def _give_up(self, why: str) -> None:
