@@ -16,8 +16,7 @@ from impala_async.config.learner import LearnerSection
 from impala_async.config.model import TORSOS, ModelSection
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError, SpacesError
-from impala_async.learner.channels import Channels, Progress
-from impala_async.learner.handoff import IndexQueue
+from impala_async.learner.handoff import Channels, IndexQueue, Progress
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.learner.threads.learner_thread import LearnerThread, LockstepThread
 from impala_async.learner.threads.loader import (

@@ -2,24 +2,36 @@
 
 Slot indices go to a thread through an `IndexQueue`, what a slow disk is to keep through a
 `ByteQueue`. Records come back in order through an `Inbox`; values of which only the newest
-counts through a `Mailbox`. One `close()` wakes everyone.
+counts through a `Mailbox`. `Channels` are all that the learner thread and the loop have of these.
 
 Runs on: event loop and threads; each method says which.
 """
 
 import asyncio
-import functools
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from impala_async.config.run import StopSection
 from impala_async.errors import ServiceError
+from impala_async.learner.watchdog import Pulse
 from impala_async.metrics.window import WindowStat
+from impala_async.weights import Version, Weights
+
+if TYPE_CHECKING:
+    from impala_async.learner.loop.ledger import Settlement
+    from impala_async.training.state import TrainingState
 
 Value = TypeVar("Value")
+
+NOT_FINITE = "not_finite"
+"""The reason of an end: there are no numbers to learn from."""
 
 BYTE_QUEUE_PAUSE_S = 0.05
 
@@ -216,43 +228,6 @@ class Flag:
         return True
 
 
-class Threads:
-    """The threads of one service: started together, awaited together. On the event loop."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_death: Callable[[str, BaseException], None],
-    ) -> None:
-        self._loop = loop
-        self._on_death = on_death
-        self._running: set[str] = set()
-        self._all_ended = asyncio.Event()
-
-    def start(self, bodies: Mapping[str, Callable[[], None]]) -> None:
-        """One thread per body, named as its key."""
-        self._running |= bodies.keys()
-        for name, body in bodies.items():
-            start_thread(name, body, Inbox(self._loop, functools.partial(self._note_end, name)))
-
-    async def wait(self, timeout_s: float) -> None:
-        """Until all have ended; raises ServiceError with the names of those that do not."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self._running:
-                    await self._all_ended.wait()
-        except TimeoutError:
-            left = " and ".join(sorted(self._running))
-            raise ServiceError(f"still running after {timeout_s:.0f} s: {left}") from None
-
-    def _note_end(self, name: str, error: BaseException | None) -> None:
-        self._running.discard(name)
-        if not self._running:
-            self._all_ended.set()
-        if error is not None:
-            self._on_death(f"the {name} thread", error)
-
-
 async def on_thread(name: str, body: Callable[[], None]) -> None:
     """Run a body in a thread of its own and wait for its end; what it raises is raised here.
 
@@ -267,8 +242,11 @@ async def on_thread(name: str, body: Callable[[], None]) -> None:
 
     start_thread(name, body, Inbox(loop, end))
     error = await ended
-    if error is not None:
+    if isinstance(error, Exception):
         raise error
+    if error is not None:
+        # A loop would take what is no Exception for its own end.
+        raise ServiceError(f"the {name} thread: {error!r}") from error
 
 
 def start_thread(
@@ -289,3 +267,64 @@ def start_thread(
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
+
+
+# -------------------- what the learner thread and the loop say to each other
+
+
+class Progress(NamedTuple):
+    """How far training is; what a checkpoint continues from."""
+
+    epoch: int
+    update: int = 0
+    env_steps_trained: int = 0
+
+    @property
+    def version(self) -> Version:
+        return Version(self.epoch, self.update)
+
+    def reached(self, stop: StopSection) -> str | None:
+        """The limit that is reached, of those on what is made."""
+        if stop.env_steps is not None and self.env_steps_trained >= stop.env_steps:
+            return "env_steps"
+        return "updates" if stop.updates is not None and self.update >= stop.updates else None
+
+
+class FirstUpdate(NamedTuple):
+    """Where the clock of a start begins, and the env steps that were trained by then."""
+
+    at: float
+    env_steps: int
+
+
+class LearnerReport(NamedTuple):
+    """A frozen reading of everything that the learner thread owns."""
+
+    progress: Progress
+    starved_at: float | None = None
+    first_update: FirstUpdate | None = None
+    metrics: Mapping[str, object] = MappingProxyType({})
+    lag_histogram: Sequence[int] = ()
+
+
+class Captured(NamedTuple):
+    """All that a checkpoint needs from the learner thread, cloned at one moment."""
+
+    progress: Progress
+    training: "TrainingState"
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Where the thread's words go, and what the loop asks of it."""
+
+    settlements: "Inbox[Settlement]"
+    weights: Mailbox[Weights] | Inbox[Weights]
+    reports: Mailbox[LearnerReport]
+    captures: Mailbox[Captured]
+    stops: Inbox[str]
+    run_path: Path
+    """Where it leaves what made it give up."""
+    pulse: Pulse = field(default_factory=lambda: Pulse("the learner thread"))
+    is_report_due: Flag = field(default_factory=Flag)
+    is_capture_due: Flag = field(default_factory=Flag)

@@ -32,8 +32,16 @@ from impala_async.errors import (
 )
 from impala_async.interrupts import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.learner.build import Learner, build_learner, find_layout
-from impala_async.learner.channels import NOT_FINITE, Captured, Channels, LearnerReport, Progress
-from impala_async.learner.handoff import Inbox, Mailbox, Threads
+from impala_async.learner.handoff import (
+    NOT_FINITE,
+    Captured,
+    Channels,
+    Inbox,
+    LearnerReport,
+    Mailbox,
+    Progress,
+    on_thread,
+)
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.learner.loop.saver import Restored, Saver, begin_epoch
 from impala_async.learner.loop.server import ActorServer, Events
@@ -91,7 +99,7 @@ class LearnerService:
         self._watchdog = Watchdog(config.learner.stuck_end_s)
         self._is_watched = is_watched
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
-        self._threads = Threads(self._loop, self._fail)
+        self._threads: list[asyncio.Task[None]] = []
         self._learner: Learner | None = None
         self._is_building = False
         self._last_words: Captured | None = None
@@ -213,7 +221,10 @@ class LearnerService:
         self._learner = learner
         self._folder.confirm()
         self._server.open(schema, learner.slots, learner.full.put, learner.layout)
-        self._threads.start(learner.bodies)
+        for name, body in learner.bodies.items():
+            thread = self._loop.create_task(on_thread(name, body), name=f"the {name} thread")
+            thread.add_done_callback(self._on_thread_end)
+            self._threads.append(thread)
 
     def _open_known(self, schema: Schema) -> None:
         """The spaces are those of the config: if nothing can be built for them, it is at fault."""
@@ -275,6 +286,10 @@ class LearnerService:
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback of ours raised: nothing of it can be trusted any more."""
         self._fail("the event loop", context.get("exception") or RuntimeError(context["message"]))
+
+    def _on_thread_end(self, thread: asyncio.Task[None]) -> None:
+        if not thread.cancelled() and (error := thread.exception()) is not None:
+            self._fail(thread.get_name(), error)
 
     def _fail(self, what: str, cause: BaseException) -> None:
         """Something died: the run ends with its cause."""
@@ -350,7 +365,10 @@ class LearnerService:
     async def _end_threads(self, learner: Learner) -> None:
         """Wake them, wait for their last words, settle what never reached the ring."""
         learner.loader.close()
-        await self._threads.wait(THREAD_END_S)
+        _, running = await asyncio.wait(self._threads, timeout=THREAD_END_S)
+        if running:
+            left = " and ".join(sorted(thread.get_name() for thread in running))
+            raise ServiceError(f"still running after {THREAD_END_S:.0f} s: {left}")
         for batch in learner.loader.leftovers():
             self._server.ledger.give_up(batch)
 

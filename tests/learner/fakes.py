@@ -13,8 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from impala_async.learner.channels import Captured, Channels, LearnerReport
-from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
+from impala_async.learner.handoff import (
+    Captured,
+    Channels,
+    ClosedError,
+    Inbox,
+    LearnerReport,
+    Mailbox,
+)
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.metrics.timer import TimerStat

@@ -22,7 +22,7 @@ from impala_async.learner.build import (
     num_host_slots,
     pick_device,
 )
-from impala_async.learner.channels import Progress
+from impala_async.learner.handoff import Progress
 from impala_async.learner.threads.loader import HostLoader
 from impala_async.policy import Policy
 from impala_async.schema import (

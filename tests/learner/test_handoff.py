@@ -16,11 +16,14 @@ from impala_async.learner.handoff import (
     Flag,
     Inbox,
     IndexQueue,
+    LearnerReport,
     Mailbox,
+    Progress,
     on_thread,
     start_thread,
 )
 from impala_async.metrics.report import merge
+from impala_async.weights import Version
 from tests.learner.fakes import InlineLoop
 from tests.learner.hand_actor import DEADLINE_S, until
 
@@ -397,3 +400,12 @@ def test_a_closed_byte_queue_is_emptied_first() -> None:
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
     assert got == ["a", "b"]
+
+
+# -------------------- what passes between the learner thread and the loop
+
+
+def test_progress_names_its_version_and_before_any_reading_nothing_else_is_known() -> None:
+    progress = Progress(3, update=7, env_steps_trained=900)
+    assert progress.version == Version(3, 7)
+    assert LearnerReport(progress) == (progress, None, None, {}, ())

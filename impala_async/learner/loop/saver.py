@@ -16,8 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from impala_async.errors import CheckpointError
-from impala_async.learner.channels import Captured, Progress
-from impala_async.learner.handoff import on_thread
+from impala_async.learner.handoff import Captured, Progress, on_thread
 from impala_async.learner.loop.ledger import Ledger
 from impala_async.learner.loop.reporter import EpisodeStats
 from impala_async.runs.folder import RunFolder

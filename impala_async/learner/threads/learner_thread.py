@@ -19,15 +19,15 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
-from impala_async.learner.channels import (
+from impala_async.learner.handoff import (
     NOT_FINITE,
     Captured,
     Channels,
+    ClosedError,
     FirstUpdate,
     LearnerReport,
     Progress,
 )
-from impala_async.learner.handoff import ClosedError
 from impala_async.learner.minibatch_buffer import MinibatchBuffer
 from impala_async.learner.threads.loader import LoadedBatch, Loader, make_current
 from impala_async.learner.threads.measurements import Measurements

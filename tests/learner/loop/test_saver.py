@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from impala_async.errors import CheckpointError
-from impala_async.learner.channels import Captured, Progress
+from impala_async.learner.handoff import Captured, Progress
 from impala_async.learner.loop import saver
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.reporter import EpisodeStats

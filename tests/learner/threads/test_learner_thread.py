@@ -9,7 +9,7 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
-from impala_async.learner.channels import Progress
+from impala_async.learner.handoff import Progress
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.threads import learner_thread
 from impala_async.learner.threads.learner_thread import LearnerThread

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.learner.channels import Progress
+from impala_async.learner.handoff import Progress
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.threads.learner_thread import LockstepThread
 from tests.learner.fakes import FakeStep, Listener, batch_of

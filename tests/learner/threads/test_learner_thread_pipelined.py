@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.learner.channels import Progress
-from impala_async.learner.handoff import ClosedError
+from impala_async.learner.handoff import ClosedError, Progress
 from tests.learner.fakes import FakeStep, Listener, batch_of
 from tests.learner.threads.test_learner_thread import Run, closes
 

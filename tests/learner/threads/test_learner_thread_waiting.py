@@ -9,8 +9,7 @@ import pytest
 
 from impala_async.config.learner import LearnerSection
 from impala_async.learner.build import build_learner
-from impala_async.learner.channels import Progress
-from impala_async.learner.handoff import start_thread
+from impala_async.learner.handoff import Progress, start_thread
 from impala_async.learner.loop.filler import Arrival, SlotFiller
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.slots import Slot
