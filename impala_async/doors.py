@@ -41,7 +41,7 @@ from impala_async.waiting import told_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from impala_async.config.bind import BindSection
+    from impala_async.config.learner import BindSection
     from impala_async.config.run import RunConfig
     from impala_async.runs.folder import RunFolder
 
@@ -107,8 +107,8 @@ class DoorParser(argparse.ArgumentParser):
 
     def _meant(self, flag: str, value: str) -> str | None:
         """The setting that may be meant by a flag that there is not, with its value."""
-        from impala_async.config.bind import like_url
-        from impala_async.config.keys import key_like
+        from impala_async.config.learner import like_url
+        from impala_async.config.mistakes import key_like
 
         flag, equals, after = flag.partition("=")
         name = flag.lstrip("-").replace("-", "_")
@@ -191,7 +191,7 @@ def typed_path(text: str) -> Path:
 
 def check_learner_url(url: str) -> None:
     """Raise ConfigError for what no learner can be reached at."""
-    from impala_async.config.bind import like_url
+    from impala_async.config.learner import like_url
 
     like = like_url(url)
     is_port_known = like is not None and not like.endswith(":*")
@@ -343,7 +343,7 @@ def actor_of_this_start() -> tuple[int, int]:
 
 def with_bind_of_this_start(config: "RunConfig") -> "RunConfig":
     """The settings for this start, with the ports that `train` has chosen if it has."""
-    from impala_async.config.bind import BindSection
+    from impala_async.config.learner import BindSection
 
     chosen = os.environ.get(BIND_VARIABLE)
     if chosen is None:

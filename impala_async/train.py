@@ -30,7 +30,7 @@ from impala_async.metrics.report import RETURN_EPISODES, format_return
 from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:
-    from impala_async.config.bind import BindSection
+    from impala_async.config.learner import BindSection
     from impala_async.config.run import RunConfig
     from impala_async.runs.folder import RunFolder
 
@@ -119,7 +119,7 @@ def _unnamed_ports(bind: "BindSection") -> dict[str, str]:
 
 def _chosen(bind: "BindSection") -> "BindSection":
     """A port for each `*`: the actors are started at once, before the learner has a port."""
-    from impala_async.config.bind import BindSection
+    from impala_async.config.learner import BindSection
 
     data, weights = (
         f"{url.removesuffix('*')}{port}" if url.endswith(":*") else url

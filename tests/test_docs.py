@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 
 import annotated_types
 import pytest
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, BeforeValidator
 
 from bench.learning.table import configs_table
 from impala_async import errors
@@ -115,6 +115,8 @@ def _range(field):
                 found.append(f"< {lt}")
             case annotated_types.MinLen(_):
                 found.append("not empty")
+            case AfterValidator() | BeforeValidator():
+                pass
             case _:
                 raise AssertionError(f"nobody knows how to write {bound!r}")
     return ", ".join(found)

@@ -90,7 +90,6 @@ _BUILDS = "it builds what the run is made of"
 _WRITES = "it writes the whole config down"
 _BETWEEN = "it checks what lies between sections"
 WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors need no entry.
-    "config/load.py:_steps_without_learning": _BETWEEN,
     "config/run.py:of": "it picks the sections that an actor is told",
     "learner/build.py:build_learner": _BUILDS,
     "learner/build.py:build_step": _BUILDS,
@@ -100,7 +99,6 @@ WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors
     "learner/loop/server.py:__init__": _BUILDS,
     "learner/loop/server.py:_make_table": _BUILDS,
     "learner/loop/server.py:_settings_frame": "it sends the sections that an actor is told",
-    "learner/probe.py:check_columns": _BETWEEN,
     "learner/service.py:__init__": _BUILDS,
     "replay/learner.py:write_settings": _WRITES,
     "runs/folder.py:begin": _WRITES,

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from impala_async.config.bind import is_loopback
+from impala_async.config.learner import is_loopback
 from impala_async.layout import Bytes2D
 from impala_async.schema import Schema
 from impala_async.trajectory import Columns, columns_over

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from impala_async.config.section import MOST_S, Section
 
@@ -12,7 +12,15 @@ MAX_COLUMNS = 4096
 SamplerName = Literal["auto", "serial", "vector", "parallel", "alternating"]
 # These step environments in processes of their own.
 WITH_WORKERS = ("parallel", "alternating")
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def _check_device(name: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", name) is None:
+        raise ValueError(f"wants auto, cpu, cuda or cuda:N, got {name!r}")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_check_device)]
 
 
 class ActorSection(Section):
@@ -34,7 +42,7 @@ class ActorSection(Section):
         description="Processes that step environments; none: one for each core that the actor "
         "may use.",
     )
-    device: str = Field(
+    device: Device = Field(
         "auto",
         description="Where the policy acts, with any sampler: auto, cpu, cuda or cuda:N. auto: the "
         "CPU, or with sampler auto a GPU if that is found to be faster.",
@@ -53,29 +61,16 @@ class ActorSection(Section):
     )
 
     def broken_rules(self) -> Iterator[str]:
-        if DEVICE.fullmatch(self.device) is None:
-            yield f"device wants auto, cpu, cuda or cuda:N, got {self.device!r}"
-        if self.num_workers is not None:
-            yield from self._broken_workers(self.num_workers)
-        if self.sampler == "alternating" and self.num_envs % 2:
+        yield from self.idle("num_workers", "sampler", self.sampler, [*WITH_WORKERS, "auto"])
+        if self.num_workers is not None and self.num_workers > self.num_envs:
             yield (
-                f"num_envs ({self.num_envs}) must be even with sampler alternating, which steps "
-                "them in two groups of one size"
+                f"num_workers ({self.num_workers}) must not exceed num_envs ({self.num_envs}): "
+                "each worker steps at least one"
             )
-
-    def _broken_workers(self, num_workers: int) -> Iterator[str]:
-        if self.sampler in ("serial", "vector"):
-            yield (
-                f"num_workers does nothing with sampler {self.sampler}, which steps environments "
-                f"in the actor itself: drop it, or set sampler to {', '.join(WITH_WORKERS)} or auto"
-            )
-        elif num_workers > self.num_envs:
-            yield (
-                f"num_workers ({num_workers}) must not exceed num_envs ({self.num_envs}): each "
-                "worker steps at least one"
-            )
-        if self.sampler == "alternating" and num_workers % 2:
-            yield (
-                f"num_workers ({num_workers}) must be even with sampler alternating, which has "
-                "two groups of them"
-            )
+        if self.sampler == "alternating":
+            for key in ("num_envs", "num_workers"):
+                if (number := getattr(self, key)) is not None and number % 2:
+                    yield (
+                        f"{key} ({number}) must be even with sampler alternating, which steps in "
+                        "two groups of one size"
+                    )

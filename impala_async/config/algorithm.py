@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from impala_async.config.section import NAME_OF_OWN, Section
+from impala_async.config.section import Section, unknown_name
 
 OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf"]
 ReturnsName = Literal["vtrace", "gae"]
@@ -187,40 +187,9 @@ class AlgorithmSection(Section):
         """Env steps trained from which on nothing is learned any more, if there are any."""
         return self.schedule_env_steps if self.lr_end == 0 else None
 
-    def schedule_warnings(self, stop: int | None, trained: int, *, has_goal: bool) -> Iterator[str]:
-        """Warn a run to `stop` env steps of its schedule when `trained` are done.
-
-        `has_goal`: something else may end it earlier.
-        """
-        horizon = self.schedule_env_steps
-        if horizon is None:
-            return
-        goes_on = not has_goal if stop is None else stop > horizon
-        fix = f"set algorithm.schedule_env_steps to {'more' if stop is None else f'{stop:_}'}"
-        if trained >= horizon:
-            ends = {"lr": self.lr_end, "entropy_cost": self.entropy_cost_end}
-            stay = [
-                f"algorithm.{key} stays {end:g}" for key, end in ends.items() if end is not None
-            ]
-            idle = ", so nothing is learned" if self.lr_end == 0 else ""
-            yield (
-                f"algorithm.schedule_env_steps ({horizon:,}) is over at env step {trained:,}: "
-                f"{' and '.join(stay)}{idle}; {fix} to go on from there"
-            )
-        elif self.lr_end == 0 and goes_on:
-            until = "until it is stopped" if stop is None else f"to stop.env_steps ({stop:,})"
-            yield (
-                f"algorithm.lr is 0 from env step {horizon:,} on (algorithm.schedule_env_steps), "
-                f"and the run goes on {until} without learning: {fix}, or algorithm.lr_end over 0"
-            )
-
     def broken_rules(self) -> Iterator[str]:
-        if self.name not in ALGORITHMS and NAME_OF_OWN.fullmatch(self.name) is None:
-            yield (
-                f"name must be one of {', '.join(ALGORITHMS)}, or package.module:Name of your own, "
-                f"got {self.name!r}"
-            )
-        yield from self._schedules_without_a_horizon()
+        yield from unknown_name("name", self.name, ALGORITHMS)
+        yield from self._broken_schedules()
         yield from self._idle_keys()
         if self.reward_scale == 0:
             yield f"reward_scale wants a number that is not 0, got {self.reward_scale}"
@@ -230,50 +199,32 @@ class AlgorithmSection(Section):
                 f"returns ({self.returns}) do not go with name ({self.name}), whose returns are "
                 f"{self._known.returns[0]}: drop it, or set name = {fix}"
             )
+
+    def _broken_schedules(self) -> Iterator[str]:
+        ends = {"lr_end": self.lr_end, "entropy_cost_end": self.entropy_cost_end}
+        named = [f"{key} ({value})" for key, value in ends.items() if value is not None]
+        if named and self.schedule_env_steps is None:
+            yield f"{named[0]} needs schedule_env_steps: the steps to get there"
+        if not named:
+            yield from self.idle("schedule_env_steps", "lr_end", None)
+
+    def _idle_keys(self) -> Iterator[str]:
+        """Those that do nothing here, one complaint each."""
+        for key in _PARTLY:
+            if key not in self._known.keys:
+                users = [name for name, one in ALGORITHMS.items() if key in one.keys]
+                yield from self.idle(key, "name", self.name, users)
+        for key, users in _OPTIMIZERS.items():
+            for idle in self.optimizer_options.idle(key, "optimizer", self.optimizer, users):
+                yield f"optimizer_options.{idle}"
+        if "rho_bar" in self._known.keys:
+            for key in ("rho_bar", "c_bar"):
+                yield from self.idle(key, "returns", self.returns_kind, ["vtrace"])
+        if self.kl_coeff == 0 and "kl_target" in self._known.keys:
+            yield from self.idle("kl_target", "kl_coeff", "0")
         if self.kl_coeff > 0 and self.tau == 1 and self.target_update_every_updates == 1:
             yield (
                 f"kl_coeff ({self.kl_coeff}) does nothing while target_update_every_updates is 1 "
                 "and tau is 1, where the target network is always the current one: raise the "
                 "former or lower tau"
             )
-
-    def _schedules_without_a_horizon(self) -> Iterator[str]:
-        ends = {"lr_end": self.lr_end, "entropy_cost_end": self.entropy_cost_end}
-        named = [f"{key} ({value})" for key, value in ends.items() if value is not None]
-        if named and self.schedule_env_steps is None:
-            yield f"{named[0]} needs schedule_env_steps: the steps to get there"
-        if self.schedule_env_steps is not None and not named:
-            yield (
-                f"schedule_env_steps ({self.schedule_env_steps}) does nothing without lr_end or "
-                "entropy_cost_end"
-            )
-
-    def _idle_keys(self) -> Iterator[str]:
-        """Those that do nothing here, one complaint each."""
-        for section, key, choice, chosen, names in self._choices():
-            value = getattr(section, key)
-            if chosen not in names and value != type(section).model_fields[key].default:
-                place = "" if section is self else "optimizer_options."
-                yield (
-                    f"{place}{key} ({value}) does nothing where {choice} is {chosen}: drop "
-                    f"it, or set {choice} = {' or '.join(names)}"
-                )
-        is_set = self.kl_target != type(self).model_fields["kl_target"].default
-        if self.kl_coeff == 0 and is_set and "kl_target" in self._known.keys:
-            yield (
-                f"kl_target ({self.kl_target}) does nothing while kl_coeff is 0: drop it, or set "
-                "kl_coeff, at which the adapting begins"
-            )
-
-    def _choices(self) -> Iterator[tuple[Section, str, str, str, tuple[str, ...]]]:
-        """Where a key is, its name, the key that decides whether it does something, the value of
-        that, and the values it needs."""
-        for key in _PARTLY:
-            if key not in self._known.keys:
-                users = (name for name, one in ALGORITHMS.items() if key in one.keys)
-                yield self, key, "name", self.name, tuple(users)
-        for key, optimizers in _OPTIMIZERS.items():
-            yield self.optimizer_options, key, "optimizer", self.optimizer, optimizers
-        for key in ("rho_bar", "c_bar"):
-            if key in self._known.keys:
-                yield self, key, "returns", self.returns_kind, ("vtrace",)

@@ -1,12 +1,11 @@
 """The environment's section of the config."""
 
-import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from impala_async.config.section import MOST_S, Named, Section, read_named
+from impala_async.config.section import MOST_S, NamedList, Section, unknown_name
 
 
 class EnvSection(Section):
@@ -16,7 +15,7 @@ class EnvSection(Section):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the environment."
     )
-    wrappers: tuple[Named, ...] = Field(
+    wrappers: NamedList = Field(
         (),
         description="Put around each single environment, the first one innermost: "
         "package.module:Name, or a table of name and kwargs.",
@@ -54,18 +53,9 @@ class EnvSection(Section):
         "actor (when the environment is not installed at the learner).",
     )
 
-    @field_validator("wrappers", mode="before")
-    @classmethod
-    def _read_wrappers(cls, given: Any) -> Any:
-        return read_named(
-            given,
-            '["package.module:Name"] or [{name = "package.module:Name", kwargs = {size = 5}}]',
-        )
-
     def broken_rules(self) -> Iterator[str]:
         for wrapper in self.wrappers:
-            if re.fullmatch("[^:]+:[^:]+", wrapper.name) is None:
-                yield f"wrappers must be package.module:Name each, got {wrapper.name!r}"
+            yield from unknown_name("wrappers", wrapper.name)
 
     @property
     def frames_per_step(self) -> int:

@@ -1,18 +1,44 @@
-"""The knobs of the learner: batches, the ring, limits and periods."""
+"""The learner's sections of the config: batches, the ring, limits and periods, and where it
+listens."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from impala_async.config.actor import DEVICE, MAX_COLUMNS
+from impala_async.config.actor import MAX_COLUMNS, Device
 from impala_async.config.section import MOST_S, Section
+
+TCP_URL = re.compile(
+    r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
+)
+# Hosts that stand for every interface of a machine.
+EVERY_HOST = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether only processes of this host can reach a tcp url."""
+    host = url.removeprefix("tcp://").rpartition(":")[0]
+    return host in {"localhost", "[::1]", "::1"} or host.startswith("127.")
+
+
+def like_url(text: str) -> str | None:
+    """The tcp url that may be meant by a port, or by a host and a port."""
+    urls = (text, f"tcp://{text}", f"tcp://127.0.0.1:{text}")
+    return next(filter(_is_url, urls), None)
+
+
+def _is_url(text: str) -> bool:
+    found = TCP_URL.fullmatch(text)
+    return found is not None and (found[2] == "*" or 0 < int(found[2]) < 65536)
 
 
 class LearnerSection(Section):
     """The learner: batches, ring, limits and periods."""
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    device: Device = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: int = Field(1, ge=1, le=1024, description="torch threads of the learner.")
     compile: Literal["off", "inductor", "cuda_graph"] = Field(
         "off", description="How updates are made faster, after a while of compiling or recording."
@@ -55,13 +81,6 @@ class LearnerSection(Section):
         "as often, and at least every 2 s.",
     )
 
-    @field_validator("device")
-    @classmethod
-    def _is_a_device(cls, device: str) -> str:
-        if DEVICE.fullmatch(device) is None:
-            raise ValueError(f"wants auto, cpu, cuda or cuda:N, got {device!r}")
-        return device
-
     def broken_rules(self) -> Iterator[str]:
         if self.init_num_passes is not None and self.init_num_passes > self.num_passes:
             yield (
@@ -88,3 +107,50 @@ class LearnerSection(Section):
     def expected_lag_updates(self) -> int:
         """Updates between acting and training when every queue is full (one batch granted)."""
         return self.num_passes * (self.queue_size + self.minibatch_buffer_size + 1)
+
+
+class BindSection(Section):
+    """Where the learner listens, over tcp. `*` as the port takes a free one.
+
+    Actors of its own host move to ipc by themselves.
+    """
+
+    data: str = Field("tcp://127.0.0.1:5555", description="Trajectories come in here.")
+    weights: str = Field("tcp://127.0.0.1:5556", description="Weights are pulled from here.")
+
+    @field_validator("data", "weights", mode="before")
+    @classmethod
+    def _is_tcp(cls, value: object) -> str:
+        url = str(value)
+        if value == url and _is_url(url):
+            return url
+        wanted = "tcp://HOST:PORT, or tcp://HOST:* for any free port"
+        if url.removeprefix("tcp://").count(":") > 1:
+            wanted += "; an IPv6 address stands in brackets, as in tcp://[::1]:5555"
+        hint = f"; did you mean {like}?" if (like := like_url(url)) else ""
+        raise ValueError(f"wants {wanted}, got {json.dumps(value, default=str)[:200]}{hint}")
+
+    def broken_rules(self) -> Iterator[str]:
+        (host, _, port), (other_host, _, other_port) = (
+            url.rpartition(":") for url in (self.data, self.weights)
+        )
+        is_shared = host == other_host or not {host, other_host}.isdisjoint(EVERY_HOST)
+        if port == other_port != "*" and is_shared:
+            yield (
+                f"data and weights each need a port of their own, got {self.data} and "
+                f"{self.weights}"
+            )
+
+    def warnings(self) -> Iterator[str]:
+        """Tell what other hosts cannot reach, or should not."""
+        if is_loopback(self.data) != is_loopback(self.weights):
+            yield (
+                f"bind.data ({self.data}) and bind.weights ({self.weights}): actors of other hosts "
+                "must reach both"
+            )
+        for key, url in (("data", self.data), ("weights", self.weights)):
+            if not is_loopback(url):
+                yield (
+                    f"bind.{key} = {url} leaves this host, and connections are neither encrypted "
+                    "nor authenticated: use it only inside a network that you trust"
+                )

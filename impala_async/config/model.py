@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from impala_async.config.section import NAME_OF_OWN, Section
+from impala_async.config.section import Section, unknown_name
 
 TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
 
@@ -16,7 +16,7 @@ class ModelSection(Section):
     name: str = Field(
         "mlp",
         description="The torso: mlp, nature_cnn, impala_resnet, small_cnn, or your own as "
-        "package.module:Class.",
+        "package.module:Name.",
     )
     hidden_sizes: tuple[int, ...] | None = Field(
         None,
@@ -63,11 +63,7 @@ class ModelSection(Section):
         return self.shared_torso
 
     def broken_rules(self) -> Iterator[str]:
-        if self.name not in TORSOS and NAME_OF_OWN.fullmatch(self.name) is None:
-            yield (
-                f"name must be one of {', '.join(TORSOS)}, or package.module:Class of your own, "
-                f"got {self.name!r}"
-            )
+        yield from unknown_name("name", self.name, TORSOS)
         if self.hidden_sizes is not None and min(self.hidden_sizes) < 1:
             yield f"hidden_sizes must all be at least 1, got {list(self.hidden_sizes)}"
         if self.core is not None and not self.has_shared_torso:
@@ -75,10 +71,5 @@ class ModelSection(Section):
                 f"shared_torso (false) does not go with core ({self.core}), which policy and value "
                 "share: drop one of them"
             )
-        if self.width != 1 and self.name != "impala_resnet":
-            yield (
-                f"width ({self.width}) does nothing with name ({self.name}): it is for "
-                "impala_resnet"
-            )
-        if self.core is None and self.core_size != 256:
-            yield f"core_size ({self.core_size}) does nothing without core: set that too"
+        yield from self.idle("width", "name", self.name, ["impala_resnet"])
+        yield from self.idle("core_size", "core", self.core, ["lstm", "gru"])

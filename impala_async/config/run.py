@@ -11,19 +11,22 @@ from pydantic import Field
 
 from impala_async.config.actor import MAX_COLUMNS, ActorSection
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.config.bind import BindSection, is_loopback
 from impala_async.config.env import EnvSection
-from impala_async.config.learner import LearnerSection
+from impala_async.config.learner import BindSection, LearnerSection
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.config.report import ReportSection
-from impala_async.config.section import MOST_S, Section
+from impala_async.config.section import MOST_S, NamedList, Section, unknown_name
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
 # Lockstep decides these by itself: the lag is known, and one batch waits while one is trained.
-DECIDED_BY_LOCKSTEP = ("learner.max_lag", "learner.queue_size")
+DECIDED_BY_LOCKSTEP = ("max_lag", "queue_size")
 LOCKSTEP_QUEUE_SIZE = 1
+SINKS = {
+    "tensorboard": "impala_async.metrics.sinks.tensorboard:TensorBoardSink",
+    "wandb": "impala_async.metrics.sinks.wandb:WandbSink",
+}
+"""The sinks that a run may have besides `metrics.jsonl` and the terminal, each with its class."""
 
 
 class TrajectorySection(Section):
@@ -52,9 +55,8 @@ class PaceSection(Section):
         return self.mode == "lockstep"
 
     def broken_rules(self) -> Iterator[str]:
-        for key, default in (("lag", 0), ("on_loss", "go_on")):
-            if getattr(self, key) != default and not self.is_lockstep:
-                yield f"{key} does nothing in mode async: drop it, or set mode lockstep"
+        for key in ("lag", "on_loss"):
+            yield from self.idle(key, "mode", self.mode, ["lockstep"])
 
 
 class TrainSection(Section):
@@ -81,6 +83,20 @@ class CheckpointSection(Section):
 
     every_s: float = Field(60.0, gt=0, le=MOST_S, description="Seconds between checkpoints.")
     keep: int = Field(3, ge=1, description="Newest checkpoints that stay (the best one stays too).")
+
+
+class ReportSection(Section):
+    """Where reports go, besides `metrics.jsonl` and the terminal."""
+
+    sinks: NamedList = Field(
+        (),
+        description="tensorboard, wandb, or your own as package.module:Name; with arguments a "
+        "table of name and kwargs.",
+    )
+
+    def broken_rules(self) -> Iterator[str]:
+        for sink in self.sinks:
+            yield from unknown_name("sinks", sink.name, SINKS)
 
 
 class RunConfig(Section):
@@ -114,13 +130,9 @@ class RunConfig(Section):
     def broken_rules(self) -> Iterator[str]:
         learner, num_minibatches = self.learner, self.algorithm.num_minibatches
         yield from self._broken_compile()
+        yield from self.broken_columns()
         if self.pace.is_lockstep:
             yield from self._broken_lockstep()
-        elif self.actor.num_envs > learner.batch_columns:
-            yield (
-                f"learner.batch_columns ({learner.batch_columns}) must be at least "
-                f"actor.num_envs ({self.actor.num_envs}): an actor sends a column per environment"
-            )
         if num_minibatches > learner.batch_columns:
             yield (
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
@@ -162,6 +174,26 @@ class RunConfig(Section):
                         "or learner.compile to off or inductor"
                     )
 
+    def broken_columns(self, agents: int | None = None) -> Iterator[str]:
+        """Tell whether what actors send fits in a batch. `agents` are those of an environment, each
+        a column, once they are known."""
+        columns, width = self.learner.batch_columns, self.actor.num_envs * (agents or 1)
+        of_agents = f" * {agents} agents" if (agents or 1) > 1 else ""
+        if not self.pace.is_lockstep:
+            if width > columns:
+                yield (
+                    f"learner.batch_columns ({columns}) must be at least actor.num_envs{of_agents} "
+                    f"({width}): an actor sends a column per environment and agent, all together"
+                )
+            return
+        width *= self.train.num_actors
+        if columns != width if agents else columns % width:
+            yield (
+                f"pace.mode lockstep: learner.batch_columns ({columns}) must be train.num_actors * "
+                f"actor.num_envs{of_agents} ({width}), as it is when it is not set, or that times "
+                "the agents of an environment"
+            )
+
     @property
     def _lockstep_columns(self) -> int:
         return self.train.num_actors * self.actor.num_envs
@@ -177,13 +209,6 @@ class RunConfig(Section):
             yield (
                 f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "
                 f"that has at most {MAX_COLUMNS} columns"
-            )
-        # How many agents an environment has, of which each is a column, nobody knows yet.
-        if learner.batch_columns % width:
-            yield (
-                f"pace.mode lockstep: learner.batch_columns ({learner.batch_columns}) must be "
-                f"train.num_actors * actor.num_envs ({width}), as it is when it is not set, or "
-                "that times the agents of an environment"
             )
         for key in ("minibatch_buffer_size", "publish_every_updates"):
             if (value := getattr(learner, key)) != 1:
@@ -202,55 +227,33 @@ class RunConfig(Section):
 
     def warnings(self, env_steps: int = 0) -> list[str]:
         """Tell what is allowed but will probably disappoint when so many env steps are trained."""
-        lag_warnings = self._lockstep_warnings if self.pace.is_lockstep else self._async_warnings
-        found = [*lag_warnings(), *self._reuse_warnings()]
-        steps, others = self.stop.env_steps, (self.stop.mean_return, self.stop.updates)
-        has_goal = any(goal is not None for goal in others)
-        found += self.algorithm.schedule_warnings(steps, env_steps, has_goal=has_goal)
-        if is_loopback(self.bind.data) != is_loopback(self.bind.weights):
-            found.append(
-                f"bind.data ({self.bind.data}) and bind.weights ({self.bind.weights}): actors of "
-                "other hosts must reach both"
-            )
-        for key, url in (("bind.data", self.bind.data), ("bind.weights", self.bind.weights)):
-            if not is_loopback(url):
-                found.append(
-                    f"{key} = {url} leaves this host, and connections are neither encrypted nor "
-                    "authenticated: use it only inside a network that you trust"
-                )
-        return found
+        return [
+            *self._lag_warnings(),
+            *self._reuse_warnings(),
+            *self._schedule_warnings(env_steps),
+            *self.bind.warnings(),
+        ]
 
-    def _async_warnings(self) -> Iterator[str]:
-        algorithm = self.algorithm
-        lag = self.learner.expected_lag_updates * algorithm.num_minibatches
-        old = f"with all queues full a trajectory is {lag} updates old when it is trained on, and"
+    def _lag_warnings(self) -> Iterator[str]:
+        learner, algorithm, pace = self.learner, self.algorithm, self.pace
+        lag = learner.expected_lag_updates * algorithm.num_minibatches
+        fix = (
+            "learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
+            "algorithm.num_minibatches"
+        )
+        if pace.is_lockstep:
+            lag, fix = learner.num_passes * (pace.lag + 1), "learner.num_passes or pace.lag"
+        old = f"a trajectory may be {lag} updates old when it is trained on, and"
         if algorithm.returns_kind == "gae":
-            fix = f"set pace.mode to lockstep{self._or_vtrace}"
-            yield f"{old} returns by GAE take it for new: {fix}"
-        elif lag > SAFE_LAG_UPDATES:
-            yield (
-                f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower learner.num_passes, "
-                "learner.queue_size, learner.minibatch_buffer_size or algorithm.num_minibatches"
-            )
-
-    def _lockstep_warnings(self) -> Iterator[str]:
-        algorithm, lag = self.algorithm, self.pace.lag
-        num_updates = self.learner.num_passes * (lag + 1)
-        if algorithm.returns_kind == "gae" and lag:
-            yield (
-                f"pace.lag ({lag}) makes all data a version old, and returns by GAE take it for "
-                f"new: set pace.lag to 0{self._or_vtrace}"
-            )
-        elif (
-            algorithm.returns_kind == "vtrace"
-            and not algorithm.has_clip
-            and num_updates > SAFE_LAG_UPDATES
-        ):
-            yield (
-                f"from acting to the last pass over what was acted {num_updates} updates are made "
-                "(learner.num_passes * (pace.lag + 1)), and V-trace holds to about "
-                f"{SAFE_LAG_UPDATES}: lower one of them"
-            )
+            if pace.lag or not pace.is_lockstep:
+                vtrace = ", or algorithm.returns to vtrace" if algorithm.may_use_vtrace else ""
+                yield (
+                    f"{old} returns by GAE take it for new: set pace.mode to lockstep and pace.lag "
+                    f"to 0{vtrace}"
+                )
+        # In lockstep a clip bounds what passes can do.
+        elif lag > SAFE_LAG_UPDATES and not (pace.is_lockstep and algorithm.has_clip):
+            yield f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower {fix}"
 
     def _reuse_warnings(self) -> Iterator[str]:
         """Warn of passes that nothing corrects: ppo has its ratio, V-trace has its weights."""
@@ -262,9 +265,17 @@ class RunConfig(Section):
                 "one that acted: set learner.num_passes to 1, or algorithm.name to ppo"
             )
 
-    @property
-    def _or_vtrace(self) -> str:
-        return ", or algorithm.returns to vtrace" if self.algorithm.may_use_vtrace else ""
+    def _schedule_warnings(self, env_steps: int) -> Iterator[str]:
+        stop, zero_at = self.stop, self.idle_from
+        # A goal may be reached before.
+        has_goal = stop.mean_return is not None or stop.updates is not None
+        if zero_at is None or (stop.env_steps is None and has_goal and env_steps < zero_at):
+            return
+        end = "" if stop.env_steps is None else f" to stop.env_steps ({stop.env_steps:,})"
+        yield (
+            f"algorithm.lr is 0 from env step {zero_at:,} on (algorithm.schedule_env_steps), and "
+            f"the run goes on{end} without learning: raise that, or set algorithm.lr_end over 0"
+        )
 
 
 class ActorSettings(Section):
@@ -281,13 +292,6 @@ class ActorSettings(Section):
 
     @staticmethod
     def of(config: RunConfig) -> "ActorSettings":
-        return ActorSettings(
-            seed=config.seed,
-            env=config.env,
-            model=config.model,
-            policies=config.policies,
-            trajectory=config.trajectory,
-            actor=config.actor,
-            pace=config.pace,
-            max_lag=config.learner.max_lag,
-        )
+        shared = ActorSettings.model_fields.keys() & RunConfig.model_fields.keys()
+        settings = {key: getattr(config, key) for key in shared}
+        return ActorSettings(max_lag=config.learner.max_lag, **settings)

@@ -3,11 +3,12 @@
 import json
 import re
 import typing
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Collection, Iterator
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -18,6 +19,8 @@ from pydantic import (
 
 MOST_S = 1_000_000_000
 """No setting in seconds is larger: it is thirty years, and timers overflow at ten times that."""
+NAME_OF_OWN = re.compile(r"[\w.]+:\w+")
+"""A package.module:Name."""
 
 
 class Section(BaseModel):
@@ -32,15 +35,14 @@ class Section(BaseModel):
     @classmethod
     def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         """pydantic reads true as 1, which nobody means."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        takes_numbers = {int, float} & set(_within(kind))
+        kinds = set(_within(cls.model_fields[str(info.field_name)].annotation))
         items = value if isinstance(value, list) else [value]
-        if takes_numbers and any(isinstance(item, bool) for item in items):
+        if kinds & {int, float} and any(isinstance(item, bool) for item in items):
             wanted = "numbers" if isinstance(value, list) else "a number"
             raise ValueError(f"wants {wanted}, got {json.dumps(value)}")
-        takes_truth = {bool, str} & set(_within(kind)) == {bool}
-        if takes_truth and isinstance(value, int | float | str) and not isinstance(value, bool):
-            raise ValueError(f"wants true or false, got {json.dumps(value)}")
+        is_truth = value is None or isinstance(value, bool | list | dict)
+        if kinds & {bool, str} == {bool} and not is_truth:
+            raise ValueError(f"wants true or false, got {json.dumps(value, default=str)}")
         return value
 
     @model_validator(mode="after")
@@ -54,6 +56,28 @@ class Section(BaseModel):
         """Tell what is wrong between keys that are right one by one."""
         return iter(())
 
+    def idle(
+        self, key: str, choice: str, chosen: str | None, names: Collection[str] = ()
+    ) -> Iterator[str]:
+        """Complain of a key that is set, and does something only where `choice` is one of `names`.
+
+        Without names the choice has to be set at all.
+        """
+        field, value = type(self).model_fields[key], getattr(self, key)
+        if chosen not in names and value != field.get_default(call_default_factory=True):
+            fix = f"{choice} = {' or '.join(names)}" if names else choice
+            yield (
+                f"{key} ({value}) does nothing where {choice} is {chosen or 'none'}: drop it, or "
+                f"set {fix}"
+            )
+
+
+def unknown_name(key: str, name: str, known: Collection[str] = ()) -> Iterator[str]:
+    """Complain of a name that is neither known nor that of a user's code."""
+    if name not in known and NAME_OF_OWN.fullmatch(name) is None:
+        ours = f"one of {', '.join(known)}, or " if known else ""
+        yield f"{key} must be {ours}package.module:Name of your own, got {name!r}"
+
 
 class Named(Section):
     """Something that is made by its name, with keyword arguments."""
@@ -62,11 +86,7 @@ class Named(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-NAME_OF_OWN = re.compile(r"[\w.]+:\w+")
-"""A package.module:Name."""
-
-
-def read_named(given: Any, example: str) -> tuple[Named, ...]:
+def _read_named(given: Any) -> tuple[Named, ...]:
     """A list of names, or of tables with name and kwargs; a name alone has no arguments."""
     try:
         if isinstance(given, str):
@@ -75,9 +95,13 @@ def read_named(given: Any, example: str) -> tuple[Named, ...]:
             Named.model_validate({"name": one} if isinstance(one, str) else one) for one in given
         )
     except (TypeError, ValidationError):
+        example = '["package.module:Name"] or [{name = "package.module:Name", kwargs = {size = 5}}]'
         raise ValueError(
             f"wants a list, for example {example}, got {json.dumps(given, default=str)}"
         ) from None
+
+
+NamedList = Annotated[tuple[Named, ...], BeforeValidator(_read_named)]
 
 
 def _within(annotation: Any) -> Iterator[Any]:

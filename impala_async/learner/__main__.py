@@ -118,7 +118,7 @@ def _serve(
     *,
     is_resumed: bool,
 ) -> int:
-    from impala_async.learner.probe import SpaceProbe, check_columns
+    from impala_async.learner.probe import SpaceProbe
     from impala_async.learner.slots import keep_freed_memory
 
     keep_freed_memory()
@@ -136,7 +136,8 @@ def _serve(
     schema = None
     if probe is not None:
         schema = probe.schema(config.trajectory.rows)
-        check_columns(config, probe.num_columns)
+        if broken := list(config.broken_columns(probe.num_columns)):
+            raise ConfigError("\n".join(broken))
     sinks = _sinks(config, folder, console, restored)
 
     async def serve() -> int:

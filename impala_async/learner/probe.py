@@ -11,10 +11,9 @@ from impala_async.config.actor import ActorSection
 from impala_async.config.env import EnvSection
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.config.run import RunConfig
 from impala_async.envs.describe import read_answer
 from impala_async.envs.faults import with_id
-from impala_async.errors import ConfigError, EnvError, SpacesError, how_it_ended
+from impala_async.errors import EnvError, SpacesError, how_it_ended
 from impala_async.interrupts import deaf_children
 from impala_async.processes import Lifeline
 from impala_async.schema import Schema, recurrent_state
@@ -86,21 +85,3 @@ class SpaceProbe:
         except SpacesError as error:
             raise EnvError(f"env.id: {self._env.id}: {error}") from None
         return schema
-
-
-def check_columns(config: RunConfig, per_env: int) -> None:
-    """Raise ConfigError if a batch does not fit the columns that environments turn out to have."""
-    num_envs, batch_columns = config.actor.num_envs, config.learner.batch_columns
-    agents = f" * {per_env} agents" if per_env > 1 else ""
-    if config.pace.is_lockstep:
-        width = config.train.num_actors * num_envs * per_env
-        if batch_columns != width:
-            raise ConfigError(
-                f"pace.mode lockstep: learner.batch_columns ({batch_columns}) must be "
-                f"train.num_actors * actor.num_envs{agents} ({width})"
-            )
-    elif num_envs * per_env > batch_columns:
-        raise ConfigError(
-            f"learner.batch_columns ({batch_columns}) must be at least actor.num_envs{agents} "
-            f"({num_envs * per_env}): an actor sends them together"
-        )

@@ -135,7 +135,7 @@ def _play_into_a_new_one(args: argparse.Namespace, index: "RecordingIndex") -> i
 def _start_and_play(
     args: argparse.Namespace, index: "RecordingIndex", folder: "RunFolder", settings: Path
 ) -> int:
-    from impala_async.config.bind import BindSection
+    from impala_async.config.learner import BindSection
     from impala_async.launch.local import free_ports
     from impala_async.replay.learner import StartedLearner, compare
 

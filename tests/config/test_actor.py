@@ -2,43 +2,36 @@
 
 import pytest
 
-from impala_async.config.load import validate_config
-from impala_async.errors import ConfigError
-from tests.config.test_run import nested
-
-
-def config_of(**actor):
-    return validate_config(nested({"env.id": "X", **{f"actor.{k}": v for k, v in actor.items()}}))
+from tests.config.made import complaint, config_of
 
 
 @pytest.mark.parametrize("sampler", ["auto", "parallel", "alternating"])
 def test_as_many_workers_as_environments_and_no_more(sampler):
-    assert config_of(sampler=sampler, num_envs=4, num_workers=4).actor.num_workers == 4
-    with pytest.raises(ConfigError, match=r"num_workers \(6\) must not exceed num_envs \(4\)"):
-        config_of(sampler=sampler, num_envs=4, num_workers=6)
+    settings = {"actor__sampler": sampler, "actor__num_envs": 4}
+    config_of(**settings, actor__num_workers=4)
+    text = complaint(**settings, actor__num_workers=6)
+    assert "num_workers (6) must not exceed num_envs (4)" in text
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector"])
 def test_samplers_without_workers_are_given_none(sampler):
-    with pytest.raises(ConfigError, match=f"num_workers does nothing with sampler {sampler}"):
-        config_of(sampler=sampler, num_workers=2)
+    text = complaint(actor__sampler=sampler, actor__num_workers=2)
+    assert f"num_workers (2) does nothing where sampler is {sampler}: drop it, or set" in text
 
 
 def test_groups_that_alternate_are_of_one_size():
-    with pytest.raises(ConfigError, match=r"num_envs \(7\) must be even"):
-        config_of(sampler="alternating", num_envs=7)
-    with pytest.raises(ConfigError, match=r"num_workers \(3\) must be even"):
-        config_of(sampler="alternating", num_envs=8, num_workers=3)
-    assert config_of(sampler="parallel", num_envs=7, num_workers=3).actor.num_envs == 7
+    for settings, says in (
+        ({"actor__num_envs": 7}, "num_envs (7) must be even"),
+        ({"actor__num_workers": 3}, "num_workers (3) must be even"),
+    ):
+        assert says in complaint(actor__sampler="alternating", **settings)
+        config_of(actor__sampler="parallel", **settings)
 
 
-@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel", "alternating"])
-def test_any_sampler_acts_on_a_device(sampler):
-    assert config_of(sampler=sampler, device="cuda:1").actor.device == "cuda:1"
-
-
-def test_lockstep_has_one_message_per_actor():
-    settings = {"env.id": "X", "pace.mode": "lockstep", "actor.sampler": "alternating"}
-    with pytest.raises(ConfigError, match=r"actor\.sampler alternating sends two messages"):
-        validate_config(nested(settings))
-    validate_config(nested({**settings, "actor.sampler": "parallel"}))
+@pytest.mark.parametrize("key", ["actor__device", "learner__device"])
+def test_a_device_is_one_of_those_that_can_be(key):
+    for device in ("gpu", "meta", "cuda:", "cuda:x", "mps", ""):
+        text = complaint(**{key: device})
+        dotted = key.replace("__", ".")
+        assert text == f"config: {dotted}: wants auto, cpu, cuda or cuda:N, got {device!r}"
+    config_of(**{key: "cuda:1"})

@@ -115,7 +115,7 @@ def test_each_optimizer_has_its_epsilon():
 
 def test_a_kl_that_weighs_nothing_has_no_target():
     text = complaint(name="appo", kl_target=0.02)
-    assert "kl_target (0.02) does nothing while kl_coeff is 0" in text
+    assert "kl_target (0.02) does nothing where kl_coeff is 0" in text
     section(name="appo", kl_target=0.02, kl_coeff=0.1)
 
 
@@ -123,6 +123,14 @@ def test_a_kl_from_the_policy_itself_is_refused():
     always_equal = {"name": "appo", "kl_coeff": 1.0, "target_update_every_updates": 1}
     assert "kl_coeff (1.0) does nothing while" in complaint(**always_equal)
     section(**always_equal, tau=0.5)
+
+
+def test_schedules_and_their_horizon_need_each_other():
+    text = complaint(entropy_cost_end=0.001)
+    assert "entropy_cost_end (0.001) needs schedule_env_steps: the steps to get there" in text
+    text = complaint(schedule_env_steps=7)
+    assert "schedule_env_steps (7) does nothing where lr_end is none: drop it, or set" in text
+    section(schedule_env_steps=7, entropy_cost_end=0.001)
 
 
 def test_a_scale_that_leaves_no_reward_is_refused():

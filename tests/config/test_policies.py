@@ -2,22 +2,18 @@
 
 import pytest
 
-from impala_async.config.load import validate_config
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.errors import ConfigError
-from tests.config.test_run import nested
+from tests.config.made import complaint, config_of
 
 PAIR = {"names": ["main", "past"], "copies": {"past": "main"}, "copy_every_updates": 5}
 
 
-def config_of(policies, **others):
-    keys = {f"policies.{key}": value for key, value in policies.items()}
-    others = {key.replace("__", "."): value for key, value in others.items()}
-    return validate_config(nested({"env.id": "X", **keys, **others}))
+def settings_of(policies, **others):
+    return {**{f"policies__{key}": value for key, value in policies.items()}, **others}
 
 
 def test_without_names_there_is_one_policy():
-    assert config_of({}).policies == ONE_POLICY
+    assert config_of().policies == ONE_POLICY
     assert ONE_POLICY.trained == ()
 
 
@@ -33,7 +29,7 @@ def test_without_names_there_is_one_policy():
     ],
 )
 def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
-    assert config_of(settings).policies.trained == trained
+    assert config_of(**settings_of(settings)).policies.trained == trained
 
 
 @pytest.mark.parametrize(
@@ -77,19 +73,9 @@ def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
     ids=str,
 )
 def test_what_does_not_go_together_is_refused(settings, named):
-    with pytest.raises(ConfigError) as caught:
-        config_of(settings)
-    text = str(caught.value)
+    text = complaint(**settings_of(settings))
     assert "policies" in text
     assert all(name in text for name in named), text
-
-
-def test_a_batch_of_lockstep_has_the_columns_of_all_agents():
-    lockstep = {"pace__mode": "lockstep", "train__num_actors": 2, "actor__num_envs": 4}
-    assert config_of(PAIR, **lockstep).learner.batch_columns == 8
-    assert config_of(PAIR, **lockstep, learner__batch_columns=24).learner.batch_columns == 24
-    with pytest.raises(ConfigError, match=r"\(8\).* times the agents of an environment"):
-        config_of(PAIR, **lockstep, learner__batch_columns=20)
 
 
 def test_it_is_as_it_was_after_json():

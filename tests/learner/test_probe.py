@@ -16,10 +16,10 @@ import pytest
 from bench.probes import Counting
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.config.run import ActorSection, EnvSection, RunConfig
-from impala_async.errors import ConfigError, EnvError
+from impala_async.config.run import ActorSection, EnvSection
+from impala_async.errors import EnvError
 from impala_async.learner import probe
-from impala_async.learner.probe import SpaceProbe, check_columns
+from impala_async.learner.probe import SpaceProbe
 from impala_async.schema import (
     ActionPart,
     ActionSpec,
@@ -239,37 +239,6 @@ def test_the_schema_has_the_names_of_the_policies() -> None:
     schema = SpaceProbe(env, ActorSection(), ModelSection(), policies).schema(rows=7)
     assert schema.policies == ("main", "other")
     assert schema.obs.leaves[-1] == policy_leaf(schema.policies)
-
-
-@pytest.mark.parametrize(
-    ("settings", "per_env", "text"),
-    [
-        ({}, 3, r"learner.batch_columns (16) must be at least actor.num_envs * 3 agents (24)"),
-        ({"pace": {"mode": "lockstep"}}, 3, "train.num_actors * actor.num_envs * 3 agents (48)"),
-        (
-            {"pace": {"mode": "lockstep"}, "learner": {"batch_columns": 32}},
-            1,
-            "learner.batch_columns (32) must be train.num_actors * actor.num_envs (16)",
-        ),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused(
-    settings: dict[str, Any], per_env: int, text: str
-) -> None:
-    config = RunConfig.model_validate({"env": {"id": "CartPole-v1"}, **settings})
-    with pytest.raises(ConfigError) as caught:
-        check_columns(config, per_env)
-    assert text in str(caught.value)
-
-
-def test_columns_that_fit_are_not() -> None:
-    for settings, per_env in (
-        ({}, 1),
-        ({}, 2),
-        ({"pace": {"mode": "lockstep"}}, 1),
-        ({"pace": {"mode": "lockstep"}, "learner": {"batch_columns": 48}}, 3),
-    ):
-        check_columns(RunConfig.model_validate({"env": {"id": "x"}, **settings}), per_env)
 
 
 def test_columns_that_no_memory_could_hold_are_one_line() -> None:

@@ -108,16 +108,6 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal() -> None:
     assert learner.grace_s == 0.0
 
 
-def test_a_recording_of_an_earlier_release_is_played() -> None:
-    """Its settings hold a key that there is no more."""
-    now = start(algorithm={"lr": 0.5})
-    before = now._replace(settings={**now.settings, "ingest": {"process": "auto"}})
-    for folder, recorded in (("before", before), ("now", now)):
-        assert replay.main([recording(recorded, message(0)), "--run-dir", folder]) == 0
-    assert settings_of(FakeLearner.made[0]) == settings_of(FakeLearner.made[1])
-    assert RecordingIndex(Path(recording(before, message(0)))).start.settings == now.settings
-
-
 def test_settings_of_a_benchmark_may_be_changed() -> None:
     flags = ["--set", "stop.wall_s=60", "--set", "learner.num_passes=2", "--loop"]
     assert replay.main([recording(), *flags]) == 0

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Final, cast
 
-from impala_async.config.report import SINKS, ReportSection
+from impala_async.config.run import SINKS, ReportSection
 from impala_async.config.section import Named
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import Value

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.config.report import SINKS, ReportSection
+from impala_async.config.run import SINKS, ReportSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.sinks import Run, chosen
 from impala_async.metrics.sinks.chosen import ChosenSinks

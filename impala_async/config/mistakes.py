@@ -1,4 +1,4 @@
-"""All keys there are, and which of them is meant by one that there is not.
+"""How a mistake in a config is told: its source, its key, what it got and what it wants.
 
 Stable-Baselines3, CleanRL, PufferLib, Sample Factory and RLlib have names of their own for our
 settings. None of them is accepted: a mistake is answered with them. A name of theirs that only one
@@ -6,7 +6,11 @@ key of ours has too, like `gamma`, needs no entry.
 """
 
 import difflib
-from collections.abc import Iterator
+import json
+import math
+import typing
+from collections.abc import Iterator, Mapping
+from types import NoneType, UnionType
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel
@@ -14,6 +18,9 @@ from pydantic.fields import FieldInfo
 
 from impala_async.config.run import RunConfig
 
+MAX_SHOWN = 200
+# The key that says most in a section, which a value for the section itself is meant for.
+NAMED_BY = {"env": "id", "algorithm": "name", "model": "name", "pace": "mode", "bind": "data"}
 SYNONYMS = {
     "bind.data": "bind address port host listen",
     "env.id": "env env_id env_name environment",
@@ -71,6 +78,97 @@ SYNONYMS = {
 """Keys of ours, each with the names of others that it is asked for by."""
 
 _OURS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
+
+
+def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
+    """Tell one of pydantic's: source, dotted key, what is wanted, what it got."""
+    key = ".".join(part for part in detail["loc"] if isinstance(part, str))
+    source, given, hint = source_of(key, sources), detail["input"], ""
+    if detail["type"] == "extra_forbidden":
+        within = next(iter(given), "") if isinstance(given, dict) else ""
+        meant = key_like(key) or key_like(f"{key}.{within}")
+        return f"{source}: {key}: unknown key" + (f"; did you mean {meant}?" if meant else "")
+    if detail["type"] == "missing":
+        if key in ("env", "env.id"):
+            key = "env.id"
+            hint = ' (for example --set env.id=CartPole-v1, or id = "CartPole-v1" in section [env])'
+        return f"{source}: {key}: required{hint}"
+    if detail["type"] == "value_error":
+        message = detail["msg"].removeprefix("Value error, ")
+        place = f"{source}: {key}: " if key else f"{source}: "
+        return "\n".join(place + line for line in message.splitlines())
+    item = "".join(f"[{part}]" for part in detail["loc"] if isinstance(part, int))
+    field = dict(fields_of(RunConfig)).get(key)
+    wanted = f"wants {_wanted(field, is_item=bool(item))}" if field else detail["msg"]
+    if key in NAMED_BY and isinstance(given, str | int):
+        hint = f"; did you mean {key}.{NAMED_BY[key]}={given}?"
+    return f"{source}: {key}{item}: {wanted}, got {shown(given)}{hint}"
+
+
+def source_of(key: str, sources: Mapping[str, str]) -> str:
+    """Where a key and all that lies in it was set, or else what it lies in."""
+    within = {
+        source for each, source in sources.items() if not key or f"{each}.".startswith(f"{key}.")
+    }
+    while key and not within:
+        key = key.rpartition(".")[0]
+        within = {sources[key]} if key in sources else set()
+    return " and ".join(sorted(within)) or "config"
+
+
+def _wanted(field: FieldInfo, *, is_item: bool) -> str:
+    """Say what a key of ours takes, or an item of it, in a user's words."""
+    kinds = [field.annotation]
+    if typing.get_origin(field.annotation) in (UnionType, typing.Union):
+        kinds = [kind for kind in typing.get_args(field.annotation) if kind is not NoneType]
+    or_none = ", or none" if NoneType in typing.get_args(field.annotation) and not is_item else ""
+    kind = typing.get_args(kinds[0])[0] if is_item else kinds[0]
+    return _wanted_kind(kind, field) + or_none
+
+
+def _wanted_kind(kind: Any, field: FieldInfo) -> str:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        *others, last = args
+        return f"{', '.join(others)} or {last}" if others else str(last)
+    if origin is tuple:
+        example = ["main", "past"] if args[0] is str else [64, 64]
+        return f"a list, for example {json.dumps(field.default or example)}"
+    if origin is dict:
+        entry = '{past = "main"}' if args[1] is str else "{size = 5}"
+        return f"a table, for example {entry}"
+    if is_section(kind):
+        return "keys of its own, not a value"
+    if kind is str:
+        return (
+            "text that is not empty"
+            if any(hasattr(each, "min_length") for each in field.metadata)
+            else "text"
+        )
+    if kind is bool:
+        return "true or false"
+    return ("a whole number" if kind is int else "a number") + _range(field)
+
+
+def _range(field: FieldInfo) -> str:
+    """The bounds of a number, as far as it has any."""
+    words = {"ge": "from", "gt": "over", "le": "to", "lt": "below"}
+    bounds = {
+        name: getattr(bound, name)
+        for bound in field.metadata
+        for name in words
+        # Beyond such a bound is no number that anybody means.
+        if abs(getattr(bound, name, math.inf)) < 1e30
+    }
+    text = "".join(f" {words[name]} {bound}" for name, bound in bounds.items())
+    return f"{text} up" if bounds.keys() == {"ge"} else text
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def key_like(key: str) -> str | None:

@@ -1,0 +1,138 @@
+"""A mistake is told with its source, in a user's words, and with the key that was meant."""
+
+import pytest
+
+from impala_async.config.mistakes import SYNONYMS, key_like
+from tests.config.made import mistake, mistakes
+
+UNKNOWN = {
+    "learner.num_pases": "learner.num_passes",
+    "algorithm.gama": "algorithm.gamma",
+    "algorithm.lambda_": "algorithm.lambda",
+    "learner.num_envs": "actor.num_envs",
+    "actor.batch_columns": "learner.batch_columns",
+    "num_passes": "learner.num_passes",
+    "stop.walls": "stop.wall_s",
+    "learner.batch_rows": "learner.batch_columns",
+    "num_env": "actor.num_envs",
+    "num_actor": "train.num_actors",
+    "learning_rate": "algorithm.lr",
+    "algorithm.learning_rate": "algorithm.lr",
+    "total-timesteps": "stop.env_steps",
+    "device": "learner.device",
+    "actor.devic": "actor.device",
+    "env.name": "env.id",
+    "algorithm.epochs": "learner.num_passes",
+    "algorithm.Lr": "algorithm.lr",
+    "SEED": "seed",
+    "trajectory.bptt_horizon": "trajectory.rows",
+    "ent_coef": "algorithm.entropy_cost",
+}
+
+
+def test_unknown_keys_are_refused_with_a_suggestion():
+    for key, meant in UNKNOWN.items():
+        assert mistake(f"{key}=1") == f"--set: {key}: unknown key; did you mean {meant}?"
+    for override, section, meant in (
+        ("lerner.num_passes=2", "lerner", "learner"),
+        ("leaner.thread=5", "leaner", "learner"),
+        # A name in an unknown section is a hint too.
+        ("ppo.clip_range=1", "ppo", "algorithm.clip"),
+    ):
+        assert mistake(override) == f"--set: {section}: unknown key; did you mean {meant}?"
+
+
+def test_a_key_like_no_other_gets_no_suggestion():
+    for key in ("xyzzy", "foo", "algorithm.foo"):
+        assert mistake(f"{key}=1") == f"--set: {key}: unknown key"
+    assert mistake("foo.bar=1") == "--set: foo: unknown key"
+    assert key_like("xyzzy") is None
+
+
+def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():
+    assert all(key_like(key) == key for key in SYNONYMS)
+    names = [name for names in SYNONYMS.values() for name in names.split()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("model.hidden_sizes=64", "wants a list, for example [64, 64], or none, got 64"),
+        ("model.hidden_sizes=[]", "wants a list, for example [64, 64], or none, got []"),
+        ("model.hidden_sizes=[true, 64]", "wants numbers, got [true, 64]"),
+        ("policies.names=5", 'wants a list, for example ["main", "past"], got 5'),
+        ("learner.threads=1.5", "wants a whole number from 1 to 1024, got 1.5"),
+        ("learner.threads=x", 'wants a whole number from 1 to 1024, got "x"'),
+        ("learner.threads=none", "wants a whole number from 1 to 1024, got none"),
+        ("learner.num_passes=x", 'wants a whole number from 1 up, got "x"'),
+        ("stop.env_steps=x", 'wants a whole number over 0, or none, got "x"'),
+        ("algorithm.gamma=2", "wants a number from 0 to 1, got 2"),
+        ("algorithm.lr=nan", "wants a number over 0, got NaN"),
+        ("algorithm.reward_scale=false", "wants a number, got false"),
+        ("stop.mean_return=true", "wants a number, got true"),
+        ("model.shared_torso=7", "wants true or false, got 7"),
+        ("model.shared_torso=[1]", "wants true or false, or none, got [1]"),
+        ("model.activation=gelu", 'wants tanh or relu, or none, got "gelu"'),
+        ("algorithm.optimizer=sgd", 'wants adam, adamw, rmsprop or rmsprop_tf, got "sgd"'),
+        ("env.id=''", 'wants text that is not empty, got ""'),
+        ("learner.device=5", "wants text, got 5"),
+        ("env.kwargs=5", "wants a table, for example {size = 5}, got 5"),
+        ("policies.copies=5", 'wants a table, for example {past = "main"}, got 5'),
+        ("learner=5", "wants keys of its own, not a value, got 5"),
+        ("algorithm=ppo", 'a value, got "ppo"; did you mean algorithm.name=ppo?'),
+        ("bind=5555", "not a value, got 5555; did you mean bind.data=5555?"),
+    ],
+)
+def test_what_is_wanted_is_told_in_a_users_words(override, says):
+    line = mistake(override)
+    assert line.startswith(f"--set: {override.partition('=')[0]}: ")
+    assert line.endswith(says)
+
+
+def test_one_item_of_a_list_is_named_and_a_long_value_cut_short():
+    assert mistake("model.hidden_sizes=[64, 'x']") == (
+        '--set: model.hidden_sizes[1]: wants a whole number, got "x"'
+    )
+    line = mistake(f"env.kwargs='{'x' * 5000}'")
+    assert line.startswith('--set: env.kwargs: wants a table, for example {size = 5}, got "xxx')
+    assert line.endswith("x...")
+    assert len(line) < 300
+
+
+def test_an_environment_is_required_and_the_hint_says_how(toml):
+    hint = 'for example --set env.id=CartPole-v1, or id = "CartPole-v1" in section [env]'
+    says = f"env.id: required ({hint})"
+    assert mistakes(None) == mistakes(None, "env.kwargs={}") == [f"config: {says}"]
+    for text in ("[env]\nkwargs = {}\n", "", "seed = 1\n"):
+        toml.write_text(text)
+        assert mistakes(toml) == [f"{toml}: {says}"]
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_source(toml):
+    toml.write_text("sede = 1\n[env]\nid = ''\n[learner]\nmax_lag = 0\n")
+    assert sorted(mistakes(toml, "actor.sampler=best", "algorithm.lr=-1", "pace.lag=1")) == [
+        '--set: actor.sampler: wants auto, serial, vector, parallel or alternating, got "best"',
+        "--set: algorithm.lr: wants a number over 0, got -1",
+        "--set: pace: lag (1) does nothing where mode is async: drop it, or set mode = lockstep",
+        f'{toml}: env.id: wants text that is not empty, got ""',
+        f"{toml}: learner.max_lag: wants a whole number from 1 to 10000, got 0",
+        f"{toml}: sede: unknown key; did you mean seed?",
+    ]
+
+
+def test_a_mistake_between_keys_names_all_its_sources(toml):
+    agree = "init_num_passes (5) must not exceed num_passes (2)"
+    assert mistakes(toml, "learner.init_num_passes=5") == [f"--set and {toml}: learner: {agree}"]
+    toml.write_text("[env]\nid = 'X'\n[learner]\nnum_passes = 2\ninit_num_passes = 5\n")
+    assert mistakes(toml, "seed=1") == [f"{toml}: learner: {agree}"]
+    # A section of the command line takes the place of the file's.
+    (line,) = mistakes(toml, "learner={init_num_passes=5}")
+    assert line == "--set: learner: init_num_passes (5) must not exceed num_passes (1)"
+    assert mistake("learner.batch_columns=4").startswith("--set: learner.batch_columns (4) must")
+    overrides = ("learner.init_num_passes=5", "learner.publish_every_updates=200")
+    lines = mistakes(None, "env.id=X", *overrides)
+    assert [line.partition(" (")[0] for line in lines] == [
+        "--set: learner: init_num_passes",
+        "--set: learner: publish_every_updates",
+    ]
