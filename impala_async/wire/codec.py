@@ -134,7 +134,7 @@ def decode_settings(frame: Frame) -> dict[str, object]:
     try:
         settings = msgpack.unpackb(frame, max_ext_len=0)
     except (ValueError, RecursionError, TypeError):
-        raise ProtocolError("malformed_settings", "the settings are not a msgpack map") from None
+        settings = None
     if not isinstance(settings, dict):
         raise ProtocolError("malformed_settings", "the settings are not a msgpack map")
     return settings
