@@ -3,8 +3,7 @@
 ZeroMQ shows a message when it is whole. How many frames it takes to become so, it does not limit:
 2 bytes on the wire are 64 in memory. So the kernel is asked now and then how many bytes have come
 over each connection, and one that sends more than its peer has a reason to is shut down. That goes
-for tcp; who comes over ipc is this user. A `Monitor` reads what libzmq tells of a socket's
-connections: who came, whose handshake was done, who went.
+for tcp; who comes over ipc is this user.
 """
 
 import resource
@@ -78,7 +77,6 @@ class _Connection:
     """One that was accepted. `route` is that of its first message."""
 
     route: bytes = b""
-    is_known: bool = False
     # The bytes that it had sent by the last look at which there was no doubt.
     accepted_bytes: int = 0
     is_doubtful: bool = False
@@ -152,17 +150,16 @@ class Connections:
         under_way: dict[int, int] = {}
         for fd, connection in list(self._open.items()):
             allowed = allowances.get(connection.route)
-            connection.is_known = allowed is not None
-            if connection.is_known:
-                self._strangers.pop(fd, None)
-            else:
+            if allowed is None:
                 self._strangers.setdefault(fd)
+            else:
+                self._strangers.pop(fd, None)
             received = _bytes_received(fd)
             if received is None:
                 continue
             if connection.route in heard:
                 connection.heard_bytes = received
-                if connection.is_known:
+                if allowed is not None:
                     connection.accepted_bytes = received
             limit = STRANGER_BYTES if allowed is None else allowed
             # Once more: what it sent may be waiting for us, who were busy.

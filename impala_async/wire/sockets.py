@@ -1,4 +1,5 @@
-"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them.
+"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them, and the
+folder with the ipc sockets for who dials from this host.
 
 Frames are received into buffers that the caller owns, so a trajectory lands where it stays.
 `recv_into` truncates silently but returns the true size: every caller compares it.
@@ -7,15 +8,20 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 import ctypes
 import errno
 import os
+import secrets
+import shutil
 import socket
+import stat
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from pathlib import Path
 
 import zmq
 
+from impala_async.errors import ConfigError
 from impala_async.wire.codec import Frame
 from impala_async.wire.connections import Connections, Monitor
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES, SLOWEST_BYTES_PER_S
@@ -50,6 +56,7 @@ MAX_ANSWER_BYTES = 4 << 20
 # Messages that wait at a router for one peer, behind what the kernel holds: who reads has none.
 MAX_UNSENT = 128
 _NOTHING = memoryview(bytearray(1))
+_MAX_NONCE_BYTES = 64
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -69,18 +76,11 @@ class NoSocketError(Exception):
 
 def new_context() -> Context:
     """The one context of a process."""
-    _shuffle_routes()
-    return zmq.Context(io_threads=IO_THREADS)
-
-
-def _shuffle_routes() -> None:
-    """Let nobody know the routes that routers give.
-
-    A router counts them up from a number of C's `rand`, and aborts the process where the next one
-    is taken: by a peer that has claimed it.
-    """
+    # A router counts the routes that it gives up from a number of C's `rand`, and aborts the
+    # process where the next one is taken by a peer that has claimed it. So nobody may know them.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
+    return zmq.Context(io_threads=IO_THREADS)
 
 
 def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
@@ -110,11 +110,8 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
-class _Sent(NamedTuple):
-    """A message of several frames, and when it has left over the slowest line."""
-
-    tracker: zmq.MessageTracker
-    due_at: float
+# A message of several frames, and when it has left over the slowest line.
+_Sent = tuple[zmq.MessageTracker, float]
 
 
 class Router:
@@ -223,7 +220,7 @@ class Router:
         """
         under_way = self._under_way.get(route, []) if len(frames) > 1 else []
         if len(under_way) >= MAX_UNDER_WAY:
-            self._under_way[route] = under_way = [s for s in under_way if not s.tracker.done]
+            self._under_way[route] = under_way = [s for s in under_way if not s[0].done]
             if len(under_way) >= MAX_UNDER_WAY:
                 return False
         try:
@@ -247,14 +244,14 @@ class Router:
             tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
             assert tracker is not None
             slowest_s = memoryview(others[-1]).nbytes / SLOWEST_BYTES_PER_S
-            sent = _Sent(tracker, time.monotonic() + slowest_s)
-            self._under_way[route] = [*under_way, sent]
+            due_at = time.monotonic() + slowest_s
+            self._under_way[route] = [*under_way, (tracker, due_at)]
         return True
 
     def forget_sent(self) -> None:
         """Now and then: those whose last one has left."""
         self._under_way = {
-            r: sent for r, sent in self._under_way.items() if sent and not sent[-1].tracker.done
+            r: sent for r, sent in self._under_way.items() if sent and not sent[-1][0].done
         }
 
     def find_stuck(self, patience_s: float) -> list[bytes]:
@@ -264,7 +261,7 @@ class Router:
         return [
             route
             for route, under_way in self._under_way.items()
-            if any(sent.due_at < before and not sent.tracker.done for sent in under_way)
+            if any(due_at < before and not tracker.done for tracker, due_at in under_way)
         ]
 
     def close(self) -> None:
@@ -391,3 +388,59 @@ class Dealer:
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._num_connections += self._is_connected
         return self._num_connections if self._is_connected else 0
+
+
+class LocalLink:
+    """Owns a folder of mode 0700 for as long as its process serves: ipc sockets for the actors of
+    this host, and a nonce. An actor that can read it shares this machine and this user."""
+
+    def __init__(self) -> None:
+        root = os.environ.get("XDG_RUNTIME_DIR")
+        usable = root if root and os.access(root, os.W_OK) else None
+        try:
+            folder = _make_folder(usable)
+            if len(os.fsencode(folder / "weights")) > IPC_PATH_MAX_BYTES:
+                folder.rmdir()
+                folder = _make_folder("/tmp")
+            self.nonce = secrets.token_bytes(16)
+            (folder / "nonce").write_bytes(self.nonce)
+        except OSError as error:
+            where = "XDG_RUNTIME_DIR" if usable else "TMPDIR"
+            raise ConfigError(
+                f"{where}: cannot make a folder for the sockets of this host: "
+                f"{error.strerror or error}: name one that can be written"
+            ) from None
+        self._folder = folder
+        self.data_path, self.weights_path = str(folder / "data"), str(folder / "weights")
+        self.nonce_path = str(folder / "nonce")
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _make_folder(root: str | None) -> Path:
+    return Path(tempfile.mkdtemp(prefix="impala-async-ipc-", dir=root))
+
+
+def read_nonce(path: str) -> bytes | None:
+    """Return what a nonce file holds, if it can be one: the path came from a stranger, and may
+    name a device without end or a pipe that nobody writes to."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        return os.read(fd, _MAX_NONCE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def is_socket(path: str) -> bool:
+    """Whether a learner can listen there: this path came from a stranger too."""
+    try:
+        is_found = stat.S_ISSOCK(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+    return is_found and len(os.fsencode(path)) <= IPC_PATH_MAX_BYTES
