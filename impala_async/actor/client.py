@@ -66,7 +66,7 @@ class Client:
         self._url = url
         self._should_stop = should_stop
         self._connect_s = connect_s
-        self._data = Dealer(context, url, is_watched=True)
+        self._data = Dealer(context, url)
         self._settings: ActorSettings | None = None
         self._spec: ActorSpec | None = None
         self._link: Link | None = None
@@ -269,7 +269,7 @@ class Client:
         self._compressor = Compressor(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
-            self._data = Dealer(self._context, data_url, is_watched=True)
+            self._data = Dealer(self._context, data_url)
         self._link = Link(
             self._context,
             weights_url,
@@ -349,7 +349,7 @@ class Client:
             self.link.close()
             self._pause()
             self._data.close()
-            self._data = Dealer(self._context, self._url, is_watched=True)
+            self._data = Dealer(self._context, self._url)
             self.connect()
             is_open = self._open_session()
 

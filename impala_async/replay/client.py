@@ -67,7 +67,7 @@ class ReplayClient:
         self._url = url
         self._should_stop = should_stop
         self._connect_s = connect_s
-        self._data = Dealer(context, url, is_watched=True)
+        self._data = Dealer(context, url)
         self._weights: Dealer | None = None
         # Nothing is held: what is under way when the session ends is lost with it.
         self._side: ActorSide[None] = ActorSide(os.urandom(16))

@@ -123,10 +123,7 @@ class Router:
         tcp_url: str,
         ipc_path: str | None,
         max_message_bytes: int,
-        *,
-        is_watched: bool = False,
     ) -> None:
-        """Only one that `is_watched` has `connections`."""
         self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
         # Small frames are tracked as large ones are.
         self._socket.copy_threshold = 0
@@ -138,7 +135,7 @@ class Router:
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self._has_more = False
-        self.connections = Connections(self._socket) if is_watched else None
+        self.connections = Connections(self._socket)
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
         self._bind(tcp_url)
@@ -174,13 +171,13 @@ class Router:
         except zmq.Again:
             return None
         self._has_more = True
-        if self.connections is not None and self.connections.is_first(route):
-            size = self._receive_first(self.connections, route)
+        if self.connections.is_first(route):
+            size = self._receive_first(route)
         else:
             size = self.receive_into(self._header)
         return route, self._header[: max(size, 0)], size
 
-    def _receive_first(self, connections: Connections, route: bytes) -> int:
+    def _receive_first(self, route: bytes) -> int:
         """As `receive_into` the header; it takes longer, and tells over which connection."""
         frame = self._socket.recv(copy=False)
         self._has_more = frame.more
@@ -189,7 +186,7 @@ class Router:
         self._header[:kept] = frame.buffer[:kept]
         # A connection that is closed already is none any more.
         with suppress(zmq.ZMQError):
-            connections.note_first(route, int(frame.get(zmq.SRCFD)))
+            self.connections.note_first(route, int(frame.get(zmq.SRCFD)))
         return size
 
     def receive_into(self, buffer: memoryview) -> int:
@@ -265,8 +262,7 @@ class Router:
         ]
 
     def close(self) -> None:
-        if self.connections is not None:
-            self.connections.close()
+        self.connections.close()
         self._socket.close()
 
     def _bind(self, url: str) -> None:
@@ -286,16 +282,8 @@ class Router:
 class Dealer:
     """The end of one connection that dials, which is an actor's."""
 
-    def __init__(
-        self,
-        context: Context,
-        url: str,
-        max_frame_bytes: int = MAX_ANSWER_BYTES,
-        *,
-        is_watched: bool = False,
-    ) -> None:
-        """Only one that `is_watched`, by two more sockets, can `greet`. A larger frame than allowed
-        ends its connection.
+    def __init__(self, context: Context, url: str, max_frame_bytes: int = MAX_ANSWER_BYTES) -> None:
+        """A larger frame than allowed ends its connection.
 
         Raises:
             NoSocketError: there are too many.
@@ -309,14 +297,12 @@ class Dealer:
         self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         try:
-            self._monitor = Monitor(self._socket, _CONNECTION_EVENTS) if is_watched else None
+            self._monitor = Monitor(self._socket, _CONNECTION_EVENTS)
         except zmq.ZMQError as error:
             self._socket.close()
             raise NoSocketError(error.strerror) from None
-        self._num_connections = 0
-        self._is_connected = False
-        # The number of a connection, from 1.
-        self._greeted = 0
+        # These are of the connection that there is now.
+        self._is_connected = self._is_greeted = False
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._socket.connect(url)
@@ -327,14 +313,15 @@ class Dealer:
 
         If not, what was sent since the last greeting may be lost, and so may the answers.
         """
-        return self._find_connection() == self._greeted != 0
+        self._look_at_connection()
+        return self._is_greeted
 
     def greet(self, frames: Sequence[Frame]) -> bool:
         """Send what lets the other end know who is here; False if there is no connection now."""
-        connection = self._find_connection()
-        if self._monitor is None or connection == 0 or not self.send(frames):
+        self._look_at_connection()
+        if not self._is_connected or not self.send(frames):
             return False
-        self._greeted = connection
+        self._is_greeted = True
         # From now on the loss of a connection ends a wait.
         self._poller.register(self._monitor.socket, zmq.POLLIN)
         return True
@@ -362,7 +349,7 @@ class Dealer:
             if not self._poller.poll(max(1, int(timeout_s * 1000))):
                 return None
             # Or it would wake every wait to come.
-            self._find_connection()
+            self._look_at_connection()
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -378,16 +365,13 @@ class Dealer:
         return woken
 
     def close(self) -> None:
-        if self._monitor is not None:
-            self._monitor.close()
+        self._monitor.close()
         self._socket.close()
 
-    def _find_connection(self) -> int:
-        """The number of the connection that there is now; 0 if there is none."""
-        for event, _ in self._monitor.read() if self._monitor else []:
+    def _look_at_connection(self) -> None:
+        for event, _ in self._monitor.read():
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._num_connections += self._is_connected
-        return self._num_connections if self._is_connected else 0
+            self._is_greeted = False
 
 
 class LocalLink:

@@ -278,7 +278,7 @@ class ActorServer:
         for key, url, ipc_path in ends:
             try:
                 size = max_message_bytes
-                routers.append(Router(self._context, url, ipc_path, size, is_watched=True))
+                routers.append(Router(self._context, url, ipc_path, size))
             except AddressError as error:
                 for router in routers:
                     router.close()
