@@ -355,7 +355,7 @@ class Client:
 
     def _pause(self) -> None:
         """Longer each time, until something comes of a session."""
-        over_at = time.monotonic() + self.side.pauses.take()
+        over_at = time.monotonic() + next(self.side.pauses)
         while (left_s := over_at - time.monotonic()) > 0:
             self._check_stop()
             time.sleep(min(left_s, POLL_S))

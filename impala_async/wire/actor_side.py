@@ -9,7 +9,8 @@ arguments; what to do and what to say come out as values. The weights port is pu
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 from impala_async import __version__
@@ -34,7 +35,7 @@ from impala_async.wire.messages import (
     plain,
     unpack,
 )
-from impala_async.wire.pulls import Pulls
+from impala_async.wire.pulls import Pulls, doubling
 
 HELLO_EVERY_S = 1.0
 FIRST_S, LONGEST_S = 0.1, 5.0
@@ -43,21 +44,9 @@ NO_RUN = bytes(16)
 Item = TypeVar("Item")
 
 
-class Pauses:
-    """None before the first try, then a longer one before each other, until something succeeds."""
-
-    def __init__(self) -> None:
-        self._next_s = 0.0
-
-    def take(self) -> float:
-        """How many seconds to wait before this try."""
-        pause_s = self._next_s
-        self._next_s = min(max(2 * pause_s, FIRST_S), LONGEST_S)
-        return pause_s
-
-    def reset(self) -> None:
-        """Something has succeeded."""
-        self._next_s = 0.0
+def new_pauses() -> Iterator[float]:
+    """How many seconds to wait before each try, until something succeeds: none before the first."""
+    return chain((0.0,), doubling(FIRST_S, LONGEST_S))
 
 
 class Handshake:
@@ -72,7 +61,7 @@ class Handshake:
         """Whether a refusal is all that the last hello came to."""
         self._chance = chance
         self._say_at = self._greet_at = now
-        self._pauses = Pauses()
+        self._pauses = new_pauses()
 
     def is_due(self, now: float, *, is_greeted: bool) -> bool:
         """Over each new connection too, but what only hangs up is not hammered at."""
@@ -83,7 +72,7 @@ class Handshake:
 
     def said(self, now: float) -> None:
         self.is_refused = False
-        self._greet_at = now + self._pauses.take()
+        self._greet_at = now + next(self._pauses)
         # Not all at once, when many actors lost the same learner.
         self._say_at = now + HELLO_EVERY_S * (1 + self._chance()) / 2
 
@@ -193,7 +182,7 @@ class ActorSide(Generic[Item]):
         self.actor = actor
         self.number = number
         self.outbox: Outbox[Item] = Outbox()
-        self.pauses = Pauses()
+        self.pauses = new_pauses()
         self.has_session = False
         """Whether the learner would miss us."""
         self.is_joined = False
@@ -284,7 +273,7 @@ class ActorSide(Generic[Item]):
     def repeated_spec(self, now: float) -> None:
         """Over a new connection, messages go again that were sent over the one that broke."""
         self.told_at = now
-        self._tell_again_at = now + self.pauses.take()
+        self._tell_again_at = now + next(self.pauses)
         self.outbox.on_new_connection()
 
     def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
@@ -314,7 +303,7 @@ class ActorSide(Generic[Item]):
             return None
         settled = self.outbox.on_grant(grant)
         if settled:
-            self.pauses.reset()
+            self.pauses = new_pauses()
         self.settled += settled
         self.named = max(self.named, Version(grant.epoch, grant.update))
         return grant
@@ -370,7 +359,7 @@ class ActorSide(Generic[Item]):
     def act_with(self, version: Version) -> None:
         """In lockstep the first of a session serve one trajectory and as many more as the lag has
         updates."""
-        self.pauses.reset()
+        self.pauses = new_pauses()
         if self.version == NO_VERSION:
             self._num_kept_left = self._lockstep_lag or 0
         self.version = version

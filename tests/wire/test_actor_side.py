@@ -12,7 +12,7 @@ from impala_async.wire.actor_side import (
     LONGEST_S,
     ActorSide,
     Handshake,
-    Pauses,
+    new_pauses,
     read_answer,
 )
 from impala_async.wire.messages import (
@@ -64,13 +64,11 @@ def sent(side: ActorSide[str]) -> list[str]:
     return items
 
 
-def test_pauses_double_until_something_succeeds() -> None:
-    pauses = Pauses()
-    taken = [pauses.take() for _ in range(9)]
+def test_pauses_double_up_to_the_longest() -> None:
+    pauses = new_pauses()
+    taken = [next(pauses) for _ in range(9)]
     assert taken[:4] == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
     assert taken[-1] == LONGEST_S
-    pauses.reset()
-    assert pauses.take() == 0.0
 
 
 def test_hello_is_due_now_and_then_and_over_each_new_connection() -> None:
