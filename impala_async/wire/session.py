@@ -43,7 +43,7 @@ def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
 
 @dataclass(slots=True)
 class _KnownActor:
-    """The state of an actor that outlives a session."""
+    """The part of an actor that outlives a session."""
 
     rank: int
     watermark: Watermark
@@ -114,11 +114,11 @@ class SessionTable:
         limit = self._num_ranks or MAX_SESSIONS
         if former is None and len(self._peers) >= limit:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
-        if former is not None and former.session in self._strangers:
-            # The same hello again, because our answer was slow: one session is enough.
-            former.data_route, former.last_heard = route, now
-            return former
         if former is not None:
+            if former.session in self._strangers:
+                # The same hello again, because our answer was slow: one session is enough.
+                former.data_route, former.last_heard = route, now
+                return former
             self.end(former)
         self._make_way(route)
         known = self._known.get(hello.actor)
@@ -135,8 +135,8 @@ class SessionTable:
     def join(self, peer: Peer, columns: int, streams: int, *, gives_way: bool = False) -> bool:
         """Agree on what a peer sends: from now on it has its rank, and may have credit. False if
         its place is another's by now: it must say hello again."""
-        others = (other for other in self._peers.values() if other is not peer)
-        if self._num_ranks is not None and any(other.rank == peer.rank for other in others):
+        others = {other.rank for other in self._peers.values() if other is not peer}
+        if self._num_ranks is not None and peer.rank in others:
             return False
         peer.columns, peer.streams, peer.gives_way = columns, streams, gives_way
         if self._strangers.pop(peer.session, None) is not None:
@@ -246,8 +246,7 @@ class SessionTable:
         del self._by_actor[peer.actor]
         known = self._known.pop(peer.actor)
         known.last_heard = peer.last_heard
-        # Nothing stays of one that never sent anything: those that come and go must not fill the
-        # memory.
+        # A stream of those that never send anything must not fill the memory.
         if known.has_settled or known.is_owed_room:
             self._known[peer.actor] = known
 
