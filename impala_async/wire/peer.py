@@ -162,8 +162,7 @@ class Peer:
 
     @property
     def may_come_without_room(self) -> bool:
-        """Whether it has credit without room, where there is little: it is known to be slow, and
-        gives way."""
+        """Whether it gives way and is known to be slow."""
         return self.gives_way and not self.is_newcomer and not self.is_brisk
 
     def extend(self) -> None:
@@ -189,9 +188,8 @@ class Peer:
     def grant(self, version: Version) -> Grant:
         """Return what this peer may do now, and what became of what it sent.
 
-        Verdicts are said once and lost with a grant that does not arrive: they are for people.
-        The actor acts on `settled`, which is said again in every grant. It sends again by itself
-        what it shall send again, once that is overdue.
+        Verdicts and a call are said once, and lost with a grant that does not arrive: verdicts are
+        for people, and what is overdue comes again by itself.
         """
         verdicts, self.verdicts = self.verdicts, []
         again = self.called_back if self.is_called else NO_SEQ
@@ -223,7 +221,7 @@ class Credit:
     def __init__(self) -> None:
         self._num_dealt = 0
         # All who stood for room at the last deal.
-        self._lines = _Line(), _Line()
+        self._turns: list[_Turn] = []
         # From a credit to its use, over all that are admitted.
         self._usual_s = LEAST_USUAL_S
         self._next_moment_at = -math.inf
@@ -233,23 +231,21 @@ class Credit:
         self, peers: Collection[Peer], free_columns: int, most_ahead: int, now: float
     ) -> list[Peer]:
         """Give out credit for free columns; those who got some."""
-        expected, others = self._lines = self._line_up(peers, now)
-        dealt: dict[bytes, Peer] = {}
-        if not others.turns:
-            self._hand_out(expected, free_columns, most_ahead, now, dealt)
-            return list(dealt.values())
+        expected, others = self._line_up(peers, now)
         aside = self._set_aside(others, most_ahead, now)
+        dealt: dict[bytes, Peer] = {}
         self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
-        is_short = expected.is_short
-        if (is_short or others.is_short) and self._lapse_idle(others, now):
-            self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
-        self._hand_out(others, free_columns - expected.kept, most_ahead, now, dealt)
-        if is_short:
-            for *_, peer in others.turns:
+        if others.turns:
+            is_short = expected.is_short
+            if (is_short or others.is_short) and self._lapse_idle(others, now):
+                self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
+            self._hand_out(others, free_columns - expected.kept, most_ahead, now, dealt)
+            for *_, peer in others.turns if is_short else ():
                 if peer.outstanding_messages == 0 and peer.may_come_without_room:
                     self._extend(peer, now)
                     peer.lapse()
                     dealt[peer.session] = peer
+        self._turns = expected.turns + others.turns
         return list(dealt.values())
 
     def note_use(self, peer: Peer, seq: int, *, was_admitted: bool) -> None:
@@ -285,8 +281,7 @@ class Credit:
         A trajectory that is still to come is admitted if there is room for it then.
         """
         stood_still, self._looked_at = now - self._looked_at > STOOD_STILL_S, now
-        turns = [turn for line in self._lines for turn in line.turns]
-        waiting = [peer for *_, peer in turns if peer.is_waiting]
+        waiting = [peer for *_, peer in self._turns if peer.is_waiting]
         patience_s = max(UNUSED_S, PATIENCE * self._usual_s)
         found = []
         for peer in peers:
@@ -294,9 +289,8 @@ class Credit:
                 # The silence was our own.
                 peer.used_at = now
             unused_s = now - peer.used_at
-            if unused_s <= patience_s or peer.kept_columns == 0:
-                continue
-            if any(other is not peer for other in waiting):
+            is_wanted = any(other is not peer for other in waiting)
+            if is_wanted and unused_s > patience_s and peer.kept_columns:
                 peer.lapse()
                 peer.usual_s = max(peer.usual_s, unused_s)
                 found.append(peer)
@@ -369,12 +363,11 @@ class Credit:
         turns += waiting
 
     def _extend(self, peer: Peer, now: float) -> None:
+        if peer.turned_away or peer.outstanding_messages == 0:
+            peer.used_at = now
         if peer.turned_away:
             peer.call_back()
-            peer.used_at = now
         else:
-            if peer.outstanding_messages == 0:
-                peer.used_at = now
             peer.extend()
         self._num_dealt += 1
         peer.dealt_at = self._num_dealt
@@ -383,10 +376,9 @@ class Credit:
         """Keep no room any longer for who has had a moment; whether that leaves some."""
         kept_before = others.kept
         for *_, peer in others.turns:
-            is_idle = now - peer.used_at > MOMENT_S and not peer.is_owed_room
-            if is_idle and (columns := peer.kept_columns):
+            if now - peer.used_at > MOMENT_S and not peer.is_owed_room and peer.kept_columns:
+                others.kept -= peer.kept_columns
                 peer.lapse()
-                others.kept -= columns
                 self._next_moment_at = now + PAUSE_S
         return others.kept < kept_before
 
