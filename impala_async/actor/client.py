@@ -25,15 +25,17 @@ from impala_async.actor.sending import ActorSpec, Compressor, Finished, MessageB
 from impala_async.config.run import ActorSettings
 from impala_async.waiting import AFTER_S
 from impala_async.weights import NO_VERSION, Weights
-from impala_async.wire.actor_side import (
-    ActorSide,
-    Event,
-    Goodbye,
-    Granted,
-    Refused,
-    SessionOver,
+from impala_async.wire.actor_side import ActorSide
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    Bye,
+    ByeOk,
+    Grant,
+    Reject,
+    Welcome,
+    code_of,
+    pack,
 )
-from impala_async.wire.messages import Welcome, pack
 from impala_async.wire.sockets import Context, Dealer
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class Client:
         self._url = url
         self._should_stop = should_stop
         self._connect_s = connect_s
-        self._data = Dealer(context, url, is_watched=True)
+        self._data = Dealer(context, url)
         self._settings: ActorSettings | None = None
         self._spec: ActorSpec | None = None
         self._link: Link | None = None
@@ -267,7 +269,7 @@ class Client:
         self._compressor = Compressor(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
-            self._data = Dealer(self._context, data_url, is_watched=True)
+            self._data = Dealer(self._context, data_url)
         self._link = Link(
             self._context,
             weights_url,
@@ -289,20 +291,22 @@ class Client:
         self.side.said_spec(time.monotonic())
         return True
 
-    def _follow(self, event: Event[Finished] | None) -> None:
+    def _follow(self, message: Grant | Reject | Bye | None) -> None:
         """Do what has to be done about something that the learner said."""
-        if isinstance(event, Granted):
-            tell_refusals(event.grant, self.settings.env.id)
-            self._free.extend(finished.buffer for finished in event.settled)
+        if isinstance(message, Grant):
+            tell_refusals(message, self.settings.env.id)
+            self._free.extend(finished.buffer for finished in self.side.settled)
+            self.side.settled.clear()
             self.link.want(self.side.named)
-        elif isinstance(event, Refused):
-            self._log.warning("the learner refused a message: %s", event.text)
-        elif isinstance(event, SessionOver):
-            self._come_back(event.why)
-        elif isinstance(event, Goodbye):
-            self._data.send_last([pack(event.answer)])
-            self._log.info("the learner says goodbye: %s", event.reason)
-            if event.reason == "finished":
+        elif isinstance(message, Reject) and code_of(message) == "hello_again":
+            self._come_back(f"it says {message.text!r}")
+        elif isinstance(message, Reject):
+            self._log.warning("the learner refused a message: %s", message.text)
+        elif isinstance(message, Bye):
+            self._data.send_last([pack(ByeOk(message.session))])
+            reason = BYE_REASONS[message.reason]
+            self._log.info("the learner says goodbye: %s", reason)
+            if reason == "finished":
                 raise RunFinished
             self._come_back("it said goodbye")
 
@@ -345,13 +349,13 @@ class Client:
             self.link.close()
             self._pause()
             self._data.close()
-            self._data = Dealer(self._context, self._url, is_watched=True)
+            self._data = Dealer(self._context, self._url)
             self.connect()
             is_open = self._open_session()
 
     def _pause(self) -> None:
         """Longer each time, until something comes of a session."""
-        over_at = time.monotonic() + self.side.pauses.take()
+        over_at = time.monotonic() + next(self.side.pauses)
         while (left_s := over_at - time.monotonic()) > 0:
             self._check_stop()
             time.sleep(min(left_s, POLL_S))

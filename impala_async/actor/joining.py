@@ -14,11 +14,10 @@ from impala_async.actor.retrying import Inquiry, Log
 from impala_async.config.run import ActorSettings
 from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, UnreachableError
 from impala_async.waiting import Wait
-from impala_async.wire.actor_side import Handshake, Outdated, Refused, read_answer
+from impala_async.wire.actor_side import Handshake, read_answer
 from impala_async.wire.codec import Frame, decode_settings
-from impala_async.wire.local_link import is_socket, read_nonce
 from impala_async.wire.messages import Bye, ByeOk, Message, Reject, Welcome, pack, plain
-from impala_async.wire.sockets import Dealer
+from impala_async.wire.sockets import Dealer, is_socket, read_nonce
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +73,14 @@ def find_learner(
         if frames:
             is_understood = isinstance(message, Reject | Welcome)
         now = time.monotonic()
-        answer = handshake.take(message, now)
-        if frames and isinstance(answer, Welcome):
-            return answer, _read_settings(frames)
-        if isinstance(answer, Refused):
-            log.warning("the learner refuses us for now: %s", answer.text)
+        welcome = handshake.take(message, now)
+        if frames and welcome is not None:
+            return welcome, _read_settings(frames)
+        if isinstance(message, Reject):
+            log.warning("the learner refuses us for now: %s", message.text)
             wait = Wait(logger.warning)
-        elif isinstance(answer, Outdated):
-            log.warning(OUTDATED, answer.epoch, handshake.hello.epoch)
+        elif isinstance(message, Welcome):
+            log.warning(OUTDATED, message.epoch, handshake.hello.epoch)
     if handshake.refusal:
         raise UnreachableError(
             f"the learner at {url} refused us for {within_s:g} s: {handshake.refusal}"

@@ -112,7 +112,7 @@ class Link:
             raise self._failure
 
     def _run(self) -> None:
-        socket = Dealer(self._context, self.url, self._max_frame_bytes, is_watched=True)
+        socket = Dealer(self._context, self.url, self._max_frame_bytes)
         try:
             self._serve(socket)
         except BaseException as error:  # a thread has no caller: the sampler thread raises it

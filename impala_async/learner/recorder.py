@@ -28,7 +28,6 @@ from impala_async.wire.messages import Data
 from impala_async.wire.recording import (
     OPENING,
     End,
-    FileBytes,
     Reader,
     Record,
     Recorded,
@@ -222,7 +221,6 @@ def _create(path: Path) -> int:
 def _holds_message(path: Path) -> bool:
     """Whether there is anything in it for `replay`."""
     try:
-        records = Reader(FileBytes(path), str(path)).records()
-        return any(isinstance(record, Recorded) for _, record, _ in records)
+        return any(isinstance(record, Recorded) for _, record, _ in Reader(path).records())
     except RecordingError:
         return False

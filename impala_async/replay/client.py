@@ -15,25 +15,23 @@ from impala_async.config.run import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.actor_side import (
-    ActorSide,
-    Event,
-    Goodbye,
-    Granted,
-    Refused,
-    SessionOver,
-)
+from impala_async.wire.actor_side import ActorSide
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
+    BYE_REASONS,
     MAX_MESSAGE_BYTES,
     VERDICTS,
+    Bye,
+    ByeOk,
     Get,
     Grant,
     Heartbeat,
     Message,
     NotModified,
+    Reject,
     WeightsReply,
     Welcome,
+    code_of,
     pack,
 )
 from impala_async.wire.sockets import Context, Dealer
@@ -69,7 +67,7 @@ class ReplayClient:
         self._url = url
         self._should_stop = should_stop
         self._connect_s = connect_s
-        self._data = Dealer(context, url, is_watched=True)
+        self._data = Dealer(context, url)
         self._weights: Dealer | None = None
         # Nothing is held: what is under way when the session ends is lost with it.
         self._side: ActorSide[None] = ActorSide(os.urandom(16))
@@ -159,19 +157,20 @@ class ReplayClient:
             self._follow(self._side.take(message, time.monotonic()))
             self._note(message)
 
-    def _follow(self, event: Event[None] | None) -> None:
-        if isinstance(event, Granted):
-            self.granted = max(self.granted, event.grant.granted)
-            self.settled = max(self.settled, event.grant.settled)
-            self.refused.update(VERDICTS[verdict] for _, verdict in event.grant.verdicts)
-        elif isinstance(event, Refused):
-            self._log.warning("the learner refused a message: %s", event.text)
-        elif isinstance(event, SessionOver):
+    def _follow(self, message: Grant | Reject | Bye | None) -> None:
+        if isinstance(message, Grant):
+            self.granted = max(self.granted, message.granted)
+            self.settled = max(self.settled, message.settled)
+            self.refused.update(VERDICTS[verdict] for _, verdict in message.verdicts)
+        elif isinstance(message, Reject) and code_of(message) == "hello_again":
             raise UnreachableError("the learner has ended the session: play the recording again")
-        elif isinstance(event, Goodbye):
-            self._data.send_last([pack(event.answer)])
-            logger.info("the learner says goodbye: %s", event.reason)
-            self.is_finished = event.reason == "finished"
+        elif isinstance(message, Reject):
+            self._log.warning("the learner refused a message: %s", message.text)
+        elif isinstance(message, Bye):
+            self._data.send_last([pack(ByeOk(message.session))])
+            reason = BYE_REASONS[message.reason]
+            logger.info("the learner says goodbye: %s", reason)
+            self.is_finished = reason == "finished"
             raise RunOver
 
     def _note(self, message: Message) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from impala_async.errors import RecordingError
 from impala_async.schema import Schema
-from impala_async.wire.recording import End, FileBytes, Reader, Recorded, Start, has_body_of
+from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,11 @@ class RecordingIndex:
         self.most_columns = 0
         self._start: Start | None = None
         self._offsets: list[int] = []
-        buffer = FileBytes(path)
-        self._reader = Reader(buffer, str(path))
-        whole = self._read_all(len(buffer))
+        self._reader = Reader(path)
+        whole = self._read_all(self._reader.num_bytes)
         if not self._offsets:
             raise RecordingError(f"{path}: holds no message")
-        if whole < len(buffer):
+        if whole < self._reader.num_bytes:
             logger.warning("%s: its last record is cut off, and left out", path)
 
     def __len__(self) -> int:

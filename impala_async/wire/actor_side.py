@@ -5,13 +5,13 @@
       └──── the learner is lost, or wants a new hello
 
 It owns the session, the outbox, and which weights to act with. Messages and times come in as
-arguments; what came of a message, and what to say now, come out as values. The weights port is
-pulls.py's.
+arguments; what to do and what to say come out as values. The weights port is pulls.py's.
 """
 
 import random
-from collections.abc import Callable
-from typing import Generic, NamedTuple
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Generic, TypeVar
 
 from impala_async import __version__
 from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
@@ -24,7 +24,6 @@ from impala_async.wire.messages import (
     NO_NUMBER,
     PROTOCOL,
     Bye,
-    ByeOk,
     Grant,
     Hello,
     Message,
@@ -36,65 +35,18 @@ from impala_async.wire.messages import (
     plain,
     unpack,
 )
-from impala_async.wire.outbox import Item, Outbox
-from impala_async.wire.pulls import Pulls
+from impala_async.wire.pulls import Pulls, doubling
 
 HELLO_EVERY_S = 1.0
 FIRST_S, LONGEST_S = 0.1, 5.0
 NO_RUN = bytes(16)
 
-
-class Granted(NamedTuple, Generic[Item]):
-    """The learner named what may be sent, and these it is done with."""
-
-    grant: Grant
-    settled: list[Item]
+Item = TypeVar("Item")
 
 
-class Refused(NamedTuple):
-    """One message was refused; the session goes on, or another hello is in order."""
-
-    text: str
-    retry_after_s: float
-
-
-class Outdated(NamedTuple):
-    """A learner answered that should be dead: its epoch is lower than that of this run."""
-
-    epoch: int
-
-
-class SessionOver(NamedTuple):
-    """The learner wants another hello."""
-
-    why: str
-
-
-class Goodbye(NamedTuple):
-    """The learner ends; it waits for the answer."""
-
-    reason: str
-    answer: ByeOk
-
-
-Event = Granted[Item] | Refused | SessionOver | Goodbye
-
-
-class Pauses:
-    """None before the first try, then a longer one before each other, until something succeeds."""
-
-    def __init__(self) -> None:
-        self._next_s = 0.0
-
-    def take(self) -> float:
-        """How many seconds to wait before this try."""
-        pause_s = self._next_s
-        self._next_s = min(max(2 * pause_s, FIRST_S), LONGEST_S)
-        return pause_s
-
-    def reset(self) -> None:
-        """Something has succeeded."""
-        self._next_s = 0.0
+def new_pauses() -> Iterator[float]:
+    """How many seconds to wait before each try, until something succeeds: none before the first."""
+    return chain((0.0,), doubling(FIRST_S, LONGEST_S))
 
 
 class Handshake:
@@ -109,7 +61,7 @@ class Handshake:
         """Whether a refusal is all that the last hello came to."""
         self._chance = chance
         self._say_at = self._greet_at = now
-        self._pauses = Pauses()
+        self._pauses = new_pauses()
 
     def is_due(self, now: float, *, is_greeted: bool) -> bool:
         """Over each new connection too, but what only hangs up is not hammered at."""
@@ -120,12 +72,12 @@ class Handshake:
 
     def said(self, now: float) -> None:
         self.is_refused = False
-        self._greet_at = now + self._pauses.take()
+        self._greet_at = now + next(self._pauses)
         # Not all at once, when many actors lost the same learner.
         self._say_at = now + HELLO_EVERY_S * (1 + self._chance()) / 2
 
-    def take(self, message: Message | None, now: float) -> Welcome | Refused | Outdated | None:
-        """The answer, if it is one.
+    def take(self, message: Message | None, now: float) -> Welcome | None:
+        """Return a welcome, unless its learner should be dead: its epoch is lower than the run's.
 
         Raises:
             MismatchError, NotAllowedError: this learner refuses this actor for good.
@@ -134,11 +86,93 @@ class Handshake:
             raise_if_final(message, is_joined=False)
             self.refusal, self.is_refused = message.text, True
             self._say_at = max(self._say_at, now + message.retry_after_s)
-            return Refused(message.text, message.retry_after_s)
         if not isinstance(message, Welcome):
             return None
         is_known = message.run_id == self.hello.run_id
-        return Outdated(message.epoch) if is_known and message.epoch < self.hello.epoch else message
+        return None if is_known and message.epoch < self.hello.epoch else message
+
+
+class Outbox(Generic[Item]):
+    """Trajectories of one actor that are not settled yet, in the order of their seqs.
+
+    It says which to send next: again after a lost connection, never without credit.
+    """
+
+    def __init__(self) -> None:
+        self.next_seq = 0
+        self._granted = 0
+        self._held: dict[int, Item] = {}
+        # When those that are under way were sent.
+        self._sent_at: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def lowest_unsettled(self) -> int:
+        return min(self._held, default=self.next_seq)
+
+    @property
+    def num_unsent(self) -> int:
+        return len(self._held) - len(self._sent_at)
+
+    def put(self, item: Item) -> int:
+        """Take a finished trajectory; its seq."""
+        seq = self.next_seq
+        self._held[seq] = item
+        self.next_seq += 1
+        return seq
+
+    def sendable(self) -> tuple[int, Item] | None:
+        """The first trajectory that has credit and is not under way."""
+        for seq, item in self._held.items():
+            if seq >= self._granted:
+                return None
+            if seq not in self._sent_at:
+                return seq, item
+        return None
+
+    def mark_sent(self, seq: int, now: float) -> None:
+        assert seq in self._held
+        self._sent_at[seq] = now
+
+    def on_grant(self, grant: Grant) -> list[Item]:
+        """Take in a grant of this session; returns what the learner is done with.
+
+        Grants are cumulative and may be late: an older one changes nothing. What was refused
+        above a gap stays until the gap is closed: what is held has none, so `lowest_unsettled`
+        says all that a restarted learner must know.
+        """
+        self._granted = max(self._granted, grant.granted)
+        self._sent_at.pop(grant.again, None)
+        done = [seq for seq in self._held if seq < grant.settled]
+        self.next_seq = max(self.next_seq, grant.settled)
+        for seq in done:
+            self._sent_at.pop(seq, None)
+        return [self._held.pop(seq) for seq in done]
+
+    def on_new_session(self) -> None:
+        """Credit starts again from nothing."""
+        self._granted = 0
+        self.on_new_connection()
+
+    def on_new_connection(self) -> None:
+        """Send all that is held again: messages that were under way may be lost."""
+        self._sent_at.clear()
+
+    def give_up(self) -> list[Item]:
+        """Nothing that is held will ever be sent; returns it."""
+        items = [*self._held.values()]
+        self._held.clear()
+        self.on_new_session()
+        return items
+
+    def resend_overdue(self, now: float, after_s: float) -> int:
+        """Send again what has not been settled for so long; how many those are."""
+        overdue = [seq for seq, sent_at in self._sent_at.items() if now - sent_at > after_s]
+        for seq in overdue:
+            del self._sent_at[seq]
+        return len(overdue)
 
 
 class ActorSide(Generic[Item]):
@@ -148,7 +182,7 @@ class ActorSide(Generic[Item]):
         self.actor = actor
         self.number = number
         self.outbox: Outbox[Item] = Outbox()
-        self.pauses = Pauses()
+        self.pauses = new_pauses()
         self.has_session = False
         """Whether the learner would miss us."""
         self.is_joined = False
@@ -157,6 +191,8 @@ class ActorSide(Generic[Item]):
         """The version of the weights that act."""
         self.named = NO_VERSION
         """The newest that was heard of in this session."""
+        self.settled: list[Item] = []
+        """The learner is done with these: for the shell to take away."""
         self.last_heard = self.told_at = self._tell_again_at = 0.0
         self._welcome: Welcome | None = None
         self._spec: tuple[Spec, bytes] | None = None
@@ -202,10 +238,10 @@ class ActorSide(Generic[Item]):
         self.outbox.on_new_session()
         return former is None or former.run_id == welcome.run_id
 
-    def begin_new_run(self) -> list[Item]:
-        """Nothing of the old one is wanted; returns what was held."""
+    def begin_new_run(self) -> None:
+        """Nothing of the old one is wanted."""
         self.version = NO_VERSION
-        return self.outbox.on_new_run()
+        self.outbox = Outbox()
 
     def set_spec(
         self,
@@ -237,11 +273,11 @@ class ActorSide(Generic[Item]):
     def repeated_spec(self, now: float) -> None:
         """Over a new connection, messages go again that were sent over the one that broke."""
         self.told_at = now
-        self._tell_again_at = now + self.pauses.take()
+        self._tell_again_at = now + next(self.pauses)
         self.outbox.on_new_connection()
 
-    def take(self, message: Message, now: float) -> Event[Item] | None:
-        """Take a message at the data port; return the event that comes of it, if any.
+    def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
+        """Take a message at the data port; return it if the shell has to do something about it.
 
         Raises:
             MismatchError, NotAllowedError: this learner refuses this actor for good.
@@ -252,21 +288,25 @@ class ActorSide(Generic[Item]):
             self.is_joined |= message.session == self.session
             return self.take_grant(message)
         if isinstance(message, Reject):
-            return self._take_refusal(message)
+            # With any other refusal the learner has ended the session.
+            self.has_session &= code_of(message) == "bad_message"
+            raise_if_final(message, is_joined=self.is_joined)
+            return message
         if isinstance(message, Bye) and message.session == self.session:
             self.has_session = False
-            return Goodbye(BYE_REASONS[message.reason], ByeOk(message.session))
+            return message
         return None
 
-    def take_grant(self, grant: Grant) -> Granted[Item] | None:
+    def take_grant(self, grant: Grant) -> Grant | None:
         """The same of a grant, at whichever port; None if it is of another session."""
         if grant.session != self.session:
             return None
         settled = self.outbox.on_grant(grant)
         if settled:
-            self.pauses.reset()
+            self.pauses = new_pauses()
+        self.settled += settled
         self.named = max(self.named, Version(grant.epoch, grant.update))
-        return Granted(grant, settled)
+        return grant
 
     def overdue(self, now: float, pulls: Pulls, weights_s: float) -> float | None:
         """The seconds after which an answer is overdue, once one is.
@@ -319,19 +359,10 @@ class ActorSide(Generic[Item]):
     def act_with(self, version: Version) -> None:
         """In lockstep the first of a session serve one trajectory and as many more as the lag has
         updates."""
-        self.pauses.reset()
+        self.pauses = new_pauses()
         if self.version == NO_VERSION:
             self._num_kept_left = self._lockstep_lag or 0
         self.version = version
-
-    def _take_refusal(self, refusal: Reject) -> Refused | SessionOver:
-        code = code_of(refusal)
-        # With any other refusal the learner has ended the session.
-        self.has_session &= code == "bad_message"
-        raise_if_final(refusal, is_joined=self.is_joined)
-        if code == "hello_again":
-            return SessionOver(f"it says {refusal.text!r}")
-        return Refused(refusal.text, refusal.retry_after_s)
 
 
 def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:

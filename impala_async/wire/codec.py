@@ -79,22 +79,23 @@ def encode_data(
     """
     tail = np.array(episodes, EPISODE).tobytes() if episodes else b""
     data = data._replace(num_episodes=len(episodes))
-    if obs.nbytes + small.nbytes + len(tail) < MAX_INLINE_BYTES:
-        body = b"".join((obs.data.cast("B"), small.data.cast("B"), tail))
-        return [pack(data._replace(body=body))]
-    small_frame = b"".join((small.data.cast("B"), tail))
-    compressed = compress_obs(obs) if compress_obs is not None else None
-    codec = PLAIN if compressed is None else ZSTD
-    obs_frame = obs.data.cast("B") if compressed is None else compressed
-    return [pack(data._replace(body=None, codec=codec)), obs_frame, small_frame]
+    obs_frame, small_frame = obs.data.cast("B"), b"".join((small.data.cast("B"), tail))
+    is_inline = len(obs_frame) + len(small_frame) < MAX_INLINE_BYTES
+    compressed = None if is_inline or compress_obs is None else compress_obs(obs)
+    if compressed is not None:
+        return [pack(data._replace(body=None, codec=ZSTD)), compressed, small_frame]
+    return _encode_parts(data, obs_frame, small_frame)
 
 
 def encode_again(data: Data, body: memoryview, sizes: BodySizes) -> list[Frame]:
     """The frames of a message whose whole body lies in one block; big ones are views of it."""
-    parts = split_inline(body, sizes)
-    if len(body) < MAX_INLINE_BYTES:
-        return [pack(data._replace(body=bytes(body)))]
-    return [pack(data._replace(body=None)), *parts]
+    return _encode_parts(data, *split_inline(body, sizes))
+
+
+def _encode_parts(data: Data, obs: Frame, small: Frame) -> list[Frame]:
+    if len(obs) + len(small) < MAX_INLINE_BYTES:
+        return [pack(data._replace(body=b"".join((obs, small))))]
+    return [pack(data._replace(body=None)), obs, small]
 
 
 def split_inline(body: Frame, sizes: BodySizes) -> tuple[memoryview, memoryview]:
@@ -134,7 +135,7 @@ def decode_settings(frame: Frame) -> dict[str, object]:
     try:
         settings = msgpack.unpackb(frame, max_ext_len=0)
     except (ValueError, RecursionError, TypeError):
-        raise ProtocolError("malformed_settings", "the settings are not a msgpack map") from None
+        settings = None
     if not isinstance(settings, dict):
         raise ProtocolError("malformed_settings", "the settings are not a msgpack map")
     return settings

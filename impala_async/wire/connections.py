@@ -3,8 +3,7 @@
 ZeroMQ shows a message when it is whole. How many frames it takes to become so, it does not limit:
 2 bytes on the wire are 64 in memory. So the kernel is asked now and then how many bytes have come
 over each connection, and one that sends more than its peer has a reason to is shut down. That goes
-for tcp; who comes over ipc is this user. A `Monitor` reads what libzmq tells of a socket's
-connections: who came, whose handshake was done, who went.
+for tcp; who comes over ipc is this user.
 """
 
 import resource
@@ -78,12 +77,10 @@ class _Connection:
     """One that was accepted. `route` is that of its first message."""
 
     route: bytes = b""
-    is_known: bool = False
-    # The bytes that it had sent by the last look at which there was no doubt.
-    accepted_bytes: int = 0
-    is_doubtful: bool = False
-    # The bytes that it had sent by the last look before which a message of it was whole.
+    # The bytes that it had sent by the last look before which a message of it was whole; and those
+    # of a peer that was known by then.
     heard_bytes: int = 0
+    accepted_bytes: int = 0
 
 
 class Connections:
@@ -103,7 +100,8 @@ class Connections:
         # tells of them.
         self._early: dict[int, bytes] = {}
         self._heard: set[bytes] = set()
-        self._are_strangers_doubtful = False
+        # Descriptors over which too much had come at the last look.
+        self._doubtful: set[int] = set()
         self._max_strangers = min(MAX_STRANGERS, most_descriptors() // 4)
 
     @property
@@ -150,42 +148,35 @@ class Connections:
         self.read()
         heard, self._heard = self._heard, set()
         under_way: dict[int, int] = {}
-        for fd, connection in list(self._open.items()):
+        doubtful: set[int] = set()
+        for fd, connection in self._open.items():
             allowed = allowances.get(connection.route)
-            connection.is_known = allowed is not None
-            if connection.is_known:
-                self._strangers.pop(fd, None)
-            else:
+            if allowed is None:
                 self._strangers.setdefault(fd)
+            else:
+                self._strangers.pop(fd, None)
             received = _bytes_received(fd)
             if received is None:
                 continue
             if connection.route in heard:
                 connection.heard_bytes = received
-                if connection.is_known:
+                if allowed is not None:
                     connection.accepted_bytes = received
-            limit = STRANGER_BYTES if allowed is None else allowed
-            # Once more: what it sent may be waiting for us, who were busy.
-            was_doubtful = connection.is_doubtful
-            connection.is_doubtful = received - connection.accepted_bytes > limit
-            if was_doubtful and connection.is_doubtful:
-                self._cut(fd, SENT_BEFORE if allowed is None else SENT_TOO_MUCH)
-            elif allowed is None:
-                under_way[fd] = received - connection.heard_bytes
-        self._shed(under_way)
-        return self._are_strangers_doubtful or any(each.is_doubtful for each in self._open.values())
-
-    def _shed(self, under_way: Mapping[int, int]) -> None:
-        """End those strangers of whom most is under way, until all of them have sent little."""
+            if allowed is None:
+                allowed, under_way[fd] = STRANGER_BYTES, received - connection.heard_bytes
+            if received - connection.accepted_bytes > allowed:
+                doubtful.add(fd)
+        # Those of whom most is under way go, until all strangers together have sent little.
         excess = sum(under_way.values()) - STRANGERS_BYTES
-        was_doubtful, self._are_strangers_doubtful = self._are_strangers_doubtful, excess > 0
-        if not was_doubtful:
-            return
         for fd in sorted(under_way, key=under_way.__getitem__, reverse=True):
-            if excess <= 0:
-                break
-            self._cut(fd, SENT_BEFORE)
+            if excess > 0:
+                doubtful.add(fd)
             excess -= under_way[fd]
+        # Once more: what it sent may be waiting for us, who were busy.
+        for fd in self._doubtful & doubtful:
+            self._cut(fd, SENT_BEFORE if fd in self._strangers else SENT_TOO_MUCH)
+        self._doubtful = doubtful & self._open.keys()
+        return bool(self._doubtful)
 
     def cut(self, route: bytes, why: str) -> None:
         """End the connection of a peer, which may connect again."""
@@ -202,6 +193,7 @@ class Connections:
         connection = self._open.pop(fd, None)
         if connection is not None:
             self._strangers.pop(fd, None)
+            self._doubtful.discard(fd)
             self._routes.pop(connection.route, None)
 
     def _cut(self, fd: int, why: str) -> None:
@@ -216,12 +208,12 @@ def most_descriptors() -> int:
 
     The soft limit is for programs that use `select`. A thousand actors need two thousand.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MANY_DESCRIPTORS)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return MANY_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MANY_DESCRIPTORS if each == resource.RLIM_INFINITY else each for each in limits)
+    wanted = min(hard, MANY_DESCRIPTORS)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
+    return max(soft, wanted)
 
 
 def _bytes_received(fd: int) -> int | None:

@@ -1,8 +1,8 @@
 """The messages of protocol version 1: their fields, and the limits of every field.
 
 A header is a msgpack array `[kind, field, ...]`. Nothing in it is trusted: it is unpacked with
-explicit limits, and each field is checked for type and range before a message exists. Message by
-message, who sends it to whom:
+explicit limits, and each field is checked for type and range, as its annotation says, before a
+message exists. Who sends what to whom:
 
     actor → learner   Hello  Spec  Data  Get  Heartbeat  Bye  ByeOk
     learner → actor   Welcome  Grant  Reject  WeightsReply  NotModified  Bye  ByeOk
@@ -11,7 +11,7 @@ message, who sends it to whom:
 import math
 import reprlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import msgpack
 
@@ -47,145 +47,6 @@ BYE_REASONS = ("finished", "restarting", "leaving")
 Check = Callable[[Any], bool]
 
 
-class Hello(NamedTuple):
-    """An actor asks for a session; it says which run it knows and what it still holds, and the
-    number by which it is known to who started it, if that gave it one."""
-
-    protocol: int
-    actor: bytes
-    build: str
-    run_id: bytes
-    epoch: int
-    lowest_unsettled: int
-    number: int = NO_NUMBER
-
-
-class Welcome(NamedTuple):
-    """A session, and where things are. The second frame holds the actor's settings."""
-
-    run_id: bytes
-    epoch: int
-    session: bytes
-    rank: int
-    weights_port: int
-    ipc_data: str
-    ipc_weights: str
-    nonce_path: str
-    nonce: bytes
-    lease_s: float
-    heartbeat_s: float
-    max_columns: int
-
-
-class Spec(NamedTuple):
-    """Says what the actor's environments look like (second frame: the schema), how many columns
-    each of its messages has, how many messages it writes side by side, and whether it understands
-    `Grant.again`: then it gives way to others, and they to it."""
-
-    session: bytes
-    schema_digest: bytes
-    layout_digest: bytes
-    columns: int
-    streams: int
-    gives_way: int = 0
-
-
-class Grant(NamedTuple):
-    """Seqs below `granted` may be sent; those below `settled` are done with. Cumulative. Seq
-    `again` came when there was no room for it, and now there is."""
-
-    session: bytes
-    granted: int
-    settled: int
-    epoch: int
-    update: int
-    verdicts: list[list[int]]
-    again: int = NO_SEQ
-
-
-class Reject(NamedTuple):
-    """No. `retry_after_s` below zero means never."""
-
-    code: int
-    text: str
-    retry_after_s: float
-
-
-class Data(NamedTuple):
-    """One message of trajectory columns; the body is inline, or two more frames."""
-
-    session: bytes
-    seq: int
-    epoch: int
-    update: int
-    rows: int
-    columns: int
-    codec: int
-    num_episodes: int
-    body: bytes | None
-
-
-class Get(NamedTuple):
-    """Weights newer than this version, please."""
-
-    session: bytes
-    epoch: int
-    update: int
-
-
-class WeightsReply(NamedTuple):
-    """The newest weights; the second frame is the flat buffer."""
-
-    epoch: int
-    update: int
-    layout_digest: bytes
-    content_digest: bytes
-
-
-class NotModified(NamedTuple):
-    """You have the newest weights."""
-
-    epoch: int
-    update: int
-
-
-class Heartbeat(NamedTuple):
-    """I live; and this is where my time goes."""
-
-    session: bytes
-    timers: dict[str, float]
-
-
-class Bye(NamedTuple):
-    """The sender ends the session; an actor that dies says what of."""
-
-    session: bytes
-    reason: int
-    text: str = ""
-
-
-class ByeOk(NamedTuple):
-    """The end of the session is understood."""
-
-    session: bytes
-
-
-Message = (
-    Hello
-    | Welcome
-    | Spec
-    | Grant
-    | Reject
-    | Data
-    | Get
-    | WeightsReply
-    | NotModified
-    | Heartbeat
-    | Bye
-    | ByeOk
-)
-
-
 def _uint(largest: int, smallest: int = 0) -> Check:
     return lambda value: type(value) is int and smallest <= value <= largest
 
@@ -219,54 +80,177 @@ def _body(value: Any) -> bool:
 
 
 def _verdicts(value: Any) -> bool:
+    is_seq, is_verdict = _uint(2**62), _uint(len(VERDICTS) - 1)
     return (
         type(value) is list
         and len(value) <= MAX_VERDICTS
         and all(
-            type(pair) is list
-            and len(pair) == 2
-            and _SEQ(pair[0])
-            and _uint(len(VERDICTS) - 1)(pair[1])
+            type(pair) is list and len(pair) == 2 and is_seq(pair[0]) and is_verdict(pair[1])
             for pair in value
         )
     )
 
 
-_SEQ = _COUNT = _uint(2**62)
+Id = Annotated[bytes, _blob(16)]
+Count = Annotated[int, _uint(2**62)]
 # This limit is lower: the seqs that a learner grants from there on must still be seqs.
-_FIRST_SEQ = _uint(2**61)
-_MAYBE_SEQ = _uint(2**62, NO_SEQ)
-_EPOCH = _uint(2**31)
-_ID = _blob(16)
-_PATH = _text(255)
+FirstSeq = Annotated[int, _uint(2**61)]
+MaybeSeq = Annotated[int, _uint(2**62, NO_SEQ)]
+Epoch = Annotated[int, _uint(2**31)]
+Byte = Annotated[int, _uint(255)]
+Flag = Annotated[int, _uint(1)]
+Short = Annotated[int, _uint(65535, 1)]
+Columns = Annotated[int, _uint(MAX_COLUMNS, 1)]
+Path = Annotated[str, _text(255)]
+Span = Annotated[float, _span]
+
+
+class Hello(NamedTuple):
+    """An actor asks for a session; it says which run it knows and what it still holds, and the
+    number by which it is known to who started it, if that gave it one."""
+
+    protocol: Byte
+    actor: Id
+    build: Annotated[str, _text(64)]
+    run_id: Id
+    epoch: Epoch
+    lowest_unsettled: FirstSeq
+    number: Annotated[int, _uint(MAX_COLUMNS, NO_NUMBER)] = NO_NUMBER
+
+
+class Welcome(NamedTuple):
+    """A session, and where things are. The second frame holds the actor's settings."""
+
+    run_id: Id
+    epoch: Epoch
+    session: Id
+    rank: Annotated[int, _uint(2**31)]
+    weights_port: Short
+    ipc_data: Path
+    ipc_weights: Path
+    nonce_path: Path
+    nonce: Id
+    lease_s: Span
+    heartbeat_s: Span
+    max_columns: Columns
+
+
+class Spec(NamedTuple):
+    """Says what the actor's environments look like (second frame: the schema), how many columns
+    each of its messages has, how many messages it writes side by side, and whether it understands
+    `Grant.again`: then it gives way to others, and they to it."""
+
+    session: Id
+    schema_digest: Id
+    layout_digest: Id
+    columns: Columns
+    streams: Columns
+    gives_way: Flag = 0
+
+
+class Grant(NamedTuple):
+    """Seqs below `granted` may be sent; those below `settled` are done with. Cumulative. Seq
+    `again` came when there was no room for it, and now there is."""
+
+    session: Id
+    granted: Count
+    settled: Count
+    epoch: Epoch
+    update: Count
+    verdicts: Annotated[list[list[int]], _verdicts]
+    again: MaybeSeq = NO_SEQ
+
+
+class Reject(NamedTuple):
+    """No. `retry_after_s` below zero means never."""
+
+    code: Byte
+    text: Annotated[str, _text(MAX_TEXT_BYTES)]
+    retry_after_s: Annotated[float, _number]
+
+
+class Data(NamedTuple):
+    """One message of trajectory columns; the body is inline, or two more frames."""
+
+    session: Id
+    seq: Count
+    epoch: Epoch
+    update: Count
+    rows: Short
+    columns: Columns
+    codec: Flag
+    num_episodes: Annotated[int, _uint(2**28)]
+    body: Annotated[bytes | None, _body]
+
+
+class Get(NamedTuple):
+    """Weights newer than this version, please."""
+
+    session: Id
+    epoch: Epoch
+    update: Count
+
+
+class WeightsReply(NamedTuple):
+    """The newest weights; the second frame is the flat buffer."""
+
+    epoch: Epoch
+    update: Count
+    layout_digest: Id
+    content_digest: Id
+
+
+class NotModified(NamedTuple):
+    """You have the newest weights."""
+
+    epoch: Epoch
+    update: Count
+
+
+class Heartbeat(NamedTuple):
+    """I live; and this is where my time goes."""
+
+    session: Id
+    timers: Annotated[dict[str, float], _timers]
+
+
+class Bye(NamedTuple):
+    """The sender ends the session; an actor that dies says what of."""
+
+    session: Id
+    reason: Annotated[int, _uint(len(BYE_REASONS) - 1)]
+    text: Annotated[str, _text(MAX_WHY)] = ""
+
+
+class ByeOk(NamedTuple):
+    """The end of the session is understood."""
+
+    session: Id
+
 
 # A kind is the position here: append only.
-_FORMS: tuple[tuple[type[Any], tuple[Check, ...]], ...] = (
-    (Hello, (_uint(255), _ID, _text(64), _ID, _EPOCH, _FIRST_SEQ, _uint(MAX_COLUMNS, NO_NUMBER))),
-    (
-        Welcome,
-        (
-            *(_ID, _EPOCH, _ID, _uint(2**31), _uint(65535, 1), _PATH, _PATH, _PATH, _ID),
-            *(_span, _span, _uint(MAX_COLUMNS, 1)),
-        ),
-    ),
-    (Spec, (_ID, _ID, _ID, _uint(MAX_COLUMNS, 1), _uint(MAX_COLUMNS, 1), _uint(1))),
-    (Grant, (_ID, _SEQ, _SEQ, _EPOCH, _COUNT, _verdicts, _MAYBE_SEQ)),
-    (Reject, (_uint(255), _text(MAX_TEXT_BYTES), _number)),
-    (
-        Data,
-        (
-            *(_ID, _SEQ, _EPOCH, _COUNT, _uint(65535, 1)),
-            *(_uint(MAX_COLUMNS, 1), _uint(1), _uint(2**28), _body),
-        ),
-    ),
-    (Get, (_ID, _EPOCH, _COUNT)),
-    (WeightsReply, (_EPOCH, _COUNT, _ID, _ID)),
-    (NotModified, (_EPOCH, _COUNT)),
-    (Heartbeat, (_ID, _timers)),
-    (Bye, (_ID, _uint(len(BYE_REASONS) - 1), _text(MAX_WHY))),
-    (ByeOk, (_ID,)),
+Message = (
+    Hello
+    | Welcome
+    | Spec
+    | Grant
+    | Reject
+    | Data
+    | Get
+    | WeightsReply
+    | NotModified
+    | Heartbeat
+    | Bye
+    | ByeOk
 )
+
+
+def _checks(form: type[Any]) -> tuple[Check, ...]:
+    hints = get_type_hints(form, include_extras=True)
+    return tuple(hints[name].__metadata__[0] for name in form._fields)
+
+
+_FORMS = tuple((form, _checks(form)) for form in get_args(Message))
 _KINDS = {form: kind for kind, (form, _) in enumerate(_FORMS)}
 # Fields that were appended later stay away while they say nothing: older peers know the rest.
 _APPENDED = {form: len(form._field_defaults) for form, _ in _FORMS if form._field_defaults}
@@ -310,7 +294,7 @@ def unpack(frame: bytes | memoryview) -> Message:
             max_ext_len=0,
         )
     except (ValueError, RecursionError, TypeError):
-        raise ProtocolError("malformed_header", "the header is not a msgpack array") from None
+        fields = None
     if type(fields) is not list or not fields:
         raise ProtocolError("malformed_header", "the header is not a msgpack array")
     kind = fields.pop(0)

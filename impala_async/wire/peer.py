@@ -1,21 +1,54 @@
-"""One session of one actor, as the learner knows it: what it may send, and what is settled."""
+"""One session of one actor: what is known of it, and the credit that it is dealt. Pure.
 
+Credits are counts, not places. The invariant: the columns for which room is kept, over all
+sessions, never exceed the columns that free slots can hold.
+
+Room is kept for what is expected soon: for the brisk, who use their credit about as fast as
+others do, and for whoever came when there was no room, and comes when it is called. Where these
+leave none, the others cost them little: newcomers have a moment now and then to show what they do,
+and one that is known to be slow has credit without room, and looks for some when it comes. All this
+is among actors that give way themselves: for the sake of one that does not, nobody is hurried.
+"""
+
+import heapq
 import math
 from bisect import bisect_left, insort
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from impala_async.weights import Version
 from impala_async.wire.messages import NO_SEQ, Grant
 
+# Messages under way of each that an actor writes: one travels while the next is unrolled.
+WINDOW = 2
+# Credit that has lain unused for so long is taken back while somebody waits for some, unless that
+# is usual.
+UNUSED_S = 1.5
+# A message is late if it takes so many times the usual time: of all, or of the peer itself.
+PATIENCE = 4.0
+LEAST_USUAL_S = 0.0625
+LEAST_OWN_S = 0.0125
+# The usual time is that of the fastest quarter of all: a few messages that take an hour do not
+# make it long.
+STEP_UP = 1.2
+# Messages after which somebody is believed to go on like that.
+PROVEN = 16
+# For whoever is not expected while one that gives way waits for its room; and how long it is,
+# after one has let its moment pass, until others have theirs.
+MOMENT_S = 0.1
+PAUSE_S = 1.0
+# If nobody has called `take_back` for so long, the learner itself stood still.
+STOOD_STILL_S = 1.0
+
 
 class Watermark:
-    """Settled seqs, in memory bounded by the actor's window. Pure; used by one thread."""
+    """Settled seqs, in memory bounded by the actor's window."""
 
     def __init__(self, below: int = 0, above: tuple[int, ...] = ()) -> None:
         self.below = below
         # In order.
         self._above = sorted(set(above))
-        self._close_gaps()
+        self.raise_to(below)
 
     @property
     def above(self) -> tuple[int, ...]:
@@ -24,43 +57,29 @@ class Watermark:
 
     def num_unsettled_below(self, seq: int) -> int:
         """How many seqs under this one are still to come."""
-        # Asked for every actor whenever credit is dealt; mostly there is nothing above.
-        num_settled = bisect_left(self._above, seq) if self._above else 0
-        return max(0, seq - self.below) - num_settled
+        return max(0, seq - self.below) - bisect_left(self._above, seq)
 
     def is_settled(self, seq: int) -> bool:
-        if seq < self.below or not self._above:
-            return seq < self.below
         place = bisect_left(self._above, seq)
-        return place < len(self._above) and self._above[place] == seq
+        return seq < self.below or self._above[place : place + 1] == [seq]
 
     def settle(self, seq: int) -> None:
         """Admit or refuse a seq for good. Idempotent."""
         if seq == self.below:
-            self.below += 1
-            self._close_gaps()
+            self.raise_to(seq + 1)
         elif not self.is_settled(seq):
             insort(self._above, seq)
 
     def raise_to(self, seq: int) -> None:
         """The actor holds nothing below this seq any more, so none of it will ever come."""
-        if seq > self.below:
-            self.below = seq
-            del self._above[: bisect_left(self._above, seq)]
-            self._close_gaps()
-
-    def _close_gaps(self) -> None:
+        self.below = max(self.below, seq)
         num_closed = 0
-        for seq in self._above:
-            if seq != self.below:
+        for settled in self._above:
+            if settled > self.below:
                 break
-            self.below += 1
+            self.below = max(self.below, settled + 1)
             num_closed += 1
         del self._above[:num_closed]
-
-
-# Messages under way of each that an actor writes: one travels while the next is unrolled.
-WINDOW = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -125,17 +144,16 @@ class Peer:
         return (self.outstanding_messages - self.num_lapsed) * self.columns
 
     @property
-    def may_have_more(self) -> bool:
-        """Whether its window has room. A seq that never comes must not let the others run away:
-        what is settled above a gap is memory."""
+    def is_waiting(self) -> bool:
+        """Whether it would take room, if there were any.
+
+        It is called back for one message at a time, as a grant names one. And a seq that never
+        comes must not let the others run away: what is settled above a gap is memory.
+        """
+        if self.turned_away:
+            return not self.has_call_room
         reach = self.granted - self.watermark.below
         return self.outstanding_messages < self.window and reach < 2 * self.window
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it would take room, if there were any. It is called back for one at a time, as
-        a grant names one."""
-        return not self.has_call_room if self.turned_away else self.may_have_more
 
     @property
     def is_newcomer(self) -> bool:
@@ -144,8 +162,7 @@ class Peer:
 
     @property
     def may_come_without_room(self) -> bool:
-        """Whether it has credit without room, where there is little: it is known to be slow, and
-        gives way."""
+        """Whether it gives way and is known to be slow."""
         return self.gives_way and not self.is_newcomer and not self.is_brisk
 
     def extend(self) -> None:
@@ -168,22 +185,206 @@ class Peer:
     def keeps_room_for(self, seq: int) -> bool:
         return seq >= self.lapsed or (self.has_call_room and seq == self.called_back)
 
-    def note_settled(self, seq: int) -> None:
-        """It has been admitted, or refused for good."""
-        self.turned_away.discard(seq)
-        self.is_owed_room = False
-        if seq == self.called_back:
-            self.has_call_room = False
-
     def grant(self, version: Version) -> Grant:
         """Return what this peer may do now, and what became of what it sent.
 
-        Verdicts are said once and lost with a grant that does not arrive: they are for people.
-        The actor acts on `settled`, which is said again in every grant. It sends again by itself
-        what it shall send again, once that is overdue.
+        Verdicts and a call are said once, and lost with a grant that does not arrive: verdicts are
+        for people, and what is overdue comes again by itself.
         """
         verdicts, self.verdicts = self.verdicts, []
         again = self.called_back if self.is_called else NO_SEQ
         self.is_called = False
         settled = self.watermark.below
         return Grant(self.session, self.granted, settled, *version, verdicts, again)
+
+
+# Messages under way, whether it is last of those, when it got one, a number, and whose turn it is.
+_Turn = tuple[int, bool, int, int, Peer]
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those who stand for room, and the columns that are kept for them."""
+
+    turns: list[_Turn] = field(default_factory=list)
+    kept: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether one waits that has sent something, and that would give way itself."""
+        return any(p.gives_way and p.is_waiting and not p.is_newcomer for *_, p in self.turns)
+
+
+class Credit:
+    """Deals it to the peers of a table, in turns."""
+
+    def __init__(self) -> None:
+        self._num_dealt = 0
+        # All who stood for room at the last deal.
+        self._turns: list[_Turn] = []
+        # From a credit to its use, over all that are admitted.
+        self._usual_s = LEAST_USUAL_S
+        self._next_moment_at = -math.inf
+        self._looked_at = -math.inf
+
+    def deal(
+        self, peers: Collection[Peer], free_columns: int, most_ahead: int, now: float
+    ) -> list[Peer]:
+        """Give out credit for free columns; those who got some."""
+        expected, others = self._line_up(peers, now)
+        aside = self._set_aside(others, most_ahead, now)
+        dealt: dict[bytes, Peer] = {}
+        self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
+        if others.turns:
+            is_short = expected.is_short
+            if (is_short or others.is_short) and self._lapse_idle(others, now):
+                self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
+            self._hand_out(others, free_columns - expected.kept, most_ahead, now, dealt)
+            for *_, peer in others.turns if is_short else ():
+                if peer.outstanding_messages == 0 and peer.may_come_without_room:
+                    self._extend(peer, now)
+                    peer.lapse()
+                    dealt[peer.session] = peer
+        self._turns = expected.turns + others.turns
+        return list(dealt.values())
+
+    def note_use(self, peer: Peer, seq: int, *, was_admitted: bool) -> None:
+        """A message of a peer, just heard of, is settled."""
+        # A message that came again was measured when it came first.
+        if seq == peer.called_back:
+            peer.heeds_calls, peer.has_call_room = True, False
+        elif was_admitted:
+            self._measure(peer)
+        peer.turned_away.discard(seq)
+        peer.is_owed_room = False
+        peer.used_at = peer.last_heard
+
+    def turn_away(self, peer: Peer, seq: int) -> None:
+        """There is no room for a message, just heard of: it waits for some, ahead of credit."""
+        # Overdue, it comes again while it waits: then it is we who are slow.
+        if seq != peer.called_back and seq not in peer.turned_away:
+            self._measure(peer)
+        peer.turned_away.add(seq)
+
+    def make_room(self, peers: Collection[Peer], columns: int) -> int:
+        """Keep none for those who have had theirs for longest; how much that makes."""
+        made = 0
+        for peer in sorted(peers, key=lambda peer: peer.used_at):
+            if made < columns and peer.kept_columns:
+                made += peer.kept_columns
+                peer.lapse()
+        return made
+
+    def take_back(self, peers: Collection[Peer], now: float) -> list[Peer]:
+        """Keep no room any longer for what does not come, though others wait; whose credit it was.
+
+        A trajectory that is still to come is admitted if there is room for it then.
+        """
+        stood_still, self._looked_at = now - self._looked_at > STOOD_STILL_S, now
+        waiting = [peer for *_, peer in self._turns if peer.is_waiting]
+        patience_s = max(UNUSED_S, PATIENCE * self._usual_s)
+        found = []
+        for peer in peers:
+            if stood_still:
+                # The silence was our own.
+                peer.used_at = now
+            unused_s = now - peer.used_at
+            is_wanted = any(other is not peer for other in waiting)
+            if is_wanted and unused_s > patience_s and peer.kept_columns:
+                peer.lapse()
+                peer.usual_s = max(peer.usual_s, unused_s)
+                found.append(peer)
+        return found
+
+    def _line_up(self, peers: Collection[Peer], now: float) -> tuple[_Line, _Line]:
+        """Those whose message is expected soon, and the others."""
+        expected, others = _Line(), _Line()
+        patience_s = PATIENCE * self._usual_s
+        is_pause = now < self._next_moment_at
+        # For the sake of those that do not give way nobody is put to the test.
+        num_needed = PROVEN if any(peer.gives_way for peer in peers) else 1
+        # The number keeps those in order that never had a turn.
+        for number, peer in enumerate(peers):
+            if not (columns := peer.columns):
+                continue
+            under_way, usual_s = peer.outstanding_messages, peer.usual_s
+            is_brisk = usual_s <= patience_s
+            if under_way and is_brisk:
+                overdue_s = min(PATIENCE * max(usual_s, LEAST_OWN_S), patience_s)
+                is_brisk = now - peer.used_at <= overdue_s
+            peer.is_brisk = is_brisk
+            is_proven = is_brisk and peer.num_used >= num_needed
+            if peer.has_call_room and now - peer.used_at > MOMENT_S:
+                peer.heeds_calls = False
+            is_called = peer.heeds_calls and (peer.has_call_room or peer.turned_away)
+            line = expected if is_proven or is_called else others
+            line.kept += (under_way - peer.num_lapsed if peer.lapsed else under_way) * columns
+            first = -1 if peer.turned_away else under_way
+            is_last = is_pause and peer.is_newcomer
+            line.turns.append((first, is_last, peer.dealt_at, number, peer))
+        return expected, others
+
+    def _set_aside(self, others: _Line, most: int, now: float) -> int:
+        """Columns for those who have nothing yet, who are waited for until these are free."""
+        if now < self._next_moment_at:
+            return 0
+        empty = (peer for under_way, *_, peer in others.turns if under_way <= 0)
+        columns = sum(p.columns for p in empty if p.turned_away or not p.may_come_without_room)
+        # Those who were brisk until now may hold another batch.
+        return max(0, min(most - others.kept, columns))
+
+    def _hand_out(
+        self, line: _Line, free_columns: int, most: int, now: float, dealt: dict[bytes, Peer]
+    ) -> None:
+        """Give room in turns; those who still want some stay in line.
+
+        Whoever has the least under way comes first, and of those whoever got none for longest.
+        One with nothing under way is waited for until what it needs is left: nobody starves,
+        however few columns there are and however many of them its messages have.
+        """
+        turns, waiting = line.turns, []
+        room = min(free_columns, most) - line.kept
+        if room > 0:
+            heapq.heapify(turns)
+        while turns and room > 0:
+            under_way, is_last, _, number, peer = turns[0]
+            if peer.columns <= room and peer.is_waiting:
+                room -= peer.columns
+                line.kept += peer.columns
+                self._extend(peer, now)
+                dealt[peer.session] = peer
+                turn = peer.outstanding_messages, is_last, peer.dealt_at, number, peer
+                heapq.heapreplace(turns, turn)
+                continue
+            if under_way <= 0 and peer.is_waiting:
+                # The peers after this one must not take the room that it waits for.
+                break
+            waiting.append(heapq.heappop(turns))
+        turns += waiting
+
+    def _extend(self, peer: Peer, now: float) -> None:
+        if peer.turned_away or peer.outstanding_messages == 0:
+            peer.used_at = now
+        if peer.turned_away:
+            peer.call_back()
+        else:
+            peer.extend()
+        self._num_dealt += 1
+        peer.dealt_at = self._num_dealt
+
+    def _lapse_idle(self, others: _Line, now: float) -> bool:
+        """Keep no room any longer for who has had a moment; whether that leaves some."""
+        kept_before = others.kept
+        for *_, peer in others.turns:
+            if now - peer.used_at > MOMENT_S and not peer.is_owed_room and peer.kept_columns:
+                others.kept -= peer.kept_columns
+                peer.lapse()
+                self._next_moment_at = now + PAUSE_S
+        return others.kept < kept_before
+
+    def _measure(self, peer: Peer) -> None:
+        used_s = peer.last_heard - peer.used_at
+        peer.usual_s = used_s if peer.is_newcomer else (peer.usual_s + used_s) / 2
+        peer.num_used += 1
+        step = STEP_UP if used_s > self._usual_s else STEP_UP**-3
+        self._usual_s = max(LEAST_USUAL_S, self._usual_s * step)

@@ -5,7 +5,7 @@ It says when a heartbeat is due and when to ask for weights, and judges what com
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from impala_async.errors import MismatchError, ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
@@ -25,6 +25,13 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 # Heartbeats are at least so far apart, even if a learner asks for more of them: the line and
 # those who serve it have other things to do.
 SHORTEST_BEAT_S = 0.02
+
+
+def doubling(first_s: float, longest_s: float) -> Iterator[float]:
+    """Ever longer pauses, up to the longest."""
+    while True:
+        yield first_s
+        first_s = min(2 * first_s, longest_s)
 
 
 class Pulls:
@@ -54,7 +61,7 @@ class Pulls:
         self._reply_timeout_s = reply_timeout_s
         self._were_timed = False
         self._asked_at: float | None = None
-        self._not_before, self._pause_s = -math.inf, FIRST_PAUSE_S
+        self._not_before, self._pauses = -math.inf, doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     @property
     def is_asking(self) -> bool:
@@ -161,12 +168,11 @@ class Pulls:
             self.answer = f"it sends {reply.epoch}.{reply.update}, which is not newer"
             self._ask_later(now)
             return None
-        self._asked_at, self._pause_s = None, FIRST_PAUSE_S
+        self._asked_at, self._pauses = None, doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.answer = "it has not answered"
         self.have = weights.version
         return weights
 
     def _ask_later(self, now: float) -> None:
         self._asked_at = None
-        self._not_before = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._not_before = now + next(self._pauses)

@@ -12,13 +12,12 @@ told from one that is damaged, wherever the damage is.
 """
 
 import json
-import math
 import os
 import stat
 import struct
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,14 +92,14 @@ def encode_record(record: Record) -> list[Frame]:
     return [sizes + _CHECK.pack(zlib.crc32(sizes)) + head, body]
 
 
-class FileBytes:
-    """The bytes of a file as it was when it was opened, each read when it is asked for.
+class Reader:
+    """Reads the records of a file as it was when it was opened, each when it is asked for.
 
     A mapping would end this process without a word where somebody cuts the file meanwhile. A pipe
     is not waited for.
 
     Raises:
-        RecordingError: here and by a slice, where the file cannot be read.
+        RecordingError: here and later, where the file cannot be read, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -113,42 +112,14 @@ class FileBytes:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise RecordingError(f"{path}: cannot be read: it is no regular file")
-        if not found.st_size:
-            raise RecordingError(f"{path}: is empty")
-        self._fd, self._size = file.fileno(), found.st_size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, part: slice) -> memoryview:
-        begin, end, _ = part.indices(self._size)
-        try:
-            found = os.pread(self._fd, end - begin, begin)
-        except OSError as error:
-            raise RecordingError(f"{self._path}: cannot be read: {error.strerror}") from None
-        if len(found) < end - begin:
-            raise RecordingError(
-                f"{self._path}: somebody has cut it to {begin + len(found)} bytes, of {self._size}"
-            )
-        return memoryview(found)
-
-
-class Reader:
-    """Reads the records in a buffer; `name` is what errors call it."""
-
-    def __init__(self, buffer: memoryview | FileBytes, name: str) -> None:
-        self._buffer = buffer
-        self._name = name
-        begin = bytes(buffer[: len(MAGIC)])
+        self._fd, self.num_bytes = file.fileno(), found.st_size
+        opening = bytes(self._bytes(0, min(found.st_size, _OPENING.size)))
         # It may have been cut before its opening was written.
-        if begin != MAGIC[: len(begin)]:
-            raise RecordingError(f"{name}: is not a recording of impala-async")
-        if len(buffer) < _OPENING.size:
-            return
-        _, number = _OPENING.unpack(buffer[: _OPENING.size])
-        if number != FORMAT:
+        if not opening.startswith(MAGIC[: len(opening)]):
+            raise RecordingError(f"{path}: is not a recording of impala-async")
+        if len(opening) == _OPENING.size and (number := _OPENING.unpack(opening)[1]) != FORMAT:
             raise RecordingError(
-                f"{name}: is a recording of format {number}, this is impala-async of format "
+                f"{path}: is a recording of format {number}, this is impala-async of format "
                 f"{FORMAT}: use the release that it was made with"
             )
 
@@ -156,9 +127,6 @@ class Reader:
         """Each whole record, where it begins, and where it ends.
 
         What follows the last of them, if anything does, was cut in mid-write.
-
-        Raises:
-            RecordingError: a record is damaged.
         """
         offset = _OPENING.size
         while (found := self.read(offset)) is not None:
@@ -170,19 +138,19 @@ class Reader:
 
         Who has checked it once may do without that later.
         """
-        prefix = self._buffer[offset : offset + _PREFIX_BYTES]
-        if len(prefix) < _PREFIX_BYTES:
+        begin = offset + _PREFIX_BYTES
+        if begin > self.num_bytes:
             return None
+        prefix = self._bytes(offset, begin)
         head_bytes, body_bytes, crc = _SIZES.unpack_from(prefix)
         if zlib.crc32(prefix[: _SIZES.size]) != _CHECK.unpack_from(prefix, _SIZES.size)[0]:
             raise self._damaged(offset, "its sizes do not match their checksum")
         if head_bytes > MAX_HEAD_BYTES:
             raise self._damaged(offset, f"a head of {head_bytes} bytes")
-        begin = offset + _PREFIX_BYTES
         end = begin + head_bytes + body_bytes
-        if end > len(self._buffer):
+        if end > self.num_bytes:
             return None
-        parts = self._buffer[begin:end]
+        parts = self._bytes(begin, end)
         if is_checked and zlib.crc32(parts) != crc:
             raise self._damaged(offset, "it does not match its checksum")
         try:
@@ -190,11 +158,31 @@ class Reader:
         except (ValueError, TypeError, RecursionError, ProtocolError, SpacesError) as error:
             raise self._damaged(offset, why_unreadable(error)) from None
 
+    def _bytes(self, begin: int, end: int) -> memoryview:
+        try:
+            found = os.pread(self._fd, end - begin, begin)
+        except OSError as error:
+            raise RecordingError(f"{self._path}: cannot be read: {error.strerror}") from None
+        if len(found) < end - begin:
+            raise RecordingError(
+                f"{self._path}: somebody has cut it to {begin + len(found)} bytes, of "
+                f"{self.num_bytes}"
+            )
+        return memoryview(found)
+
     def _damaged(self, offset: int, what: str) -> RecordingError:
         return RecordingError(
-            f"{self._name}: the record at byte {offset} is damaged: {what}. To keep what is "
+            f"{self._path}: the record at byte {offset} is damaged: {what}. To keep what is "
             f"before it: truncate -s {offset} FILE"
         )
+
+
+# The fields of a head, by its kind.
+_FIELDS: tuple[tuple[type, ...], ...] = (
+    (bytes, int, int, str, float, bytes, bytes),
+    (int, float, bytes),
+    (str, int, dict),
+)
 
 
 def _decode(head: memoryview, body: memoryview) -> Record:
@@ -202,11 +190,10 @@ def _decode(head: memoryview, body: memoryview) -> Record:
     if type(fields) is not list or not fields:
         raise ValueError("its head is no array")
     kind = fields.pop(0)
-    if kind not in (0, 1, 2) or len(fields) != len(_CHECKS[kind]):
-        raise ValueError(f"no record has the kind {kind!r} and {len(fields)} fields")
-    for number, (check, value) in enumerate(zip(_CHECKS[kind], fields, strict=True)):
-        if not check(value):
-            raise ValueError(f"field {number} of kind {kind} is not what it should be")
+    if kind not in (0, 1, 2) or [type(value) for value in fields] != [*_FIELDS[kind]]:
+        raise ValueError(f"no record has the kind {kind!r} and such fields")
+    if any(type(value) in (int, float) and not 0 <= value <= 2**62 for value in fields):
+        raise ValueError("a number in it is out of range")
     if kind == 1:
         data = unpack(fields[2])
         if not isinstance(data, Data) or data.body is not None:
@@ -214,8 +201,8 @@ def _decode(head: memoryview, body: memoryview) -> Record:
         return Recorded(fields[0], fields[1], data, body)
     if kind == 2:
         return End(*fields)
-    schema, settings = Schema.from_json(fields[5]), dict(json.loads(fields[6]))
-    return Start(fields[0], fields[1], fields[2], fields[3], fields[4], schema, settings)
+    fields[5:] = Schema.from_json(fields[5]), dict(json.loads(fields[6]))
+    return Start(*fields)
 
 
 def has_body_of(schema: Schema, message: Recorded) -> bool:
@@ -223,32 +210,3 @@ def has_body_of(schema: Schema, message: Recorded) -> bool:
     data = message.data
     sizes = body_sizes(schema.layout, data.columns, data.num_episodes)
     return data.rows == schema.rows and len(message.body) == sizes.obs + sizes.small
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= 2**62
-
-
-def _is_seconds(value: Any) -> bool:
-    return type(value) is float and math.isfinite(value) and value >= 0
-
-
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _is_blob(value: Any) -> bool:
-    return type(value) is bytes
-
-
-def _are_digests(value: Any) -> bool:
-    return type(value) is dict and all(
-        _is_text(name) and _is_text(digest) for name, digest in value.items()
-    )
-
-
-_CHECKS: tuple[tuple[Callable[[Any], bool], ...], ...] = (
-    (_is_blob, _is_count, _is_count, _is_text, _is_seconds, _is_blob, _is_blob),
-    (_is_count, _is_seconds, _is_blob),
-    (_is_text, _is_count, _are_digests),
-)

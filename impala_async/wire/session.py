@@ -1,17 +1,17 @@
 """The learner's side of the protocol as a pure state machine: no socket, no clock, no thread.
 
 It owns sessions, ranks, leases, watermarks and the verdict on every trajectory; who may send is
-decided in credit.py. Times come in as arguments and what to send comes out as values, so that a
-test can play any network to it.
+decided in peer.py. Times come in as arguments and what to send comes out as values, so that a test
+can play any network to it.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import Lineage, Version
-from impala_async.wire.credit import Credit
 from impala_async.wire.messages import (
     MAX_TEXT_BYTES,
     MAX_VERDICTS,
@@ -23,16 +23,15 @@ from impala_async.wire.messages import (
     Reject,
     plain,
 )
-from impala_async.wire.peer import Peer, Watermark
+from impala_async.wire.peer import Credit, Peer, Watermark
 
 MAX_SESSIONS = 10_000
 # So many sessions, at most, have said no Spec yet.
 MAX_STRANGERS = 1000
 MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
-# Watermarks of actors that have not been heard of for so long are forgotten.
+# Actors that are gone are remembered for so long, and so many of them: the last ones.
 WATERMARK_LIFE_S = 3600.0
-# So many of these actors, at most, are remembered: those that were heard of last.
 MAX_GONE = 10_000
 
 
@@ -44,15 +43,15 @@ def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
 
 @dataclass(slots=True)
 class _KnownActor:
-    """The state of an actor that outlives a session."""
+    """The part of an actor that outlives a session."""
 
     rank: int
     watermark: Watermark
     last_heard: float
-    has_joined: bool = False
     has_settled: bool = False
     """Whether anything of it was settled in this learner, or in the one that was saved."""
     is_numbered: bool = False
+    """Whether its rank is the number that its starter gave it."""
     is_owed_room: bool = False
 
 
@@ -82,12 +81,8 @@ class SessionTable:
         self._asked: dict[bytes, list[bytes]] = {}
         self.num_opened = self.num_given_way = 0
         self._by_actor: dict[bytes, Peer] = {}
+        # Those that are gone in the order of their going.
         self._known: dict[bytes, _KnownActor] = {}
-        self._next_rank = 0
-        # Those of actors that never joined, for the next ones.
-        self._unused_ranks: set[int] = set()
-        # The ranks of live sessions that no starter gave out.
-        self._own_ranks: set[int] = set()
         self._credit = Credit()
         self._last_expiry: float | None = None
 
@@ -119,11 +114,11 @@ class SessionTable:
         limit = self._num_ranks or MAX_SESSIONS
         if former is None and len(self._peers) >= limit:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
-        if former is not None and former.session in self._strangers:
-            # The same hello again, because our answer was slow: one session is enough.
-            former.data_route, former.last_heard = route, now
-            return former
         if former is not None:
+            if former.session in self._strangers:
+                # The same hello again, because our answer was slow: one session is enough.
+                former.data_route, former.last_heard = route, now
+                return former
             self.end(former)
         self._make_way(route)
         known = self._known.get(hello.actor)
@@ -140,8 +135,8 @@ class SessionTable:
     def join(self, peer: Peer, columns: int, streams: int, *, gives_way: bool = False) -> bool:
         """Agree on what a peer sends: from now on it has its rank, and may have credit. False if
         its place is another's by now: it must say hello again."""
-        others = (other for other in self._peers.values() if other is not peer)
-        if self._num_ranks is not None and any(other.rank == peer.rank for other in others):
+        others = {other.rank for other in self._peers.values() if other is not peer}
+        if self._num_ranks is not None and peer.rank in others:
             return False
         peer.columns, peer.streams, peer.gives_way = columns, streams, gives_way
         if self._strangers.pop(peer.session, None) is not None:
@@ -236,15 +231,11 @@ class SessionTable:
         self._asked = {
             route: asked for route, asked in self._asked.items() if any(map(self.peer_of, asked))
         }
-        live = self._by_actor
-        self._known = {
-            actor: known
-            for actor, known in self._known.items()
-            if actor in live or now - known.last_heard < self._life_s(known)
-        }
-        gone = self._known.keys() - live.keys()
-        if (num_beyond := len(gone) - MAX_GONE) > 0:
-            for actor in sorted(gone, key=lambda a: self._known[a].last_heard)[:num_beyond]:
+        gone = [actor for actor in self._known if actor not in self._by_actor]
+        num_too_many = len(gone) - MAX_GONE
+        for number, actor in enumerate(gone):
+            gone_s = now - self._known[actor].last_heard
+            if number < num_too_many or gone_s >= WATERMARK_LIFE_S:
                 del self._known[actor]
         return expired
 
@@ -253,16 +244,11 @@ class SessionTable:
         if not (self._peers.pop(peer.session, None) or self._strangers.pop(peer.session, None)):
             return
         del self._by_actor[peer.actor]
-        known = self._known[peer.actor]
-        if not known.is_numbered:
-            self._own_ranks.discard(peer.rank)
+        known = self._known.pop(peer.actor)
         known.last_heard = peer.last_heard
-        known.has_joined |= peer.columns > 0
-        if not known.has_joined:
-            # It never sent anything: a stream of strangers must not fill the memory.
-            del self._known[peer.actor]
-            if not known.is_numbered:
-                self._unused_ranks.add(known.rank)
+        # A stream of those that never send anything must not fill the memory.
+        if known.has_settled or known.is_owed_room:
+            self._known[peer.actor] = known
 
     def watermarks(self) -> dict[str, list[int]]:
         """For a checkpoint: per actor its rank, its mark, and the seqs settled above it."""
@@ -274,10 +260,8 @@ class SessionTable:
     def restore_watermarks(self, saved: dict[str, list[int]], now: float) -> None:
         """Continue from a checkpoint: what it had settled is never taken in again."""
         for actor, (rank, below, *above) in saved.items():
-            self._known[bytes.fromhex(actor)] = _KnownActor(
-                rank, Watermark(below, tuple(above)), now, has_joined=True, has_settled=True
-            )
-            self._next_rank = max(self._next_rank, rank + 1)
+            watermark = Watermark(below, tuple(above))
+            self._known[bytes.fromhex(actor)] = _KnownActor(rank, watermark, now, has_settled=True)
 
     def _make_way(self, route: bytes) -> None:
         """A connection is one actor's: of those that come over it, and of those who have said no
@@ -293,19 +277,13 @@ class SessionTable:
             self.end(former)
             self.num_given_way += 1
 
-    def _life_s(self, known: _KnownActor) -> float:
-        """How long an actor is remembered. One that never sent anything leaves only a rank to
-        remember: it says again what it says itself."""
-        return WATERMARK_LIFE_S if known.has_settled else self._lease_s
-
     def _new_rank(self, number: int) -> int:
-        """The number that its starter gave it, as in its former life, if nobody else has it."""
-        rank = number
-        if number < 0 or number in self._own_ranks:
-            rank = min(self._unused_ranks, default=self._next_rank)
-        self._unused_ranks.discard(rank)
-        self._next_rank = max(self._next_rank, rank + 1)
-        return rank
+        """The number that its starter gave it, if it has one that no actor without one uses."""
+        unnumbered = {peer.rank for peer in self if not self._known[peer.actor].is_numbered}
+        if number >= 0 and number not in unnumbered:
+            return number
+        taken = {known.rank for known in self._known.values()}
+        return next(rank for rank in count() if rank not in taken)
 
     def _free_rank(self, former: int, num_ranks: int) -> int:
         """A place that nobody has who joined: the former one, if nobody else hopes for it, or the
@@ -333,6 +311,4 @@ class SessionTable:
         self.num_opened += 1
         self._strangers[peer.session] = self._by_actor[hello.actor] = peer
         self._asked[route].append(peer.session)
-        if not known.is_numbered:
-            self._own_ranks.add(peer.rank)
         return peer

@@ -1,4 +1,5 @@
-"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them.
+"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them, and the
+folder with the ipc sockets for who dials from this host.
 
 Frames are received into buffers that the caller owns, so a trajectory lands where it stays.
 `recv_into` truncates silently but returns the true size: every caller compares it.
@@ -7,15 +8,20 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 import ctypes
 import errno
 import os
+import secrets
+import shutil
 import socket
+import stat
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from pathlib import Path
 
 import zmq
 
+from impala_async.errors import ConfigError
 from impala_async.wire.codec import Frame
 from impala_async.wire.connections import Connections, Monitor
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES, SLOWEST_BYTES_PER_S
@@ -50,6 +56,7 @@ MAX_ANSWER_BYTES = 4 << 20
 # Messages that wait at a router for one peer, behind what the kernel holds: who reads has none.
 MAX_UNSENT = 128
 _NOTHING = memoryview(bytearray(1))
+_MAX_NONCE_BYTES = 64
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -69,18 +76,11 @@ class NoSocketError(Exception):
 
 def new_context() -> Context:
     """The one context of a process."""
-    _shuffle_routes()
-    return zmq.Context(io_threads=IO_THREADS)
-
-
-def _shuffle_routes() -> None:
-    """Let nobody know the routes that routers give.
-
-    A router counts them up from a number of C's `rand`, and aborts the process where the next one
-    is taken: by a peer that has claimed it.
-    """
+    # A router counts the routes that it gives up from a number of C's `rand`, and aborts the
+    # process where the next one is taken by a peer that has claimed it. So nobody may know them.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
+    return zmq.Context(io_threads=IO_THREADS)
 
 
 def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
@@ -110,11 +110,8 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
-class _Sent(NamedTuple):
-    """A message of several frames, and when it has left over the slowest line."""
-
-    tracker: zmq.MessageTracker
-    due_at: float
+# A message of several frames, and when it has left over the slowest line.
+_Sent = tuple[zmq.MessageTracker, float]
 
 
 class Router:
@@ -126,10 +123,7 @@ class Router:
         tcp_url: str,
         ipc_path: str | None,
         max_message_bytes: int,
-        *,
-        is_watched: bool = False,
     ) -> None:
-        """Only one that `is_watched` has `connections`."""
         self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
         # Small frames are tracked as large ones are.
         self._socket.copy_threshold = 0
@@ -141,7 +135,7 @@ class Router:
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self._has_more = False
-        self.connections = Connections(self._socket) if is_watched else None
+        self.connections = Connections(self._socket)
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
         self._bind(tcp_url)
@@ -177,13 +171,13 @@ class Router:
         except zmq.Again:
             return None
         self._has_more = True
-        if self.connections is not None and self.connections.is_first(route):
-            size = self._receive_first(self.connections, route)
+        if self.connections.is_first(route):
+            size = self._receive_first(route)
         else:
             size = self.receive_into(self._header)
         return route, self._header[: max(size, 0)], size
 
-    def _receive_first(self, connections: Connections, route: bytes) -> int:
+    def _receive_first(self, route: bytes) -> int:
         """As `receive_into` the header; it takes longer, and tells over which connection."""
         frame = self._socket.recv(copy=False)
         self._has_more = frame.more
@@ -192,7 +186,7 @@ class Router:
         self._header[:kept] = frame.buffer[:kept]
         # A connection that is closed already is none any more.
         with suppress(zmq.ZMQError):
-            connections.note_first(route, int(frame.get(zmq.SRCFD)))
+            self.connections.note_first(route, int(frame.get(zmq.SRCFD)))
         return size
 
     def receive_into(self, buffer: memoryview) -> int:
@@ -223,7 +217,7 @@ class Router:
         """
         under_way = self._under_way.get(route, []) if len(frames) > 1 else []
         if len(under_way) >= MAX_UNDER_WAY:
-            self._under_way[route] = under_way = [s for s in under_way if not s.tracker.done]
+            self._under_way[route] = under_way = [s for s in under_way if not s[0].done]
             if len(under_way) >= MAX_UNDER_WAY:
                 return False
         try:
@@ -247,14 +241,14 @@ class Router:
             tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
             assert tracker is not None
             slowest_s = memoryview(others[-1]).nbytes / SLOWEST_BYTES_PER_S
-            sent = _Sent(tracker, time.monotonic() + slowest_s)
-            self._under_way[route] = [*under_way, sent]
+            due_at = time.monotonic() + slowest_s
+            self._under_way[route] = [*under_way, (tracker, due_at)]
         return True
 
     def forget_sent(self) -> None:
         """Now and then: those whose last one has left."""
         self._under_way = {
-            r: sent for r, sent in self._under_way.items() if sent and not sent[-1].tracker.done
+            r: sent for r, sent in self._under_way.items() if sent and not sent[-1][0].done
         }
 
     def find_stuck(self, patience_s: float) -> list[bytes]:
@@ -264,12 +258,11 @@ class Router:
         return [
             route
             for route, under_way in self._under_way.items()
-            if any(sent.due_at < before and not sent.tracker.done for sent in under_way)
+            if any(due_at < before and not tracker.done for tracker, due_at in under_way)
         ]
 
     def close(self) -> None:
-        if self.connections is not None:
-            self.connections.close()
+        self.connections.close()
         self._socket.close()
 
     def _bind(self, url: str) -> None:
@@ -289,16 +282,8 @@ class Router:
 class Dealer:
     """The end of one connection that dials, which is an actor's."""
 
-    def __init__(
-        self,
-        context: Context,
-        url: str,
-        max_frame_bytes: int = MAX_ANSWER_BYTES,
-        *,
-        is_watched: bool = False,
-    ) -> None:
-        """Only one that `is_watched`, by two more sockets, can `greet`. A larger frame than allowed
-        ends its connection.
+    def __init__(self, context: Context, url: str, max_frame_bytes: int = MAX_ANSWER_BYTES) -> None:
+        """A larger frame than allowed ends its connection.
 
         Raises:
             NoSocketError: there are too many.
@@ -312,14 +297,12 @@ class Dealer:
         self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         try:
-            self._monitor = Monitor(self._socket, _CONNECTION_EVENTS) if is_watched else None
+            self._monitor = Monitor(self._socket, _CONNECTION_EVENTS)
         except zmq.ZMQError as error:
             self._socket.close()
             raise NoSocketError(error.strerror) from None
-        self._num_connections = 0
-        self._is_connected = False
-        # The number of a connection, from 1.
-        self._greeted = 0
+        # These are of the connection that there is now.
+        self._is_connected = self._is_greeted = False
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._socket.connect(url)
@@ -330,14 +313,15 @@ class Dealer:
 
         If not, what was sent since the last greeting may be lost, and so may the answers.
         """
-        return self._find_connection() == self._greeted != 0
+        self._look_at_connection()
+        return self._is_greeted
 
     def greet(self, frames: Sequence[Frame]) -> bool:
         """Send what lets the other end know who is here; False if there is no connection now."""
-        connection = self._find_connection()
-        if self._monitor is None or connection == 0 or not self.send(frames):
+        self._look_at_connection()
+        if not self._is_connected or not self.send(frames):
             return False
-        self._greeted = connection
+        self._is_greeted = True
         # From now on the loss of a connection ends a wait.
         self._poller.register(self._monitor.socket, zmq.POLLIN)
         return True
@@ -365,7 +349,7 @@ class Dealer:
             if not self._poller.poll(max(1, int(timeout_s * 1000))):
                 return None
             # Or it would wake every wait to come.
-            self._find_connection()
+            self._look_at_connection()
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -381,13 +365,66 @@ class Dealer:
         return woken
 
     def close(self) -> None:
-        if self._monitor is not None:
-            self._monitor.close()
+        self._monitor.close()
         self._socket.close()
 
-    def _find_connection(self) -> int:
-        """The number of the connection that there is now; 0 if there is none."""
-        for event, _ in self._monitor.read() if self._monitor else []:
+    def _look_at_connection(self) -> None:
+        for event, _ in self._monitor.read():
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._num_connections += self._is_connected
-        return self._num_connections if self._is_connected else 0
+            self._is_greeted = False
+
+
+class LocalLink:
+    """Owns a folder of mode 0700 for as long as its process serves: ipc sockets for the actors of
+    this host, and a nonce. An actor that can read it shares this machine and this user."""
+
+    def __init__(self) -> None:
+        root = os.environ.get("XDG_RUNTIME_DIR")
+        usable = root if root and os.access(root, os.W_OK) else None
+        try:
+            folder = _make_folder(usable)
+            if len(os.fsencode(folder / "weights")) > IPC_PATH_MAX_BYTES:
+                folder.rmdir()
+                folder = _make_folder("/tmp")
+            self.nonce = secrets.token_bytes(16)
+            (folder / "nonce").write_bytes(self.nonce)
+        except OSError as error:
+            where = "XDG_RUNTIME_DIR" if usable else "TMPDIR"
+            raise ConfigError(
+                f"{where}: cannot make a folder for the sockets of this host: "
+                f"{error.strerror or error}: name one that can be written"
+            ) from None
+        self._folder = folder
+        self.data_path, self.weights_path = str(folder / "data"), str(folder / "weights")
+        self.nonce_path = str(folder / "nonce")
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _make_folder(root: str | None) -> Path:
+    return Path(tempfile.mkdtemp(prefix="impala-async-ipc-", dir=root))
+
+
+def read_nonce(path: str) -> bytes | None:
+    """Return what a nonce file holds, if it can be one: the path came from a stranger, and may
+    name a device without end or a pipe that nobody writes to."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        return os.read(fd, _MAX_NONCE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def is_socket(path: str) -> bool:
+    """Whether a learner can listen there: this path came from a stranger too."""
+    try:
+        is_found = stat.S_ISSOCK(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+    return is_found and len(os.fsencode(path)) <= IPC_PATH_MAX_BYTES

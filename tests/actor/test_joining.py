@@ -53,7 +53,7 @@ class Stopped(Exception):
 @pytest.fixture
 def socket(scene: Scene) -> Iterator[Dealer]:
     context = new_context()
-    dealer = Dealer(context, scene.learner.url, is_watched=True)
+    dealer = Dealer(context, scene.learner.url)
     yield dealer
     dealer.close()
     context.term()

@@ -12,7 +12,6 @@ from impala_async.config.run import RunConfig
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.team import build_policy
 from impala_async.weights import Version
-from impala_async.wire.actor_side import Granted
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (
     PROTOCOL,
@@ -62,9 +61,9 @@ class Hoarder:
         if self.session:
             self.weights.send([pack(Heartbeat(self.session, {}))])
         while frames := self.data.receive(0):
-            event = self._actor.hear(unpack(frames[0]), now)
-            if isinstance(event, Granted):
-                self._take(event.grant)
+            message = self._actor.hear(unpack(frames[0]), now)
+            if isinstance(message, Grant):
+                self._take(message)
         self._actor.tick(now)
 
     def _take(self, grant: Grant) -> None:

@@ -42,8 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def records(path: Path) -> list[Record]:
-    buffer = memoryview(path.read_bytes())
-    return [record for _, record, _ in Reader(buffer, str(path)).records()]
+    return [record for _, record, _ in Reader(path).records()]
 
 
 def begin(recorder: Recorder, update: int = 0, has_room: Callable[[], None] | None = None) -> None:

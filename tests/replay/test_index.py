@@ -61,7 +61,7 @@ def test_what_is_no_recording_to_play(path: Path) -> None:
     refused("cannot be read: it is no regular file")
     path.unlink()
     path.write_bytes(b"")
-    refused("is empty")
+    refused("holds no message")
     path.write_bytes(b"something else")
     refused("is not a recording of impala-async")
     write(path)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
-from impala_async.wire.actor_side import Granted
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     Bye,
     ByeOk,
     Data,
+    Grant,
     Heartbeat,
     Hello,
     Message,
@@ -247,8 +247,7 @@ class FakeActor:
             self._say([pack(bye)])
 
     def receive(self, message: Message) -> None:
-        event = self.actor.hear(message, self.wire.now)
-        if isinstance(event, Granted):
+        if isinstance(self.actor.hear(message, self.wire.now), Grant):
             self.version = max(self.version, self.side.named)
             self.actor.tick(self.wire.now)
 

@@ -5,10 +5,18 @@ from collections.abc import Callable
 from typing import Generic
 
 from impala_async.schema import Schema
-from impala_async.wire.actor_side import ActorSide, Event, Goodbye, Handshake, SessionOver
+from impala_async.wire.actor_side import ActorSide, Handshake, Item
 from impala_async.wire.codec import Frame
-from impala_async.wire.messages import Message, Welcome, pack
-from impala_async.wire.outbox import Item
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    Bye,
+    ByeOk,
+    Grant,
+    Message,
+    Reject,
+    code_of,
+    pack,
+)
 
 Say = Callable[[list[Frame]], bool]
 """Carries a message away, if it can be now."""
@@ -54,23 +62,24 @@ class PureActor(Generic[Item]):
         while (one := outbox.sendable()) is not None and self._say(self._encode(*one)):
             outbox.mark_sent(one[0], now)
 
-    def hear(self, message: Message, now: float) -> Event[Item] | None:
+    def hear(self, message: Message, now: float) -> Grant | Reject | Bye | None:
         """Do what a message of the learner asks for."""
         if not self.side.has_session:
-            answer = self._greeting.take(message, now)
-            if isinstance(answer, Welcome) and not self.is_over:
-                self.side.accept(answer, now, max_lag=1 << 30, lockstep_lag=self._lockstep_lag)
+            welcome = self._greeting.take(message, now)
+            if welcome is not None and not self.is_over:
+                self.side.accept(welcome, now, max_lag=1 << 30, lockstep_lag=self._lockstep_lag)
                 self._say(self.side.spec_frames())
                 self.side.said_spec(now)
             return None
-        event = self.side.take(message, now)
-        if isinstance(event, Goodbye):
-            self._say([pack(event.answer)])
-            self.goodbyes.append(event.reason)
-            self.is_over = event.reason == "finished"
-        if isinstance(event, SessionOver | Goodbye):
+        taken = self.side.take(message, now)
+        is_lost = isinstance(taken, Reject) and code_of(taken) == "hello_again"
+        if isinstance(taken, Bye):
+            self._say([pack(ByeOk(taken.session))])
+            self.goodbyes.append(BYE_REASONS[taken.reason])
+            self.is_over = self.goodbyes[-1] == "finished"
+        if is_lost or isinstance(taken, Bye):
             self.come_back(now)
-        return event
+        return taken
 
     def come_back(self, now: float) -> None:
         """Look for a learner again; what is not settled goes again."""

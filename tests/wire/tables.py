@@ -4,9 +4,8 @@ import itertools
 from typing import Any
 
 from impala_async.weights import Lineage, Version
-from impala_async.wire.credit import PROVEN
 from impala_async.wire.messages import PROTOCOL, Data, Hello
-from impala_async.wire.peer import Peer
+from impala_async.wire.peer import PROVEN, Peer
 from impala_async.wire.session import SessionTable
 
 RUN = b"R" * 16

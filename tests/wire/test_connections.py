@@ -76,14 +76,13 @@ Dial = Callable[[str], socket.socket]
 
 @pytest.fixture
 def router(ends: Ends) -> Iterator[Router]:
-    router = Router(ends.context, ANY_PORT, None, 1 << 26, is_watched=True)
+    router = Router(ends.context, ANY_PORT, None, 1 << 26)
     yield router
     router.close()
 
 
 @pytest.fixture
 def watched(router: Router) -> Connections:
-    assert router.connections is not None
     return router.connections
 
 
@@ -237,9 +236,8 @@ def test_the_descriptors_of_a_process_are_not_all_for_strangers(
     ends: Ends, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.resource, "getrlimit", lambda _: (40, 40))
-    router = Router(ends.context, ANY_PORT, None, 1 << 20, is_watched=True)
+    router = Router(ends.context, ANY_PORT, None, 1 << 20)
     watched = router.connections
-    assert watched is not None
     for _ in range(12):
         dial(router.url)
     until(lambda: watched.read() or watched.cut_off.total() == 2)

@@ -84,7 +84,7 @@ def test_a_window_is_one_message_until_it_is_earned(peer: Peer) -> None:
     peer.is_brisk = False
     assert peer.window == 1
     peer.extend()
-    assert not peer.may_have_more
+    assert not peer.is_waiting
 
 
 def test_one_more_message_is_one_that_is_still_to_come(peer: Peer) -> None:

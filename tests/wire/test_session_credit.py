@@ -196,7 +196,7 @@ def deal_plainly(table: SessionTable, free: int) -> list[bytes]:
     left = free - table.outstanding_columns
     dealt: dict[bytes, None] = {}
     while True:
-        able = [p for p in table if p.columns and p.may_have_more]
+        able = [p for p in table if p.columns and p.is_waiting]
         able = [p for p in able if p.columns <= left or p.outstanding_messages == 0]
         able.sort(key=lambda p: (p.outstanding_messages, p.dealt_at))
         if not able or able[0].columns > left:

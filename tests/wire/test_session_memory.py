@@ -7,7 +7,7 @@ import pytest
 from impala_async.weights import Lineage, Version
 from impala_async.wire import session
 from impala_async.wire.session import WATERMARK_LIFE_S, SessionTable
-from tests.wire.tables import LEASE_S, NOW, RUN, actor_id, greet, join, new_table, send
+from tests.wire.tables import NOW, RUN, actor_id, greet, join, new_table, send
 
 
 @pytest.fixture
@@ -87,9 +87,7 @@ def test_strangers_leave_nothing_behind(table: SessionTable, changes: dict[str, 
         table.expire(now)
     assert len(table) == 0
     assert table.watermarks() == {}
-    held = {name: v for name, v in vars(table).items() if isinstance(v, dict | set) and v}
-    # They were twelve at most, and none of them used up a rank.
-    assert held == {"_unused_ranks": {*range(12)}}
+    assert not any(v for v in vars(table).values() if isinstance(v, dict | set))
     assert greet(table, 200).rank == 0
     assert max(greet(table, number).rank for number in range(201, 220)) == 19
 
@@ -104,10 +102,6 @@ def test_whoever_never_sent_anything_is_forgotten_whatever_it_claims(table: Sess
     peer = greet(table, 1, lowest_unsettled=1)
     table.join(peer, 1, 1)
     table.end(peer)
-    assert len(table.watermarks()) == 1
-    table.expire(0.0)
-    table.expire(LEASE_S / 2)
-    table.expire(LEASE_S)
     assert table.watermarks() == {}
 
 

@@ -4,14 +4,24 @@ import pytest
 
 from impala_async.wire import session
 from impala_async.wire.messages import REJECT_CODES, Reject
-from tests.wire.tables import LEASE_S, greet, hello_of, join, new_table
+from impala_async.wire.peer import Peer
+from impala_async.wire.session import SessionTable
+from tests.wire.tables import LEASE_S, greet, hello_of, join, new_table, send
 
 FULL = REJECT_CODES.index("full")
 
 
+def join_and_send(table: SessionTable, actor: int) -> Peer:
+    """Of whom something was settled, so that it is remembered."""
+    peer = join(table, actor)
+    table.deal(4, now=0.0)
+    assert send(table, peer, 0) is None
+    return peer
+
+
 def test_every_actor_has_a_rank_of_its_own_and_none_comes_again() -> None:
     table = new_table()
-    peers = [join(table, actor) for actor in range(3)]
+    peers = [join_and_send(table, actor) for actor in range(3)]
     assert [peer.rank for peer in peers] == [0, 1, 2]
     table.end(peers[1])
     assert join(table, 7).rank == 3
@@ -31,8 +41,7 @@ def test_where_ranks_are_places_that_of_a_lost_one_is_free() -> None:
 
 def test_who_comes_back_has_its_former_place_if_nobody_else_has_it() -> None:
     table = new_table(num_ranks=3)
-    peers = [join(table, actor) for actor in range(3)]
-    for peer in peers:
+    for peer in [join_and_send(table, actor) for actor in range(3)]:
         table.end(peer)
     assert [join(table, actor).rank for actor in (2, 0, 1)] == [2, 0, 1]
 

@@ -20,7 +20,7 @@ def router(ends: Ends) -> Router:
 def watched(ends: Ends, router: Router) -> Iterator[tuple[Dealer, Proxy]]:
     """A dealer that knows its connection, and the network between it and the router."""
     with proxy(router.url) as network:
-        dealer = Dealer(ends.context, router.url.replace(LEARNER_HOST, HOST), is_watched=True)
+        dealer = Dealer(ends.context, router.url.replace(LEARNER_HOST, HOST))
         yield dealer, network
         dealer.close()
 
@@ -47,18 +47,11 @@ def test_a_wait_ends_with_the_connection(watched: tuple[Dealer, Proxy]) -> None:
         assert waiting.result(DEADLINE_S) is None
 
 
-def test_who_is_not_watched_greets_nobody(ends: Ends, router: Router) -> None:
-    dealer = ends.dealer(router.url)
-    until(lambda: dealer.send([b"said"]))
-    assert not dealer.greet([b"hello"])
-    assert not dealer.is_greeted
-
-
 @pytest.mark.parametrize("num_sockets", [1, 2])
 def test_a_dealer_that_cannot_be_watched_leaves_nothing_open(num_sockets: int) -> None:
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, num_sockets)
     for _ in range(3):
         with pytest.raises(NoSocketError):
-            Dealer(context, "tcp://127.0.0.1:1", is_watched=True)
+            Dealer(context, "tcp://127.0.0.1:1")
     context.term()

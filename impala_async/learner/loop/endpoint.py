@@ -90,8 +90,7 @@ class Endpoint:
         self._is_open = True
         loop.add_reader(router.fd, self._drain)
         self._connections = router.connections
-        if self._connections is not None:
-            loop.add_reader(self._connections.fd, self._connections.read)
+        loop.add_reader(self._connections.fd, self._connections.read)
         self.look_again()
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
@@ -109,19 +108,18 @@ class Endpoint:
     def close(self) -> None:
         self._is_open = False
         self._loop.remove_reader(self.router.fd)
-        if self._connections is not None:
-            self._loop.remove_reader(self._connections.fd)
+        self._loop.remove_reader(self._connections.fd)
         self.router.close()
 
     @property
     def cut_off(self) -> Counter[str]:
         """Connections that were ended for what came over them, by the reason."""
-        return self._connections.cut_off if self._connections is not None else Counter()
+        return self._connections.cut_off
 
     def look(self, allowances: Mapping[bytes, int], patience_s: float) -> bool:
         """End the connections over which too much comes, of a peer or of a stranger, or nothing
         leaves for so long; whether the next look should be soon."""
-        if self._connections is None or not self._is_open:
+        if not self._is_open:
             return False
         self.router.forget_sent()
         for route in self.router.find_stuck(patience_s):
@@ -130,8 +128,7 @@ class Endpoint:
 
     def cut(self, route: bytes, why: str) -> None:
         """End the connection of a peer."""
-        if self._connections is not None:
-            self._connections.cut(route, why)
+        self._connections.cut(route, why)
 
     def look_again(self) -> None:
         """Drain soon if there is input, whether or not the descriptor said so."""
@@ -173,7 +170,7 @@ class Endpoint:
     def _may_greet(self, route: bytes) -> bool:
         """Whether a hello is answered: who says it for ever is cut off."""
         self.hellos[route] += 1
-        if self._connections is None or self.hellos[route] <= MAX_HELLOS:
+        if self.hellos[route] <= MAX_HELLOS:
             return True
         self._connections.cut(route, SAID_HELLO)
         return False

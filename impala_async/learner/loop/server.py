@@ -31,11 +31,10 @@ from impala_async.learner.slots import Episodes, Slot
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
-from impala_async.wire.local_link import LocalLink
 from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Message, Welcome
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import SessionTable
-from impala_async.wire.sockets import AddressError, Router, new_context
+from impala_async.wire.sockets import AddressError, LocalLink, Router, new_context
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +278,7 @@ class ActorServer:
         for key, url, ipc_path in ends:
             try:
                 size = max_message_bytes
-                routers.append(Router(self._context, url, ipc_path, size, is_watched=True))
+                routers.append(Router(self._context, url, ipc_path, size))
             except AddressError as error:
                 for router in routers:
                     router.close()

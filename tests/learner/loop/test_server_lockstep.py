@@ -9,7 +9,7 @@ import pytest
 
 from impala_async.learner.loop import server as server_module
 from impala_async.weights import Version
-from impala_async.wire import credit
+from impala_async.wire import peer
 from impala_async.wire.messages import (
     BYE_REASONS,
     VERDICTS,
@@ -143,8 +143,8 @@ async def test_who_is_slow_is_waited_for_however_long(
     make_harness: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In lockstep a credit that lies unused is that of the one for whom the others wait."""
-    monkeypatch.setattr(credit, "UNUSED_S", 0.0)
-    monkeypatch.setattr(credit, "PATIENCE", 0.0)
+    monkeypatch.setattr(peer, "UNUSED_S", 0.0)
+    monkeypatch.setattr(peer, "PATIENCE", 0.0)
     harness = lockstep(make_harness)
     fast, slow = await harness.join(2), await harness.join(2)
     await fast.send()

@@ -2,25 +2,14 @@
 
 import os
 import stat
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from impala_async.errors import ConfigError
-from impala_async.wire import local_link
-from impala_async.wire.local_link import (
-    MIN_AGE_S,
-    PREFIX,
-    LocalLink,
-    clear_left_behind,
-    read_nonce,
-)
-from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
+from impala_async.wire.sockets import IPC_PATH_MAX_BYTES, LocalLink, read_nonce
 
 
 @pytest.fixture
@@ -86,70 +75,6 @@ def test_a_nonce_is_read_from_a_small_regular_file_only(tmp_path: Path) -> None:
     assert len(read_nonce(str(tmp_path / "large")) or b"") == 64
     for path in ("/dev/zero", "/dev/tty", "", "\0", "x" * 5000, *map(str, (pipe, link, tmp_path))):
         assert read_nonce(path) is None
-
-
-def age(folder: Path) -> None:
-    long_ago = time.time() - 2 * MIN_AGE_S
-    os.utime(folder, (long_ago, long_ago))
-
-
-def test_the_next_start_clears_what_a_killed_process_left(runtime_dir: Path) -> None:
-    code = (
-        "import os\nfrom impala_async.wire.local_link import LocalLink\n"
-        "LocalLink(); os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
-    (left,) = runtime_dir.iterdir()
-    age(left)
-    link = LocalLink()
-    assert list(runtime_dir.iterdir()) == [Path(link.nonce_path).parent]
-    link.close()
-
-
-def test_where_folders_cannot_be_locked_it_serves_and_clears_nothing(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(9, "Bad file descriptor")
-
-    monkeypatch.setattr(local_link.fcntl, "flock", fail)
-    first = LocalLink()
-    age(Path(first.nonce_path).parent)
-    second = LocalLink()
-    assert read_nonce(first.nonce_path) == first.nonce
-    first.close()
-    second.close()
-    assert list(runtime_dir.iterdir()) == []
-
-
-def test_whatever_may_belong_to_somebody_stays(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = LocalLink()
-    held = Path(link.nonce_path).parent
-    names = ("young", "file", "link", "full")
-    young, file, other, full = (runtime_dir / f"{PREFIX}{name}" for name in names)
-    foreign, theirs = runtime_dir / "impala-other", runtime_dir / "theirs"
-    young.mkdir()
-    file.touch()
-    for folder in (foreign, theirs, full):
-        folder.mkdir()
-        (folder / "mine").touch()
-    other.symlink_to(theirs)
-    for path in (held, file, foreign, theirs, full):
-        age(path)
-    clear_left_behind(runtime_dir)
-    assert set(runtime_dir.iterdir()) == {held, young, file, other, foreign, theirs, full}
-    assert (theirs / "mine").exists()
-    assert (full / "mine").exists()
-    assert Path(link.nonce_path).exists()
-    link.close()
-    # Another user's, which may well be old and not held.
-    young.touch()
-    age(young)
-    monkeypatch.setattr(local_link.os, "getuid", lambda: os.geteuid() + 1)
-    clear_left_behind(runtime_dir)
-    assert young.exists()
 
 
 def test_where_nothing_can_be_written_the_variable_is_named(

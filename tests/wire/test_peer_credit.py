@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from impala_async.wire.credit import UNUSED_S
 from impala_async.wire.messages import NO_SEQ
-from impala_async.wire.peer import WINDOW, Peer
+from impala_async.wire.peer import UNUSED_S, WINDOW, Peer
 from impala_async.wire.session import SessionTable
 from tests.wire.tables import NOW, data_of, join, new_table, newcomer, send
 
