@@ -14,8 +14,6 @@ from impala_async.user_code import UserCode, one_line
 
 AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
 PACKAGE = __name__.rpartition(".")[0]
-# A user's environment may be made of this module, though it is ours.
-FOREIGN_MODULE = f"{PACKAGE}.pool"
 RETURNS = {
     "in step": "step must return (observation, reward, terminated, truncated, info)",
     "in reset": "reset must return (observation, info)",
@@ -120,8 +118,7 @@ def _is_raised_here(error: BaseException) -> bool:
     """Whether no code of the environment raised it, but ours that could not use what it gave."""
     if not isinstance(error, TypeError | ValueError):
         return False
-    module = _raised_in(error)
-    return module.rpartition(".")[0] == PACKAGE and module != FOREIGN_MODULE
+    return _raised_in(error).rpartition(".")[0] == PACKAGE
 
 
 def _miscalled(error: BaseException) -> str | None:

@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -19,7 +18,6 @@ from gymnasium.envs import registration
 from gymnasium.vector import VectorEnv
 
 from impala_async.envs.faults import Blame
-from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
 from impala_async.user_code import (
     EXTRAS,
@@ -39,15 +37,13 @@ Factory = Callable[..., Any]
 
 def find_env(env_id: str) -> str | Factory:
     """The gymnasium id, or the class or factory, that a name stands for."""
-    module_name, has_module, name = env_id.rpartition(":")
+    _, has_module, name = env_id.rpartition(":")
     if not has_module:
         _load_namespace(env_id)
         if registered(env_id) is None:
             _explain_unknown(env_id)
         return env_id
     module = _module_of(env_id, env_id)
-    if module_name == "envpool":
-        return partial(PoolVector, name)
     # The registered one goes first: it brings its time limit and wrappers.
     if name in registration.registry:
         return name

@@ -2,9 +2,9 @@
 
 A name is a gymnasium id ("CartPole-v1"), an id that a module registers when it is imported
 ("package.module:Env-v0"), a class or factory in a module ("package.module:Name"), which gets no
-time limit but its own, or a task of EnvPool ("envpool:Pong-v5"). A class of gymnasium's VectorEnv,
-or a factory with a `num_envs` argument, makes a whole vector at once. What makes a PettingZoo
-parallel environment makes columns of its agents.
+time limit but its own. A class of gymnasium's VectorEnv, or a factory with a `num_envs` argument,
+makes a whole vector at once. What makes a PettingZoo parallel environment makes columns of its
+agents.
 """
 
 import logging

@@ -15,7 +15,6 @@ from gymnasium.envs.registration import registry
 from bench.probes import Counting, CountingVector
 from impala_async.envs import find
 from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
-from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
 
 PROBES = "bench.probes"
@@ -118,7 +117,7 @@ def test_vectors_are_told_from_single_environments() -> None:
 def test_a_missing_package_of_an_extra_is_told_with_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("ale_py", "minigrid", "envpool"):
+    for name in ("ale_py", "minigrid"):
         # What is None in sys.modules cannot be imported, installed or not.
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(find, "registered", lambda gym_id: None)
@@ -126,7 +125,6 @@ def test_a_missing_package_of_an_extra_is_told_with_the_extra(
         ("ALE/Pong-v5", "atari"),
         ("ale_py:ALE/Pong-v5", "atari"),
         ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid"),
-        ("envpool:Pong-v5", "envpool"),
     ]:
         with pytest.raises(EnvError) as caught:
             find_env(env_id)
@@ -204,14 +202,6 @@ def test_a_package_that_fails_to_register_is_blamed(
     monkeypatch.setattr(find, "entry_points", announced)
     with pytest.raises(EnvError, match="to be registered by a_module_of_a_test:register: Runtime"):
         find_env("Announced/Thing-v3")
-
-
-def test_a_task_of_envpool_is_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "envpool", ModuleType("envpool"))
-    found = find_env("envpool:Pong-v5")
-    assert callable(found)
-    assert makes_vectors(found)
-    assert found.func is PoolVector  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
