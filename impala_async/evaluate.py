@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from impala_async.doors import new_parser, run_door, start_told_of
-from impala_async.envs.watch import Watch, tell_stderr
+from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.interrupts import REQUESTS, interrupt, leave
 from impala_async.metrics.report import format_return
