@@ -1,7 +1,7 @@
 """Environments are foreign code: what goes wrong in a call of theirs is told here.
 
-Whatever they raise becomes an EnvError with its cause. A call that lasts is told of by a watch, from
-a thread of its own, as the one that made the call can say nothing meanwhile; what hangs is ended.
+Whatever they raise becomes an EnvError with its cause. A call that lasts is told of by a watch, as
+the thread that made the call can say nothing meanwhile, and is ended at a limit.
 """
 
 import contextlib
