@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, EnvHangsError
-from impala_async.user_code import UserCode, one_line
+from impala_async.user_code import UserCode, missing_advice, one_line
 from impala_async.waiting import AFTER_S, Wait
 
 AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
@@ -99,7 +99,9 @@ class Blame(UserCode):
             # Where its caller could not use it is of no use: there is nothing to trace back.
             error.__traceback__ = None
             return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")
-        return EnvError(f"{self.name} failed {self.where}: {one_line(error)}")
+        return EnvError(
+            f"{self.name} failed {self.where}: {one_line(error)}{missing_advice(error)}"
+        )
 
     def environments(self) -> tuple[int, int]:
         """The numbers of the first and the last environment that it may be in."""

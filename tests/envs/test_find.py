@@ -14,6 +14,7 @@ from gymnasium.envs.registration import registry
 
 from bench.probes import Counting, CountingVector
 from impala_async.envs import find
+from impala_async.envs.faults import Blame
 from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
 from impala_async.errors import EnvError
 
@@ -146,7 +147,7 @@ def test_a_missing_package_that_we_do_not_know_is_told_without() -> None:
 def test_what_gymnasium_misses_is_told_with_the_extra(missing: str, extra: str) -> None:
     error = gym.error.DependencyNotInstalled("not installed")
     error.__cause__ = ModuleNotFoundError(name=missing)
-    with pytest.raises(EnvError) as caught, find.blame("Cheetah", "to be made"):
+    with pytest.raises(EnvError) as caught, Blame("Cheetah", "to be made"):
         raise error
     assert str(caught.value) == (
         "Cheetah failed to be made: DependencyNotInstalled: not installed; pip install "
