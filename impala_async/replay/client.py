@@ -15,14 +15,7 @@ from impala_async.config.run import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.actor_side import (
-    ActorSide,
-    Event,
-    Goodbye,
-    Granted,
-    Refused,
-    SessionOver,
-)
+from impala_async.wire.actor_side import ActorSide, Goodbye, Granted, Refused, SessionOver
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     MAX_MESSAGE_BYTES,
@@ -57,12 +50,13 @@ class ReplayClient:
     def __init__(
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
     ) -> None:
-        self.granted = 0
-        self.settled = 0
+        self.granted = self.settled = 0
         self.newest = NO_VERSION
         self.newest_at = time.monotonic()
         self.longest_gap_s = 0.0
+        """How long any version took after the one before it."""
         self.is_finished = False
+        """Whether the learner has reached a goal of its own."""
         self.refused: Counter[str] = Counter()
         self._log = SeldomLog(logger)
         self._context = context
@@ -105,7 +99,7 @@ class ReplayClient:
         self._side.set_spec(schema, layout_digest, columns, streams, gives_way=0)
         self._side.said_spec(time.monotonic())
         while not self._data.send(self._side.spec_frames()):
-            self._check_lost()
+            self._check_stop()
             time.sleep(POLL_S)
         while self.newest == NO_VERSION:
             self.pump(POLL_S)
@@ -127,16 +121,22 @@ class ReplayClient:
         now = time.monotonic()
         if now >= self._beat_at and self._weights.send([pack(Heartbeat(self.welcome.session, {}))]):
             self._beat_at = now + self.welcome.heartbeat_s
-        self._check_lost()
 
     def pull(self) -> None:
         """Ask for the newest weights, as an actor does; they are thrown away."""
         if self.newest > self._have:
-            self._ask(self._have)
+            self.ask(self._have)
 
-    def ask(self) -> None:
-        """Ask which version is the newest: a grant says so only when there is credit to give."""
-        self._ask(NEWER_THAN_ALL)
+    def ask(self, have: Version = NEWER_THAN_ALL) -> None:
+        """Ask which version is the newest: a grant says so only when there is credit to give.
+
+        Newer weights than `have` come with the answer.
+        """
+        assert self._weights is not None, "join comes first"
+        now = time.monotonic()
+        is_waiting = self._asked_at is not None and now - self._asked_at < ASK_AGAIN_S
+        if not is_waiting and self._weights.send([pack(Get(self.welcome.session, *have))]):
+            self._asked_at = now
 
     def leave(self) -> None:
         """Say goodbye and close everything."""
@@ -146,20 +146,11 @@ class ReplayClient:
         if self._weights is not None:
             self._weights.close()
 
-    def _ask(self, have: Version) -> None:
-        assert self._weights is not None, "join comes first"
-        now = time.monotonic()
-        is_waiting = self._asked_at is not None and now - self._asked_at < ASK_AGAIN_S
-        if not is_waiting and self._weights.send([pack(Get(self.welcome.session, *have))]):
-            self._asked_at = now
-
     def _take(self, frames: Sequence[Frame]) -> None:
         message = read(frames[0], self._log)
-        if message is not None:
-            self._follow(self._side.take(message, time.monotonic()))
-            self._note(message)
-
-    def _follow(self, event: Event[None] | None) -> None:
+        if message is None:
+            return
+        event = self._side.take(message, time.monotonic())
         if isinstance(event, Granted):
             self.granted = max(self.granted, event.grant.granted)
             self.settled = max(self.settled, event.grant.settled)
@@ -173,18 +164,18 @@ class ReplayClient:
             logger.info("the learner says goodbye: %s", event.reason)
             self.is_finished = event.reason == "finished"
             raise RunOver
+        self._note_version(message)
 
-    def _note(self, message: Message) -> None:
-        """The version that it names, and that a question is answered."""
-        if not isinstance(message, Grant | NotModified | WeightsReply):
-            return
-        version, now = Version(message.epoch, message.update), time.monotonic()
+    def _note_version(self, message: Message) -> None:
         if isinstance(message, Grant):
             version = self._side.named
+        elif isinstance(message, NotModified | WeightsReply):
+            version, self._asked_at = Version(message.epoch, message.update), None
+            if isinstance(message, WeightsReply):
+                self._have = version
         else:
-            self._asked_at = None
-        if isinstance(message, WeightsReply):
-            self._have = version
+            return
+        now = time.monotonic()
         if version > self.newest:
             if self.newest != NO_VERSION:
                 self.longest_gap_s = max(self.longest_gap_s, now - self.newest_at)
@@ -193,12 +184,3 @@ class ReplayClient:
     def _check_stop(self) -> None:
         if self._should_stop():
             raise RunOver
-
-    def _check_lost(self) -> None:
-        self._check_stop()
-        # One that lets us wait for so long has answered several heartbeats less.
-        if time.monotonic() - self._side.last_heard > 2 * self.welcome.lease_s:
-            raise UnreachableError(
-                f"the learner at {self._url} is lost: nothing came from it for "
-                f"{2 * self.welcome.lease_s:g} s: start it anew, and play the recording again"
-            )
