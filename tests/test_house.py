@@ -102,7 +102,6 @@ WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors
     "learner/loop/server.py:_settings_frame": "it sends the sections that an actor is told",
     "learner/probe.py:check_columns": _BETWEEN,
     "learner/service.py:__init__": _BUILDS,
-    "replay/__main__.py:_write_settings": _WRITES,
     "runs/folder.py:begin": _WRITES,
     "runs/folder.py:_write_settings": _WRITES,
     "runs/folder.py:default_run_path": "a folder is named after the run",
