@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from impala_async.doors import new_parser, run_door, start_told_of
-from impala_async.envs.watch import Watch, tell_stderr
+from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.interrupts import REQUESTS, interrupt, leave
 from impala_async.metrics.report import format_return
@@ -188,7 +188,7 @@ def _play_greedily(
     """Each environment plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
 
-    from impala_async.envs.describe import check_numbers, check_obs_numbers
+    from impala_async.envs.describe import check_numbers
     from impala_async.schema import POLICY
 
     per_env = -(-per_agent * num_agents // envs.num_envs)
@@ -197,7 +197,7 @@ def _play_greedily(
     totals = np.zeros(envs.num_envs)
     is_reset_row = np.zeros(envs.num_envs, np.bool_)
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
-    check_obs_numbers(envs, obs, "reset")
+    check_numbers(envs, obs)
     counted = partial(_counted, played, per_env, per_agent, num_agents)
     num_steps, wait = 0, Wait(tell_stderr, clock=clock)
     while min(map(len, played)) < per_env:
@@ -210,7 +210,7 @@ def _play_greedily(
             )
         actions, state = policy.act_greedy(obs, state)
         step = envs.step(actions)
-        check_numbers(envs, step)
+        check_numbers(envs, step.obs, step.rewards)
         obs = step.obs
         totals += np.where(is_reset_row, 0.0, step.rewards)
         is_over = (step.terminated | step.truncated) & ~is_reset_row

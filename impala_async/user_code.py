@@ -21,7 +21,6 @@ from impala_async.interrupts import is_ctrl_c
 EXTRAS = {
     "Box2D": "box2d",
     "ale_py": "atari",
-    "envpool": "envpool",
     "minatar": "minatar",
     "minigrid": "minigrid",
     "mujoco": "mujoco",

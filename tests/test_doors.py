@@ -48,7 +48,7 @@ FLAGS = {
     "learner": RUN_FLAGS | {"--record"},
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "record": RUN_FLAGS,
-    "replay": {"--learner", "--exact", "--loop", "--set", "--run-dir"},
+    "replay": {"--exact", "--loop", "--set", "--run-dir"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
 
@@ -81,7 +81,7 @@ TWICE = [
     ("learner", ["--record", "a", "--record", "b"]),
     ("actor", ["--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
-    ("replay", ["file", "--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
+    ("replay", ["file", "--run-dir", "a", "--run-dir", "b"]),
     ("evaluate", ["run", "--episodes", "10", "--episodes", "20"]),
 ]
 
@@ -147,9 +147,6 @@ WRONG = [
     ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
     ("replay", ["/nowhere"]),
     ("replay", ["/dev/null"]),
-    ("replay", ["/", "--learner", "somewhere"]),
-    ("replay", ["/", "--learner", "tcp://h:1", "--set", "seed=1"]),
-    ("replay", ["/", "--learner", "tcp://h:1", "--run-dir", "r"]),
     ("replay", ["/", "--exact", "--loop"]),
     ("replay", ["/", "--exact", "--set", "seed=1"]),
     ("evaluate", ["/nowhere"]),

@@ -57,7 +57,7 @@ TORCH_FREE = (
     *("wire", "envs", "launch"),
     *("learner.loop.ingest", "learner.loop.publisher", "learner.loop.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.loop.server"),
-    *("replay.index", "replay.client", "replay.learner"),
+    *("replay.index", "replay.client"),
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 
@@ -100,7 +100,6 @@ WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors
     "learner/loop/server.py:_make_table": _BUILDS,
     "learner/loop/server.py:_settings_frame": "it sends the sections that an actor is told",
     "learner/service.py:__init__": _BUILDS,
-    "replay/learner.py:write_settings": _WRITES,
     "runs/folder.py:begin": _WRITES,
     "runs/folder.py:_write_settings": _WRITES,
     "runs/folder.py:default_run_path": "a folder is named after the run",

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from impala_async.actor.joining import read
 from impala_async.actor.retrying import Log
-from impala_async.envs.watch import hang_now
+from impala_async.envs.faults import hang_now
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.codec import Frame

@@ -19,8 +19,7 @@ from impala_async.actor.samplers.setup import Sampler, Setup, close_quietly, mak
 from impala_async.actor.sending import ActorSpec
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
-from impala_async.envs.faults import with_id
-from impala_async.envs.watch import Watch
+from impala_async.envs.faults import Watch, with_id
 from impala_async.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,

@@ -13,15 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from impala_async.envs.faults import RETURNS, RUNNING
-from impala_async.envs.watch import describe, tell_stderr
+from impala_async.envs.faults import RUNNING, WHERES, tell_stderr
 from impala_async.interrupts import REQUESTS, last_word
 from impala_async.waiting import Wait
 
 LOOK_EVERY_S = 0.5
 # A step or a reset gets so long to come back, that the actor may say goodbye.
 END_AFTER_S = 10.0
-WAITED_FOR = (*RETURNS, "in close")
+WAITED_FOR = (*WHERES, "in close")
 
 
 class Stopper:
@@ -67,7 +66,7 @@ class Stopper:
         if not self._numbers or call is None or not call[0].is_here:
             return  # nobody has told it to end, or it is about to
         blame, since = call
-        hang = describe(blame, RUNNING.place[0], self._clock() - since, self._whose())
+        hang = blame.describe(self._clock() - since, self._whose())
         if blame.where not in WAITED_FOR:
             self._end()  # it only starts
         elif self._clock() - self._told_at >= END_AFTER_S:

@@ -25,7 +25,6 @@ from gymnasium.vector import AutoresetMode
 from impala_async.actor.env_worker import FAULT, STEP, TELL_STACKS, Order, read_json, write_json
 from impala_async.envs.describe import Described, read_answer
 from impala_async.envs.faults import RUNNING, Blame
-from impala_async.envs.watch import too_long
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
 from impala_async.interrupts import deaf_children
 from impala_async.processes import Lifeline
@@ -189,7 +188,7 @@ class Worker:
             # It writes to where our own log goes.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STACKS_S)
-            raise EnvHangsError(too_long(call, self.place[0], waited_s))
+            raise EnvHangsError(call.too_long(waited_s))
 
     def _fault(self) -> EnvError:
         try:

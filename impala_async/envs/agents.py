@@ -11,8 +11,10 @@ the next step resets that. So is the column of an agent that is not there yet.
                              idle                  idle           idle, resets     episode
 """
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +26,7 @@ from impala_async.config.policies import ONE_POLICY, SHUFFLED, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step, as_flag, as_reward, spread_seed
 from impala_async.envs.faults import RUNNING, Blame, close_all
 from impala_async.envs.find import find_callable
-from impala_async.envs.observations import ChoicesCheck, ObsRows, short
+from impala_async.envs.observations import ObsRows, short
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, ObsSpec, policy_leaf
@@ -60,18 +62,14 @@ class PolicyMapping:
             return self._shuffled()
         with Blame(self._name, "to say who plays whom"):
             given = self._function(list(self._agents), self._rng)
-        if not isinstance(given, Mapping):
+        names, agents = self._names, self._agents
+        is_whole = isinstance(given, Mapping) and set(given) == set(agents)
+        if not is_whole or any(name not in names for name in given.values()):
             raise EnvError(
-                f"{self._name} must give a dict from agent to policy, it gave a "
-                f"{type(given).__name__}"
+                f"{self._name} must give a dict with a policy ({', '.join(names)}) for each agent "
+                f"({', '.join(map(str, agents))}), it gave {' '.join(reprlib.repr(given).split())}"
             )
-        for agent in given:
-            if agent not in self._agents:
-                raise EnvError(
-                    f"{self._name} names {agent!r}, which is none of the agents "
-                    f"({', '.join(map(str, self._agents))})"
-                )
-        return np.array([self._number(agent, given) for agent in self._agents], np.uint8)
+        return np.array([names.index(given[agent]) for agent in agents], np.uint8)
 
     def _shuffled(self) -> NDArray[np.uint8]:
         """In a random order, and again in another one while agents are left."""
@@ -83,54 +81,25 @@ class PolicyMapping:
         # Or the agents of a round would never be played by one policy.
         return self._rng.permutation(dealt)
 
-    def _number(self, agent: Any, given: Mapping[Any, Any]) -> int:
-        if agent not in given:
-            raise EnvError(f"{self._name} says nobody plays {agent}: every agent needs a policy")
-        if given[agent] not in self._names:
-            raise EnvError(
-                f"{self._name} lets {given[agent]!r} play {agent}, which is none of "
-                f"policies.names ({', '.join(self._names)})"
-            )
-        return self._names.index(given[agent])
 
-
-class ParallelEnv(Protocol):
-    """The part of a PettingZoo parallel environment that is used here."""
-
-    agents: list[Any]
-    possible_agents: list[Any]
-
-    def observation_space(self, agent: Any) -> Space[Any]: ...
-
-    def action_space(self, agent: Any) -> Space[Any]: ...
-
-    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]: ...
-
-    def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]: ...
-
-    def close(self) -> None: ...
-
-
-def is_parallel(env: Any) -> TypeGuard[ParallelEnv]:
+def is_parallel(env: Any) -> bool:
     """Whether all agents of an environment act at once (those that take turns have `last`)."""
     has_agents = not isinstance(env, gym.Env) and hasattr(env, "possible_agents")
     return has_agents and not hasattr(env, "last")
 
 
+@dataclass
 class _World:
     """One environment: the columns of its agents, who plays, and who has played."""
 
-    def __init__(
-        self, env: ParallelEnv, columns: dict[Any, int], mapping: PolicyMapping | None
-    ) -> None:
-        self.env = env
-        self.columns = columns
-        # Its own, so that who plays whom does not depend on what other environments drew.
-        self.mapping = mapping
-        self.playing: list[Any] = []
-        self.seen: set[Any] = set()
-        self.gone: set[Any] = set()
-        """Those whose episode is over, and who are listed no more."""
+    env: Any
+    columns: dict[Any, int]
+    # Its own, so that who plays whom does not depend on what other environments drew.
+    mapping: PolicyMapping | None
+    playing: list[Any] = field(default_factory=list)
+    seen: set[Any] = field(default_factory=set)
+    gone: set[Any] = field(default_factory=set)
+    """Those whose episode is over, and who are listed no more."""
 
 
 class AgentEnvs:
@@ -140,7 +109,7 @@ class AgentEnvs:
 
     def __init__(
         self,
-        envs: Sequence[ParallelEnv],
+        envs: Sequence[Any],
         options: SpaceOptions = USUAL,
         policies: PoliciesSection = ONE_POLICY,
         name: str | None = None,
@@ -163,25 +132,19 @@ class AgentEnvs:
         self.num_envs = num_columns = len(envs) * len(agents)
         spaces = Spaces(observation_space, action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
-        self._choices = ChoicesCheck(spaces.leaves)
-        self._adapt = spaces.adapter().each
+        self._adapt = spaces.each
         self._rows = ObsRows(spaces.leaves, num_columns)
-        self._obs = self._rows.arrays
-        self._rewards = np.zeros(num_columns, np.float32)
-        self._terminated = np.zeros(num_columns, np.bool_)
-        self._truncated = np.zeros(num_columns, np.bool_)
         self._idle = np.zeros(num_columns, np.bool_)
+        self._result = Step(
+            self._rows.arrays,
+            rewards=np.zeros(num_columns, np.float32),
+            terminated=np.zeros(num_columns, np.bool_),
+            truncated=np.zeros(num_columns, np.bool_),
+            idle=self._idle,
+        )
         mapping = self._worlds[0].mapping
         if mapping is not None:
-            self._add_policies(mapping)
-        self._result = Step(
-            self._obs,
-            self._rewards,
-            self._terminated,
-            self._truncated,
-            idle=self._idle,
-            untrained=None if mapping is None else self._untrained,
-        )
+            self._add_policies(mapping.leaf)
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all environments anew, each with a seed of its own."""
@@ -193,14 +156,13 @@ class AgentEnvs:
                 if world.mapping is not None:
                     world.mapping.seed(first_seed + index)
                 self._reset_world(world, first_seed + index)
-            self._choices.check(self._obs)
-        return self._obs
+            self._rows.check_choices(self._rows.arrays)
+        return self._rows.arrays
 
     def step(self, actions: Actions) -> Step:
         """Step every environment, or reset it when its last agent has gone."""
-        self._rewards.fill(0)
-        self._terminated.fill(False)
-        self._truncated.fill(False)
+        for array in (self._result.rewards, self._result.terminated, self._result.truncated):
+            array.fill(0)
         self._idle.fill(True)
         with self._stepping:
             adapted = list(self._adapt(actions))
@@ -210,48 +172,48 @@ class AgentEnvs:
                     self._step_world(world, adapted)
                 else:
                     self._reset_world(world, None)
-            self._choices.check(self._obs)
+            self._rows.check_choices(self._rows.arrays)
         return self._result
 
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""
         close_all((world.env for world in self._worlds), self.name)
 
-    def _add_policies(self, mapping: PolicyMapping) -> None:
+    def _add_policies(self, leaf: ArraySpec) -> None:
         """A leaf says who plays a column; its first values come with the first reset."""
-        name = mapping.leaf.name
-        if name in self._obs:
+        name, obs = leaf.name, self._rows.arrays
+        if name in obs:
             raise EnvError(
                 f"policies.names: the observation of {self.name} has a key {name!r} already, which "
                 "is to say who plays: rename it by a wrapper (env.wrappers)"
             )
-        self.obs_spec = ObsSpec((*self.obs_spec.leaves, mapping.leaf))
-        self._policies = self._obs[name] = np.zeros(self.num_envs, mapping.leaf.dtype)
-        self._untrained = np.zeros(self.num_envs, np.bool_)
+        self.obs_spec = ObsSpec((*self.obs_spec.leaves, leaf))
+        self._policies = obs[name] = np.zeros(self.num_envs, leaf.dtype)
+        self._result = self._result._replace(untrained=np.zeros(self.num_envs, np.bool_))
 
     def _reset_world(self, world: _World, seed: int | None) -> None:
         obs, _ = world.env.reset(seed=seed)
-        if world.mapping is not None:
+        untrained = self._result.untrained
+        if world.mapping is not None and untrained is not None:
             columns = list(world.columns.values())
             self._policies[columns] = drawn = world.mapping.draw()
-            self._untrained[columns] = ~world.mapping.is_trained[drawn]
-        world.playing = []
-        world.seen, world.gone = set(), set()
+            untrained[columns] = ~world.mapping.is_trained[drawn]
+        world.playing, world.seen, world.gone = [], set(), set()
         self._welcome(world, obs)
         if not world.playing:
             raise EnvError(f"{self.name} has no agents after a reset")
 
     def _step_world(self, world: _World, actions: list[Any]) -> None:
-        env, columns = world.env, world.columns
+        env, columns, step = world.env, world.columns, self._result
         given = {agent: actions[columns[agent]] for agent in env.agents}
         obs, rewards, terminated, truncated, _ = env.step(given)
         playing = []
         for agent in world.playing:
             column = columns[agent]
             self._idle[column] = False
-            self._rewards[column] = as_reward(rewards[agent])
-            self._terminated[column] = is_terminated = as_flag(terminated[agent], "terminated")
-            self._truncated[column] = is_truncated = as_flag(truncated[agent], "truncated")
+            step.rewards[column] = as_reward(rewards[agent])
+            step.terminated[column] = is_terminated = as_flag(terminated[agent], "terminated")
+            step.truncated[column] = is_truncated = as_flag(truncated[agent], "truncated")
             is_over = is_terminated or is_truncated
             # An agent that is gone may show nothing more: then its last observation stays.
             if agent in obs or not is_over:
@@ -295,19 +257,19 @@ class AgentEnvs:
                 world.playing.append(agent)
 
 
-def _shared_spaces(name: str, env: ParallelEnv, agents: list[Any]) -> tuple[Space[Any], Space[Any]]:
+def _shared_spaces(name: str, env: Any, agents: list[Any]) -> list[Space[Any]]:
     """The spaces of all agents, who must have the same ones, since they share a policy."""
     if not agents:
         raise EnvError(f"{name} has no possible_agents")
-    first, *others = agents
     found = []
     for kind, look in (("observation", env.observation_space), ("action", env.action_space)):
-        for other in others:
-            if look(other) != look(first):
+        space = look(agents[0])
+        for other in agents[1:]:
+            if look(other) != space:
                 raise EnvError(
-                    f"{name}: a policy plays any agent, but the {kind} space of {first} is "
-                    f"{short(look(first))} and that of {other} is {short(look(other))}: make "
-                    "them alike by a wrapper (env.wrappers)"
+                    f"{name}: a policy plays any agent, but the {kind} space of {agents[0]} is "
+                    f"{short(space)} and that of {other} is {short(look(other))}: make them alike "
+                    "by a wrapper (env.wrappers)"
                 )
-        found.append(look(first))
-    return found[0], found[1]
+        found.append(space)
+    return found

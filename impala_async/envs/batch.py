@@ -18,9 +18,8 @@ from impala_async.schema import ActionSpec, ObsSpec
 Actions = Mapping[str, NDArray[Any]]
 Obs = dict[str, NDArray[Any]]
 # Types that need no look.
-REWARDS = frozenset({float, int, np.float32, np.float64})
-FLAGS = frozenset({bool, np.bool_})
-_NUMBERS = "biuf"
+_REWARDS = frozenset({float, int, np.float32, np.float64})
+_FLAGS = frozenset({bool, np.bool_})
 _BOOL = np.dtype(np.bool_)
 
 
@@ -65,20 +64,11 @@ class EnvBatch(Protocol):
     and seeds are those of the larger one.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def num_envs(self) -> int: ...
-
-    @property
-    def obs_spec(self) -> ObsSpec: ...
-
-    @property
-    def action_spec(self) -> ActionSpec: ...
-
-    @property
-    def autoreset(self) -> AutoresetMode: ...
+    name: str
+    num_envs: int
+    obs_spec: ObsSpec
+    action_spec: ActionSpec
+    autoreset: AutoresetMode
 
     def reset(self, seed: int, first_env: int = 0) -> Obs: ...
 
@@ -99,56 +89,46 @@ def spread_seed(seed: int) -> int:
 
 def as_reward(value: Any) -> Any:
     """One number."""
-    if type(value) in REWARDS:
-        return value
-    return _one(value, "reward", "a number")
+    return value if type(value) in _REWARDS else as_rewards(value, "reward")
 
 
 def as_flag(value: Any, name: str) -> bool:
     """True or False."""
-    if type(value) in FLAGS:
-        return bool(value)
+    return bool(value if type(value) in _FLAGS else as_flags(value, name))
+
+
+def as_rewards(values: Any, name: str, num_columns: int | None = None) -> NDArray[Any]:
+    """A number for each column, or one number."""
+    return _as_numbers(values, name, "a number", num_columns)
+
+
+def as_flags(values: Any, name: str, num_columns: int | None = None) -> NDArray[np.bool_]:
+    """A flag for each column, or one flag."""
     wanted = "True or False"
-    number = _one(value, name, wanted)
-    if number not in (0, 1):
-        raise EnvError(_says(value, name, wanted))
-    return bool(number)
-
-
-def as_rewards(values: Any, num_columns: int) -> NDArray[Any]:
-    """A number for each column."""
-    return _many(values, "rewards", num_columns)
-
-
-def as_flags(values: Any, name: str, num_columns: int) -> NDArray[np.bool_]:
-    """A flag for each column."""
-    array = _many(values, name, num_columns)
-    if array.dtype is _BOOL:
-        return array
-    flags: NDArray[np.bool_] = array.astype(np.bool_)
-    if (flags != array).any():
-        raise EnvError(_says(values, name, "flags"))
+    numbers = _as_numbers(values, name, wanted, num_columns)
+    if numbers.dtype is _BOOL:
+        return numbers
+    flags: NDArray[np.bool_] = numbers.astype(np.bool_)
+    if (flags != numbers).any():
+        raise _refusal(values, name, wanted)
     return flags
 
 
-def _many(values: Any, name: str, num_columns: int) -> NDArray[Any]:
-    array = np.asarray(values)
-    if array.shape != (num_columns,) or array.dtype.kind not in _NUMBERS:
-        what = "numbers" if name == "rewards" else "flags"
-        raise EnvError(_says(values, name, f"{what} of shape ({num_columns},)"))
+def _as_numbers(values: Any, name: str, wanted: str, num_columns: int | None) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # it is ragged
+        array = np.empty(0)
+    shape: tuple[int, ...] = ()
+    if num_columns is not None:
+        shape, wanted = (num_columns,), f"{wanted} for each of {num_columns} columns"
+    elif array.size == 1:
+        array = array.reshape(shape)
+    if array.shape != shape or array.dtype.kind not in "biuf":
+        raise _refusal(values, name, wanted)
     return array
 
 
-def _one(value: Any, name: str, wanted: str) -> Any:
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):  # it is ragged
-        array = np.empty(0)
-    if array.size != 1 or array.dtype.kind not in _NUMBERS:
-        raise EnvError(_says(value, name, wanted))
-    return array.item()
-
-
-def _says(value: Any, name: str, wanted: str) -> str:
-    shown = " ".join(reprlib.repr(value).split())
-    return f"{name} in step: wants {wanted}, got {shown} ({type(value).__name__})"
+def _refusal(values: Any, name: str, wanted: str) -> EnvError:
+    shown = " ".join(reprlib.repr(values).split())
+    return EnvError(f"{name} in step: wants {wanted}, got {shown} ({type(values).__name__})")

@@ -3,12 +3,11 @@
 What those steps find would else come to light on the actors, which start again and again, or as
 data that the learner refuses for ever.
 
-`python -m impala_async.envs.describe [SAMPLER [POLICIES]]` reads an EnvSection as JSON from stdin,
-takes a PoliciesSection as JSON, and writes one line of JSON: `{"obs": ..., "action": ...}` as a
+`python -m impala_async.envs.describe` reads JSON from stdin, `{"env": an EnvSection, "sampler": its
+name, "policies": a PoliciesSection}`, and writes a line of it: `{"obs": ..., "action": ...}` as a
 Schema has them, with `num_columns`, or `{"error": one line}` and exit code 2. The learner asks a
 short-lived child, so that an environment cannot leave anything behind in it: threads, memory, an
-OpenGL context, a changed random seed. `read_answer` is for the asking side, and does not import
-gymnasium.
+OpenGL context, a changed random seed. `read_answer`, for the asking side, imports no gymnasium.
 
     C columns, P choices
 """
@@ -20,21 +19,19 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from impala_async import processes
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.envs.faults import with_id
-from impala_async.envs.watch import Watch, tell_stderr
+from impala_async.envs.faults import Watch, tell_stderr, with_id
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError, SpacesError
 from impala_async.interrupts import end_silently, leave
-from impala_async.schema import ActionPart, ActionSpec, ObsSpec, Schema
+from impala_async.schema import ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
 
 if TYPE_CHECKING:
@@ -74,16 +71,20 @@ def try_steps(envs: EnvBatch) -> None:
     """Reset and step; raises EnvError, of the environment itself or for what it gave."""
     rng = np.random.default_rng(0)
     obs = envs.reset(0)
-    check_obs_numbers(envs, obs, "reset")
-    _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_), "reset")
-    obs = {name: values.copy() for name, values in obs.items()}
-    is_over_C = np.zeros(envs.num_envs, np.bool_)
+    check_numbers(envs, obs)
+    _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_))
+    was_over_C = np.zeros(envs.num_envs, np.bool_)
     ends_at = time.monotonic() + BUDGET_S
     for _ in range(NUM_STEPS):
-        step = envs.step(random_actions(envs.action_spec, obs, envs.num_envs, rng))
-        _check_step(envs, step)
-        is_over_C = _check_slides(envs, obs, step, is_over_C)
-        obs = {name: values.copy() for name, values in step.obs.items()}
+        before = {name: values.copy() for name, values in obs.items()}
+        step = envs.step(random_actions(envs.action_spec, before, envs.num_envs, rng))
+        obs, is_over_C = step.obs, step.terminated | step.truncated
+        check_numbers(envs, obs, step.rewards)
+        # Nothing is chosen at an end, nor while others play on.
+        is_idle_C = np.zeros_like(is_over_C) if step.idle is None else step.idle
+        _check_legal(envs, obs, ~is_over_C & ~is_idle_C)
+        _check_slides(envs, before, step, was_over_C)
+        was_over_C = is_over_C
         if time.monotonic() > ends_at:
             return
 
@@ -92,51 +93,36 @@ def random_actions(
     spec: ActionSpec, obs: Obs, num_columns: int, rng: np.random.Generator
 ) -> dict[str, NDArray[Any]]:
     """For each column, legal choices alike likely, and normal numbers."""
-    legal_CP = None if spec.legal is None else obs[spec.legal].reshape(num_columns, -1) != 0
+    scores_CP = rng.random((num_columns, spec.num_choices))
+    if spec.legal is not None:
+        scores_CP[obs[spec.legal].reshape(num_columns, -1) == 0] = -1.0
+    chosen = [scores.argmax(1) for scores in _items(spec, scores_CP)]
     actions: dict[str, NDArray[Any]] = {}
-    start = 0
     for part in spec.parts:
+        shape = (num_columns, *part.shape)
         if part.choices:
-            scores_CP = rng.random((num_columns, sum(part.choices)))
-            if legal_CP is not None:
-                scores_CP[~legal_CP[:, start : start + sum(part.choices)]] = -1.0
-            start += sum(part.choices)
-            actions[part.name] = _choose(part, scores_CP)
+            items, chosen = chosen[: len(part.choices)], chosen[len(part.choices) :]
+            values = np.stack(items, 1).reshape(shape)
         else:
-            numbers = rng.standard_normal((num_columns, *part.shape))
-            actions[part.name] = numbers.astype(part.array.dtype)
+            values = rng.standard_normal(shape)
+        actions[part.name] = values.astype(part.array.dtype)
     return actions
 
 
-def _choose(part: ActionPart, scores_CP: NDArray[np.float64]) -> NDArray[Any]:
-    """The choice with the highest score, for each item."""
-    items = np.split(scores_CP, np.cumsum(part.choices)[:-1], axis=1)
-    chosen = np.stack([item.argmax(1) for item in items], 1)
-    return chosen.reshape(len(scores_CP), *part.shape).astype(part.array.dtype)
+def _items(spec: ActionSpec, values_CP: NDArray[Any]) -> list[NDArray[Any]]:
+    """What belongs to the choices of each discrete item, of all parts one after the other."""
+    sizes = [size for part in spec.parts for size in part.choices]
+    return np.split(values_CP, np.cumsum(sizes)[:-1], axis=1) if sizes else []
 
 
-def _check_step(envs: EnvBatch, step: Step) -> None:
-    check_numbers(envs, step)
-    # Nothing is chosen at an end, nor while others play on.
-    is_chosen_C = ~(step.terminated | step.truncated)
-    if step.idle is not None:
-        is_chosen_C &= ~step.idle
-    _check_legal(envs, step.obs, is_chosen_C, "step")
-
-
-def check_numbers(envs: EnvBatch, step: Step) -> None:
-    """EnvError for a reward or an observation that a learner refuses."""
-    is_moderate_C = are_moderate(step.rewards)
-    if not is_moderate_C.all():
-        refused = step.rewards[~is_moderate_C][:1]
+def check_numbers(envs: EnvBatch, obs: Obs, rewards: NDArray[np.float32] | None = None) -> None:
+    """EnvError for what a step or, without rewards, a reset gave, and a learner refuses."""
+    where = "reset" if rewards is None else "step"
+    if rewards is not None and not (is_moderate_C := are_moderate(rewards)).all():
+        refused = rewards[~is_moderate_C][:1]
         raise EnvError(
             f"{envs.name}: step gave a reward that is {how_large(refused)}: {refused[0]:g}"
         )
-    check_obs_numbers(envs, step.obs, "step")
-
-
-def check_obs_numbers(envs: EnvBatch, obs: Obs, where: str) -> None:
-    """The same for what a step or a reset showed."""
     for leaf in envs.obs_spec.leaves:
         name, values = leaf.name, obs[leaf.name]
         if leaf.may_be_large and not are_moderate(values).all():
@@ -144,24 +130,20 @@ def check_obs_numbers(envs: EnvBatch, obs: Obs, where: str) -> None:
             raise EnvError(f"{envs.name}: {where} gave an {which} that is {how_large(values)}")
 
 
-def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_], where: str) -> None:
+def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> None:
     spec = envs.action_spec
     if spec.legal is None:
         return
-    flat_CP = obs[spec.legal].reshape(envs.num_envs, -1) != 0
-    sizes = [size for part in spec.parts for size in part.choices]
-    for item_CP in np.split(flat_CP, np.cumsum(sizes)[:-1], axis=1):
+    for item_CP in _items(spec, obs[spec.legal].reshape(envs.num_envs, -1)):
         if not item_CP[is_chosen_C].any(1).all():
             raise EnvError(
-                f"{envs.name}: {where} gave a mask of legal actions, {spec.legal!r}, without any "
-                "legal one: every item of an action needs at least one"
+                f"{envs.name} gave a mask of legal actions, {spec.legal!r}, without any legal one: "
+                "every item of an action needs at least one"
             )
 
 
-def _check_slides(
-    envs: EnvBatch, before: Obs, step: Step, was_over_C: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Check that stacks of frames slide; return which columns are at an end now."""
+def _check_slides(envs: EnvBatch, before: Obs, step: Step, was_over_C: NDArray[np.bool_]) -> None:
+    """Check that stacks of frames slide."""
     from gymnasium.vector import AutoresetMode
 
     is_over_C = step.terminated | step.truncated
@@ -176,7 +158,6 @@ def _check_slides(
                 f"env.frame_stack: what {envs.name} shows does not slide by one frame per step, "
                 "and what does not would be lost: set it to off"
             )
-    return is_over_C
 
 
 def read_answer(answer: bytes) -> Described:
@@ -188,12 +169,9 @@ def read_answer(answer: bytes) -> Described:
         whole = json.dumps({**raw, "rows": 1, "state": []}).encode()
         schema, num_columns = Schema.from_json(whole), int(raw["num_columns"])
     except (ValueError, TypeError, KeyError, SpacesError) as error:
-        text = answer[:80].decode(errors="replace")
-        why = (
-            "it forked, and both processes went on" if answer.count(b"\n") > 1 else "it wrote there"
-        )
         raise EnvError(
-            f"the process that tried the environment answered nonsense, probably as {why}: {text!r}"
+            "the process that tried the environment answered nonsense, probably as it forked, and "
+            f"both went on, or wrote there itself: {answer[:80].decode(errors='replace')!r}"
         ) from error
     return Described(schema.obs, schema.action, num_columns)
 
@@ -205,37 +183,19 @@ def main() -> int:
     answers = os.dup(1)
     os.dup2(2, 1)
     watch = Watch(tell_stderr).start()
-    answer, exit_code = _answer(sys.stdin.buffer.read(), sys.argv[1:])
-    watch.close()
-    os.write(answers, f"{answer}\n".encode())
-    os.close(answers)
-    return exit_code
-
-
-def _answer(section_json: bytes, args: list[str]) -> tuple[str, int]:
+    asked = json.load(sys.stdin)
+    section = EnvSection.model_validate(asked["env"])
+    policies = PoliciesSection.model_validate(asked["policies"])
+    answer: dict[str, Any]
     try:
-        section = EnvSection.model_validate_json(section_json)
-        policies = PoliciesSection.model_validate_json(args[1]) if args[1:] else ONE_POLICY
-        found = describe(section, _sampler(args[:1]), policies)
-    except ValidationError as error:
-        first = error.errors()[0]
-        return _error(f"env.{'.'.join(map(str, first['loc']))}: {first['msg']}"), EXIT_CONFIG
+        obs, action, num_columns = describe(section, asked["sampler"], policies)
+        answer = {"obs": asdict(obs), "action": asdict(action), "num_columns": num_columns}
     except EnvError as error:
-        return _error(str(with_id(error, section.id))), EXIT_CONFIG
-    spaces = {"obs": asdict(found.obs), "action": asdict(found.action)}
-    return json.dumps({**spaces, "num_columns": found.num_columns}), EXIT_DONE
-
-
-def _sampler(args: list[str]) -> SamplerName:
-    known = get_args(SamplerName)
-    name = args[0] if args else "auto"
-    if name not in known:
-        raise EnvError(f"wants one of {', '.join(known)}, got {name}")
-    return cast(SamplerName, name)
-
-
-def _error(text: str) -> str:
-    return json.dumps({"error": " ".join(text.split())})
+        answer = {"error": " ".join(str(with_id(error, section.id)).split())}
+    watch.close()
+    os.write(answers, f"{json.dumps(answer)}\n".encode())
+    os.close(answers)
+    return EXIT_CONFIG if "error" in answer else EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -1,32 +1,39 @@
-"""Environments are foreign code: here whatever they raise becomes an EnvError with its cause, and
-a call of theirs that lasts can be told of by another thread."""
+"""Environments are foreign code: what goes wrong in a call of theirs is told here.
+
+Whatever they raise becomes an EnvError with its cause. A call that lasts is told of by a watch, as
+the thread that made the call can say nothing meanwhile, and is ended at a limit.
+"""
 
 import contextlib
+import faulthandler
 import os
-import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from time import monotonic
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from impala_async.errors import EXIT_CONFIG, EnvError, EnvHangsError
-from impala_async.user_code import UserCode, one_line
+from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, EnvHangsError
+from impala_async.user_code import UserCode, missing_advice, one_line
+from impala_async.waiting import AFTER_S, Wait
 
 AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
-PACKAGE = __name__.rpartition(".")[0]
-# A user's environment may be made of this module, though it is ours.
-FOREIGN_MODULE = f"{PACKAGE}.pool"
-RETURNS = {
-    "in step": "step must return (observation, reward, terminated, truncated, info)",
-    "in reset": "reset must return (observation, info)",
+WANTED = {
+    "in step": "wants `def step(self, action)`, which returns (observation, reward, terminated, "
+    "truncated, info)",
+    "in reset": "wants `def reset(self, *, seed=None, options=None)`, which returns (observation, "
+    "info)",
 }
-SIGNATURES = {
-    "step": "def step(self, action)",
-    "reset": "def reset(self, *, seed=None, options=None)",
-}
-# Who calls an environment as gymnasium says.
-CALLERS = {PACKAGE.partition(".")[0], "gymnasium", "pettingzoo"}
-MISCALLED = re.compile(r"(step|reset)\(\) (got an unexpected|got some|takes|missing) .*argument")
+WHERES = tuple(WANTED)
+# Modules that call an environment, and unpack what it returns.
+CALLERS = (__name__.rpartition(".")[0], "gymnasium.core", "gymnasium.wrappers")
+
+# A call that takes longer than this is reported to hang. At a start it is reported earlier.
+HANGS_AFTER_S = 10.0
+LOOK_EVERY_S = 0.5
+# Where the call holds the interpreter's lock no thread of ours can end it, but a timer in C can.
+LOCK_GRACE_S = 5.0
+STDERR = 2
 
 
 class Running:
@@ -51,7 +58,7 @@ class Running:
 
 
 class Blame(UserCode):
-    """A context in which every exception is the environment's.
+    """A call: a context in which every exception is the environment's.
 
     `num_envs` are those it is about, if any, `first` the number of their first one. What is not
     `is_here` is a call that another process makes.
@@ -85,21 +92,32 @@ class Blame(UserCode):
 
     def blame(self, error: BaseException) -> EnvError | None:
         if isinstance(error, EnvError):
-            if self.where in RETURNS:
+            if self.where in WHERES:
                 with_id(error, self.name)
             return None
-        wanted = RETURNS.get(self.where)
-        if wanted is not None and (called := _miscalled(error)):
+        if self.where in WHERES and _is_raised_by_caller(error):
+            # Where its caller could not use it is of no use: there is nothing to trace back.
             error.__traceback__ = None
-            return EnvError(
-                f"{self.name}: {called} does not take what it is called with: define it as "
-                f"`{SIGNATURES[called]}` ({one_line(error)})"
-            )
-        if wanted is not None and _is_raised_here(error):
-            # Where we could not use it is of no use to anybody: there is nothing to trace back.
-            error.__traceback__ = None
-            return EnvError(f"{self.name}: {wanted}, but gave something else: {one_line(error)}")
-        return EnvError(f"{self.name} failed {self.where}: {one_line(error)}")
+            return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")
+        return EnvError(
+            f"{self.name} failed {self.where}: {one_line(error)}{missing_advice(error)}"
+        )
+
+    def environments(self) -> tuple[int, int]:
+        """The numbers of the first and the last environment that it may be in."""
+        if number := RUNNING.place[0]:
+            return number - 1, number - 1
+        return self.first, self.first + max(1, self.num_envs) - 1
+
+    def describe(self, seconds: float, whose: str = "") -> str:
+        """One line on this call, which has lasted so long."""
+        if self.where not in WHERES:
+            return f"{self.name} has taken {seconds:.0f} s so far {self.where}"
+        return say_hang(self.where, *self.environments(), whose or self.name, seconds)
+
+    def too_long(self, seconds: float, whose: str = "") -> str:
+        """One line on this call, which is ended."""
+        return f"{self.describe(seconds, whose)}, longer than env.step_timeout_s allows"
 
 
 RUNNING = Running()
@@ -112,31 +130,17 @@ def _end_fork(call: Blame, error: BaseException | None) -> NoReturn:
         os._exit(error.code)  # as it would end if it were nobody's child
     why = f" ({one_line(error)})" if error is not None else ""
     with contextlib.suppress(OSError):
-        os.write(2, f"{call.name}: a process that it forked {call.where} ends here{why}\n".encode())
+        tell_stderr(f"{call.name}: a process that it forked {call.where} ends here{why}")
     os._exit(EXIT_CONFIG)
 
 
-def _is_raised_here(error: BaseException) -> bool:
-    """Whether no code of the environment raised it, but ours that could not use what it gave."""
-    if not isinstance(error, TypeError | ValueError):
-        return False
-    module = _raised_in(error)
-    return module.rpartition(".")[0] == PACKAGE and module != FOREIGN_MODULE
-
-
-def _miscalled(error: BaseException) -> str | None:
-    """The step or reset that does not take the arguments with which all of them are called."""
-    found = MISCALLED.search(str(error)) if isinstance(error, TypeError) else None
-    is_by_caller = _raised_in(error).partition(".")[0] in CALLERS
-    return found[1] if found is not None and is_by_caller else None
-
-
-def _raised_in(error: BaseException) -> str:
-    """The module of the innermost call."""
+def _is_raised_by_caller(error: BaseException) -> bool:
+    """Whether no code of the environment raised it, but who called it or used what it gave."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
-    return str(at.tb_frame.f_globals.get("__name__", "")) if at is not None else ""
+    module = str(at.tb_frame.f_globals.get("__name__")) if at is not None else ""
+    return isinstance(error, TypeError | ValueError) and module.startswith(CALLERS)
 
 
 def with_id(error: AboutEnv, env_id: str) -> AboutEnv:
@@ -164,3 +168,110 @@ def close_all(envs: Iterable[Any], name: str | None = None) -> None:
             faults.append(error)
     if faults:
         raise faults[0]
+
+
+class Watch:
+    """Tells of a call that lasts, and ends it at a limit. Owns the thread that looks.
+
+    Args:
+        tell: takes a line.
+        whose: says who has the environments.
+        end: takes a line at the limit, and ends this process.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        whose: Callable[[], str] = lambda: "",
+        end: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._tell = tell
+        self._whose = whose
+        self._end = end or end_with_stacks
+        self._limit_s: float | None = None
+        self._clock = clock
+        self._call: tuple[Blame, float] | None = None
+        self._wait = Wait(tell)
+        self._seen_s = 0.0
+        self._looked_at = clock()
+        self._has_stepped = False
+        self._is_closed = threading.Event()
+
+    def start(self) -> "Watch":
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+        return self
+
+    def limit(self, limit_s: float | None) -> None:
+        """From now on a step or a reset may take so long."""
+        self._limit_s = limit_s
+        self._arm()
+
+    def close(self) -> None:
+        """Nothing is told of any more, or ended."""
+        self._limit_s = None
+        self._is_closed.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def look(self) -> None:
+        """Tell of the present call, if it lasts; end this process if it lasts too long."""
+        call, now = RUNNING.call, self._clock()
+        # A process that was stopped for a while has not hung meanwhile.
+        passed_s, self._looked_at = min(now - self._looked_at, 2 * LOOK_EVERY_S), now
+        if call is None:
+            return
+        blame, since = call
+        self._has_stepped |= blame.where == "in step"
+        if call is not self._call:
+            self._call, self._seen_s = call, 0.0
+            after_s = HANGS_AFTER_S if self._has_stepped else AFTER_S
+            self._wait = Wait(self._tell, after_s=after_s, since=since, clock=self._clock)
+        self._wait.look(lambda s: blame.describe(s, self._whose()))
+        self._seen_s += passed_s
+        limit_s = self._limit_s
+        if blame.is_here and blame.where in WHERES and limit_s and self._seen_s > limit_s:
+            self._end(blame.too_long(self._seen_s, self._whose()))
+
+    def _run(self) -> None:
+        while not self._is_closed.wait(LOOK_EVERY_S):
+            self._arm()
+            self.look()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _arm(self) -> None:
+        limit_s = self._limit_s
+        if limit_s is not None:
+            faulthandler.dump_traceback_later(limit_s + LOCK_GRACE_S, exit=True, file=STDERR)
+
+
+def hang_now() -> dict[str, float]:
+    """The call that hangs, for a heartbeat; empty when there is none."""
+    call = RUNNING.call
+    if call is None or call[0].where not in WHERES:
+        return {}
+    blame, since = call
+    seconds = monotonic() - since
+    if seconds < HANGS_AFTER_S:
+        return {}
+    first, last = blame.environments()
+    where = WHERES.index(blame.where)
+    return {"hang_s": seconds, "hang_in": where, "hang_first": first, "hang_last": last}
+
+
+def say_hang(where: str, first: int, last: int, whose: str, seconds: float) -> str:
+    """One line on a call that hangs; of many environments it may not be known which one it is."""
+    which = f"environment {first}" if first == last else f"one of environments {first} to {last}"
+    return f"{which} of {whose} has been {where} for {seconds:.0f} s"
+
+
+def tell_stderr(line: str) -> None:
+    """For a process without a log."""
+    os.write(STDERR, f"{line}\n".encode())
+
+
+def end_with_stacks(text: str) -> None:
+    """End this process, whatever its main thread does."""
+    faulthandler.dump_traceback(all_threads=True, file=STDERR)
+    tell_stderr(f"error: {text}")
+    os._exit(EXIT_BUG)

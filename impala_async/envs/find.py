@@ -4,12 +4,10 @@ Ids register themselves on the way: a module that is named before a colon is imp
 ("ALE/...") imports ale_py, and another namespace asks the packages that announce it.
 """
 
-import contextlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -19,7 +17,6 @@ from gymnasium.envs import registration
 from gymnasium.vector import VectorEnv
 
 from impala_async.envs.faults import Blame
-from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
 from impala_async.user_code import (
     EXTRAS,
@@ -28,7 +25,6 @@ from impala_async.user_code import (
     import_callable,
     import_module,
     is_of_python,
-    missing_advice,
     one_line,
 )
 
@@ -39,15 +35,13 @@ Factory = Callable[..., Any]
 
 def find_env(env_id: str) -> str | Factory:
     """The gymnasium id, or the class or factory, that a name stands for."""
-    module_name, has_module, name = env_id.rpartition(":")
+    _, has_module, name = env_id.rpartition(":")
     if not has_module:
         _load_namespace(env_id)
         if registered(env_id) is None:
             _explain_unknown(env_id)
         return env_id
     module = _module_of(env_id, env_id)
-    if module_name == "envpool":
-        return partial(PoolVector, name)
     # The registered one goes first: it brings its time limit and wrappers.
     if name in registration.registry:
         return name
@@ -56,7 +50,8 @@ def find_env(env_id: str) -> str | Factory:
         return _checked(env_id, entry)
     _load_namespace(name)
     if registered(name) is None:
-        raise EnvError(f"{env_id}: {_not_in(module, name)}")
+        close = close_name(name, [*callables_of(module), *registration.registry])
+        raise EnvError(f"{env_id}: {module.__name__} neither has nor registers {name!r}.{close}")
     return name
 
 
@@ -106,18 +101,6 @@ def _checked(env_id: str, entry: Factory) -> Factory:
     return entry
 
 
-@contextlib.contextmanager
-def blame(name: str, where: str) -> Iterator[None]:
-    """As `Blame`; for a missing module it also says what to do."""
-    try:
-        with Blame(name, where):
-            yield
-    except EnvError as error:
-        if advice := missing_advice(error.__cause__):
-            raise EnvError(f"{error}{advice}") from error.__cause__
-        raise
-
-
 def _module_of(env_id: str, name: str) -> ModuleType:
     with Blame(env_id, "to be imported"):
         return import_module(env_id, name, EnvError)
@@ -138,42 +121,27 @@ def _explain_unknown(gym_id: str) -> None:
     """Raise what gymnasium has to say about an id that it does not know."""
     try:
         gym.spec(gym_id)
-    except gym.error.NamespaceNotFound as error:
-        hint = _extra_hint(gym_id) or (
+    except gym.error.Error as error:
+        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{_hint(gym_id, error)}") from error
+
+
+def _hint(gym_id: str, error: gym.error.Error) -> str:
+    """What may be meant by an unknown id, as a sentence."""
+    # Some ids begin with the package that registers them when it is imported.
+    package = re.split("[/-]", gym_id)[0].lower()
+    if package in EXTRAS:
+        return f" It is {package}:{gym_id}, with pip install 'impala-async[{EXTRAS[package]}]'."
+    if isinstance(error, gym.error.NamespaceNotFound):
+        return (
             f" Write package:{gym_id} for an environment that is registered when its package is "
             "imported."
         )
-        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{hint}") from error
-    except gym.error.Error as error:
-        hint = _colon_hint(gym_id) or _extra_hint(gym_id)
-        is_unlike = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
-        if is_unlike and (found := ATARI.fullmatch(gym_id)):
-            hint = f" If it is one of Atari's games, it is ALE/{found[1]}-v5."
-        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{hint}") from error
-
-
-def _extra_hint(gym_id: str) -> str:
-    """For an id that begins as those of a package do which registers them when it is imported."""
-    package = re.split("[/-]", gym_id)[0].lower()
-    if package not in EXTRAS:
-        return ""
-    return f" It is {package}:{gym_id}, with pip install 'impala-async[{EXTRAS[package]}]'."
-
-
-def _colon_hint(gym_id: str) -> str:
-    """For a name like package.module.Name, of a package that is there."""
     module, _, name = gym_id.rpartition(".")
     package = module.partition(".")[0]
-    try:
-        is_there = package.isidentifier() and importlib.util.find_spec(package) is not None
-    except ValueError:  # __main__ has no spec
-        is_there = False
-    if not is_there:
-        return ""
-    return f" Write {module}:{name} for an environment that this module holds."
-
-
-def _not_in(module: ModuleType, name: str) -> str:
-    """Say that a module neither has nor registers a name, and which names come close."""
-    close = close_name(name, [*callables_of(module), *registration.registry])
-    return f"{module.__name__} neither has nor registers {name!r}.{close}"
+    is_module = package.isidentifier() and package != "__main__"
+    if is_module and importlib.util.find_spec(package) is not None:
+        return f" Write {module}:{name} for an environment that this module holds."
+    is_unlike = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
+    if is_unlike and (found := ATARI.fullmatch(gym_id)):
+        return f" If it is one of Atari's games, it is ALE/{found[1]}-v5."
+    return ""

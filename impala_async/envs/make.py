@@ -1,14 +1,16 @@
-"""Environments by name: one, a vector of them, or the batch that a sampler steps.
+"""Environments by name: one, or the batch that a sampler steps.
 
 A name is a gymnasium id ("CartPole-v1"), an id that a module registers when it is imported
-("package.module:Env-v0"), a class or factory in a module ("package.module:Name"), which gets no
-time limit but its own, or a task of EnvPool ("envpool:Pong-v5"). A class of gymnasium's VectorEnv,
-or a factory with a `num_envs` argument, makes a whole vector at once. What makes a PettingZoo
-parallel environment makes columns of its agents.
+("package.module:Env-v0"), or a class or factory in a module ("package.module:Name"), which gets no
+time limit but its own. A class of gymnasium's VectorEnv, or a factory with a `num_envs` argument,
+makes a whole vector at once. What makes a PettingZoo parallel environment makes columns of its
+agents.
 """
 
 import logging
 import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -17,16 +19,23 @@ from gymnasium.vector import VectorEnv
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
+from impala_async.config.section import Named
+from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.batch import EnvBatch
-from impala_async.envs.faults import close_all
-from impala_async.envs.find import blame, find_env, makes_vectors, registered
-from impala_async.envs.kinds import is_no_kind, kind_of
+from impala_async.envs.faults import Blame, close_all, env_name
+from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
 from impala_async.envs.spaces import SpaceOptions
-from impala_async.envs.vector import VectorEnvs
-from impala_async.envs.wrappers import ATARI_VECTOR, WithHistory, is_atari, make_atari, wrap
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
+from impala_async.envs.wrappers import ATARI_VECTOR, WithHistory, is_atari, make_atari
 from impala_async.errors import EnvError
 
 logger = logging.getLogger(__name__)
+
+KINDS: tuple[tuple[str, Callable[[Any], bool], Callable[..., EnvBatch]], ...] = (
+    ("gymnasium.Env", lambda env: isinstance(env, gym.Env), SerialEnvs),
+    ("parallel environment of PettingZoo", is_parallel, AgentEnvs),
+)
+"""Single environments: what each kind is called, how it is told, and the batch that steps it."""
 
 
 def build_envs(
@@ -43,37 +52,25 @@ def build_envs(
     if sampler == "auto":
         return build_usual(section, num_envs, policies)[1]
     if sampler == "vector" or (sampler != "serial" and _is_only_vector(section)):
-        return _finish(_vector(section, num_envs, policies), section)
-    return _finish(_serial(section, num_envs, policies), section)
+        return _build_vector(section, num_envs, policies)
+    return _build_serial(section, num_envs, policies)
 
 
 def build_usual(
     section: EnvSection, num_envs: int, policies: PoliciesSection = ONE_POLICY
 ) -> tuple[Literal["serial", "vector"], EnvBatch]:
     """Build what `auto` takes where nothing is measured; return its name and the environments."""
-    if _is_only_vector(section):
-        return "vector", build_envs("vector", section, num_envs, policies)
-    if _why_no_vector(section) is None:
-        try:
-            envs = _vector(section, num_envs, policies)
-        except EnvError as error:
-            serial = build_envs("serial", section, num_envs, policies)
-            logger.warning("%s is stepped serially, its vector code cannot be used: %s",
-                           section.id, error)  # fmt: skip
-            return "serial", serial
-        return "vector", _finish(envs, section)
-    return "serial", build_envs("serial", section, num_envs, policies)
-
-
-def _finish(envs: EnvBatch, section: EnvSection) -> EnvBatch:
-    """Add what any batch may also show."""
+    if _why_no_vector(section) is not None:
+        return "serial", _build_serial(section, num_envs, policies)
     try:
-        if section.last_action or section.last_reward:
-            return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
-    except EnvError:
-        envs.close()
-        raise
-    return envs
+        return "vector", _build_vector(section, num_envs, policies)
+    except EnvError as error:
+        if _is_only_vector(section):
+            raise
+        serial = _build_serial(section, num_envs, policies)
+        logger.warning("%s is stepped serially, its vector code cannot be used: %s",
+                       section.id, error)  # fmt: skip
+        return "serial", serial
 
 
 def make_env(section: EnvSection) -> Any:
@@ -84,10 +81,10 @@ def make_env(section: EnvSection) -> Any:
     found = find_env(section.id)
     if callable(found) and makes_vectors(found):
         raise EnvError(
-            f"{section.id} makes a whole vector of environments, and cannot be stepped serially: "
-            "set actor.sampler to vector or auto"
+            f"{section.id} makes a whole vector of environments, and cannot be stepped serially, "
+            "nor be put into env.wrappers: drop these, and set actor.sampler to vector or auto"
         )
-    with blame(section.id, _with(section)):
+    with Blame(section.id, f"to be made{_with(section.kwargs)}"):
         if callable(found):
             env = found(**section.kwargs)
         elif section.preprocess == "auto" and is_atari(registered(found)):
@@ -95,9 +92,33 @@ def make_env(section: EnvSection) -> Any:
         else:
             # The checker wraps every step for good, and what it would find is checked here anyway.
             env = gym.make(found, **{"disable_env_checker": True, **section.kwargs})
-    if kind_of(env) is None:
-        raise EnvError(f"{section.id} made {is_no_kind(env)}")
+    batch_of(env, section.id)
     return wrap(env, section.wrappers)
+
+
+def wrap(env: Any, wrappers: Iterable[Named]) -> Any:
+    """An environment in its wrappers, the first one innermost; it is closed when one fails."""
+    for wrapper in wrappers:
+        whose = f"env.wrappers: {wrapper.name}"
+        try:
+            entry = find_callable("env.wrappers", wrapper.name)
+            with Blame(whose, f"to wrap {env_name(env)}{_with(wrapper.kwargs)}"):
+                wrapped = entry(env, **wrapper.kwargs)
+            batch_of(wrapped, whose)
+        except EnvError:
+            close_all([env])
+            raise
+        env = wrapped
+    return env
+
+
+def batch_of(env: Any, whose: str) -> Callable[..., EnvBatch]:
+    """The batch that steps such environments; EnvError for what is none, and `whose` it is."""
+    for _, fits, batch in KINDS:
+        if fits(env):
+            return batch
+    nots = " and ".join(f"no {what}" for what, *_ in KINDS)
+    raise EnvError(f"{whose} made a {type(env).__name__}, which is {nots}")
 
 
 def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
@@ -106,12 +127,7 @@ def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, A
     if why_not is not None:
         raise EnvError(f"{section.id} {why_not}: set actor.sampler to serial or auto")
     found = find_env(section.id)
-    if section.wrappers:
-        raise EnvError(
-            f"env.wrappers: {section.id} makes a whole vector of environments, and wrappers go "
-            "around single ones: drop them, or put them on in a function that makes the vector"
-        )
-    with blame(section.id, _with(section)):
+    with Blame(section.id, f"to be made{_with(section.kwargs)}"):
         if callable(found):
             env = found(num_envs=num_envs, **section.kwargs)
         else:
@@ -128,13 +144,13 @@ def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, A
 def _why_no_vector(section: EnvSection) -> str | None:
     """Why an environment cannot be stepped by vector code of its own, if it cannot."""
     found = find_env(section.id)
+    if section.wrappers:
+        return "has env.wrappers, which go around single environments"
     if callable(found):
         return None if makes_vectors(found) else "makes single environments"
     spec = registered(found)
     if spec is None or spec.vector_entry_point is None:
         return "has no vector code of its own (no vector_entry_point)"
-    if section.wrappers:
-        return "has env.wrappers, which go around single environments"
     if is_atari(spec) and section.preprocess == "off":
         return "has vector code that preprocesses, and env.preprocess is off"
     return None
@@ -145,29 +161,36 @@ def _is_only_vector(section: EnvSection) -> bool:
     return callable(found) and makes_vectors(found)
 
 
-def _serial(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
+def _build_serial(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
     envs: list[Any] = []
     try:
         envs.extend(make_env(section) for _ in range(num_envs))
-        kind = kind_of(envs[0])
-        assert kind is not None, "make_env refuses what is none"
-        if policies.names and not kind.has_agents:
-            raise _only_one_policy(section)
-        return kind.batch(envs, _options(section), policies, section.id)
+        build = batch_of(envs[0], section.id)
+        if policies.names:
+            if build is not AgentEnvs:
+                raise _only_one_policy(section)
+            build = partial(AgentEnvs, policies=policies)
+        return _with_history(build(envs, _options(section), name=section.id), section)
     except EnvError:
         close_all(envs, section.id)
         raise
 
 
-def _vector(section: EnvSection, num_envs: int, policies: PoliciesSection) -> VectorEnvs:
+def _build_vector(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
     if policies.names:
         raise _only_one_policy(section)
     env = make_vector_env(section, num_envs)
     try:
-        return VectorEnvs(env, _options(section), section.id)
+        return _with_history(VectorEnvs(env, _options(section), section.id), section)
     except EnvError:
         close_all([env], section.id)
         raise
+
+
+def _with_history(envs: EnvBatch, section: EnvSection) -> EnvBatch:
+    if not section.last_action and not section.last_reward:
+        return envs
+    return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
 
 
 def _only_one_policy(section: EnvSection) -> EnvError:
@@ -178,20 +201,13 @@ def _only_one_policy(section: EnvSection) -> EnvError:
 
 
 def _options(section: EnvSection) -> SpaceOptions:
-    return SpaceOptions(
-        mask_key=section.action_mask_key,
-        is_stacked=_is_stacked(section),
-        is_squashed=section.squash_actions,
-    )
-
-
-def _is_stacked(section: EnvSection) -> bool:
-    """Whether frames are stacked: `auto` says so of Atari that nobody else has wrapped."""
-    if section.frame_stack != "auto":
-        return section.frame_stack == "on"
+    """Frames are stacked where `auto` says so of Atari that nobody else has wrapped."""
     found = find_env(section.id)
     is_ours = not callable(found) and is_atari(registered(found)) and not section.wrappers
-    return is_ours and section.preprocess == "auto"
+    is_stacked = is_ours and section.preprocess == "auto"
+    if section.frame_stack != "auto":
+        is_stacked = section.frame_stack == "on"
+    return SpaceOptions(section.action_mask_key, section.squash_actions, is_stacked)
 
 
 def _make_registered_vector(gym_id: str, num_envs: int, kwargs: dict[str, Any]) -> Any:
@@ -204,5 +220,5 @@ def _make_registered_vector(gym_id: str, num_envs: int, kwargs: dict[str, Any]) 
         return gym.make_vec(gym_id, num_envs=num_envs, vectorization_mode=mode, **kwargs)
 
 
-def _with(section: EnvSection) -> str:
-    return f"to be made with kwargs {section.kwargs}" if section.kwargs else "to be made"
+def _with(kwargs: dict[str, Any]) -> str:
+    return f" with kwargs {kwargs}" if kwargs else ""

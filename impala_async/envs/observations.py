@@ -19,7 +19,6 @@ from impala_async.schema import ArraySpec
 SUPPORTED_OBS = (
     "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
 )
-
 LEAVE_OUT = "leave it out by a wrapper (env.wrappers), as gymnasium.wrappers:FilterObservation"
 
 Path = tuple[Any, ...]
@@ -44,50 +43,95 @@ class ObsLeaf(NamedTuple):
 
 def obs_leaves(space: Space[Any]) -> tuple[ObsLeaf, ...]:
     """The leaves of an observation space, in the order in which the spec has them."""
-    leaves = tuple(_obs_leaf(path, part) for path, part in arrays_of(space))
-    names = [leaf.spec.name for leaf in leaves]
-    if not leaves:
-        raise EnvError(f"observation space {short(space)} is empty: {SUPPORTED_OBS}")
-    for name in names:
-        if names.count(name) > 1:
-            raise EnvError(
-                f"observation space {short(space)} has two leaves called {name!r}: rename a key"
-            )
-    return leaves
+    found = parts_of(space, "observation space")
+    return tuple(_obs_leaf(space, name, path, part) for name, (path, part) in found.items())
 
 
-def flatten_obs(leaves: Sequence[ObsLeaf], obs: Any) -> dict[str, NDArray[Any]]:
-    """A batched observation by leaf name: writable, in the spec's dtypes; copied only for that."""
-    flat = {}
-    for leaf in leaves:
-        array = np.asarray(leaf.of(obs), leaf.dtype)
-        flat[leaf.spec.name] = array if array.flags.writeable else array.copy()
-    return flat
+class ObsRows:
+    """Observations of a batch as arrays of leaves, each checked to be what its space promises.
 
-
-def check_obs(
-    leaves: Sequence[ObsLeaf], obs: Any, num_envs: int | None = None, where: str = ""
-) -> None:
-    """Refuse an observation that its own space does not describe; `num_envs`: a batched one.
-
-    Writing it into a batch would broadcast a wrong shape and truncate a wrong dtype in silence.
+    A row is written by itself, or a batched observation is read as a whole. Written unchecked, a
+    wrong shape would be broadcast, and a wrong dtype truncated, in silence.
     """
-    for leaf in leaves:
-        try:
-            array = np.asarray(leaf.of(obs))
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise EnvError(_promised(leaf, where, "it, but it is not there")) from error
-        wanted = leaf.spec.shape if num_envs is None else (num_envs, *leaf.spec.shape)
-        if array.shape != wanted:
-            raise EnvError(_promised(leaf, where, f"shape {wanted}, it has {array.shape}"))
-        # Mostly it is the very one, and to ask costs as much as all else.
-        is_same = array.dtype is leaf.dtype
-        if not is_same and not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
-            raise EnvError(_promised(leaf, where, f"{leaf.dtype}, it is {array.dtype}"))
-        if not is_same and _may_wrap(array.dtype, leaf.dtype):
-            beyond = array[array.astype(leaf.dtype) != array]
-            if beyond.size:
-                raise EnvError(_promised(leaf, where, f"{leaf.dtype}, it has {beyond.flat[0]}"))
+
+    def __init__(self, leaves: Sequence[ObsLeaf], num_rows: int) -> None:
+        self.arrays: dict[str, NDArray[Any]] = {
+            leaf.spec.name: np.zeros((num_rows, *leaf.spec.shape), leaf.dtype) for leaf in leaves
+        }
+        self._num_rows = num_rows
+        self._leaves = [(leaf, self.arrays[leaf.spec.name], set[Any]()) for leaf in leaves]
+        self._choices = [(leaf, _last_choices(leaf)) for leaf in leaves if leaf.spec.choices]
+
+    def write(self, row: int, obs: Any, where: str = "") -> None:
+        """Store an observation of one row, whose categories are left to `check_choices`.
+
+        A kind that was found sound is not looked at closely again: that takes longer than to copy
+        it. Only of numbers that may be too large for the space's dtype each one is.
+        """
+        for leaf, target, known in self._leaves:
+            try:
+                value = leaf.of(obs)
+            except (LookupError, TypeError, ValueError):
+                value = None  # which is told of below
+            is_array = type(value) is _ARRAY and value.shape == leaf.spec.shape
+            kind = value.dtype if is_array else type(value)
+            if kind not in known:
+                array = _checked(leaf, obs, leaf.spec.shape, where)
+                # The type of any other value says neither its shape nor its dtype.
+                is_plain = is_array or isinstance(value, np.generic | int | float)
+                if is_plain and not _may_wrap(array.dtype, leaf.dtype):
+                    known.add(kind)
+            target[row] = value
+
+    def read(self, obs: Any, where: str = "", rows: Any = ...) -> dict[str, NDArray[Any]]:
+        """A batched observation: writable, in the spec's dtypes, and copied only for that.
+
+        `rows`: those whose categories matter.
+        """
+        flat = {}
+        for leaf, target, _ in self._leaves:
+            array = np.asarray(_checked(leaf, obs, target.shape, where), leaf.dtype)
+            flat[leaf.spec.name] = array if array.flags.writeable else array.copy()
+        self.check_choices(flat, rows)
+        return flat
+
+    def check_choices(self, obs: Mapping[str, NDArray[Any]], rows: Any = ...) -> None:
+        """Refuse categories that their space does not have.
+
+        A network has no place for them: they would end it, or pass for choices of the next item.
+        """
+        for leaf, last in self._choices:
+            values = obs[leaf.spec.name][rows]
+            # Viewed as unsigned, a negative category is a huge one.
+            is_beyond = values.view(last.dtype) > last
+            if np.count_nonzero(is_beyond):
+                place = tuple(np.argwhere(is_beyond)[0].tolist())
+                item = place[1:]
+                # In the environment's own numbers.
+                first = 0 if leaf.start is None else int(leaf.start[item])
+                at = f" at {list(item)}" if item else ""
+                span = f"{first} to {first + int(last[item])}"
+                raise _broken(leaf, at, f"{span}, it is {first + int(values[place])}")
+
+
+def _checked(leaf: ObsLeaf, obs: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    """A leaf's part of an observation; EnvError for one that its own space does not describe."""
+    try:
+        array = np.asarray(leaf.of(obs))
+    except (LookupError, TypeError, ValueError) as error:
+        raise _broken(leaf, where, "it, but it is not there") from error
+    if array.shape != shape:
+        raise _broken(leaf, where, f"shape {shape}, it has {array.shape}")
+    # Mostly it is the very one, and to ask costs as much as all else.
+    if array.dtype is leaf.dtype:
+        return array
+    if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
+        raise _broken(leaf, where, f"{leaf.dtype}, it is {array.dtype}")
+    if _may_wrap(array.dtype, leaf.dtype):
+        beyond = array[array.astype(leaf.dtype) != array]
+        if beyond.size:
+            raise _broken(leaf, where, f"{leaf.dtype}, it has {beyond.flat[0]}")
+    return array
 
 
 def _may_wrap(given: np.dtype[Any], kept: np.dtype[Any]) -> bool:
@@ -95,84 +139,8 @@ def _may_wrap(given: np.dtype[Any], kept: np.dtype[Any]) -> bool:
     return given.kind in "iu" and kept.kind in "iu" and not np.can_cast(given, kept)
 
 
-def _promised(leaf: ObsLeaf, where: str, what: str) -> str:
-    return f"{leaf.spec.name or 'observation'}{where}: the space promises {what}"
-
-
-class ObsRows:
-    """A batch of observations that is written row by row, each as its space promises it.
-
-    A kind that was found sound is not looked at closely again: that takes longer than to copy it.
-    Only of numbers that may be too large for the space's dtype each one is.
-    """
-
-    def __init__(self, leaves: Sequence[ObsLeaf], num_rows: int) -> None:
-        self.arrays: dict[str, NDArray[Any]] = {
-            leaf.spec.name: np.zeros((num_rows, *leaf.spec.shape), leaf.dtype) for leaf in leaves
-        }
-        self._targets = [
-            (leaf, self.arrays[leaf.spec.name], leaf.spec.shape, set[Any]()) for leaf in leaves
-        ]
-        first, *others = leaves
-        is_whole = not others and not first.path and first.start is None
-        # An observation that is an array needs no walk through its leaves.
-        self._whole = self._targets[0] if is_whole else None
-
-    def write(self, row: int, obs: Any, where: str = "") -> None:
-        """Store an observation; EnvError for one that its space does not describe."""
-        if self._whole is not None:
-            _, target, shape, known = self._whole
-            kind = obs.dtype if type(obs) is _ARRAY and obs.shape == shape else type(obs)
-            if kind in known:
-                target[row] = obs
-                return
-        for leaf, target, shape, known in self._targets:
-            try:
-                value = leaf.of(obs)
-            except (LookupError, TypeError, ValueError):
-                value = None  # which is told of below
-            is_array = type(value) is _ARRAY and value.shape == shape
-            kind = value.dtype if is_array else type(value)
-            if kind not in known:
-                check_obs((leaf,), obs, where=where)
-                # The type of any other value says neither its shape nor its dtype.
-                is_plain = is_array or isinstance(value, np.generic | int | float)
-                # Python's own numbers numpy refuses by itself.
-                is_numpy = is_array or isinstance(value, np.generic)
-                if is_plain and not (is_numpy and _may_wrap(value.dtype, leaf.dtype)):
-                    known.add(kind)
-            target[row] = value
-
-
-class ChoicesCheck:
-    """Refuses categories that their space does not have, in every step.
-
-    A network has no place for them: they would end it, or pass for choices of the next item.
-    """
-
-    def __init__(self, leaves: Sequence[ObsLeaf]) -> None:
-        self._leaves = [(leaf, _last_choices(leaf)) for leaf in leaves if leaf.spec.choices]
-
-    def check(self, obs: Mapping[str, NDArray[Any]], rows: Any = ...) -> None:
-        """Look at these rows of batched leaves."""
-        for leaf, last in self._leaves:
-            values = obs[leaf.spec.name][rows]
-            # Viewed as unsigned, a negative category is a huge one.
-            is_beyond = values.view(last.dtype) > last
-            if np.count_nonzero(is_beyond):
-                first, *_ = np.argwhere(is_beyond).tolist()
-                raise EnvError(_why_no_choice(leaf, tuple(first[1:]), int(values[tuple(first)])))
-
-
-def _why_no_choice(leaf: ObsLeaf, item: tuple[int, ...], value: int) -> str:
-    """In the environment's own numbers."""
-    at = f" at {list(item)}" if item else ""
-    first = 0 if leaf.start is None else int(leaf.start[item])
-    last = first + int(_last_choices(leaf)[item])
-    return (
-        f"{leaf.spec.name or 'observation'}{at}: the space promises {first} to {last}, "
-        f"it is {first + value}"
-    )
+def _broken(leaf: ObsLeaf, where: str, what: str) -> EnvError:
+    return EnvError(f"{leaf.spec.name or 'observation'}{where}: the space promises {what}")
 
 
 def _last_choices(leaf: ObsLeaf) -> NDArray[Any]:
@@ -181,14 +149,29 @@ def _last_choices(leaf: ObsLeaf) -> NDArray[Any]:
     return highest.astype(f"u{leaf.dtype.itemsize}")
 
 
-def arrays_of(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any]]]:
-    """The spaces in a nested one that are no Dict and no Tuple, and the keys that lead to them."""
-    if isinstance(space, Dict):
-        for key, part in space.spaces.items():
-            yield from arrays_of(part, (*path, key))
-    elif isinstance(space, Tuple):
-        for index, part in enumerate(space.spaces):
-            yield from arrays_of(part, (*path, index))
+def parts_of(space: Space[Any], what: str) -> dict[str, tuple[Path, Space[Any]]]:
+    """The spaces in a nested one that are no Dict and no Tuple, with the keys that lead to them.
+
+    Args:
+        space: the space.
+        what: what an error calls it.
+    """
+    found: dict[str, tuple[Path, Space[Any]]] = {}
+    for path, part in _arrays_of(space, ()):
+        name = name_of(path)
+        if name in found:
+            raise EnvError(f"{what} {short(space)} has two parts called {name!r}: rename a key")
+        found[name] = path, part
+    if not found:
+        raise EnvError(f"{what} {short(space)} is empty")
+    return found
+
+
+def _arrays_of(space: Space[Any], path: Path) -> Iterator[tuple[Path, Space[Any]]]:
+    if isinstance(space, Dict | Tuple):
+        items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for key, part in items:
+            yield from _arrays_of(part, (*path, key))
     else:
         yield path, space
 
@@ -212,19 +195,17 @@ def choices_of(space: "Discrete[Any] | MultiDiscrete[Any] | MultiBinary") -> tup
     return (2,) * int(np.prod(space.shape))
 
 
-def _obs_leaf(path: Path, space: Space[Any]) -> ObsLeaf:
-    name = name_of(path)
+def _obs_leaf(whole: Space[Any], name: str, path: Path, space: Space[Any]) -> ObsLeaf:
+    choices: tuple[int, ...] = ()
+    start: Any = 0
+    if isinstance(space, Discrete | MultiDiscrete):
+        choices, start = choices_of(space), space.start
+    elif not isinstance(space, Box | MultiBinary):
+        at, hint = (f" at {name!r}", f"; {LEAVE_OUT}") if path else ("", "")
+        raise EnvError(f"observation space {short(whole)}{at}: {SUPPORTED_OBS}{hint}")
+    dtype = np.dtype(space.dtype)
     try:
-        if isinstance(space, Box | MultiBinary):
-            dtype = np.dtype(space.dtype)
-            return ObsLeaf(path, ArraySpec(name, tuple(space.shape), dtype.name), dtype)
-        if isinstance(space, Discrete | MultiDiscrete):
-            dtype = np.dtype(space.dtype)
-            spec = ArraySpec(name, tuple(space.shape or ()), dtype.name, choices_of(space))
-            start = np.asarray(space.start, dtype)
-            return ObsLeaf(path, spec, dtype, start if start.any() else None)
+        spec = ArraySpec(name, tuple(space.shape or ()), dtype.name, choices)
     except SpacesError as error:
-        raise EnvError(f"observation space {short(space)}: {error}") from error
-    at = f" at {name!r}" if path else ""
-    hint = f"; {LEAVE_OUT}" if path else ""
-    raise EnvError(f"observation space {short(space)}{at}: {SUPPORTED_OBS}{hint}")
+        raise EnvError(f"observation space {short(whole)}: {error}") from error
+    return ObsLeaf(path, spec, dtype, np.asarray(start, dtype) if np.any(start) else None)

@@ -5,7 +5,7 @@ are unbounded: they are clipped, or squashed by a tanh, only here, on their way 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,133 +17,24 @@ from numpy.typing import NDArray
 from impala_async.envs.batch import Actions
 from impala_async.envs.observations import (
     ObsLeaf,
-    arrays_of,
     choices_of,
     name_of,
     obs_leaves,
+    parts_of,
     short,
 )
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ActionSpec, ObsSpec
 
+logger = logging.getLogger(__name__)
+
 SUPPORTED_ACTION = (
     "supported are Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of those"
 )
-
-Turn = Callable[[NDArray[Any]], NDArray[Any]]
-
-
-def action_parts(space: Space[Any], *, is_squashed: bool) -> tuple[ActionPart, ...]:
-    """The parts of an action space, in the order in which the spec has them."""
-    parts = tuple(_part(name_of(path), part, is_squashed) for path, part in arrays_of(space))
-    if not parts:
-        raise EnvError(f"action space {short(space)} is empty: {SUPPORTED_ACTION}")
-    if len({part.name for part in parts}) < len(parts):
-        raise EnvError(f"action space {short(space)} has two parts of one name: rename a key")
-    if is_squashed and all(part.kind == "discrete" for part in parts):
-        raise EnvError(
-            f"env.squash_actions: action space {short(space)} has no numbers to squash: drop it"
-        )
-    return parts
-
-
-class ActionAdapter:
-    """Turns our actions into those of a space, in the space's own dtypes.
-
-    Every call makes new arrays, since environments keep the actions that they are given.
-    """
-
-    def __init__(self, space: Space[Any], *, is_squashed: bool = False) -> None:
-        self._space = space
-        self._turns = {name_of(path): _turn(part, is_squashed) for path, part in arrays_of(space)}
-        self._scalars = {
-            name_of(path)
-            for path, part in arrays_of(space)
-            if isinstance(part, Box) and part.shape == ()
-        }
-        # An action that is no Dict and no Tuple needs no walk through its parts.
-        self._plain = None if isinstance(space, Dict | Tuple) else self._turns[""]
-
-    def batch(self, actions: Actions) -> Any:
-        """One nested action with an array of all columns at each leaf."""
-        if self._plain is not None:
-            return self._plain(actions[""])
-        return self._nest(self._space, (), self._turned(actions))
-
-    def each(self, actions: Actions) -> Iterable[Any]:
-        """One action per column."""
-        if self._plain is not None:
-            return self._per_column("", self._plain(actions[""]))
-        parts = {name: self._per_column(name, a) for name, a in self._turned(actions).items()}
-        return [
-            self._nest(self._space, (), dict(zip(parts, values, strict=True)))
-            for values in zip(*parts.values(), strict=True)
-        ]
-
-    def _turned(self, actions: Actions) -> dict[str, NDArray[Any]]:
-        return {name: turn(actions[name]) for name, turn in self._turns.items()}
-
-    def _per_column(self, name: str, values: NDArray[Any]) -> Iterable[Any]:
-        """The items of an array; a Box wants arrays, also where they have no dimension."""
-        return [values[i, ...] for i in range(len(values))] if name in self._scalars else values
-
-    def _nest(self, space: Space[Any], path: tuple[Any, ...], values: Mapping[str, Any]) -> Any:
-        if isinstance(space, Dict):
-            return {k: self._nest(part, (*path, k), values) for k, part in space.spaces.items()}
-        if isinstance(space, Tuple):
-            return tuple(self._nest(p, (*path, i), values) for i, p in enumerate(space.spaces))
-        return values[name_of(path)]
-
-
-def _part(name: str, space: Space[Any], is_squashed: bool) -> ActionPart:
-    at = f" at {name!r}" if name else ""
-    if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-        choices = choices_of(space)
-        if not choices:
-            raise EnvError(f"action space {short(space)}{at} has no items to choose")
-        return ActionPart(name, "discrete", choices, tuple(space.shape or ()))
-    if isinstance(space, Box) and np.dtype(space.dtype).kind == "f":
-        if not all(space.shape):
-            raise EnvError(f"action space {short(space)}{at} has no numbers")
-        if not is_squashed:
-            return ActionPart(name, "continuous", (), tuple(space.shape))
-        if space.is_bounded():
-            return ActionPart(name, "squashed", (), tuple(space.shape))
-        raise EnvError(
-            f"env.squash_actions: action space {short(space)}{at} has no bounds to squash into"
-        )
-    raise EnvError(f"action space {short(space)}{at}: {SUPPORTED_ACTION}")
-
-
-def _turn(space: Any, is_squashed: bool) -> Turn:
-    """From our values of one part to a new array of the space's."""
-    dtype = np.dtype(space.dtype)
-    if not isinstance(space, Box):
-        start = getattr(space, "start", 0)
-        if np.any(start):
-            # int32 to a narrower dtype: the values fit, being below the number of choices.
-            return lambda values: np.add(values, start, dtype=dtype, casting="unsafe")
-        return lambda values: values.astype(dtype)
-    low, high = space.low, space.high
-    if not is_squashed:
-        return lambda values: np.minimum(np.maximum(values, low), high).astype(dtype, copy=False)
-    # In float64, since the width of a wide space may be beyond float32.
-    low, high = low.astype(np.float64), high.astype(np.float64)
-    center, reach = high / 2 + low / 2, high / 2 - low / 2
-
-    def squash(values: NDArray[Any]) -> NDArray[Any]:
-        # The last bit of a product may lie beyond the bound.
-        squashed: NDArray[Any] = np.clip(center + reach * np.tanh(values), low, high)
-        return squashed.astype(dtype)
-
-    return squash
-
-
-logger = logging.getLogger(__name__)
-
-
 AUTO = "auto"
 USUAL_KEY = "action_mask"
+
+Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class SpaceOptions(NamedTuple):
@@ -158,7 +49,11 @@ USUAL = SpaceOptions()
 
 
 class Spaces:
-    """Both spaces of one environment; EnvError for those that are not supported."""
+    """Both spaces of one environment; EnvError for those that are not supported.
+
+    Each call of `batch` and `each` makes new arrays, since environments keep the actions that they
+    are given.
+    """
 
     def __init__(
         self,
@@ -175,14 +70,44 @@ class Spaces:
                     "of images, bytes of three dimensions or more: set it to off"
                 )
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
-        parts = action_parts(action_space, is_squashed=options.is_squashed)
-        self.action_spec = ActionSpec(parts, self._legal(observation_space, parts, options))
         self._action_space = action_space
-        self._is_squashed = options.is_squashed
+        found = parts_of(action_space, "action space")
+        parts = tuple(_part(name, part, options) for name, (_, part) in found.items())
+        if options.is_squashed and all(part.kind == "discrete" for part in parts):
+            raise EnvError(
+                f"env.squash_actions: action space {short(action_space)} has no numbers to squash: "
+                "drop it"
+            )
+        self.action_spec = ActionSpec(parts, self._legal(observation_space, parts, options))
+        self._turns = {name: _turn(part, options) for name, (_, part) in found.items()}
+        # A Box wants arrays, also where they have no dimension.
+        self._scalars = {
+            name for name, (_, part) in found.items() if isinstance(part, Box) and not part.shape
+        }
+        # An action that is no Dict and no Tuple needs no walk through its parts.
+        self._plain = None if isinstance(action_space, Dict | Tuple) else self._turns[""]
 
-    def adapter(self) -> ActionAdapter:
-        """From our actions to those of the environment."""
-        return ActionAdapter(self._action_space, is_squashed=self._is_squashed)
+    def batch(self, actions: Actions) -> Any:
+        """The environment's action, with an array of all columns at each leaf."""
+        if self._plain is not None:
+            return self._plain(actions[""])
+        turned = {name: turn(actions[name]) for name, turn in self._turns.items()}
+        return _nest(self._action_space, (), turned)
+
+    def each(self, actions: Actions) -> Iterable[Any]:
+        """One action of the environment per column."""
+        columns = {
+            name: self._columns(name, turn(actions[name])) for name, turn in self._turns.items()
+        }
+        if self._plain is not None:
+            return columns[""]
+        return [
+            _nest(self._action_space, (), dict(zip(columns, values, strict=True)))
+            for values in zip(*columns.values(), strict=True)
+        ]
+
+    def _columns(self, name: str, values: NDArray[Any]) -> Iterable[Any]:
+        return [values[i, ...] for i in range(len(values))] if name in self._scalars else values
 
     def _legal(
         self, space: Space[Any], parts: tuple[ActionPart, ...], options: SpaceOptions
@@ -191,16 +116,13 @@ class Spaces:
         if options.mask_key is None:
             return None
         key = USUAL_KEY if options.mask_key == AUTO else options.mask_key
-        num_choices = sum(sum(part.choices) for part in parts)
-        why_not = self._why_no_mask(space, key, num_choices)
+        why_not = self._why_no_mask(space, key, sum(sum(part.choices) for part in parts))
         if why_not is None:
             return key
-        if options.mask_key != AUTO and not num_choices:
-            raise EnvError(f"env.action_mask_key: {key!r} can mask nothing, {why_not}: drop it")
         if options.mask_key != AUTO:
             raise EnvError(
-                f"env.action_mask_key: {key!r} must be a key of a Dict observation with integers "
-                f"or bools of shape ({num_choices},), one for each discrete action; {why_not}"
+                f"env.action_mask_key: {key!r} must be a key of a Dict observation with an integer "
+                f"or a bool for each discrete action, but {why_not}"
             )
         if any(leaf.spec.name == key for leaf in self.leaves):
             logger.warning("%r is taken for an input, not for a mask of actions: %s", key, why_not)
@@ -212,14 +134,62 @@ class Spaces:
         leaf = next((leaf for leaf in self.leaves if leaf.spec.name == key), None)
         if leaf is None or not isinstance(space, Dict):
             return f"it is no key of {short(space)}"
-        if leaf.spec.num_items != num_choices:
-            return f"it has shape {leaf.spec.shape}, and there are {num_choices} actions"
-        if leaf.dtype.kind not in "biu" or leaf.spec.choices:
-            kind = "categories" if leaf.spec.choices else leaf.dtype
-            return f"it has shape {leaf.spec.shape}, but of {kind}"
+        kind = "categories" if leaf.spec.choices else leaf.dtype
+        if leaf.spec.num_items != num_choices or leaf.dtype.kind not in "biu" or leaf.spec.choices:
+            return f"it has shape {leaf.spec.shape} of {kind}, and there are {num_choices} actions"
         if len(self.leaves) == 1:
             return "the observation has nothing else"
         return None
+
+
+def _nest(space: Space[Any], path: tuple[Any, ...], values: Actions) -> Any:
+    if isinstance(space, Dict):
+        return {key: _nest(part, (*path, key), values) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_nest(part, (*path, i), values) for i, part in enumerate(space.spaces))
+    return values[name_of(path)]
+
+
+def _part(name: str, space: Space[Any], options: SpaceOptions) -> ActionPart:
+    whose = f"action space {short(space)}" + (f" at {name!r}" if name else "")
+    if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
+        choices = choices_of(space)
+        if not choices:
+            raise EnvError(f"{whose} has no items to choose")
+        return ActionPart(name, "discrete", choices, tuple(space.shape or ()))
+    if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
+        raise EnvError(f"{whose}: {SUPPORTED_ACTION}")
+    if not all(space.shape):
+        raise EnvError(f"{whose} has no numbers")
+    if not options.is_squashed:
+        return ActionPart(name, "continuous", (), tuple(space.shape))
+    if not space.is_bounded():
+        raise EnvError(f"env.squash_actions: {whose} has no bounds to squash into")
+    return ActionPart(name, "squashed", (), tuple(space.shape))
+
+
+def _turn(space: Any, options: SpaceOptions) -> Turn:
+    """From our values of one part to a new array of the space's."""
+    dtype = np.dtype(space.dtype)
+    if not isinstance(space, Box):
+        start = getattr(space, "start", 0)
+        if np.any(start):
+            # int32 to a narrower dtype: the values fit, being below the number of choices.
+            return lambda values: np.add(values, start, dtype=dtype, casting="unsafe")
+        return lambda values: values.astype(dtype)
+    low, high = space.low, space.high
+    if not options.is_squashed:
+        return lambda values: np.minimum(np.maximum(values, low), high).astype(dtype, copy=False)
+    # In float64, since the width of a wide space may be beyond float32.
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    center, reach = high / 2 + low / 2, high / 2 - low / 2
+
+    def squash(values: NDArray[Any]) -> NDArray[Any]:
+        # The last bit of a product may lie beyond the bound.
+        squashed: NDArray[Any] = np.clip(center + reach * np.tanh(values), low, high)
+        return squashed.astype(dtype)
+
+    return squash
 
 
 def _as_stack(leaf: ObsLeaf) -> ObsLeaf:

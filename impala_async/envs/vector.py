@@ -11,11 +11,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from numpy.typing import NDArray
 
 from impala_async.envs.batch import (
-    FLAGS,
-    REWARDS,
     Actions,
     Obs,
     Step,
@@ -26,7 +23,7 @@ from impala_async.envs.batch import (
     spread_seed,
 )
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
-from impala_async.envs.observations import ChoicesCheck, ObsRows, check_obs, flatten_obs
+from impala_async.envs.observations import ObsRows
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
 from impala_async.errors import EnvError
 
@@ -54,55 +51,48 @@ class SerialEnvs:
             observed, acted = first.observation_space, first.action_space
         spaces = Spaces(observed, acted, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
-        self._choices = ChoicesCheck(spaces.leaves)
-        self._adapt = spaces.adapter().each
+        self._adapt = spaces.each
         self._rows = ObsRows(spaces.leaves, num_envs)
-        self._obs = self._rows.arrays
-        self._rewards = np.zeros(num_envs, np.float32)
-        self._terminated = np.zeros(num_envs, np.bool_)
-        self._truncated = np.zeros(num_envs, np.bool_)
         self._is_over = [False] * num_envs
-        self._result = Step(self._obs, self._rewards, self._terminated, self._truncated)
+        self._result = Step(
+            self._rows.arrays,
+            rewards=np.zeros(num_envs, np.float32),
+            terminated=np.zeros(num_envs, np.bool_),
+            truncated=np.zeros(num_envs, np.bool_),
+        )
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew; column i gets the seed that SyncVectorEnv would give it."""
         first_seed = spread_seed(seed) + first_env
         self._stepping.first = self._resetting.first = first_env
-        self._is_over = [False] * self.num_envs
-        self._terminated.fill(False)
-        self._truncated.fill(False)
         with self._resetting:
             for column in range(self.num_envs):
                 RUNNING.place[0] = first_env + column + 1
                 self._reset_column(column, first_seed + column)
-            self._choices.check(self._obs)
-        return self._obs
+            self._rows.check_choices(self._rows.arrays)
+        return self._rows.arrays
 
     def step(self, actions: Actions) -> Step:
         """Step every column, or reset it when its last step was the end of an episode."""
-        rewards, is_over, write = self._rewards, self._is_over, self._rows.write
+        obs, rewards, all_terminated, all_truncated, *_ = self._result
+        is_over, write = self._is_over, self._rows.write
         place, first = RUNNING.place, self._stepping.first + 1
         with self._stepping:
             for column, action in enumerate(self._adapt(actions)):
                 place[0] = first + column
                 if is_over[column]:
                     self._reset_column(column, None)
-                    rewards[column] = 0
-                    is_over[column] = False
-                    self._terminated[column] = self._truncated[column] = False
                     continue
-                obs, reward, terminated, truncated, _ = self._envs[column].step(action)
-                rewards[column] = reward if type(reward) in REWARDS else as_reward(reward)
-                write(column, obs, " in step")
-                if type(terminated) not in FLAGS:
-                    terminated = as_flag(terminated, "terminated")
-                if type(truncated) not in FLAGS:
-                    truncated = as_flag(truncated, "truncated")
+                shown, reward, terminated, truncated, _ = self._envs[column].step(action)
+                rewards[column] = as_reward(reward)
+                write(column, shown, " in step")
+                terminated = as_flag(terminated, "terminated")
+                truncated = as_flag(truncated, "truncated")
                 if terminated or truncated:
                     is_over[column] = True
-                    self._terminated[column] = terminated
-                    self._truncated[column] = truncated
-            self._choices.check(self._obs)
+                    all_terminated[column] = terminated
+                    all_truncated[column] = truncated
+            self._rows.check_choices(obs)
         return self._result
 
     def close(self) -> None:
@@ -112,6 +102,9 @@ class SerialEnvs:
     def _reset_column(self, column: int, seed: int | None) -> None:
         obs, _ = self._envs[column].reset(seed=seed)
         self._rows.write(column, obs)
+        self._result.rewards[column] = 0
+        self._result.terminated[column] = self._result.truncated[column] = False
+        self._is_over[column] = False
 
 
 class VectorEnvs:
@@ -131,82 +124,64 @@ class VectorEnvs:
         self.autoreset = _autoreset_mode(env)
         spaces = Spaces(env.single_observation_space, env.single_action_space, options)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
-        self._leaves = spaces.leaves
-        self._choices = ChoicesCheck(spaces.leaves)
-        self._adapt = spaces.adapter().batch
+        self._adapt = spaces.batch
+        # Final observations of single columns are written into it.
+        self._rows = ObsRows(spaces.leaves, self.num_envs)
         self._rewards = np.zeros(self.num_envs, np.float32)
         self._is_over = np.zeros(self.num_envs, np.bool_)
-        self._num_over = 0
-        self._final_obs = {
-            leaf.spec.name: np.zeros((self.num_envs, *leaf.spec.shape), leaf.dtype)
-            for leaf in self._leaves
-        }
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
-        """Start all columns anew, seeded as the environment itself deals seeds to columns."""
+        """Start all columns anew."""
         self._stepping.first = self._resetting.first = first_env
         RUNNING.place[0] = 0
         with self._resetting:
             obs, _ = self._env.reset(seed=spread_seed(seed) + first_env)
-            check_obs(self._leaves, obs, self.num_envs)
-            flat_obs = flatten_obs(self._leaves, obs)
-            self._choices.check(flat_obs)
-        self._num_over = 0
+            flat_obs = self._rows.read(obs)
+        self._is_over = np.zeros(self.num_envs, np.bool_)
         return flat_obs
 
     def step(self, actions: Actions) -> Step:
         """Step every column."""
         with self._stepping:
             obs, rewards, terminated, truncated, infos = self._env.step(self._adapt(actions))
-            self._rewards[:] = as_rewards(rewards, self.num_envs)
+            self._rewards[:] = as_rewards(rewards, "rewards", self.num_envs)
             terminated = as_flags(terminated, "terminated", self.num_envs)
             truncated = as_flags(truncated, "truncated", self.num_envs)
-            check_obs(self._leaves, obs, self.num_envs, " in step")
-            flat_obs = flatten_obs(self._leaves, obs)
-            self._choices.check(flat_obs)
-            is_over = terminated | truncated
-            num_over = int(np.count_nonzero(is_over))
+            flat_obs = self._rows.read(obs, " in step")
+        is_over = terminated | truncated
         final_obs = None
-        if self.autoreset is AutoresetMode.NEXT_STEP:
-            if self._num_over and num_over:
-                self._check_resets(is_over)
-        elif num_over:
-            final_obs = self._read_final_obs(infos, is_over)
-        self._is_over, self._num_over = is_over, num_over
+        if np.count_nonzero(is_over):
+            if self.autoreset is AutoresetMode.SAME_STEP:
+                final_obs = self._read_final_obs(infos, is_over)
+            elif (is_over & self._is_over).any():
+                raise EnvError(
+                    f"{self.name} says {AutoresetMode.NEXT_STEP}, but ends an episode on the "
+                    "step after an end, which must only reset it"
+                )
+        self._is_over = is_over
         return Step(flat_obs, self._rewards, terminated, truncated, final_obs)
 
     def close(self) -> None:
         """Close the environment."""
         close_all([self._env], self.name)
 
-    def _check_resets(self, is_over: NDArray[np.bool_]) -> None:
-        if (is_over & self._is_over).any():
-            raise EnvError(
-                f"{self.name} says {AutoresetMode.NEXT_STEP}, but ends an episode on the "
-                "step after an end, which must only reset it"
-            )
-
-    def _read_final_obs(self, infos: dict[str, Any], is_over: NDArray[np.bool_]) -> Obs:
+    def _read_final_obs(self, infos: dict[str, Any], is_over: Any) -> Obs:
         """Final observations come as one per column (None elsewhere), or batched."""
         given: Any = infos.get("final_obs")
         is_per_column = isinstance(given, np.ndarray) and given.dtype == np.dtype(object)
+        rows = self._rows
         try:
-            if is_per_column or isinstance(given, list | tuple):
-                for column in np.flatnonzero(is_over):
-                    check_obs(self._leaves, given[column])
-                    for leaf in self._leaves:
-                        self._final_obs[leaf.spec.name][column] = leaf.of(given[column])
-                final_obs = self._final_obs
-            else:
-                check_obs(self._leaves, given, self.num_envs)
-                final_obs = flatten_obs(self._leaves, given)
+            if not is_per_column and not isinstance(given, list | tuple):
+                return rows.read(given, rows=is_over)
+            for column in np.flatnonzero(is_over).tolist():
+                rows.write(column, given[column])
+            rows.check_choices(rows.arrays, is_over)
         except EnvError as error:
             raise EnvError(
                 f"{self.name} says {AutoresetMode.SAME_STEP}, which needs "
                 f"infos['final_obs'] of every column that ended: {error}"
             ) from error
-        self._choices.check(final_obs, is_over)
-        return final_obs
+        return rows.arrays
 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -1,5 +1,5 @@
-"""The wrappers around environments: those of `env.wrappers`, Atari's own, and `WithHistory`
-around a whole batch, which shows the last action and the last reward too.
+"""Wrappers of our own: Atari's, and `WithHistory` around a whole batch, which shows the last action
+and the last reward too.
 
 Atari is preprocessed as the papers do it (DQN, with the sticky actions of Machado et al., 2018):
 84 x 84 grey, the last four frames stacked, each action for four frames of which the last two are
@@ -7,7 +7,6 @@ merged, up to 30 no-ops at the start, whole games, rewards as they are. The vect
 does the same by itself.
 """
 
-from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,13 +15,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
-from numpy.typing import NDArray
 
-from impala_async.config.section import Named
 from impala_async.envs.batch import Actions, EnvBatch, Obs, Step
-from impala_async.envs.faults import Blame, close_all, env_name
-from impala_async.envs.find import find_callable
-from impala_async.envs.kinds import is_no_kind, kind_of
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, ObsSpec
 
@@ -38,23 +32,6 @@ ATARI = {
 }
 LAST_ACTION = "last_action"
 LAST_REWARD = "last_reward"
-
-
-def wrap(env: Any, wrappers: Iterable[Named]) -> Any:
-    """An environment in its wrappers, the first one innermost; it is closed when one fails."""
-    for wrapper in wrappers:
-        given = f" with kwargs {wrapper.kwargs}" if wrapper.kwargs else ""
-        try:
-            entry = find_callable("env.wrappers", wrapper.name)
-            with Blame(f"env.wrappers: {wrapper.name}", f"to wrap {env_name(env)}{given}"):
-                wrapped = entry(env, **wrapper.kwargs)
-            if kind_of(wrapped) is None:
-                raise EnvError(f"env.wrappers: {wrapper.name} made {is_no_kind(wrapped)}")
-        except EnvError:
-            close_all([env])
-            raise
-        env = wrapped
-    return env
 
 
 def is_atari(spec: EnvSpec | None) -> bool:
@@ -115,7 +92,11 @@ class WithHistory:
 
     def step(self, actions: Actions) -> Step:
         step = self._envs.step(actions)
-        added = self._history(actions, step.rewards)
+        added = self._added
+        for leaf, part in zip(self._action_leaves, self.action_spec.parts, strict=False):
+            added[leaf.name][...] = actions[part.name]
+        if LAST_REWARD in added:
+            added[LAST_REWARD][...] = step.rewards
         is_over = step.terminated | step.truncated
         final_obs = None
         if self.autoreset is AutoresetMode.NEXT_STEP:
@@ -132,14 +113,6 @@ class WithHistory:
 
     def close(self) -> None:
         self._envs.close()
-
-    def _history(self, actions: Actions, rewards: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        added = self._added
-        for leaf, part in zip(self._action_leaves, self.action_spec.parts, strict=False):
-            added[leaf.name][...] = actions[part.name]
-        if LAST_REWARD in added:
-            added[LAST_REWARD][...] = rewards
-        return added
 
 
 def _action_leaf(part: ArraySpec, choices: tuple[int, ...]) -> ArraySpec:

@@ -3,6 +3,7 @@
 Runs on: main thread, before the event loop
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -39,18 +40,23 @@ class SpaceProbe:
         self._state = recurrent_state(model.core, model.core_size)
         # It is its own: a learner may have none, and ends without a word when it is killed.
         self._lifeline = Lifeline()
+        asked = {
+            "env": env.model_dump(mode="json"),
+            "sampler": actor.sampler,
+            "policies": policies.model_dump(mode="json"),
+        }
         # No pipe: what the environment forks may hold that open for ever.
         self._answer = os.memfd_create("impala-async-spaces")
         with deaf_children():
             self._child = subprocess.Popen(
-                [*DESCRIBE, actor.sampler, policies.model_dump_json()],
+                DESCRIBE,
                 stdin=subprocess.PIPE,
                 stdout=self._answer,
                 env={**os.environ, **self._lifeline.environment},
                 pass_fds=self._lifeline.fds,
             )
         assert self._child.stdin is not None
-        self._child.stdin.write(env.model_dump_json().encode())
+        self._child.stdin.write(json.dumps(asked).encode())
         self._child.stdin.close()
         self._child.stdin = None
 

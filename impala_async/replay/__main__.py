@@ -1,17 +1,15 @@
-"""The replay door: a recording into a learner, without environments.
-
-It starts a learner with the recorded settings, or takes one that runs already (`--learner`).
-"""
+"""The replay door: a recording into a learner of the recorded settings, without environments."""
 
 import argparse
 import signal
-from collections.abc import Callable, Sequence
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from impala_async.doors import (
     bind_of_this_start,
-    check_learner_url,
     new_parser,
     run_door,
     start_logging,
@@ -19,15 +17,20 @@ from impala_async.doors import (
     tell_death,
     typed_path,
 )
-from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, RecordingError
+from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
 from impala_async.interrupts import REQUESTS, interrupt, leave, undone
+from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, free_ports, spawn
+from impala_async.processes import Lifeline
 
 if TYPE_CHECKING:
+    from impala_async.config.run import RunConfig
     from impala_async.replay.index import RecordingIndex
-    from impala_async.replay.player import Played
+    from impala_async.replay.player import Player
     from impala_async.runs.folder import RunFolder
 
+SETTINGS = "replay.json"
 CONNECT_S = 60.0
+POLL_S = 0.05
 # A learner that has reached its goal, and said so, is about to end by itself.
 GRACE_S = 600.0
 
@@ -36,13 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check the flags and the file, play it, say how it went."""
     parser = new_parser(
         "replay",
-        "Play a recording into a learner, as fast as it takes it: without environments, over the "
-        "same protocol. Starts a learner with the recorded settings, unless --learner names one.",
+        "Start a learner with the settings of a recording, and play that into it, as fast as it "
+        "takes it: without environments, over the same protocol.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a recording, as `record` made it")
-    parser.add_argument(
-        "--learner", metavar="URL", help="a learner that runs already, as tcp://127.0.0.1:5555"
-    )
     parser.add_argument(
         "--exact",
         action="store_true",
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=[],
         metavar="SECTION.KEY=VALUE",
         dest="overrides",
-        help="change a recorded setting of the learner that is started; may be repeated",
+        help="change a recorded setting of the learner; may be repeated",
     )
     parser.add_argument(
         "--run-dir",
@@ -68,76 +68,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    _check_flags(args)
-    start_logging()
-    from impala_async.replay.index import RecordingIndex
-
-    index = RecordingIndex(args.file)
-    if args.exact:
-        _check_exact(index)
-    if args.learner is not None:
-        return _play_into(args, index)
-    return _play_into_a_new_one(args, index)
-
-
-def _check_flags(args: argparse.Namespace) -> None:
     if args.exact and args.loop:
         raise ConfigError("--loop: an exact replay has an end: drop --loop or --exact")
     if args.exact and args.overrides:
         raise ConfigError("--set: an exact replay keeps the recorded settings: drop it, or --exact")
-    if args.learner is None:
-        return
-    check_learner_url(args.learner)
-    for flag, value in (("--set", args.overrides), ("--run-dir", args.run_dir)):
-        if value:
-            raise ConfigError(
-                f"{flag}: is for a learner that replay starts, and --learner names one that has "
-                "its settings: drop one of them"
-            )
-
-
-def _check_exact(index: "RecordingIndex") -> None:
-    """Only what began with a seed can be made again from it."""
-    start = index.start
-    if start.settings.get("pace", {}).get("mode") == "lockstep":
-        raise RecordingError(
-            f"--exact: {index.path} was recorded in lockstep, where the same settings make the "
-            "same run anyway: train again with them"
-        )
-    if start.update != 0:
-        raise RecordingError(
-            f"--exact: {index.path} begins at update {start.update}, with a checkpoint that is "
-            "not in it: record from the start of a run"
-        )
-    if index.num_updates == 0:
-        raise RecordingError(f"--exact: {index.path} ended before the first update")
-
-
-def _play_into(args: argparse.Namespace, index: "RecordingIndex") -> int:
-    told: list[int] = []
-    played = _play(args, args.learner, index, told, lambda: bool(told))
-    return _tell(played, index, told)
-
-
-def _play_into_a_new_one(args: argparse.Namespace, index: "RecordingIndex") -> int:
-    from impala_async.replay.learner import SETTINGS, settings_for, write_settings
+    start_logging()
+    from impala_async.replay.index import RecordingIndex, check_exact, settings_for
     from impala_async.runs.folder import RunFolder, default_run_path
 
+    index = RecordingIndex(args.file)
+    if args.exact:
+        check_exact(index)
     config = settings_for(index, args.overrides, is_exact=args.exact)
     folder = RunFolder(args.run_dir or default_run_path(config))
     folder.check_new(advice="name another folder")
     folder.hold()  # and so it is ours to withdraw
     folder.let_go()
     with undone(folder.withdraw), undone(lambda: folder.remove(SETTINGS)):
-        return _start_and_play(args, index, folder, write_settings(folder, config))
+        return _start_and_play(args, index, folder, _write_settings(folder, config))
+
+
+def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
+    """The file that the learner reads them from, in its run folder."""
+    from impala_async.runs.folder import PRIVATE
+
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        dumped = config.model_dump(mode="json", by_alias=True)
+        return folder.write_json(SETTINGS, {"config": dumped}, mode=PRIVATE)
+    except OSError as error:
+        raise ConfigError(f"--run-dir: cannot write to {folder.path}: {error.strerror}") from None
 
 
 def _start_and_play(
     args: argparse.Namespace, index: "RecordingIndex", folder: "RunFolder", settings: Path
 ) -> int:
     from impala_async.config.learner import BindSection
-    from impala_async.launch.local import free_ports
-    from impala_async.replay.learner import StartedLearner, compare
+    from impala_async.replay.index import compare
 
     data, weights = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     told: list[int] = []
@@ -148,28 +115,38 @@ def _start_and_play(
     grace_s = 0.0
     try:
         with undone(learner.kill):
-            played = _play(args, data, index, told, lambda: bool(told) or not learner.is_running)
-        grace_s = GRACE_S if played.is_finished else 0.0
+            player = _make_player(args, data, index, told, learner)
+            player.run()
+        is_finished = player.client.is_finished
+        grace_s = GRACE_S if is_finished else 0.0
     finally:
         code = learner.end(grace_s)
     if code != EXIT_DONE:
         if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
             tell_death(code, folder, "learner")
         return code
-    _tell(played, index, told)
-    _tell_of(folder)
+    print(player.describe())
+    summary = folder.read_json("summary.json")
+    if summary is not None:
+        print(
+            f"learner: {summary['updates']:,} updates of {summary['env_steps_trained']:,} env "
+            f"steps, {summary['env_steps_per_s']:,.0f} per second\n"
+            f"what limits it: {summary['bottleneck']}"
+        )
+    print(f"run folder: {folder.path}")
     if args.exact and not told:
-        print(compare(folder, index, is_finished=played.is_finished))
+        print(compare(folder, index, is_finished=is_finished))
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
 
 
-def _play(
+def _make_player(
     args: argparse.Namespace,
     url: str,
     index: "RecordingIndex",
     told: list[int],
-    should_stop: Callable[[], bool],
-) -> "Played":
+    learner: "StartedLearner",
+) -> "Player":
+    """It plays until the learner ends, or a signal comes, which `told` gets then."""
     with start_told_of("torch is loaded"):
         import torch
 
@@ -190,27 +167,39 @@ def _play(
         index,
         is_exact=args.exact,
         is_looped=args.loop,
-        should_stop=should_stop,
+        should_stop=lambda: bool(told) or not learner.is_running,
         connect_s=CONNECT_S,
-    ).run()
+    )
 
 
-def _tell(played: "Played", index: "RecordingIndex", told: list[int]) -> int:
-    from impala_async.replay.player import describe
+class StartedLearner:
+    """Owns the process. It ends with this one, however this one ends."""
 
-    print(describe(played, len(index)))
-    return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
-
-
-def _tell_of(folder: "RunFolder") -> None:
-    summary = folder.read_json("summary.json")
-    if summary is not None:
-        print(
-            f"learner: {summary['updates']:,} updates of {summary['env_steps_trained']:,} env "
-            f"steps, {summary['env_steps_per_s']:,.0f} per second\n"
-            f"what limits it: {summary['bottleneck']}"
+    def __init__(self, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._lifeline = Lifeline()
+        self._process: subprocess.Popen[bytes] = spawn(
+            "learner", flags, self._lifeline, environment=environment
         )
-    print(f"run folder: {folder.path}")
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """It has not begun yet, so it has nothing to say."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self, grace_s: float) -> int:
+        """Let it end by itself for so long, then ask it to; its exit code."""
+        until = time.monotonic() + grace_s
+        while self.is_running and time.monotonic() < until:
+            time.sleep(POLL_S)
+        if self.is_running:
+            self._process.terminate()
+        end_in_time([self._process], LEARNER_END_S)
+        self._lifeline.close()
+        return exit_code(self._process.returncode)
 
 
 if __name__ == "__main__":

@@ -55,12 +55,13 @@ class ReplayClient:
     def __init__(
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
     ) -> None:
-        self.granted = 0
-        self.settled = 0
+        self.granted = self.settled = 0
         self.newest = NO_VERSION
         self.newest_at = time.monotonic()
         self.longest_gap_s = 0.0
+        """How long any version took after the one before it."""
         self.is_finished = False
+        """Whether the learner has reached a goal of its own."""
         self.refused: Counter[str] = Counter()
         self._log = SeldomLog(logger)
         self._context = context
@@ -103,7 +104,7 @@ class ReplayClient:
         self._side.set_spec(schema, layout_digest, columns, streams, gives_way=0)
         self._side.said_spec(time.monotonic())
         while not self._data.send(self._side.spec_frames()):
-            self._check_lost()
+            self._check_stop()
             time.sleep(POLL_S)
         while self.newest == NO_VERSION:
             self.pump(POLL_S)
@@ -125,16 +126,22 @@ class ReplayClient:
         now = time.monotonic()
         if now >= self._beat_at and self._weights.send([pack(Heartbeat(self.welcome.session, {}))]):
             self._beat_at = now + self.welcome.heartbeat_s
-        self._check_lost()
 
     def pull(self) -> None:
         """Ask for the newest weights, as an actor does; they are thrown away."""
         if self.newest > self._have:
-            self._ask(self._have)
+            self.ask(self._have)
 
-    def ask(self) -> None:
-        """Ask which version is the newest: a grant says so only when there is credit to give."""
-        self._ask(NEWER_THAN_ALL)
+    def ask(self, have: Version = NEWER_THAN_ALL) -> None:
+        """Ask which version is the newest: a grant says so only when there is credit to give.
+
+        Newer weights than `have` come with the answer.
+        """
+        assert self._weights is not None, "join comes first"
+        now = time.monotonic()
+        is_waiting = self._asked_at is not None and now - self._asked_at < ASK_AGAIN_S
+        if not is_waiting and self._weights.send([pack(Get(self.welcome.session, *have))]):
+            self._asked_at = now
 
     def leave(self) -> None:
         """Say goodbye and close everything."""
@@ -144,46 +151,37 @@ class ReplayClient:
         if self._weights is not None:
             self._weights.close()
 
-    def _ask(self, have: Version) -> None:
-        assert self._weights is not None, "join comes first"
-        now = time.monotonic()
-        is_waiting = self._asked_at is not None and now - self._asked_at < ASK_AGAIN_S
-        if not is_waiting and self._weights.send([pack(Get(self.welcome.session, *have))]):
-            self._asked_at = now
-
     def _take(self, frames: Sequence[Frame]) -> None:
         message = read(frames[0], self._log)
-        if message is not None:
-            self._follow(self._side.take(message, time.monotonic()))
-            self._note(message)
-
-    def _follow(self, message: Grant | Reject | Bye | None) -> None:
-        if isinstance(message, Grant):
-            self.granted = max(self.granted, message.granted)
-            self.settled = max(self.settled, message.settled)
-            self.refused.update(VERDICTS[verdict] for _, verdict in message.verdicts)
-        elif isinstance(message, Reject) and code_of(message) == "hello_again":
+        if message is None:
+            return
+        said = self._side.take(message, time.monotonic())
+        if isinstance(said, Grant):
+            self.granted = max(self.granted, said.granted)
+            self.settled = max(self.settled, said.settled)
+            self.refused.update(VERDICTS[verdict] for _, verdict in said.verdicts)
+        elif isinstance(said, Reject) and code_of(said) == "hello_again":
             raise UnreachableError("the learner has ended the session: play the recording again")
-        elif isinstance(message, Reject):
-            self._log.warning("the learner refused a message: %s", message.text)
-        elif isinstance(message, Bye):
-            self._data.send_last([pack(ByeOk(message.session))])
-            reason = BYE_REASONS[message.reason]
+        elif isinstance(said, Reject):
+            self._log.warning("the learner refused a message: %s", said.text)
+        elif isinstance(said, Bye):
+            self._data.send_last([pack(ByeOk(said.session))])
+            reason = BYE_REASONS[said.reason]
             logger.info("the learner says goodbye: %s", reason)
             self.is_finished = reason == "finished"
             raise RunOver
+        self._note_version(message)
 
-    def _note(self, message: Message) -> None:
-        """The version that it names, and that a question is answered."""
-        if not isinstance(message, Grant | NotModified | WeightsReply):
-            return
-        version, now = Version(message.epoch, message.update), time.monotonic()
+    def _note_version(self, message: Message) -> None:
         if isinstance(message, Grant):
             version = self._side.named
+        elif isinstance(message, NotModified | WeightsReply):
+            version, self._asked_at = Version(message.epoch, message.update), None
+            if isinstance(message, WeightsReply):
+                self._have = version
         else:
-            self._asked_at = None
-        if isinstance(message, WeightsReply):
-            self._have = version
+            return
+        now = time.monotonic()
         if version > self.newest:
             if self.newest != NO_VERSION:
                 self.longest_gap_s = max(self.longest_gap_s, now - self.newest_at)
@@ -192,12 +190,3 @@ class ReplayClient:
     def _check_stop(self) -> None:
         if self._should_stop():
             raise RunOver
-
-    def _check_lost(self) -> None:
-        self._check_stop()
-        # One that lets us wait for so long has answered several heartbeats less.
-        if time.monotonic() - self._side.last_heard > 2 * self.welcome.lease_s:
-            raise UnreachableError(
-                f"the learner at {self._url} is lost: nothing came from it for "
-                f"{2 * self.welcome.lease_s:g} s: start it anew, and play the recording again"
-            )

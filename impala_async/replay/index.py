@@ -1,19 +1,28 @@
-"""A recording as a list of messages: read and checked once, then taken in any order.
+"""A recording, as it is replayed: its messages, the settings for its learner, what that comes to.
 
-Nothing of it is held in memory but where each message begins; the rest is read from the file.
+A file is read and checked once, and messages are then taken in any order. Nothing of it is held in
+memory but where each of them begins.
 """
 
 import logging
 import time
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
-from impala_async.errors import RecordingError
-from impala_async.schema import Schema
-from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of
+from impala_async.config.load import merge_overrides, validate_config
+from impala_async.config.run import RunConfig
+from impala_async.errors import ConfigError, RecordingError
+from impala_async.runs.folder import RunFolder
+from impala_async.weights import Version
+from impala_async.wire.recording import End, Reader, Record, Recorded, Start, has_body_of
 
 logger = logging.getLogger(__name__)
 
 NEWS_EVERY_S = 5.0
+ANY_PORT = "tcp://127.0.0.1:*"
+ENDLESS = dict.fromkeys(("env_steps", "updates", "mean_return", "wall_s"))
 
 
 class RecordingIndex:
@@ -24,33 +33,27 @@ class RecordingIndex:
         self.end: End | None = None
         """None if the learner did not end in good order."""
         self.most_columns = 0
-        self._start: Start | None = None
         self._offsets: list[int] = []
         self._reader = Reader(path)
-        whole = self._read_all(self._reader.num_bytes)
+        size = self._reader.num_bytes
+        records = self._reader.records()
+        _, first, whole = next(records, (0, None, 0))
+        if not isinstance(first, Start):
+            raise RecordingError(f"{path}: does not begin with what is said of its run")
+        self.start, self.schema = first, first.schema
+        say_at = time.monotonic() + NEWS_EVERY_S
+        for begin, record, whole in records:
+            self._add(begin, record)
+            if time.monotonic() > say_at:
+                say_at += NEWS_EVERY_S
+                logger.info("%s: %.0f %% checked", path, 100 * whole / size)
         if not self._offsets:
             raise RecordingError(f"{path}: holds no message")
-        if whole < self._reader.num_bytes:
+        if whole < size:
             logger.warning("%s: its last record is cut off, and left out", path)
 
     def __len__(self) -> int:
         return len(self._offsets)
-
-    @property
-    def start(self) -> Start:
-        """The run, with its settings as this release has them."""
-        assert self._start is not None, "a recording with messages has one"
-        return self._start
-
-    @property
-    def schema(self) -> Schema:
-        """All messages have it."""
-        return self.start.schema
-
-    @property
-    def num_updates(self) -> int | None:
-        """How many the learner made, if it ended in good order."""
-        return None if self.end is None else self.end.update
 
     def message(self, number: int) -> Recorded:
         """A message, by its place in the order of admission."""
@@ -59,32 +62,87 @@ class RecordingIndex:
         assert isinstance(found[0], Recorded)
         return found[0]
 
-    def _read_all(self, size: int) -> int:
-        """Note where messages begin; up to where the file is whole."""
-        say_at, end = time.monotonic() + NEWS_EVERY_S, 0
-        for begin, record, end in self._reader.records():
-            if isinstance(record, Start):
-                self._begin(record)
-            elif self._start is None:
-                raise RecordingError(f"{self.path}: its first record says nothing of its run")
-            elif isinstance(record, End):
-                self.end = record
-            else:
-                self._add(begin, record)
-            if time.monotonic() > say_at:
-                say_at += NEWS_EVERY_S
-                logger.info("%s: %.0f %% checked", self.path, 100 * end / size)
-        return end
-
-    def _begin(self, start: Start) -> None:
-        if self._start is not None:
+    def _add(self, begin: int, record: Record) -> None:
+        if isinstance(record, End):
+            self.end = record
+        elif isinstance(record, Start):
             raise RecordingError(f"{self.path}: holds more than one start of a learner")
-        self._start = start
-
-    def _add(self, offset: int, message: Recorded) -> None:
-        if not has_body_of(self.schema, message):
+        elif not has_body_of(self.schema, record):
             raise RecordingError(
-                f"{self.path}: the message at byte {offset} does not fit its environment"
+                f"{self.path}: the message at byte {begin} does not fit its environment"
             )
-        self._offsets.append(offset)
-        self.most_columns = max(self.most_columns, message.data.columns)
+        else:
+            self._offsets.append(begin)
+            self.most_columns = max(self.most_columns, record.data.columns)
+
+
+def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: bool) -> RunConfig:
+    """The recorded settings, for a learner that knows no environment or goal."""
+    settings = index.start.settings
+    goal: dict[str, Any] = dict(ENDLESS)
+    if is_exact:
+        # The steps come to what they were at that update, and the schedules ended with them.
+        steps = settings.get("stop", {}).get("env_steps")
+        goal |= {"updates": index.end and index.end.update, "env_steps": steps}
+    recorded = {
+        **settings,
+        "env": {**settings.get("env", {}), "probe": "actor"},
+        "bind": {"data": ANY_PORT, "weights": ANY_PORT},
+        "stop": goal,
+    }
+    config = validate_config(*merge_overrides(recorded, overrides))
+    as_recorded = validate_config(recorded)
+    for key in ("env", "trajectory", "model.core", "model.core_size"):
+        if attrgetter(key)(config) != attrgetter(key)(as_recorded):
+            raise ConfigError(f"--set: {key}: a recording is what it is: drop it")
+    if config.pace.is_lockstep:
+        raise ConfigError(
+            "pace.mode: a learner in lockstep waits for actors of its own: add "
+            "--set pace.mode=async --set pace.lag=0 --set pace.on_loss=go_on"
+        )
+    return config
+
+
+def check_exact(index: RecordingIndex) -> None:
+    """RecordingError for a run that cannot be made again: only what began with a seed can."""
+    start = index.start
+    if start.settings.get("pace", {}).get("mode") == "lockstep":
+        raise RecordingError(
+            f"--exact: {index.path} was recorded in lockstep, where the same settings make the "
+            "same run anyway: train again with them"
+        )
+    if start.update != 0:
+        raise RecordingError(
+            f"--exact: {index.path} begins at update {start.update}, with a checkpoint that is "
+            "not in it: record from the start of a run"
+        )
+    if index.end is not None and index.end.update == 0:
+        raise RecordingError(f"--exact: {index.path} ended before the first update")
+
+
+def compare(folder: RunFolder, index: RecordingIndex, *, is_finished: bool) -> str:
+    """One line: whether the weights of a run are those of the recording, to the last bit.
+
+    RecordingError if they are not, or if its learner did not get as far as the recorded one.
+    """
+    from impala_async.training.checkpoint import read_digests
+
+    end = index.end
+    if end is not None and not is_finished:
+        # A learner that is killed may have trained on what was not on the disk yet.
+        summary = folder.read_json("summary.json")
+        raise RecordingError(
+            f"--exact: {index.path}: its messages make {summary and summary['updates']} updates, "
+            f"and the learner that was recorded made {end.update}"
+        )
+    if end is None or not end.digests:
+        return "the recording does not say what the weights were: nothing to compare"
+    if read_digests(folder.checkpoints, Version(1, end.update)) != end.digests:
+        raise RecordingError(
+            f"--exact: after {end.update} updates the weights are not those of the recording. "
+            "They are on a CPU of the same kind, with the same releases of impala-async, torch and "
+            f"numpy; it was recorded with impala-async {index.start.package}"
+        )
+    return (
+        f"the same weights and optimizer state as recorded, to the last bit ({end.update} updates)"
+    )

@@ -18,7 +18,6 @@ from impala_async.actor.shared_memory import SharedColumns, new_memory
 from impala_async.actor.worker import Worker, end_workers
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.faults import RUNNING
-from impala_async.envs.watch import describe
 from impala_async.errors import EnvError, EnvHangsError
 from tests.actor.worlds import section
 
@@ -57,7 +56,7 @@ def test_one_that_takes_long_is_told_of():
         # And the worker has said which of its environments it steps.
         if RUNNING.call is not None and is_in_step and RUNNING.place[0]:
             call, _ = RUNNING.call
-            seen.append(describe(call, RUNNING.place[0], 12.0, "actor 2"))
+            seen.append(call.describe(12.0, "actor 2"))
             raise Stopped
 
     with working(section("Hanging", kwargs={"after": 0}), look_up) as worker:

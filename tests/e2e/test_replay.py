@@ -139,20 +139,17 @@ def test_a_learner_is_fed_from_a_file_as_long_as_one_likes(tmp_path: Path, site:
     )
     site.actor()
     assert learner.wait_exit(60) == 0, learner.log
-    (tmp_path / "fed").mkdir()
-    with harness.site(tmp_path / "fed") as fed:
-        learner = fed.learner("stop.mean_return=none", "env.probe=actor", config=CARTPOLE)
-        player = fed.open("replay", str(recording), "--learner", fed.service["data_url"], "--loop")
-        # Far more than was recorded.
-        report = fed.wait_report("steps", lambda r: r["env_steps_trained"] > 15_000, 60)
-        assert identities_hold(report)
-        assert report["num_actors"] == 1
-        assert report["trajectories/rejected"] == 0
-        assert report["lag/max"] <= 5
-        player.signal(signal.SIGINT)
-        assert player.wait_exit() == 130, player.log
-        assert "times the recording" in player.log
-        fed.wait_report("the goodbye", lambda r: r["num_actors"] == 0)
-        other = fed.open("replay", str(recording), "--learner", fed.service["data_url"], "--exact")
-        assert other.wait_exit() == 78
-        assert "start it anew" in other.log
+    # Far more than was recorded.
+    goal = ("--set", "stop.env_steps=15000")
+    _, run_dir = replay(tmp_path / "fed", recording, "--loop", *goal)
+    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert identities_hold(last)
+    assert last["env_steps_trained"] >= 15_000
+    assert last["trajectories/rejected"] == 0
+    assert last["lag/max"] <= 5
+    with harness.site(tmp_path) as endless:
+        door = endless.open("replay", str(recording), "--loop", "--run-dir", str(tmp_path / "on"))
+        wait_until("reports", lambda: (tmp_path / "on" / "metrics.jsonl").exists())
+        door.signal(signal.SIGINT)
+        assert door.wait_exit() == 130, door.log
+        assert "times the recording" in door.log

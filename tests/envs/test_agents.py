@@ -111,9 +111,12 @@ def test_an_own_function_says_who_plays() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("nobody_keeps", "says nobody plays keeper: every agent needs a policy"),
-        ("a_stranger", r"lets 'alice' play left, which is none of policies.names \(main, past\)"),
-        ("a_list", "must give a dict from agent to policy, it gave a list"),
+        (
+            "nobody_keeps",
+            r"with a policy \(main, past\) for each agent \(left, right, keeper\), it gave {'left",
+        ),
+        ("a_stranger", "it gave {'keeper': 'alice'"),
+        ("a_list", r"it gave \['main', 'main', 'main'\]"),
         ("failing", "failed to say who plays whom: RuntimeError: no idea"),
         ("keeper_is_pasd", "Did you mean: `keeper_is_past`"),
     ],

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
-from impala_async.config.policies import PoliciesSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.describe import NUM_STEPS, describe, random_actions, read_answer, try_steps
 from impala_async.envs.spaces import SpaceOptions
@@ -54,11 +54,18 @@ class Noisy(gym.Env):
 """
 
 
-def ask(section: str, *args: str, path: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+def ask(
+    env: EnvSection,
+    sampler: SamplerName = "auto",
+    policies: PoliciesSection = ONE_POLICY,
+    path: Path | None = None,
+) -> subprocess.CompletedProcess[bytes]:
     """What a child answers."""
+    dumped = [part.model_dump(mode="json") for part in (env, policies)]
+    asked = {"env": dumped[0], "sampler": sampler, "policies": dumped[1]}
     return subprocess.run(
-        [sys.executable, "-m", "impala_async.envs.describe", *args],
-        input=section.encode(),
+        [sys.executable, "-m", "impala_async.envs.describe"],
+        input=json.dumps(asked).encode(),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{path}"},
         timeout=60,
@@ -85,7 +92,7 @@ def test_the_sampler_decides_what_is_described() -> None:
 
 
 def test_a_child_answers_with_what_a_schema_is_made_of() -> None:
-    child = ask(section("CartPole-v1").model_dump_json(), "serial")
+    child = ask(section("CartPole-v1"), "serial")
     assert child.returncode == 0, child.stderr
     assert read_answer(child.stdout) == (*CARTPOLE, 1)
     raw = json.loads(child.stdout) | {"rows": 7, "state": []}
@@ -94,7 +101,7 @@ def test_a_child_answers_with_what_a_schema_is_made_of() -> None:
 
 def test_what_an_environment_prints_does_not_spoil_the_answer(tmp_path: Path) -> None:
     (tmp_path / "noisy_module.py").write_text(NOISY)
-    child = ask(section("noisy_module:Noisy").model_dump_json(), path=tmp_path)
+    child = ask(section("noisy_module:Noisy"), path=tmp_path)
     assert child.returncode == 0, child.stderr
     assert child.stdout.count(b"\n") == 1
     obs, action, _ = read_answer(child.stdout)
@@ -106,22 +113,15 @@ def test_what_an_environment_prints_does_not_spoil_the_answer(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "args", "text"),
+    ("env", "text"),
     [
-        ('{"id": "CartPoe-v1"}', [], "Did you mean: `CartPole`?"),
-        ('{"id": "CartPole-v1", "idd": 1}', [], "env.idd"),
-        ("not json", [], "Invalid JSON"),
-        ('{"id": "CartPole-v1"}', ["fastest"], "got fastest"),
-        ('{"id": "tests.actor.worlds:Unmade", "kwargs": {"how": "SystemExit"}}', [], "SystemExit"),
-        (
-            '{"id": "tests.actor.worlds:Unmade", "kwargs": {"how": "KeyboardInterrupt"}}',
-            [],
-            "KeyboardInterrupt",
-        ),
+        (section("CartPoe-v1"), "Did you mean: `CartPole`?"),
+        (section("tests.actor.worlds:Unmade", how="SystemExit"), "SystemExit"),
+        (section("tests.actor.worlds:Unmade", how="KeyboardInterrupt"), "KeyboardInterrupt"),
     ],
 )
-def test_an_error_is_answered_on_one_line(given: str, args: list[str], text: str) -> None:
-    child = ask(given, *args)
+def test_an_error_is_answered_on_one_line(env: EnvSection, text: str) -> None:
+    child = ask(env)
     assert child.returncode == 2
     assert child.stdout.count(b"\n") == 1
     assert text in json.loads(child.stdout)["error"]
@@ -143,13 +143,13 @@ def test_the_asking_side_does_not_import_gymnasium() -> None:
 
 
 def test_a_child_that_is_told_of_policies_describes_their_leaf() -> None:
-    policies = PoliciesSection(names=("main", "other")).model_dump_json()
-    child = ask(section("tests.envs.test_agents:Lives").model_dump_json(), "auto", policies)
+    policies = PoliciesSection(names=("main", "other"))
+    child = ask(section("tests.envs.test_agents:Lives"), "auto", policies)
     assert child.returncode == 0, child.stderr
     answer = read_answer(child.stdout)
     assert answer.obs.leaves[1] == policy_leaf(("main", "other"))
     assert answer.num_columns == 2
-    alone = ask(section("CartPole-v1").model_dump_json(), "auto", policies)
+    alone = ask(section("CartPole-v1"), "auto", policies)
     assert alone.returncode == 2
     assert "single agent" in json.loads(alone.stdout)["error"]
 
@@ -202,7 +202,7 @@ def test_a_sound_environment_is_played_through_the_ends_of_episodes_by_legal_act
         ({"reward": 1e38}, "step gave a reward that is beyond 1e+15: 1e+38"),
         ({"look": 1e38}, "Patient: reset gave an observation 'look' that is beyond 1e+15"),
         ({"look": np.nan}, "Patient: reset gave an observation 'look' that is not finite"),
-        ({"mask": (1, 1, 0, 0, 0)}, "reset gave a mask of legal actions, 'action_mask', without"),
+        ({"mask": (1, 1, 0, 0, 0)}, "gave a mask of legal actions, 'action_mask', without"),
         ({"mask": (0, 0, 1, 1, 1)}, "without any legal one: every item of an action needs at"),
     ],
 )

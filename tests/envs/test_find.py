@@ -14,8 +14,8 @@ from gymnasium.envs.registration import registry
 
 from bench.probes import Counting, CountingVector
 from impala_async.envs import find
+from impala_async.envs.faults import Blame
 from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
-from impala_async.envs.pool import PoolVector
 from impala_async.errors import EnvError
 
 PROBES = "bench.probes"
@@ -118,7 +118,7 @@ def test_vectors_are_told_from_single_environments() -> None:
 def test_a_missing_package_of_an_extra_is_told_with_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("ale_py", "minigrid", "envpool"):
+    for name in ("ale_py", "minigrid"):
         # What is None in sys.modules cannot be imported, installed or not.
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(find, "registered", lambda gym_id: None)
@@ -126,7 +126,6 @@ def test_a_missing_package_of_an_extra_is_told_with_the_extra(
         ("ALE/Pong-v5", "atari"),
         ("ale_py:ALE/Pong-v5", "atari"),
         ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid"),
-        ("envpool:Pong-v5", "envpool"),
     ]:
         with pytest.raises(EnvError) as caught:
             find_env(env_id)
@@ -148,7 +147,7 @@ def test_a_missing_package_that_we_do_not_know_is_told_without() -> None:
 def test_what_gymnasium_misses_is_told_with_the_extra(missing: str, extra: str) -> None:
     error = gym.error.DependencyNotInstalled("not installed")
     error.__cause__ = ModuleNotFoundError(name=missing)
-    with pytest.raises(EnvError) as caught, find.blame("Cheetah", "to be made"):
+    with pytest.raises(EnvError) as caught, Blame("Cheetah", "to be made"):
         raise error
     assert str(caught.value) == (
         "Cheetah failed to be made: DependencyNotInstalled: not installed; pip install "
@@ -204,14 +203,6 @@ def test_a_package_that_fails_to_register_is_blamed(
     monkeypatch.setattr(find, "entry_points", announced)
     with pytest.raises(EnvError, match="to be registered by a_module_of_a_test:register: Runtime"):
         find_env("Announced/Thing-v3")
-
-
-def test_a_task_of_envpool_is_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "envpool", ModuleType("envpool"))
-    found = find_env("envpool:Pong-v5")
-    assert callable(found)
-    assert makes_vectors(found)
-    assert found.func is PoolVector  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

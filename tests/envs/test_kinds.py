@@ -7,9 +7,8 @@ import pytest
 
 from impala_async.config.env import EnvSection
 from impala_async.config.section import Named
-from impala_async.envs import kinds
-from impala_async.envs.kinds import KINDS, Kind, is_no_kind, kind_of
-from impala_async.envs.make import build_envs
+from impala_async.envs import make
+from impala_async.envs.make import KINDS, build_envs
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 
@@ -29,7 +28,7 @@ def broken(env: Other) -> int:
     return 1
 
 
-def step_others(envs: list[Any], options: Any, policies: Any, name: str) -> SerialEnvs:
+def step_others(envs: list[Any], options: Any, name: str) -> SerialEnvs:
     return SerialEnvs([env.inner for env in envs], options, name)
 
 
@@ -41,18 +40,11 @@ def test_a_new_kind_is_made_wrapped_and_stepped(monkeypatch: pytest.MonkeyPatch)
     section = EnvSection(id=f"{__name__}:other_env", wrappers=[Named(name=f"{__name__}:watched")])
     with pytest.raises(EnvError, match=r"made a Other, which is no gymnasium\.Env and no parallel"):
         build_envs("auto", section, 2)
-    kind = Kind("environment of others", lambda env: isinstance(env, Other), step_others)
-    monkeypatch.setattr(kinds, "KINDS", (*KINDS, kind))
+    kind = ("environment of others", lambda env: isinstance(env, Other), step_others)
+    monkeypatch.setattr(make, "KINDS", (*KINDS, kind))
     envs = build_envs("auto", section, 2)
     assert (envs.num_envs, envs.reset(0)[""].shape) == (2, (2, 4))
     envs.close()
     section = EnvSection(id=f"{__name__}:other_env", wrappers=[Named(name=f"{__name__}:broken")])
     with pytest.raises(EnvError, match=r"broken made a int, .* and no environment of others"):
         build_envs("auto", section, 2)
-
-
-def test_only_agents_can_have_several_policies() -> None:
-    assert [kind.has_agents for kind in KINDS] == [False, True]
-    assert kind_of(gym.make("CartPole-v1")) is KINDS[0]
-    assert kind_of(3) is None
-    assert is_no_kind(3).startswith("a int, which is no gymnasium.Env")

@@ -17,7 +17,7 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from impala_async.envs.observations import ObsRows, check_obs, flatten_obs, obs_leaves
+from impala_async.envs.observations import ObsRows, obs_leaves
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 
@@ -56,6 +56,17 @@ PLAIN: list[tuple[Space[Any], ArraySpec]] = [
 
 def spec_of(space: Space[Any]) -> list[ArraySpec]:
     return [leaf.spec for leaf in obs_leaves(space)]
+
+
+def check_obs(leaves: Any, obs: Any, num_rows: int | None = None) -> None:
+    if num_rows is None:
+        ObsRows(leaves, 1).write(0, obs)
+    else:
+        ObsRows(leaves, num_rows).read(obs)
+
+
+def flatten_obs(leaves: Any, obs: Any, num_rows: int = 2) -> dict[str, Any]:
+    return ObsRows(leaves, num_rows).read(obs)
 
 
 def batched(space: Space[Any], samples: list[Any]) -> Any:
@@ -143,7 +154,7 @@ def test_samples_pass_the_check_and_come_out_in_the_specs_shapes_and_dtypes(
         check_obs(leaves, sample)
     batch = batched(space, samples)
     check_obs(leaves, batch, 5)
-    flat = flatten_obs(leaves, batch)
+    flat = flatten_obs(leaves, batch, 5)
     assert list(flat) == [leaf.spec.name for leaf in leaves]
     for leaf in leaves:
         array = flat[leaf.spec.name]
@@ -166,7 +177,7 @@ def test_categories_count_from_0() -> None:
 
 def test_a_batched_observation_is_flattened_without_copying() -> None:
     batch = batch_space(NESTED, 3).sample()
-    flat = flatten_obs(obs_leaves(NESTED), batch)
+    flat = flatten_obs(obs_leaves(NESTED), batch, 3)
     assert flat["a/b"] is batch["a"]["b"]
     assert flat["z"] is batch["z"]
 

@@ -10,7 +10,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from impala_async.envs.spaces import ActionAdapter, SpaceOptions, Spaces, action_parts
+from impala_async.envs.spaces import SpaceOptions, Spaces
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
@@ -58,6 +58,14 @@ SPACES = [space for space, _ in PARTS]
 each_space = pytest.mark.parametrize("space", SPACES, ids=str)
 
 
+def adapter_of(space: Space[Any], *, is_squashed: bool = False) -> Spaces:
+    return Spaces(Box(-1, 1, (4,)), space, SpaceOptions(is_squashed=is_squashed))
+
+
+def parts_of(space: Space[Any], *, is_squashed: bool = False) -> tuple[ActionPart, ...]:
+    return adapter_of(space, is_squashed=is_squashed).action_spec.parts
+
+
 def random_actions(
     parts: tuple[ActionPart, ...], num_columns: int, rng: np.random.Generator
 ) -> dict[str, NDArray[Any]]:
@@ -78,13 +86,13 @@ def random_actions(
 
 @pytest.mark.parametrize(("space", "parts"), PARTS, ids=str)
 def test_an_action_space_is_its_parts(space: Space[Any], parts: list[ActionPart]) -> None:
-    assert list(action_parts(space, is_squashed=False)) == parts
+    assert list(parts_of(space)) == parts
 
 
 def test_squashed_are_the_numbers_alone() -> None:
-    parts = action_parts(NESTED, is_squashed=True)
+    parts = parts_of(NESTED, is_squashed=True)
     assert [part.kind for part in parts] == ["discrete", "discrete", "discrete", "squashed"]
-    assert action_parts(BOUNDED, is_squashed=True) == (ActionPart("", "squashed", (), (2,)),)
+    assert parts_of(BOUNDED, is_squashed=True) == (ActionPart("", "squashed", (), (2,)),)
 
 
 @pytest.mark.parametrize(
@@ -99,22 +107,22 @@ def test_squashed_are_the_numbers_alone() -> None:
         (Tuple(()), "empty"),
         (Box(0, 1, (0,), np.float32), "no numbers"),
         (MultiDiscrete([]), "no items"),
-        (Dict([("a", Dict(b=Discrete(2))), ("a/b", Discrete(2))]), "two parts of one name"),
+        (Dict([("a", Dict(b=Discrete(2))), ("a/b", Discrete(2))]), "two parts called 'a/b'"),
     ],
     ids=str,
 )
 def test_other_spaces_are_refused_by_name(space: Space[Any], named: str) -> None:
     with pytest.raises(EnvError) as caught:
-        action_parts(space, is_squashed=False)
+        parts_of(space)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_squashing_wants_numbers_with_bounds() -> None:
     with pytest.raises(EnvError, match=r"env\.squash_actions: .* at 'a' has no bounds"):
-        action_parts(Dict(a=HALF_OPEN), is_squashed=True)
+        parts_of(Dict(a=HALF_OPEN), is_squashed=True)
     with pytest.raises(EnvError, match=r"env\.squash_actions: .*Discrete\(2\) has no numbers"):
-        action_parts(Discrete(2), is_squashed=True)
+        parts_of(Discrete(2), is_squashed=True)
 
 
 # -------------------------------------------------------------------------------------- adapter
@@ -124,11 +132,11 @@ def test_squashing_wants_numbers_with_bounds() -> None:
 @pytest.mark.parametrize("is_squashed", [False, True])
 def test_every_action_is_one_of_the_space(space: Space[Any], is_squashed: bool) -> None:
     try:
-        parts = action_parts(space, is_squashed=is_squashed)
+        parts = parts_of(space, is_squashed=is_squashed)
     except EnvError:
         assert is_squashed, "nothing to squash"
         return
-    adapter = ActionAdapter(space, is_squashed=is_squashed)
+    adapter = adapter_of(space, is_squashed=is_squashed)
     whole = batch_space(space, 4)
     rng = np.random.default_rng(2)
     for _ in range(50):
@@ -179,11 +187,11 @@ def test_serial_and_vector_environments_get_the_same_actions(space: Space[Any]) 
 
 
 def test_choices_are_moved_to_the_start_in_the_dtype_of_the_space() -> None:
-    adapter = ActionAdapter(Discrete(3, start=-1, dtype=np.int8))
+    adapter = adapter_of(Discrete(3, start=-1, dtype=np.int8))
     actions = adapter.batch({"": np.array([0, 1, 2], np.int32)})
     assert actions.tolist() == [-1, 0, 1]
     assert actions.dtype == np.int8
-    adapter = ActionAdapter(MultiDiscrete([[2, 3]], start=[[5, -5]]))
+    adapter = adapter_of(MultiDiscrete([[2, 3]], start=[[5, -5]]))
     assert adapter.batch({"": np.array([[[0, 2]], [[1, 0]]], np.int32)}).tolist() == [
         [[5, -3]],
         [[6, -5]],
@@ -191,18 +199,18 @@ def test_choices_are_moved_to_the_start_in_the_dtype_of_the_space() -> None:
 
 
 def test_numbers_are_clipped_to_their_own_bounds() -> None:
-    adapter = ActionAdapter(BOUNDED)
+    adapter = adapter_of(BOUNDED)
     given = np.array([[-3, -3], [0.25, 4.5], [7, 77]], np.float32)
     clipped = adapter.batch({"": given})
     assert clipped.tolist() == [[-1, 0], [0.25, 4.5], [1, 9]]
     assert clipped.dtype == np.float64
     assert given[0, 0] == -3, "the stored sample stays as it was"
-    open_end = ActionAdapter(HALF_OPEN).batch({"": given})
+    open_end = adapter_of(HALF_OPEN).batch({"": given})
     assert open_end.tolist() == [[-3, 0], [0.25, 4.5], [1, 77]]
 
 
 def test_numbers_are_squashed_into_their_own_bounds() -> None:
-    adapter = ActionAdapter(BOUNDED, is_squashed=True)
+    adapter = adapter_of(BOUNDED, is_squashed=True)
     given = np.array([[0, 0], [-50, 50], [0.5, -0.5]], np.float32)
     squashed = adapter.batch({"": given})
     assert squashed[:2].tolist() == [[0, 4.5], [-1, 9]]
@@ -211,13 +219,13 @@ def test_numbers_are_squashed_into_their_own_bounds() -> None:
 
 def test_the_widest_bounds_do_not_overflow() -> None:
     most = np.finfo(np.float32).max
-    adapter = ActionAdapter(Box(-most, most, (1,), np.float32), is_squashed=True)
+    adapter = adapter_of(Box(-most, most, (1,), np.float32), is_squashed=True)
     squashed = adapter.batch({"": np.array([[0.0], [99.0], [-99.0]], np.float32)})
     assert squashed.tolist() == [[0.0], [most], [-most]]
 
 
 def test_a_plain_choice_is_a_number_that_can_be_a_key() -> None:
-    adapter = ActionAdapter(Discrete(3))
+    adapter = adapter_of(Discrete(3))
     names = {0: "left", 1: "stay", 2: "right"}
     given = {"": np.array([2, 0], np.int32)}
     assert [names[action] for action in adapter.each(given)] == ["right", "left"]
@@ -240,7 +248,7 @@ def test_both_spaces_are_described() -> None:
     spaces = Spaces(BOX, Discrete(3, start=-1))
     assert spaces.obs_spec == ObsSpec((ArraySpec("", (4,), "float32"),))
     assert spaces.action_spec == ActionSpec((ActionPart("", "discrete", (3,)),))
-    adapted = spaces.adapter().batch({"": np.array([0, 2], np.int32)})
+    adapted = spaces.batch({"": np.array([0, 2], np.int32)})
     assert adapted.tolist() == [-1, 1]
 
 
@@ -249,9 +257,9 @@ def test_squashing_reaches_parts_and_adapter() -> None:
     plain, squashed = Spaces(BOX, box), Spaces(BOX, box, SpaceOptions(is_squashed=True))
     given = {"": np.array([[3.0]], np.float32)}
     assert plain.action_spec.parts[0].kind == "continuous"
-    assert plain.adapter().batch(given).tolist() == [[3.0]]
+    assert plain.batch(given).tolist() == [[3.0]]
     assert squashed.action_spec.parts[0].kind == "squashed"
-    assert squashed.adapter().batch(given)[0, 0] == pytest.approx(5 + 5 * np.tanh(3.0))
+    assert squashed.batch(given)[0, 0] == pytest.approx(5 + 5 * np.tanh(3.0))
 
 
 def test_a_space_that_is_not_supported_is_refused_on_either_side() -> None:
@@ -286,9 +294,9 @@ def test_a_mask_is_found_by_itself_when_it_fits(mask: Space[Any], action: Space[
 @pytest.mark.parametrize(
     ("mask", "action", "why"),
     [
-        (flags(4), Discrete(3), "it has shape (4,), and there are 3 actions"),
-        (flags(3, dtype=np.float32), Discrete(3), "but of float32"),
-        (MultiDiscrete([2, 2, 2]), Discrete(3), "but of categories"),
+        (flags(4), Discrete(3), "it has shape (4,) of int8, and there are 3 actions"),
+        (flags(3, dtype=np.float32), Discrete(3), "of float32"),
+        (MultiDiscrete([2, 2, 2]), Discrete(3), "of categories"),
         (flags(3), BOX, "there are no discrete actions"),
     ],
     ids=str,
@@ -317,8 +325,8 @@ def test_a_mask_alone_is_an_input() -> None:
 @pytest.mark.parametrize(
     ("obs", "action", "texts"),
     [
-        (Dict(a=BOX, legal=flags(4)), Discrete(3), ["shape (3,)", "shape (4,)"]),
-        (Dict(a=BOX, legal=flags(2)), MultiDiscrete([2, 3]), ["shape (5,)", "shape (2,)"]),
+        (Dict(a=BOX, legal=flags(4)), Discrete(3), ["shape (4,)", "3 actions"]),
+        (Dict(a=BOX, legal=flags(2)), MultiDiscrete([2, 3]), ["shape (2,)", "5 actions"]),
         (Dict(a=BOX, legal=flags(3, dtype=np.float32)), Discrete(3), ["float32"]),
         (Dict(a=BOX), Discrete(3), ["it is no key of Dict('a'"]),
         (BOX, Discrete(3), ["it is no key of Box"]),
@@ -339,7 +347,8 @@ def test_a_key_of_ones_own_masks_no_numbers(obs: Space[Any]) -> None:
     with pytest.raises(EnvError) as caught:
         Spaces(obs, BOX, SpaceOptions(mask_key="legal"))
     assert str(caught.value) == (
-        "env.action_mask_key: 'legal' can mask nothing, there are no discrete actions: drop it"
+        "env.action_mask_key: 'legal' must be a key of a Dict observation with an integer or a "
+        "bool for each discrete action, but there are no discrete actions"
     )
 
 

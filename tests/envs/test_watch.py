@@ -5,19 +5,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from impala_async.envs import watch as watch_module
-from impala_async.envs.faults import RUNNING, Blame
-from impala_async.envs.watch import Watch, hang_now
+from impala_async.envs import faults
+from impala_async.envs.faults import RUNNING, Blame, Watch, hang_now
 
 HANGING = """
 import ctypes, sys, time
-from impala_async.envs import watch as watch_module
-from impala_async.envs.faults import Blame
-from impala_async.envs.watch import Watch
+from impala_async.envs import faults
+from impala_async.envs.faults import Blame, Watch
 
-watch_module.LOOK_EVERY_S = 0.05
+faults.LOOK_EVERY_S = 0.05
 # The timer that ends who holds the lock must not be faster on a busy machine where nobody does.
-watch_module.LOCK_GRACE_S = 30.0 if sys.argv[1] == "free" else 0.3
+faults.LOCK_GRACE_S = 30.0 if sys.argv[1] == "free" else 0.3
 watch = Watch(print, whose=lambda: "actor 2 (Some-v1)")
 watch.limit(0.2)
 watch.start()
@@ -33,7 +31,7 @@ with Blame("Some-v1", "in step", 4):
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(watch_module.faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    monkeypatch.setattr(faults.faulthandler, "dump_traceback_later", lambda *_, **__: None)
     yield
     RUNNING.call = None
     RUNNING.place[0] = 0
@@ -49,7 +47,7 @@ class Watched:
         self.watch = Watch(
             self.told.append,
             whose=lambda: "actor 2",
-            at_limit=self.ended.append,
+            end=self.ended.append,
             clock=lambda: self.now,
         )
         if limit_s is not None:
@@ -131,7 +129,7 @@ def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch: pytest.Mon
     assert hang_now() == {}
     RUNNING.call = (Blame("Some-v1", "in reset"), time.monotonic())
     assert hang_now() == {}
-    monkeypatch.setattr(watch_module, "HANGS_AFTER_S", 0.0)
+    monkeypatch.setattr(faults, "HANGS_AFTER_S", 0.0)
     RUNNING.place[0] = 6
     hang = hang_now()
     assert hang.pop("hang_s") < 60

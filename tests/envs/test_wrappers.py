@@ -11,9 +11,9 @@ from impala_async.config.env import EnvSection
 from impala_async.config.section import Named
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.describe import try_steps
-from impala_async.envs.make import build_envs, make_env
+from impala_async.envs.make import build_envs, make_env, wrap
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.envs.wrappers import WithHistory, is_atari, wrap
+from impala_async.envs.wrappers import WithHistory, is_atari
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 

@@ -170,17 +170,6 @@ async def test_a_session_that_the_learner_ended_is_not_begun_again(make_harness:
             await on(lambda: [client.pump(0.01) for _ in range(500)])
 
 
-async def test_a_learner_that_says_nothing_is_lost(make_harness: Make) -> None:
-    with client_of(make_harness()) as client:
-        await joined(client)
-        await asyncio.sleep(0.05)
-        # The learner's loop stands still while this one is pumped here, and its last words are out.
-        client.pump(0.05)
-        client._side.last_heard = time.monotonic() - 19.9
-        with pytest.raises(UnreachableError, match="is lost: nothing came from it for 20 s"):
-            _ = [client.pump(0.01) for _ in range(100)]
-
-
 async def test_refusals(make_harness: Make, caplog: pytest.LogCaptureFixture) -> None:
     with client_of(make_harness()) as client:
         await joined(client)

@@ -1,8 +1,13 @@
 """The replay door: what it starts and plays, with what settings, and what it says at the end."""
 
 import json
+import os
+import re
+import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +15,15 @@ import pytest
 from impala_async import interrupts
 from impala_async.config.load import load_config
 from impala_async.doors import BIND_VARIABLE
+from impala_async.launch import local
 from impala_async.replay import __main__ as replay
-from impala_async.replay import learner as learner_module
 from impala_async.replay import player as player_module
+from impala_async.replay.__main__ import StartedLearner
 from impala_async.replay.index import RecordingIndex
-from impala_async.replay.player import Played
 from impala_async.runs.folder import RunFolder
 from impala_async.weights import Version
 from impala_async.wire.recording import Record
+from tests.e2e.zygote import children
 from tests.replay.recordings import end, message, start, write
 
 SUMMARY = {"updates": 7, "env_steps_trained": 1234, "env_steps_per_s": 99.5, "bottleneck": "it"}
@@ -64,9 +70,15 @@ class FakePlayer:
         self.manner = {name for name, is_so in manner.items() if is_so}
         FakePlayer.made.append(self)
 
-    def run(self) -> Played:
+    def run(self) -> None:
         assert not self.should_stop()
-        return Played(2, 2, 100, 1.0, is_finished=self.is_finished)
+
+    @property
+    def client(self) -> Any:
+        return SimpleNamespace(is_finished=self.is_finished)
+
+    def describe(self) -> str:
+        return "played it"
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +86,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for fake in (FakeLearner, FakePlayer):
         monkeypatch.setattr(fake, "made", [], raising=False)
-    monkeypatch.setattr(learner_module, "StartedLearner", FakeLearner)
+    monkeypatch.setattr(replay, "StartedLearner", FakeLearner)
     monkeypatch.setattr(player_module, "Player", FakePlayer)
     monkeypatch.setattr(replay.signal, "signal", lambda *_: None)
 
@@ -117,32 +129,25 @@ def test_settings_of_a_benchmark_may_be_changed() -> None:
     assert Path(FakeLearner.made[0].flags["--run-dir"]).parent == Path("runs")
 
 
-@pytest.mark.parametrize("override", ["env.id=Acrobot-v1", "trajectory.rows=7"])
+@pytest.mark.parametrize("override", ["env.id=Acrobot-v1", "trajectory.rows=7", "model.core=gru"])
 def test_what_was_recorded_cannot_be_changed(
     override: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert replay.main([recording(), "--set", override]) == 2
-    section = override.partition(".")[0]
-    assert f"--set: {section}: a recording is what it is" in capsys.readouterr().err
+    assert re.search(
+        r"--set: (env|trajectory|model\.core): a recording is what it is", capsys.readouterr().err
+    )
     assert FakeLearner.made == []
 
 
 def test_it_says_how_it_went(capsys: pytest.CaptureFixture[str]) -> None:
     assert replay.main([recording(), "--run-dir", "here"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "played 2 messages, 1.0 times the recording, in 1.0 s: 2 trajectories/s, 0.0 MB/s",
+        "played it",
         "learner: 7 updates of 1,234 env steps, 100 per second",
         "what limits it: it",
         "run folder: here",
     ]
-
-
-def test_a_learner_that_runs_already_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert replay.main([recording(), "--learner", "tcp://h:7", "--exact"]) == 0
-    assert FakeLearner.made == []
-    (player,) = FakePlayer.made
-    assert (player.url, player.manner) == ("tcp://h:7", {"is_exact"})
-    assert capsys.readouterr().out.startswith("played 2 messages")
 
 
 def test_a_learner_that_fails_gives_its_code(
@@ -177,10 +182,9 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPa
         folder.begin(load_config(Path(flags[1])))
         folder.let_go()
 
-    def interrupted(self: FakePlayer) -> Played:
+    def interrupted(self: FakePlayer) -> None:
         for undo in reversed(interrupts._undoings):
             undo()
-        return Played()
 
     monkeypatch.setattr(FakeLearner, "__init__", begin)
     monkeypatch.setattr(FakeLearner, "kill", lambda self: seen.append("killed"))
@@ -310,3 +314,66 @@ def test_a_run_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     assert "already holds a run: name another folder" in capsys.readouterr().err
     assert replay.main([recording(), "--run-dir", "/proc/nowhere"]) == 2
     assert "--run-dir: cannot write to /proc/nowhere" in capsys.readouterr().err
+
+
+# -------------------- a learner that is a child, behind a fake door
+
+LEARNER = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+found = [sys.argv[1:], os.environ["PORTS"], os.environ["OMP_NUM_THREADS"]]
+Path("flags").write_text(json.dumps(found))
+give_up_at = time.monotonic() + 20
+while not told and not Path("end").exists() and time.monotonic() < give_up_at:
+    time.sleep(0.005)
+sys.exit(3 if told else 5)
+"""
+
+
+@pytest.fixture
+def learner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "ASKED_END_S", 2.0)
+    package = Path("impala_async")
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "learner.py").write_text(LEARNER)
+    started = StartedLearner(["--flag", "1"], {"PORTS": "7"})
+    give_up_at = time.monotonic() + 10
+    while not Path("flags").exists():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.005)
+    return started
+
+
+def test_it_gets_its_flags_and_ends_when_it_is_asked_to(learner: Any) -> None:
+    assert learner.is_running
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    assert json.loads(Path("flags").read_text()) == [["--flag", "1"], "7", threads]
+    assert learner.end(0.0) == 3
+    assert not learner.is_running
+    assert children() == []
+
+
+def test_one_that_ends_by_itself_is_let_to(learner: Any) -> None:
+    Path("end").touch()
+    assert learner.end(10.0) == 5
+
+
+def test_one_that_does_not_is_asked_in_the_end(learner: Any) -> None:
+    assert learner.end(0.05) == 3
+
+
+def test_one_that_died_has_the_code_of_a_shell(learner: Any) -> None:
+    (child,) = children()
+    child.send_signal(signal.SIGKILL)
+    assert learner.end(10.0) == 137
+
+
+def test_one_that_has_not_begun_is_killed(learner: Any) -> None:
+    learner.kill()
+    assert not learner.is_running
+    assert learner.end(0.0) == 137

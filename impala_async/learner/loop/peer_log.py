@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from impala_async.envs.watch import WHERES, say_hang
+from impala_async.envs.faults import WHERES, say_hang
 from impala_async.waiting import Wait
 from impala_async.wire.messages import MAX_COLUMNS, plain
 
