@@ -126,8 +126,7 @@ def parts_of(
 def living_mask(batch: Batch, alive_B: Tensor) -> Tensor:
     """[B, T]: the valid rows of the columns that are alive, a tensor on the CPU."""
     if alive_B.all():
-        # As it is with a dead column, or what is compiled would be compiled anew for it.
-        return batch.mask_BT.contiguous()
+        return batch.mask_BT
     return batch.mask_BT & alive_B.to(batch.mask_BT.device, non_blocking=True).unsqueeze(-1)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from impala_async.training.batch import Batch, Part, living_mask
+from impala_async.training.batch import Batch, Part
 
 # Each is a forward and a backward pass. What is still undecided then counts as found.
 MAX_TRIES = 32
@@ -34,11 +34,7 @@ def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tenso
 
 
 def only(part: Part, batch: Batch, columns_N: Tensor) -> Part:
-    """These columns of the batch, in a part of the same size: what is compiled stays so.
-
-    The last of them fills the other places, masked: what it is in the network, the others are not.
-    """
-    places_N = torch.arange(len(part.batch.mask_BT))
-    taken = batch.take(columns_N[places_N.clamp(max=len(columns_N) - 1)].to(batch.mask_BT.device))
-    mask = living_mask(taken, places_N < len(columns_N))
-    return Part(taken, mask, torch.zeros_like(part.is_in_B).index_fill(0, columns_N, True))
+    """These columns of the batch, which the part has among others."""
+    taken = batch.take(columns_N.to(batch.mask_BT.device))
+    is_in_B = torch.zeros_like(part.is_in_B).index_fill(0, columns_N, True)
+    return Part(taken, taken.mask_BT, is_in_B)

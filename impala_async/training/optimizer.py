@@ -178,17 +178,7 @@ def _step(optimizer: Optimizer) -> None:
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
-def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
-    """Prepare for CUDA graphs: a replayed step must read the learning rate from memory."""
-    for group in optimizer.param_groups:
-        group["capturable"] = True
-        group["lr"] = torch.tensor(group["lr"], device=device)
+        group["lr"] = lr
 
 
 def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -202,8 +192,8 @@ def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str
                 tensors[f"{index}.{key}"] = value
             else:
                 scalars.setdefault(str(index), {})[key] = value
-    groups = [{**group, "lr": float(group["lr"])} for group in saved["param_groups"]]
-    return tensors, {"kind": _kind(optimizer), "groups": groups, "scalars": scalars}
+    options = {"kind": _kind(optimizer), "groups": saved["param_groups"], "scalars": scalars}
+    return tensors, options
 
 
 def restore_optimizer(

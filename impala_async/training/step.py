@@ -7,20 +7,17 @@ of observations in place, and nothing else.
     B columns of a batch, T action rows, S = T+1 observation rows, N rows of any kind
 """
 
-import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from impala_async.algo.schedules import linear
+from impala_async.algo.terms import LossTerms
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.policy import AnyPolicy, Policy
-from impala_async.training.algorithms import Rows, is_own, make_algorithm
-from impala_async.training.backprop import Backend, Backprop, Graphs
+from impala_async.policy import Policy
+from impala_async.training.algorithms import Rows, View, is_own, make_algorithm
 from impala_async.training.batch import Batch, Part, living_mask, parts_of
 from impala_async.training.culprits import GOOD_LOSS, GOOD_NORM, find_culprits, only
 from impala_async.training.optimizer import (
@@ -30,7 +27,6 @@ from impala_async.training.optimizer import (
     clip_unseen,
     flatten_optimizer,
     global_norm,
-    make_capturable,
     may_overflow,
     norm_limit,
     restore_optimizer,
@@ -40,11 +36,8 @@ from impala_async.training.optimizer import (
 )
 from impala_async.training.result import Outcome, StepResult
 from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
-from impala_async.training.snapshot import HostCopy
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
 from impala_async.training.target import Target
-
-logger = logging.getLogger(__name__)
 
 
 class _Pass(NamedTuple):
@@ -58,56 +51,7 @@ class _Pass(NamedTuple):
     scale: float
 
 
-class Step(ABC):
-    """The weights of a policy, or of each member of a team, one batch further and one more."""
-
-    policy: AnyPolicy
-
-    @property
-    @abstractmethod
-    def is_pipelined(self) -> bool:
-        """Whether the next update can be launched before the host has looked at this one."""
-
-    @abstractmethod
-    def prepare(self, batch: Batch) -> None:
-        """Compile what is to be compiled, and try an algorithm of the user's own.
-
-        That is done with a batch without a valid row, and changes nothing.
-        """
-
-    @abstractmethod
-    def begin(
-        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
-    ) -> Callable[[], StepResult]:
-        """Launch the updates with a batch; the call of what comes back waits for their result.
-
-        Args:
-            batch: on the device of the policy. It may not change until the result is asked for.
-            alive_B: the columns to train on, a tensor on the CPU, which may not change either.
-            env_steps_trained: where the schedules of learning rate and entropy cost are.
-            is_first_pass: statistics of returns and observations take in a batch once.
-        """
-
-    def run(
-        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
-    ) -> StepResult:
-        """`begin`, and its result.
-
-        An update without a valid row, or whose loss, gradient or weights are not finite, is
-        skipped: weights, optimizer and all else then stay as they are, bit for bit.
-        """
-        return self.begin(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)()
-
-    @abstractmethod
-    def capture(self) -> TrainingState:
-        """Copy its state, on the thread that trains, for another thread to write."""
-
-    @abstractmethod
-    def restore(self, state: TrainingState) -> None:
-        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
-
-
-class UpdateStep(Step):
+class UpdateStep:
     """The policy's weights, one batch further. Batches lie on `device`, as the policy does."""
 
     def __init__(
@@ -117,29 +61,23 @@ class UpdateStep(Step):
         device: torch.device | str,
         *,
         seed: int = 0,
-        backend: Backend | None = None,
-        is_graphed: bool = False,
     ) -> None:
-        self.policy: Policy = policy
+        self.policy = policy
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
-        learning = make_algorithm(algorithm)
-        self.target = Target(policy, algorithm) if learning.has_target else None
+        self._algorithm = make_algorithm(algorithm)
+        self.target = Target(policy, algorithm) if self._algorithm.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self._section = algorithm
         self._seed = seed
         self.num_updates = 0
         self._num_failed_in_a_row = 0
         self._device = torch.device(device)
-        self._backprop = Backprop(policy, self.target, learning, backend)
-        # The names of the statistics stay empty until the first update.
-        self._stat_names: tuple[str, ...] = ()
         self._is_risky = may_overflow(algorithm)
         self._norm_limit = norm_limit(algorithm.grad_clip)
         # On a GPU the host looks at an update when all of it is launched.
         can_decide = can_skip(self.optimizer) and not self._is_risky
         self.is_decided_there = self._device.type == "cuda" and can_decide
-        self._graphs = self._build_graphs() if is_graphed and not self._is_risky else None
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=self._device)
         self._end = torch.zeros_like(self._gamma)
@@ -147,42 +85,31 @@ class UpdateStep(Step):
         self._lr = linear(algorithm.lr, algorithm.lr_end, horizon)
         self._entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, horizon)
 
-    @property
-    def way(self) -> str:
-        """How updates are made now, in the words of `learner.compile`."""
-        if self._graphs is not None and not self._graphs.is_given_up:
-            return "cuda_graph"
-        return "inductor" if self._backprop.is_compiled else "off"
-
-    @property
-    def is_pipelined(self) -> bool:
-        """Not where the host itself makes something of what it sees, for the next to begin with."""
-        return self.is_decided_there and not (
-            self.target is not None
-            or self.return_scale is not None
-            or len(self.policy.model.normalizers) > 0
-            or self._section.num_minibatches > 1
-        )
-
     def prepare(self, batch: Batch) -> None:
-        """Compile what is to be compiled, and try an algorithm of your own.
+        """Try an algorithm of the user's own, by an update of a batch without a valid row.
 
-        Both is done by an update of a batch without a valid row. That changes nothing, nor does
-        what a network of your own draws in it.
+        That changes nothing, nor does what a network of the user's own draws in it.
         """
-        if self._backprop.is_compiled:
-            logger.info("compiling the update, which may take a minute")
-        elif not is_own(self._section):
-            return
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
-            self.run(batch, alive_B, 0, is_first_pass=False)
+        if is_own(self._section):
+            devices = [self._device] if self._device.type == "cuda" else []
+            with torch.random.fork_rng(devices):
+                alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
+                self.run(batch, alive_B, 0, is_first_pass=False)
 
-    def begin(
+    def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
-    ) -> Callable[[], StepResult]:
-        """Where updates are pipelined, others may begin before its result is asked for."""
+    ) -> StepResult:
+        """Make the updates with a batch.
+
+        An update without a valid row, or whose loss, gradient or weights are not finite, is
+        skipped: weights, optimizer and all else then stay as they are, bit for bit.
+
+        Args:
+            batch: on the device of the policy.
+            alive_B: the columns to train on, a tensor on the CPU.
+            env_steps_trained: where the schedules of learning rate and entropy cost are.
+            is_first_pass: statistics of returns and observations take in a batch once.
+        """
         this = _Pass(
             batch,
             alive_B,
@@ -194,18 +121,8 @@ class UpdateStep(Step):
         # By the updates taken, so that one that is skipped leaves no trace here either.
         seeds = (self._seed, self.num_updates)
         parts = parts_of(batch, alive_B, self._section.num_minibatches, seeds)
-        if self.is_pipelined:
-            begun = [(part, self._begin_part(part, this)) for part in parts]
-            return lambda: self._conclude(
-                [outcome for each in begun for outcome in self._settle_part(*each, this)], this
-            )
-        outcomes = [
-            outcome
-            for part in parts
-            for outcome in self._settle_part(part, self._begin_part(part, this), this)
-        ]
-        result = self._conclude(outcomes, this)
-        return lambda: result
+        outcomes = [outcome for part in parts for outcome in self._learn_from(part, this)]
+        return self._conclude(outcomes, this)
 
     def capture(self) -> TrainingState:
         optimizer, options = flatten_optimizer(self.optimizer)
@@ -235,76 +152,97 @@ class UpdateStep(Step):
             if self.return_scale is not None:
                 self.return_scale.restore(entry(state.algorithm, "return_scale", dict))
 
-    def _begin_part(self, part: Part, this: _Pass) -> HostCopy:
-        """All that needs no look at it; what there is to look at."""
-        if self.is_decided_there:
-            set_learning_rate(self.optimizer, this.lr)
-        numbers = None
-        if self._graphs is not None:
-            numbers = self._graphs.run(part.batch, part.mask_BT, this.entropy_cost)
-        if numbers is None:
-            # Each batch counts once, however many passes it has.
-            has_moments = self.return_scale is not None and this.is_first
-            numbers = self._launch(
-                part.batch, part.mask_BT, this.entropy_cost, this.scale, has_moments
-            )
-        # A graph overwrites its numbers when it is replayed: they are copied before that.
-        return HostCopy(numbers)
-
-    def _settle_part(self, part: Part, numbers: HostCopy, this: _Pass) -> list[Outcome]:
+    def _learn_from(self, part: Part, this: _Pass) -> list[Outcome]:
         """Return the outcome of a part, or two.
 
         If something was not finite, the part is tried again without the columns at fault.
         """
-        outcome = self._end_part(part, numbers, this)
+        outcome = self._update(part, this)
         if not outcome.is_failed:
             return [outcome]
-        columns_N = part.is_in_B.nonzero().flatten()
-
-        def is_good(tried_N: Tensor) -> bool:
-            tried = only(part, this.batch, tried_N)
-            rows = self._rows(tried.batch, tried.mask_BT, this.scale)
-            terms, _ = self._backprop.run(tried.batch, rows, this.entropy_cost)
-            norm = float(global_norm(self.parameters))
-            return abs(float(terms.total.detach())) < GOOD_LOSS and norm < min(
-                GOOD_NORM, self._norm_limit
-            )
-
-        found_N = find_culprits(columns_N, is_good)
+        found_N = find_culprits(
+            part.is_in_B.nonzero().flatten(),
+            lambda tried_N: self._is_good(only(part, this.batch, tried_N), this),
+        )
         is_found_B = torch.zeros_like(part.is_in_B).index_fill(0, found_N, True)
         good_N = (part.is_in_B & ~is_found_B).nonzero().flatten()
         if not len(good_N):
             return [outcome]
-        rest = only(part, this.batch, good_N)
-        # No graph is recorded for a batch that is used once.
-        launched = self._launch(
-            rest.batch,
-            rest.mask_BT,
-            this.entropy_cost,
-            this.scale,
-            self.return_scale is not None and this.is_first,
-        )
-        again = self._end_part(rest, HostCopy(launched), this)
+        again = self._update(only(part, this.batch, good_N), this)
         if not again.is_applied:
             return [outcome]
         num_lost = outcome.num_valid - again.num_valid
         return [outcome._replace(is_in_B=is_found_B, num_valid=num_lost), again]
 
-    def _end_part(self, part: Part, numbers: HostCopy, this: _Pass) -> Outcome:
-        """A step, if loss and gradient are finite and there is a valid row, or that it was one."""
+    def _is_good(self, part: Part, this: _Pass) -> bool:
+        """Whether its loss and gradient stay finite beside those of others as good."""
+        rows = self._rows(part.batch, part.mask_BT, this.scale)
+        total = self._backward(part.batch, rows, this.entropy_cost)[0].total.detach()
+        norm = float(global_norm(self.parameters))
+        return abs(float(total)) < GOOD_LOSS and norm < min(GOOD_NORM, self._norm_limit)
+
+    def _update(self, part: Part, this: _Pass) -> Outcome:
+        """A step, if loss and gradient are finite and there is a valid row."""
+        set_learning_rate(self.optimizer, this.lr)
+        names, numbers = self._launch(part, this)
         # The one place where the host waits for the device.
-        total, norm, num_valid, *more = numbers.wait().tolist()
-        stats = dict(zip(self._stat_names, more, strict=False))
+        total, norm, num_valid, *more = numbers.tolist()
+        stats = dict(zip(names, more, strict=False))
         moments = Moments(*more[len(stats) :])
         is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         if is_applied and not self.is_decided_there:
             clip_gradients(self.parameters, norm, self._section.grad_clip)
-            set_learning_rate(self.optimizer, this.lr)
             is_applied = take_step(self.optimizer, is_risky=self._is_risky)
         if is_applied and self.target is not None:
             self.target.note_update(self.policy, stats["policy/kl"])
         stats |= {"loss/total": total, "grad/norm": norm}
         return Outcome(part.is_in_B, is_applied, int(num_valid), moments, stats)
+
+    def _launch(self, part: Part, this: _Pass) -> tuple[list[str], Tensor]:
+        """All of an update that needs no look at it; names of statistics, and all numbers to see.
+
+        They are loss, norm of the gradient, valid rows, the statistics, and moments if wanted.
+        """
+        rows = self._rows(part.batch, part.mask_BT, this.scale)
+        terms, stats = self._backward(part.batch, rows, this.entropy_cost)
+        total, norm = terms.total.detach(), global_norm(self.parameters)
+        if self.is_decided_there:
+            clip_unseen(self.parameters, norm, self._section.grad_clip)
+            is_good = total.isfinite() & (norm < self._norm_limit) & (rows.num_valid > 0)
+            step_unless(self.optimizer, ~is_good)
+        numbers = [total, norm, rows.num_valid, *stats.values()]
+        # Each batch counts once, however many passes it has.
+        if self.return_scale is not None and this.is_first:
+            sums = Moments.sums(terms.targets_TB, rows.mask_TB)
+            numbers = [number.double() for number in numbers] + list(sums)
+        return list(stats), torch.stack(numbers)
+
+    def _backward(
+        self, batch: Batch, rows: Rows, entropy_cost: float
+    ) -> tuple[LossTerms, dict[str, Tensor]]:
+        """Leave the gradients of the loss in the parameters; return it, and its statistics."""
+        terms, stats = self._loss(batch, rows, entropy_cost)
+        # As an optimizer does it, without what that tells a profiler.
+        for parameter in self.parameters:
+            parameter.grad = None
+        terms.total.backward()
+        return terms, stats
+
+    def _loss(
+        self, batch: Batch, rows: Rows, entropy_cost: float
+    ) -> tuple[LossTerms, dict[str, Tensor]]:
+        inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
+        target = None if self.target is None else self.target.look(*inputs)
+        view = View(self.policy.evaluate(*inputs), rows, target)
+        terms = self._algorithm.loss(view, entropy_cost)
+        with torch.no_grad():
+            stats = {
+                "loss/policy": terms.policy.detach(),
+                "loss/value": terms.value.detach(),
+                "loss/entropy": terms.entropy.detach(),
+                "policy/entropy": terms.sum_entropy.detach() / rows.num_valid.clamp(min=1),
+            }
+            return terms, stats | self._algorithm.stats(view)
 
     def _conclude(self, outcomes: list[Outcome], this: _Pass) -> StepResult:
         """Return the result of all parts together."""
@@ -322,40 +260,6 @@ class UpdateStep(Step):
         if self.return_scale is not None:
             result.stats["algorithm/return_scale"] = self.return_scale.scale
         return result
-
-    def _launch(
-        self,
-        batch: Batch,
-        mask_BT: Tensor,
-        entropy_cost: Tensor | float,
-        scale: float = 1.0,
-        has_moments: bool = False,
-    ) -> Tensor:
-        """The part of an update that can be recorded; the numbers that there are to look at.
-
-        They are loss, norm of the gradient, valid rows, the statistics, and moments if wanted.
-        """
-        rows = self._rows(batch, mask_BT, scale)
-        terms, stats = self._backprop.run(batch, rows, entropy_cost)
-        self._stat_names = tuple(stats)
-        total, norm = terms.total.detach(), global_norm(self.parameters)
-        if self.is_decided_there:
-            clip_unseen(self.parameters, norm, self._section.grad_clip)
-            is_good = total.isfinite() & (norm < self._norm_limit) & (rows.num_valid > 0)
-            step_unless(self.optimizer, ~is_good)
-        numbers = [total, norm, rows.num_valid, *stats.values()]
-        if has_moments:
-            sums = Moments.sums(terms.targets_TB, rows.mask_TB)
-            numbers = [number.double() for number in numbers] + list(sums)
-        return torch.stack(numbers)
-
-    def _build_graphs(self) -> Graphs | None:
-        """Return the graphs, or None without CUDA; the config's rules ensure their other needs."""
-        if self._device.type != "cuda":
-            logger.warning("learner.compile: no CUDA graph: the learner is on %s", self._device)
-            return None
-        make_capturable(self.optimizer, self._device)
-        return Graphs(self._launch, self._device)
 
     def _rows(self, batch: Batch, mask_BT: Tensor, scale: float) -> Rows:
         # Truncated rows keep gamma: the row after them holds the final observation.
@@ -377,7 +281,7 @@ class UpdateStep(Step):
             return self.return_scale.scale
         rows = self._rows(batch, living_mask(batch, alive_B), 1.0)
         with torch.no_grad():
-            targets_TB = self._backprop.loss(batch, rows, 0.0)[0].targets_TB
+            targets_TB = self._loss(batch, rows, 0.0)[0].targets_TB
         is_target_TB = rows.mask_TB & targets_TB.isfinite()
         return Moments(*Moments.sums(targets_TB, is_target_TB).tolist()).scale
 

@@ -9,7 +9,7 @@ which is where the member's episode began.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -23,7 +23,7 @@ from impala_async.team import member_seed_of, split_off
 from impala_async.training.batch import Batch
 from impala_async.training.result import StepResult
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
-from impala_async.training.step import Step, UpdateStep
+from impala_async.training.step import UpdateStep
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +31,13 @@ logger = logging.getLogger(__name__)
 WARN_AT_BATCH = 100
 
 
-class TeamStep(Step):
+class TeamStep:
     """The team's weights, one batch further: what `UpdateStep` is to a single policy.
 
     `num_updates` of a result are those of the member that took most: what the members do with one
     batch, they do side by side. So a version is as old, counted in updates, as any member's
     weights in it can be.
     """
-
-    is_pipelined = False  # the host looks between the members
 
     def __init__(
         self,
@@ -65,10 +63,10 @@ class TeamStep(Step):
         self._num_batches = 0
         self._numbers = [policies.names.index(name) for name in self.steps]
 
-    def begin(
+    def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
-    ) -> Callable[[], StepResult]:
-        """Train each member on its rows of the columns that are alive: the result is there then.
+    ) -> StepResult:
+        """Train each member on its rows of the columns that are alive.
 
         A column fails with any of its members: it has no further pass.
         """
@@ -93,11 +91,9 @@ class TeamStep(Step):
         self._num_batches += 1
         if self._num_batches == WARN_AT_BATCH:
             self._warn_of_idle()
-        joined = StepResult.joined(results, is_failed_B)
-        return lambda: joined
+        return StepResult.joined(results, is_failed_B)
 
     def prepare(self, batch: Batch) -> None:
-        """As that of each member; nothing is compiled, as a batch is split by who played it."""
         for step in self.steps.values():
             step.prepare(batch)
 

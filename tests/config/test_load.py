@@ -509,10 +509,10 @@ def test_what_does_not_go_together_may_be_of_either(tmp_path):
     path = tmp_path / "config.json"
     config = load_config(None, ["env.id=X"]).model_dump(mode="json", by_alias=True)
     path.write_text(json.dumps({"run_id": "7", "config": config}))
-    overrides = ["learner.compile=cuda_graph", "algorithm.optimizer=rmsprop"]
+    overrides = ["algorithm.name=ppo", "algorithm.num_minibatches=99"]
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
-    assert str(caught.value).startswith(f"--set and {path}: learner.compile (cuda_graph)")
+    assert str(caught.value).startswith(f"--set and {path}: algorithm.num_minibatches (99)")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": 3}', "env.id = 'X'"])

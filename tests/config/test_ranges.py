@@ -130,7 +130,6 @@ RANGES = {
     "actor.reconnect_s": ([0.1], POSITIVE),
     "learner.device": (["cpu", "cuda:1"], [None, 5]),
     "learner.threads": ([1, 1024], [*COUNT, 1025]),
-    "learner.compile": (["off", "inductor"], ["on", True, None]),
     "learner.batch_columns": ([1, 4096], [*COUNT, 4097]),
     "learner.num_passes": ([1, 4], COUNT),
     "learner.minibatch_buffer_size": ([1, 4], COUNT),

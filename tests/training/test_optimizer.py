@@ -17,7 +17,6 @@ from impala_async.training.optimizer import (
     clip_unseen,
     flatten_optimizer,
     global_norm,
-    make_capturable,
     may_overflow,
     norm_limit,
     restore_optimizer,
@@ -113,18 +112,6 @@ def test_a_step_that_is_not_taken_leaves_no_trace(name):
 def test_others_cannot_skip_by_themselves():
     for name in ("rmsprop", "rmsprop_tf"):
         assert not can_skip(build_optimizer(make_parameters(), AlgorithmSection(optimizer=name)))
-
-
-def test_a_rate_in_memory_is_set_there_and_saved_as_a_number():
-    parameters = make_parameters()
-    optimizer = build_optimizer(parameters, SECTION)
-    make_capturable(optimizer, torch.device("cpu"))
-    (group,) = optimizer.param_groups
-    rate = group["lr"]
-    set_learning_rate(optimizer, 0.25)
-    assert group["lr"] is rate
-    assert rate == 0.25
-    assert json.loads(json.dumps(flatten_optimizer(optimizer)[1]))["groups"][0]["lr"] == 0.25
 
 
 def test_a_parameter_without_gradient_is_no_obstacle():
@@ -370,6 +357,7 @@ from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Sche
 from impala_async.training.batch import Batch
 from impala_async.training.snapshot import Snapshot
 from impala_async.training.step import UpdateStep
+from impala_async.weights import NO_VERSION
 
 obs, action = ArraySpec("", (3,), "float32"), ActionPart("", "discrete", (4,))
 schema = Schema(ObsSpec((obs,)), ActionSpec((action,)), 5)
@@ -382,7 +370,7 @@ for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
     step = UpdateStep(policy, AlgorithmSection(optimizer=optimizer), "cpu")
     assert step.run(batch, torch.ones(2, dtype=torch.bool), 0).applied
     step.restore(step.capture())
-    Snapshot(policy.layout, policy.tensors).take()
+    Snapshot(policy.layout, policy.tensors).take(NO_VERSION)
 print("torch._dynamo" in sys.modules)
 """
 

@@ -12,7 +12,6 @@ from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
-from impala_async.training.optimizer import can_skip
 from impala_async.training.step import UpdateStep
 from impala_async.trajectory import columns_over
 
@@ -331,45 +330,6 @@ def test_decided_on_the_device_an_update_is_the_same_to_the_last_bit(
         np.testing.assert_equal(results[0].stats, results[1].stats)
     assert are_equal(weights_of(here), weights_of(there))
     assert are_equal(optimizer_state(here), optimizer_state(there))
-
-
-def test_updates_that_begin_before_the_last_is_looked_at_are_the_same_to_the_last_bit(
-    make_step, make_batch, all_alive
-):
-    at_once, pipelined = make_step(), make_step()
-    for step in (at_once, pipelined):
-        step.is_decided_there = True
-    assert pipelined.is_pipelined
-    batches = [make_batch(seed=seed) for seed in range(5)]
-    batches[2].rewards_BT[:] = math.nan
-    finishes = [pipelined.begin(batch, all_alive, 100 * n) for n, batch in enumerate(batches)]
-    assert pipelined.num_updates == 0
-    for n, (batch, finish) in enumerate(zip(batches, finishes, strict=True)):
-        want, got = at_once.run(batch, all_alive, 100 * n), finish()
-        assert got.num_updates == want.num_updates == (n != 2)
-        assert torch.equal(got.is_failed_B, want.is_failed_B)
-        np.testing.assert_equal(got.stats, want.stats)
-    assert pipelined.num_updates == at_once.num_updates == 4
-    assert are_equal(weights_of(pipelined), weights_of(at_once))
-    assert are_equal(optimizer_state(pipelined), optimizer_state(at_once))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"name": "appo"},
-        {"name": "ppo", "num_minibatches": 2},
-        {"normalize_returns": True},
-        {"normalize_obs": True},
-        {"optimizer": "rmsprop_tf"},
-    ],
-)
-def test_where_the_host_makes_something_of_a_result_nothing_begins_before_it(make_step, settings):
-    assert not make_step().is_pipelined
-    step = make_step(**settings)
-    # As on a GPU.
-    step.is_decided_there = can_skip(step.optimizer)
-    assert not step.is_pipelined
 
 
 def test_a_stack_that_came_frame_by_frame_is_trained_on_as_if_it_had_come_whole():

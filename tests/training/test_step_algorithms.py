@@ -55,13 +55,13 @@ def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch):
     singles = make_step(name="ppo")
     alive_B = torch.tensor([True, True, False, True, True])
     seen = []
-    original = step._begin_part
+    original = step._learn_from
 
     def noted(part, *rest, **named):
         seen.append(part.is_in_B)
         return original(part, *rest, **named)
 
-    step._begin_part = noted
+    step._learn_from = noted
     result = step.run(batch, alive_B, 0)
     assert result.num_updates == 3
     assert result.num_valid_rows == int(batch.mask_BT[alive_B].sum())
@@ -80,15 +80,15 @@ def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, mak
     batch = make_batch()
 
     def parts_seen(step):
-        seen, original = [], step._begin_part
+        seen, original = [], step._learn_from
 
         def noted(part, this):
             seen.append(part.is_in_B.tolist())
             return original(part, this)
 
-        step._begin_part = noted
+        step._learn_from = noted
         step.run(batch, ALIVE, 0)
-        step._begin_part = original
+        step._learn_from = original
         return seen
 
     first, second = make_step(**PPO), make_step(**PPO)
@@ -204,7 +204,7 @@ def test_the_scale_is_that_of_the_returns_before_it(make_step, make_batch):
 
 def step_targets(step, batch):
     rows = step._rows(batch, living_mask(batch, ALIVE), 1.0)
-    terms, _ = step._backprop.loss(batch, rows, 0.0)
+    terms, _ = step._loss(batch, rows, 0.0)
     return Moments.sums(terms.targets_TB, rows.mask_TB).tolist()
 
 

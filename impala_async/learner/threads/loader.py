@@ -104,9 +104,6 @@ class HostLoader:
         slot = self._slots[self._full.get(timeout)]
         return LoadedBatch(slot.index, self._views[slot.index], slot)
 
-    def note_launch(self, loaded: LoadedBatch) -> None:
-        """All that reads the batch in this pass is launched: on a CPU it is done."""
-
     def release(self, loaded: LoadedBatch) -> int:
         """The batch had its last pass; the host slot that is empty by it."""
         return loaded.place
@@ -142,7 +139,6 @@ class _DeviceSlot:
     tensors: Batch
     started: torch.cuda.Event
     copied: torch.cuda.Event
-    read: torch.cuda.Event
     loaded: LoadedBatch | None = None
 
 
@@ -205,13 +201,9 @@ class DeviceLoader:
         torch.cuda.current_stream(self._device).wait_event(device_slot.copied)
         return device_slot.loaded
 
-    def note_launch(self, loaded: LoadedBatch) -> None:
-        self._places[loaded.place].read.record(torch.cuda.current_stream(self._device))
-
     def release(self, loaded: LoadedBatch) -> None:
-        # The next copy into these planes must not overtake an update that still reads them, and
-        # need not wait for what is launched behind that.
-        self._stream.wait_event(self._places[loaded.place].read)
+        # The next copy into these planes must not overtake what still reads them.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._free.put(loaded.place)
 
     def num_waiting(self) -> int:
@@ -283,7 +275,6 @@ def _device_slot(place: int, schema: Schema, like: Slot, device: torch.device) -
         Batch.in_planes(schema, obs, small),
         started=torch.cuda.Event(enable_timing=True),
         copied=torch.cuda.Event(enable_timing=True),
-        read=torch.cuda.Event(),
     )
 
 

@@ -38,7 +38,7 @@ class Run:
         stop: dict[str, Any] | None = None,
         progress: Progress | None = None,
         listener: Listener | None = None,
-        kind: type[LearnerThread] = LearnerThread,
+        is_lockstep: bool = False,
         **section: Any,
     ) -> None:
         self.listener = listener or Listener()
@@ -46,7 +46,7 @@ class Run:
         self.step = step or FakeStep()
         fake: Any = self.step
         snapshot: Any = FakeSnapshot(self.step)
-        self.thread = kind(
+        self.thread = LearnerThread(
             step=fake,
             snapshot=snapshot,
             loader=self.loader,
@@ -56,7 +56,7 @@ class Run:
             channels=self.listener.channels,
             device=torch.device("cpu"),
             max_waiting=2,
-            is_pipelined=self.step.is_pipelined,
+            is_lockstep=is_lockstep,
         )
 
     def __call__(self) -> "Run":
@@ -283,13 +283,13 @@ def test_it_shows_that_it_moves_and_may_take_longer_for_its_first_update() -> No
     step = FakeStep()
     script: list[Any] = [None, batch_of(1), batch_of(2), None, batch_of(3)]
     run = Run(script, step=step)
-    pulse, begin = run.listener.channels.pulse, step.begin
+    pulse, learn = run.listener.channels.pulse, step.run
 
     def noted(*args: Any, **how: Any) -> Any:
         seen.append((pulse.num_beats, pulse.patience))
-        return begin(*args, **how)
+        return learn(*args, **how)
 
-    step.begin = noted  # type: ignore[method-assign]
+    step.run = noted  # type: ignore[method-assign]
     run()
     # While it waits, too; and at its end nobody waits for it.
     assert seen == [(2, BUILD_PATIENCE), (3, 1), (5, 1)]
