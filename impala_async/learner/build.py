@@ -15,7 +15,7 @@ import torch
 from impala_async.config.learner import LearnerSection
 from impala_async.config.model import TORSOS, ModelSection
 from impala_async.config.run import RunConfig
-from impala_async.errors import ConfigError, SpacesError
+from impala_async.errors import CheckpointError, ConfigError, SpacesError
 from impala_async.learner.channels import Channels, Progress
 from impala_async.learner.handoff import IndexQueue
 from impala_async.learner.slots import Slot, allocate_slots
@@ -73,7 +73,11 @@ def build_learner(
     check_memory(config, schema, num_slots)
     step = build_step(config, schema, device)
     if training is not None:
-        step.restore(training)
+        try:
+            step.restore(training)
+        except CheckpointError as error:
+            message = f"{training.origin} does not fit this run: {error}"
+            raise CheckpointError(message) from None
     layout = _layout_sent(config, step.policy, device)
     snapshot = Snapshot(layout, step.policy.tensors)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.training.state import NotFitting, check_tensor, entry
+from impala_async.errors import CheckpointError
+from impala_async.training.state import check_tensor, entry
 
 # The square of a larger gradient, which optimizers remember, would overflow.
 MAX_NORM = 1e19
@@ -201,11 +202,11 @@ def restore_optimizer(
 ) -> None:
     """Undo `flatten_optimizer` for an optimizer of this kind, which keeps its own options.
 
-    Raises NotFitting when the state is another kind of optimizer's or fits other parameters.
+    Raises CheckpointError when the state is another kind of optimizer's or fits other parameters.
     """
     kind, saved_groups = entry(options, "kind", str), entry(options, "groups", list)
     if kind != _kind(optimizer):
-        raise NotFitting(f"state of {kind} does not fit {_kind(optimizer)}")
+        raise CheckpointError(f"state of {kind} does not fit {_kind(optimizer)}")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {
         int(index): dict(entries) for index, entries in entry(options, "scalars", dict).items()
@@ -219,7 +220,7 @@ def restore_optimizer(
     theirs = [entry(group, "params", list) for group in saved_groups]
     ours = [group["params"] for group in groups]
     if theirs != ours:
-        raise NotFitting(f"state of parameters {theirs}, not {ours}")
+        raise CheckpointError(f"state of parameters {theirs}, not {ours}")
     for mine in groups:
         _match_momentum(state, parameters, mine)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -239,7 +240,7 @@ def _match_momentum(
 def _check_fits(name: str, tensor: Tensor, parameters: list[Tensor], index: str) -> None:
     """torch itself notices a wrong shape only at the next step."""
     if not index.isdecimal() or int(index) >= len(parameters):
-        raise NotFitting(f"{name} is the state of a parameter that does not exist")
+        raise CheckpointError(f"{name} is the state of a parameter that does not exist")
     # A count of steps has no dimensions.
     parameter = parameters[int(index)]
     check_tensor(name, tensor, parameter.dtype, parameter.shape if tensor.dim() else tensor.shape)

@@ -18,7 +18,7 @@ from impala_async.learner.handoff import ClosedError, Inbox, Mailbox
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.metrics.timer import TimerStat
-from impala_async.training.result import StepResult
+from impala_async.training.step import StepResult
 from impala_async.weights import Version, Weights
 
 
@@ -61,10 +61,15 @@ class Listener:
 
 
 class FakeBatch:
-    """What a step gets to see: it only remembers which batch it was."""
+    """What a step gets to see: it only remembers which batch it was, and where it was kept."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.kept: list[tuple[Any, ...]] = []
+
+    def keep(self, path: Path, about: dict[str, str], **others: Any) -> str:
+        self.kept.append((path, about, others))
+        return "it is kept"
 
 
 def batch_of(
@@ -169,7 +174,6 @@ class FakeStep:
         self._num_failed = 0 if is_applied else self._num_failed + 1
         return StepResult(
             num_updates,
-            int(alive_B.sum()),
             is_failed_B,
             stats,
             self._num_failed,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from impala_async.config.run import AlgorithmSection
+from impala_async.errors import CheckpointError
 from impala_async.training.optimizer import (
     RMSPropTF,
     build_optimizer,
@@ -23,7 +24,6 @@ from impala_async.training.optimizer import (
     set_learning_rate,
     step_unless,
 )
-from impala_async.training.state import NotFitting
 
 SECTION = AlgorithmSection(lr=0.01, optimizer_options={"eps": 1e-3})
 
@@ -145,13 +145,13 @@ def test_a_state_of_another_kind_or_shape_is_refused():
     optimizer = build_optimizer(parameters, SECTION)
     train(optimizer, parameters, range(1))
     tensors, options = flatten_optimizer(optimizer)
-    with pytest.raises(NotFitting, match="RMSprop"):
+    with pytest.raises(CheckpointError, match="RMSprop"):
         restore_optimizer(optimizer, tensors, {**options, "kind": "RMSprop"})
-    with pytest.raises(NotFitting, match="shape"):
+    with pytest.raises(CheckpointError, match="shape"):
         restore_optimizer(optimizer, {**tensors, "0.exp_avg": torch.zeros(2, 2)}, options)
-    with pytest.raises(NotFitting, match="does not exist"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         restore_optimizer(optimizer, {**tensors, "3.exp_avg": torch.zeros(2, 2)}, options)
-    with pytest.raises(NotFitting, match=r"state of parameters \[.*\], not "):
+    with pytest.raises(CheckpointError, match=r"state of parameters \[.*\], not "):
         restore_optimizer(optimizer, tensors, {**options, "groups": options["groups"] * 2})
 
 

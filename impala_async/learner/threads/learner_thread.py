@@ -30,9 +30,8 @@ from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.threads.loader import LoadedBatch, Loader, make_current
 from impala_async.learner.threads.measurements import Measurements
 from impala_async.learner.watchdog import BUILD_PATIENCE
-from impala_async.training.result import StepResult
 from impala_async.training.snapshot import Snapshot
-from impala_async.training.step import UpdateStep
+from impala_async.training.step import StepResult, UpdateStep
 from impala_async.training.team_step import TeamStep
 
 logger = logging.getLogger(__name__)
@@ -231,7 +230,8 @@ class LearnerThread:
         if num_failed >= self._section.max_skipped_in_a_row and self._stop_reason is None:
             epoch, update, _ = self.progress
             path = self._channels.run_path / f"not-finite-{epoch}-{update}.safetensors"
-            kept = result.keep_batch(path, loaded.tensors)
+            about = {"not_finite": what, "stats": str(result.stats)}
+            kept = loaded.tensors.keep(path, about, is_failed_B=result.is_failed_B)
             self._give_up(
                 f"{num_failed} updates in a row were skipped since update {update}, as these are "
                 f"not finite: {what} (learner.max_skipped_in_a_row); {kept}"

@@ -16,7 +16,6 @@ from impala_async.learner.threads.learner_thread import LearnerThread
 from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.report import merge
-from impala_async.training.result import StepResult
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
 from tests.learner.threads.conftest import Clock
 
@@ -238,19 +237,19 @@ def test_a_run_whose_losses_are_all_nan_says_so_now_and_then_and_reaches_its_tim
 
 
 def test_a_run_of_updates_that_all_fail_is_ended_and_its_last_batch_kept(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kept: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(StepResult, "keep_batch", lambda *told: kept.append(told) or "it is kept")
-    batches = [batch_of(number) for number in range(20)]
+    batches: list[Any] = [batch_of(number) for number in range(20)]
     # One that is taken in between, and they are counted anew.
     step = FakeStep(nonfinite={*range(4), *range(5, 99)})
     run = Run(batches, step=step, max_skipped_in_a_row=5)()
     assert run.step.batches == list(range(10))
     assert run.listener.stops == ["not_finite"]
-    ((result, path, batch),) = kept
-    assert (path.name, batch.number) == ("not-finite-1-1.safetensors", 9)
-    assert result.is_failed_B.tolist() == ALL
+    assert not any(loaded.tensors.kept for loaded in batches[:9])
+    ((path, about, others),) = batches[9].tensors.kept
+    assert path.name == "not-finite-1-1.safetensors"
+    assert about["not_finite"] == "loss/value, loss/total"
+    assert others["is_failed_B"].tolist() == ALL
     (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert line == (
         "5 updates in a row were skipped since update 1, as these are not finite: loss/value, "
