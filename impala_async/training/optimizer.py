@@ -19,8 +19,6 @@ from impala_async.training.state import check_tensor, entry
 
 # The square of a larger gradient, which optimizers remember, would overflow.
 MAX_NORM = 1e19
-# Up to here no step can make finite weights infinite: from 0 they would take 1e20 of the largest.
-_SAFE_RATE, _SAFE_DECAY, _SAFE_EPSILON = 1e10, 2.0, 1e-30
 # torch keeps its compiler away from these, and imports it for that at the first call, which takes
 # nearly as long as to import torch. Nothing here compiles an optimizer: they are marked as done.
 _NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
@@ -136,14 +134,7 @@ def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:
     The first call makes the optimizer's state, which is all zeros if it is skipped.
     """
     optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
-    _step(optimizer)
-
-
-def may_overflow(section: AlgorithmSection) -> bool:
-    """Whether steps at these rates must be looked at; as good as never, so it may cost."""
-    lr = max(section.lr, section.lr_end or 0.0)
-    decay = lr * section.optimizer_options.weight_decay if section.optimizer == "adamw" else 0.0
-    return lr > _SAFE_RATE or decay > _SAFE_DECAY or section.epsilon < _SAFE_EPSILON
+    take_step(optimizer)
 
 
 def norm_limit(max_norm: float | None) -> float:
@@ -151,26 +142,7 @@ def norm_limit(max_norm: float | None) -> float:
     return math.inf if max_norm is not None and max_norm < MAX_NORM else MAX_NORM
 
 
-def take_step(optimizer: Optimizer, *, is_risky: bool) -> bool:
-    """A step. A risky one that would not leave all finite is taken back bit for bit: False."""
-    if not is_risky:
-        _step(optimizer)
-        return True
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    weights = [parameter.detach().clone() for parameter in parameters]
-    live, options = flatten_optimizer(optimizer)
-    state = {name: tensor.clone() for name, tensor in live.items()}
-    _step(optimizer)
-    after, _ = flatten_optimizer(optimizer)
-    if all(bool(tensor.isfinite().all()) for tensor in (*parameters, *after.values())):
-        return True
-    with torch.no_grad():
-        torch._foreach_copy_(parameters, weights)
-    restore_optimizer(optimizer, state, options)
-    return False
-
-
-def _step(optimizer: Optimizer) -> None:
+def take_step(optimizer: Optimizer) -> None:
     """As its `step`, without what torch wraps around that for its profiler, hooks and compiler."""
     # On a CPU that is a quarter of the step of a small model.
     with torch.no_grad():
@@ -183,18 +155,14 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
 
 
 def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Its state as named tensors, which are the live ones, and as JSON for everything else."""
+    """Its state as named tensors, which are the live ones, and its kind and options as JSON."""
     saved = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entries in saved["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value
-            else:
-                scalars.setdefault(str(index), {})[key] = value
-    options = {"kind": _kind(optimizer), "groups": saved["param_groups"], "scalars": scalars}
-    return tensors, options
+    tensors = {
+        f"{index}.{key}": tensor
+        for index, entries in saved["state"].items()
+        for key, tensor in entries.items()
+    }
+    return tensors, {"kind": _kind(optimizer), "groups": saved["param_groups"]}
 
 
 def restore_optimizer(
@@ -208,9 +176,7 @@ def restore_optimizer(
     if kind != _kind(optimizer):
         raise CheckpointError(f"state of {kind} does not fit {_kind(optimizer)}")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Any]] = {
-        int(index): dict(entries) for index, entries in entry(options, "scalars", dict).items()
-    }
+    state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
         _check_fits(name, tensor, parameters, index)
@@ -227,7 +193,7 @@ def restore_optimizer(
 
 
 def _match_momentum(
-    state: dict[int, dict[str, Any]], parameters: list[Tensor], group: Mapping[str, Any]
+    state: dict[int, dict[str, Tensor]], parameters: list[Tensor], group: Mapping[str, Any]
 ) -> None:
     """Momentum that begins in a resumed run begins at 0: torch would miss it at the first step."""
     for index in group["params"]:

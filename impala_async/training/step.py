@@ -37,7 +37,6 @@ from impala_async.training.optimizer import (
     clip_unseen,
     flatten_optimizer,
     global_norm,
-    may_overflow,
     norm_limit,
     restore_optimizer,
     set_learning_rate,
@@ -114,11 +113,9 @@ class UpdateStep:
         self.num_updates = 0
         self._num_failed_in_a_row = 0
         self._device = torch.device(device)
-        self._is_risky = may_overflow(algorithm)
         self._norm_limit = norm_limit(algorithm.grad_clip)
         # On a GPU the host looks at an update when all of it is launched.
-        can_decide = can_skip(self.optimizer) and not self._is_risky
-        self.is_decided_there = self._device.type == "cuda" and can_decide
+        self.is_decided_there = self._device.type == "cuda" and can_skip(self.optimizer)
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=self._device)
         self._end = torch.zeros_like(self._gamma)
@@ -235,7 +232,7 @@ class UpdateStep:
         is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         if is_applied and not self.is_decided_there:
             clip_gradients(self.parameters, norm, self._section.grad_clip)
-            is_applied = take_step(self.optimizer, is_risky=self._is_risky)
+            take_step(self.optimizer)
         if is_applied and self.target is not None:
             self.target.note_update(self.policy, stats["policy/kl"])
         stats |= {"loss/total": total, "grad/norm": norm}

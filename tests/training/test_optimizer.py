@@ -18,7 +18,6 @@ from impala_async.training.optimizer import (
     clip_unseen,
     flatten_optimizer,
     global_norm,
-    may_overflow,
     norm_limit,
     restore_optimizer,
     set_learning_rate,
@@ -290,20 +289,6 @@ def test_momentum_that_was_taken_away_and_comes_back_begins_anew():
 def test_only_what_leaves_room_for_its_square_is_for_an_optimizer():
     assert norm_limit(40.0) == norm_limit(1e18) == math.inf
     assert norm_limit(None) == norm_limit(1e20) == 1e19
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_risky"),
-    [
-        ({}, False),
-        ({"lr": 1.0, "optimizer": "adamw", "optimizer_options": {"weight_decay": 1.0}}, False),
-        ({"lr": 1.0, "optimizer": "adamw", "optimizer_options": {"weight_decay": 2.1}}, True),
-        ({"lr": 1.0, "lr_end": 1e11, "schedule_env_steps": 5}, True),
-        ({"optimizer_options": {"eps": 1e-31}}, True),
-    ],
-)
-def test_steps_are_looked_at_only_where_they_could_overflow(settings, is_risky):
-    assert may_overflow(AlgorithmSection(**settings)) == is_risky
 
 
 # -------------------- RMSProp as TensorFlow 1 computed it, against numbers worked out by hand
