@@ -23,7 +23,6 @@ from impala_async.learner.threads.learner_thread import LearnerThread
 from impala_async.learner.threads.loader import (
     DeviceLoader,
     HostLoader,
-    Loader,
     allocator_for,
     make_current,
 )
@@ -51,7 +50,7 @@ class Learner:
 
     slots: list[Slot]
     full: IndexQueue
-    loader: Loader
+    loader: HostLoader
     layout: WeightsLayout
     """The layout of published weights."""
     bodies: dict[str, Callable[[], None]]
@@ -84,7 +83,7 @@ def build_learner(
     full = IndexQueue("full", num_slots)
     # A batch that is full at the end is trained on: else the end would hang on the clock.
     is_lockstep = config.pace.is_lockstep
-    loader: Loader
+    loader: HostLoader
     if device.type == "cuda":
         loader = DeviceLoader(
             slots,

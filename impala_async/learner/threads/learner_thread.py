@@ -27,7 +27,7 @@ from impala_async.learner.channels import (
 )
 from impala_async.learner.handoff import ClosedError
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
-from impala_async.learner.threads.loader import LoadedBatch, Loader, make_current
+from impala_async.learner.threads.loader import HostLoader, LoadedBatch, make_current
 from impala_async.learner.threads.measurements import Measurements
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.training.snapshot import Snapshot
@@ -54,7 +54,7 @@ class LearnerThread:
         *,
         step: UpdateStep | TeamStep,
         snapshot: Snapshot,
-        loader: Loader,
+        loader: HostLoader,
         section: LearnerSection,
         stop: StopSection,
         progress: Progress,
@@ -132,28 +132,26 @@ class LearnerThread:
 
     def _draw(self) -> Draw[LoadedBatch] | None:
         """The next pass; None if no batch came for a moment, or none will come any more."""
-        started_s = time.perf_counter()
-        loading_s = self._loader.load_wait_timer.total_s
+        started_s, copies_s = time.perf_counter(), self._loader.load_wait_timer.total_s
+        draw = None
         try:
             draw = self._ring.get()
         except ClosedError:
             self._is_closed = True
-            return None
         except queue.Empty:
-            self._waited_s += time.perf_counter() - started_s
+            pass
+        self._waited_s += time.perf_counter() - started_s
+        if draw is None:
             self._note_starved()
             return None
-        # Waiting for a copy is counted apart: it is not the actors who are late then.
-        loading_s = self._loader.load_wait_timer.total_s - loading_s
-        self._measurements.dequeue.push(
-            self._waited_s + time.perf_counter() - started_s - loading_s
-        )
-        self._waited_s = 0.0
         if self._starved_at is not None:
-            starved_s = time.monotonic() - self._starved_at
-            self._starved_total_s += starved_s
+            self._starved_total_s += self._waited_s
             self._starved_at = None
-            logger.warning("learner no longer starved, after %.1f s", starved_s)
+            logger.warning("learner no longer starved, after %.1f s", self._waited_s)
+        # Waiting for a copy is counted apart: it is not the actors who are late then.
+        copies_s = self._loader.load_wait_timer.total_s - copies_s
+        self._measurements.dequeue.push(self._waited_s - copies_s)
+        self._waited_s = 0.0
         return draw
 
     def _note_starved(self) -> None:
