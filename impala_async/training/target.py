@@ -75,8 +75,7 @@ class Target:
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Undo `tensors` and `state`; where the settings of the KL have changed, they hold."""
         self.policy.model.load_state_dict(dict(tensors))
-        # Earlier releases did not write them down.
-        if state.get("kl_settings", self._kl_settings) == self._kl_settings:
+        if entry(state, "kl_settings", list) == self._kl_settings:
             self.kl_coeff = float(entry(state, "kl_coeff", float))
         self._age = int(entry(state, "age", float))
 

@@ -139,9 +139,3 @@ def test_changed_settings_of_the_kl_hold_in_a_resumed_run(policy, make_step, cha
     resumed = target_of(live, **settings)
     resumed.restore(target.tensors(), saved)
     assert resumed.kl_coeff == coeff
-
-
-def test_a_state_that_does_not_tell_the_settings_of_its_kl_goes_on(policy):
-    target = target_of(policy, kl_coeff=1.0)
-    target.restore(target.tensors(), {"kl_coeff": 0.25, "age": 3})
-    assert target.kl_coeff == 0.25
