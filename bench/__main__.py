@@ -13,7 +13,6 @@ BENCHES = {
     "host": "one actor with env workers beside an actor for each core",
     "soak": "half an hour at full speed: does anything grow",
     "learner": "the learner service beside a bare training loop",
-    "update": "the learner's update alone, compiled in each way beside as it is written",
     "codec": "messages to frames and back, beside msgpack and pickle",
     "digests": "whether a change has left every weight of short trainings as it was",
     "weights": "how soon new weights are with the actors, and what that costs",

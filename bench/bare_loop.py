@@ -4,7 +4,6 @@
 The loop is written by hand: its batch lies ready on the device, with rewards clipped and stacks
 unfolded, and each turn is forward, V-trace, loss, backward, clip and optimizer step. Nothing is
 checked, kept or reported. Network, V-trace and optimizer are the product's: both compute the same.
-Updates that are not made in the way that `learner.compile` asks for have no rate: it exits with 1.
 
     B columns of a batch, T action rows, S = T+1 observation rows, A actions
 """
@@ -12,10 +11,8 @@ Updates that are not made in the way that `learner.compile` asks for have no rat
 import json
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,9 +28,8 @@ from impala_async.learner.threads.loader import make_current
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.replay.index import RecordingIndex
-from impala_async.training.backprop import NUM_WARM_UPDATES
 from impala_async.training.batch import Batch
-from impala_async.training.optimizer import build_optimizer, make_capturable
+from impala_async.training.optimizer import build_optimizer
 from impala_async.training.rewards import clip_rewards
 from impala_async.training.step import UpdateStep
 
@@ -49,8 +45,6 @@ class BareLoop:
         self._model, self._section = policy.model, algorithm
         self._parameters = tuple(policy.model.parameters())
         self._optimizer = build_optimizer(self._parameters, algorithm)
-        if batch.mask_BT.is_cuda:
-            make_capturable(self._optimizer, batch.mask_BT.device)
         self._obs = {name: leaf.flatten(0, 1) for name, leaf in batch.rows_of_obs().items()}
         (actions_BT,) = batch.actions.values()
         self._actions_BT1 = actions_BT.long().unsqueeze(-1)
@@ -77,19 +71,6 @@ class BareLoop:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._section.grad_clip)
         self._optimizer.step()
 
-    def recorded(self) -> Callable[[], None]:
-        """The same as a CUDA graph: all of a turn in one launch."""
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(NUM_WARM_UPDATES):
-                self.update()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.update()
-        return graph.replay
-
     def _loss(self, log_probs_TB: Tensor, entropies_TB: Tensor, values_SB: Tensor) -> Tensor:
         section = self._section
         returns = vtrace(
@@ -112,40 +93,18 @@ class BareLoop:
         return (losses_TB * self._valid_TB).sum() / self._num_valid
 
 
-class Updates(NamedTuple):
-    """`make` makes one; `way` says how, in the words of `learner.compile`."""
-
-    make: Callable[[], object]
-    way: Callable[[], str]
-
-
-def build(kind: str, index: RecordingIndex, config: RunConfig) -> Updates:
+def build(kind: str, index: RecordingIndex, config: RunConfig) -> Callable[[], object]:
     """Updates as the learner of these settings would make them, or by hand."""
     device = pick_device(config.learner.device)
     batch = first_batch(index, config.learner.batch_columns, device)
     if kind == "bare":
         policy = Policy(index.schema, config.model, seed=config.seed, device=device)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, device))
-        bare = BareLoop(policy, config.algorithm, batch)
-        # The best of its device, whatever is asked of the learner.
-        update = bare.recorded() if device.type == "cuda" else bare.update
-        return Updates(update, lambda: config.learner.compile)
+        return BareLoop(policy, config.algorithm, batch).update
     step = build_step(config, index.schema, device)
     assert isinstance(step, UpdateStep), "a recording of several policies is not measured here"
-    return Updates(as_the_learner(step, batch), lambda: step.way)
-
-
-def as_the_learner(step: UpdateStep, batch: Batch) -> Callable[[], None]:
-    """Each turn is an update; where they are pipelined, a turn looks at the one before."""
     alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
-    results: deque[Callable[[], object]] = deque()
-
-    def update() -> None:
-        results.append(step.begin(batch, alive_B, 0))
-        if len(results) > step.is_pipelined:
-            results.popleft()()
-
-    return update
+    return lambda: step.run(batch, alive_B, 0)
 
 
 def first_batch(index: RecordingIndex, num_columns: int, device: torch.device) -> Batch:
@@ -195,19 +154,9 @@ def main() -> None:
     torch.set_num_threads(config.learner.threads)
     device = pick_device(config.learner.device)
     make_current(device)
-    make, way = build(kind, RecordingIndex(Path(recording)), config)
-    begun = time.perf_counter()
-    make()
-    wait_for(device)
-    first_s = time.perf_counter() - begun
-    rate = measure(make, float(seconds), device)
-    if way() != config.learner.compile:
-        sys.exit(
-            f"learner.compile is {config.learner.compile}, and updates were made as with "
-            f"{way()}: the warning above says why"
-        )
-    sample = {"updates_per_s": rate, "update_ms": 1000 / rate, "first_s": first_s}
-    print(json.dumps(sample), flush=True)
+    update = build(kind, RecordingIndex(Path(recording)), config)
+    rate = measure(update, float(seconds), device)
+    print(json.dumps({"updates_per_s": rate, "update_ms": 1000 / rate}), flush=True)
 
 
 if __name__ == "__main__":

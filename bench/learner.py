@@ -7,8 +7,6 @@ trains on one batch of the same recording: the same network, loss, optimizer, pr
 
 import importlib.util
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,11 +45,9 @@ copies the observations out of a slot, where columns lie apart, selects valid ro
 the loss before it computes, so that nothing that a masked row holds reaches a gradient, and keeps
 the terms apart for the report. On a CPU it also looks at the loss and the norm before it steps.
 
-On a GPU the bare loop is one CUDA graph over data that lies there, the service records its updates
-too (`learner.compile=cuda_graph`), and with "as written" it does not. Waits for copies are at most
-what is told. `nvidia-smi dmon` tells of the GPU itself while the service is measured, and of
-PCIe by short looks once a second. One player feeds the service: where the learner waits for batches
-for more than a moment, the ratio is that of the player.
+On a GPU waits for copies are at most what is told. `nvidia-smi dmon` tells of the GPU itself while
+the service is measured, and of PCIe by short looks once a second. One player feeds the service:
+where the learner waits for batches for more than a moment, the ratio is that of the player.
 
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
@@ -72,6 +68,7 @@ class Case(NamedTuple):
     settings: tuple[str, ...]
     num_recorded_rows: int
     at_least: float
+    is_on_gpu: bool = False
 
 
 CARTPOLE = Case("CartPole, MLP 2x64", "cartpole.toml", (), 20_000, at_least=0.92)
@@ -132,9 +129,9 @@ def cases(device: torch.device) -> list[Case]:
                 *pong.settings,
                 f"model.name={torso}",
                 f"learner.batch_columns={columns}",
-                "learner.compile=cuda_graph",
             ),
             at_least=0.95,
+            is_on_gpu=True,
         )
         for torso in ("nature_cnn", "impala_resnet")
         for columns in (32, 128, 512, 1024)
@@ -149,24 +146,17 @@ def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, 
     record(path, CONFIGS / case.config, [*settings, f"stop.env_steps={case.num_recorded_rows}"])
     turn = 0
 
-    def service(*others: str) -> Sample:
+    def service() -> Sample:
         nonlocal turn
         turn += 1
         run_dir = folder / f"{case.name}, {turn}"
-        return serve(
-            path, run_dir, [*settings, *others], seconds, pick_device(config.learner.device)
-        )
+        return serve(path, run_dir, settings, seconds, pick_device(config.learner.device))
 
     sides: dict[str, Callable[[], Sample]] = {
         "bare": lambda: loop("bare", path, config, seconds),
         "step": lambda: loop("step", path, config, seconds),
         "service": service,
     }
-    if case.config == CARTPOLE.config and shutil.which(os.environ.get("CXX", "g++")):
-        # Not the CNN, which that makes slower: bench.update.
-        sides["compiled by inductor"] = lambda: service("learner.compile=inductor")
-    if config.learner.compile == "cuda_graph":
-        sides["as written"] = lambda: service("learner.compile=off")
     rows = config.trajectory.rows * config.learner.batch_columns
     return {
         side: [{**sample, "rows_per_s": rows * sample["updates_per_s"]} for sample in samples]
@@ -174,16 +164,12 @@ def measure(case: Case, folder: Path, rounds: int, seconds: float) -> dict[str, 
     }
 
 
-def loop(
-    kind: str, recording: Path, config: RunConfig, seconds: float, **environment: str
-) -> Sample:
+def loop(kind: str, recording: Path, config: RunConfig, seconds: float) -> Sample:
     """A loop without a service, in a fresh process; what fails there ends the benchmark."""
     settings = json.dumps(config.model_dump(mode="json", by_alias=True))
     told = [kind, str(recording), settings, str(seconds)]
     command = [sys.executable, "-m", "bench.bare_loop", *told]
-    ended = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    )
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if ended.returncode != 0:
         sys.exit(f"{kind} ended with exit code {ended.returncode}: nothing to publish")
     sample: Sample = json.loads(ended.stdout)
@@ -193,15 +179,10 @@ def loop(
 def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
     bare, step, service = (samples[side] for side in ("bare", "step", "service"))
     key = "rows_per_s"
-    others = [name for name in samples if name in ("compiled by inductor", "as written")]
     return [
         ratio(f"{case.name}: service over bare loop", service, bare, key, at_least=case.at_least),
         ratio("the same: update alone over bare loop", step, bare, key),
         ratio("the same: service over update alone", service, step, key),
-        *(
-            ratio(f"the same: service, {way}, over bare loop", samples[way], bare, key)
-            for way in others
-        ),
         figure_of("the same: bare loop", bare, key, "rows/s"),
         figure_of("the same: service", service, key, "rows/s"),
         ratio("the same: an update in the service over one alone", service, step, "update_ms"),
@@ -210,8 +191,7 @@ def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
         ),
         figure_of("the same: event loop", service, "loop_cores", "cores"),
         figure_of("the same: all other threads of the process", service, "other_cores", "cores"),
-        # Only a GPU has this side.
-        *(gpu_figures_of(service) if "as written" in samples else []),
+        *(gpu_figures_of(service) if case.is_on_gpu else []),
     ]
 
 

@@ -100,7 +100,9 @@ class Publishing:
         """The weights of now, and when they began their way."""
         update = len(self.published_at)
         self.published_at[update] = time.monotonic()
-        return self._snapshot.take().as_version(Version(EPOCH, update))
+        weights = self._snapshot.take(Version(EPOCH, update))
+        assert weights is not None, "the weights of an update are finite"
+        return weights
 
 
 async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:

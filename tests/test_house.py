@@ -63,7 +63,7 @@ TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 
 ZMQ_FILES = {"wire/sockets.py", "wire/connections.py"}
 ASYNCIO_AND_THREADING_FILES = {"learner/handoff.py"}
-STREAM_FILES = {"learner/threads/loader.py", "training/backprop.py", "training/snapshot.py"}
+STREAM_FILES = {"learner/threads/loader.py"}
 STREAMS = {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 PICKLING_CALLS = {"torch.load", "torch.save", "multiprocessing.reduction.ForkingPickler"}
@@ -84,7 +84,6 @@ BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
     "actor/link.py": "a thread body: what ends the link is raised on the sampler thread",
     "learner/handoff.py": "the thread-body helper: a thread has no caller to raise to",
     "runs/plot.py": "no fault of matplotlib, or of its files, may fail a run that is over",
-    "training/backprop.py": "what does not compile or is not recorded is computed as written",
 }
 _BUILDS = "it builds what the run is made of"
 _WRITES = "it writes the whole config down"

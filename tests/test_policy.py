@@ -301,7 +301,7 @@ def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_p
     learner, actor, restored = (make_policy(seed=seed, section=section) for seed in (0, 1, 2))
     obs = random_obs(PLAIN, 64)
     learner.model.update_statistics(to_torch(obs), torch.ones(64, dtype=torch.bool))
-    actor.load(Snapshot(learner.layout, learner.tensors).take().as_version(Version(1, 3)))
+    actor.load(Snapshot(learner.layout, learner.tensors).take(Version(1, 3)))
     path = save_checkpoint(tmp_path, Version(1, 3), {"model": learner.model.state_dict()}, {})
     restored.model.load_state_dict(open_checkpoint(path).tensors["model"])
     for policy in (actor, restored):
@@ -417,7 +417,7 @@ def test_an_actor_in_bfloat16_acts_nearly_as_in_float32_by_the_same_weights():
     exact, coarse = make_policy(sharpen=30.0), make_policy(seed=1)
     coarse.act_in(torch.bfloat16)
     assert coarse.layout == exact.layout
-    weights = Snapshot(exact.layout, exact.tensors).take().as_version(Version(1, 4))
+    weights = Snapshot(exact.layout, exact.tensors).take(Version(1, 4))
     coarse.load(weights)
     assert coarse.version == Version(1, 4)
     obs = random_obs(PLAIN, 400)
@@ -474,7 +474,7 @@ def test_coarse_weights_act_in_bfloat16_bit_for_bit_as_fine_ones(schema, section
             parameter.add_(torch.randn(parameter.shape, generator=generator(7)), alpha=0.1)
     obs, parameters = random_obs(schema, 6), []
     for layout in (learner.layout, learner.coarse_layout):
-        weights = Snapshot(layout, learner.tensors).take().as_version(Version(1, 4))
+        weights = Snapshot(layout, learner.tensors).take(Version(1, 4))
         # Torsos whose weights are float32, as at the learner, and those whose are not.
         autocast, cast = (make_policy(schema, section=section) for _ in range(2))
         autocast.compute_in(torch.bfloat16)
@@ -491,7 +491,7 @@ def test_coarse_weights_act_in_bfloat16_bit_for_bit_as_fine_ones(schema, section
 
 def test_an_actor_without_bfloat16_takes_coarse_weights():
     learner, actor = make_policy(seed=2), make_policy()
-    actor.load(Snapshot(learner.coarse_layout, learner.tensors).take().as_version(Version(1, 4)))
+    actor.load(Snapshot(learner.coarse_layout, learner.tensors).take(Version(1, 4)))
     assert actor.version == Version(1, 4)
     for name, tensor in actor.named_tensors().items():
         sent = learner.named_tensors()[name]

@@ -123,7 +123,7 @@ def test_weights_of_all_members_travel_as_one():
     assert target.layout.digest == source.layout.digest
     assert len(target.layout.arrays) == 3 * len(target.members["main"].layout.arrays)
     assert target.version == NO_VERSION
-    target.load(Snapshot(source.layout, source.tensors).take().as_version(Version(2, 5)))
+    target.load(Snapshot(source.layout, source.tensors).take(Version(2, 5)))
     assert target.version == Version(2, 5)
     assert all(torch.equal(a, b) for a, b in zip(target.tensors, source.tensors, strict=True))
     obs, state = inputs(target)
@@ -133,7 +133,7 @@ def test_weights_of_all_members_travel_as_one():
 
 def test_coarse_weights_of_all_members_travel_as_one_too():
     source, target = make_team(seed=1), make_team()
-    weights = Snapshot(source.coarse_layout, source.tensors).take().as_version(Version(2, 5))
+    weights = Snapshot(source.coarse_layout, source.tensors).take(Version(2, 5))
     assert weights.buffer.nbytes < source.layout.num_bytes
     target.load(weights)
     assert [member.version for member in target.members.values()] == [Version(2, 5)] * 3

@@ -97,8 +97,7 @@ def vtrace(
 
 def accumulate(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
     """acc_t = delta_t + carry_t acc_{t+1} with acc_T = 0; a carry of 0 stops even a NaN."""
-    # torch.compile must see torch operations alone, without numpy.
-    if deltas_TB.device.type != "cpu" or torch.compiler.is_compiling():
+    if deltas_TB.device.type != "cpu":
         return scan(deltas_TB, carries_TB)
     # On small rows numpy's calls cost a tenth of torch's.
     deltas, carries = deltas_TB.numpy(), carries_TB.numpy()

@@ -4,7 +4,6 @@ listens."""
 import json
 import re
 from collections.abc import Iterator
-from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -40,9 +39,6 @@ class LearnerSection(Section):
 
     device: Device = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: int = Field(1, ge=1, le=1024, description="torch threads of the learner.")
-    compile: Literal["off", "inductor", "cuda_graph"] = Field(
-        "off", description="How updates are made faster, after a while of compiling or recording."
-    )
     batch_columns: int = Field(
         16, ge=1, le=MAX_COLUMNS, description="B: trajectories per batch; in lockstep all actors'."
     )

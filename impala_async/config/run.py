@@ -129,7 +129,6 @@ class RunConfig(Section):
 
     def broken_rules(self) -> Iterator[str]:
         learner, num_minibatches = self.learner, self.algorithm.num_minibatches
-        yield from self._broken_compile()
         yield from self.broken_columns()
         if self.pace.is_lockstep:
             yield from self._broken_lockstep()
@@ -146,33 +145,6 @@ class RunConfig(Section):
                 f"(num_passes - 1) * algorithm.num_minibatches = {replay_lag}, or no batch can "
                 "have all its passes"
             )
-
-    def _broken_compile(self) -> Iterator[str]:
-        """Where compiling or recording would do nothing."""
-        way, device, algorithm = self.learner.compile, self.learner.device, self.algorithm
-        optimizer, num_minibatches = algorithm.optimizer, algorithm.num_minibatches
-        if way != "off" and self.policies.names:
-            yield (
-                f"learner.compile ({way}) does nothing with policies.names, where a batch is split "
-                "by who played it: set it to off"
-            )
-        elif way == "cuda_graph":
-            for is_clash, key, fix in (
-                (device.startswith("cpu"), f"learner.device ({device})", "auto or cuda"),
-                (
-                    optimizer not in ("adam", "adamw"),
-                    f"algorithm.optimizer ({optimizer})",
-                    "adam or adamw",
-                ),
-                (num_minibatches > 1, f"algorithm.num_minibatches ({num_minibatches})", "1"),
-                (algorithm.normalize_returns, "algorithm.normalize_returns (true)", "false"),
-                (algorithm.kl_coeff > 0, f"algorithm.kl_coeff ({algorithm.kl_coeff})", "0"),
-            ):
-                if is_clash:
-                    yield (
-                        f"learner.compile (cuda_graph) does nothing with {key}: set that to {fix}, "
-                        "or learner.compile to off or inductor"
-                    )
 
     def broken_columns(self, agents: int | None = None) -> Iterator[str]:
         """Tell whether what actors send fits in a batch. `agents` are those of an environment, each

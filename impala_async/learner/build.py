@@ -15,14 +15,13 @@ import torch
 from impala_async.config.learner import LearnerSection
 from impala_async.config.model import TORSOS, ModelSection
 from impala_async.config.run import RunConfig
-from impala_async.errors import ConfigError, SpacesError
+from impala_async.errors import CheckpointError, ConfigError, SpacesError
 from impala_async.learner.handoff import Channels, IndexQueue, Progress
 from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.learner.threads.learner_thread import LearnerThread, LockstepThread
+from impala_async.learner.threads.learner_thread import LearnerThread
 from impala_async.learner.threads.loader import (
     DeviceLoader,
     HostLoader,
-    Loader,
     allocator_for,
     make_current,
 )
@@ -33,7 +32,7 @@ from impala_async.schema import Schema
 from impala_async.team import build_policy
 from impala_async.training.snapshot import Snapshot
 from impala_async.training.state import TrainingState
-from impala_async.training.step import Step, UpdateStep
+from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from impala_async.weights import WeightsLayout
 
@@ -50,7 +49,7 @@ class Learner:
 
     slots: list[Slot]
     full: IndexQueue
-    loader: Loader
+    loader: HostLoader
     layout: WeightsLayout
     """The layout of published weights."""
     bodies: dict[str, Callable[[], None]]
@@ -72,28 +71,35 @@ def build_learner(
     check_memory(config, schema, num_slots)
     step = build_step(config, schema, device)
     if training is not None:
-        step.restore(training)
+        try:
+            step.restore(training)
+        except CheckpointError as error:
+            message = f"{training.origin} does not fit this run: {error}"
+            raise CheckpointError(message) from None
     layout = _layout_sent(config, step.policy, device)
-    snapshot = Snapshot(layout, step.policy.tensors, device)
+    snapshot = Snapshot(layout, step.policy.tensors)
     slots = allocate_slots(schema, section.batch_columns, num_slots, allocator_for(device))
     full = IndexQueue("full", num_slots)
-    kind = LockstepThread if config.pace.is_lockstep else LearnerThread
-    is_pipelined = step.is_pipelined and kind.can_overlap
-    loader: Loader
+    # A batch that is full at the end is trained on: else the end would hang on the clock.
+    is_lockstep = config.pace.is_lockstep
+    loader: HostLoader
     if device.type == "cuda":
         loader = DeviceLoader(
             slots,
             full,
             release,
             schema=schema,
-            num_device_slots=num_device_slots(section, is_pipelined=is_pipelined),
+            num_device_slots=num_device_slots(section),
             device=device,
-            is_drained=kind.is_drained,
+            is_drained=is_lockstep,
         )
     else:
-        loader = HostLoader(slots, full, is_drained=kind.is_drained)
-    _compile(step, loader, section, device)
-    thread = kind(
+        loader = HostLoader(slots, full, is_drained=is_lockstep)
+    # An algorithm of the user's own is tried here: its error ends the start, and not a run.
+    make_current(device)
+    torch.set_num_threads(section.threads)
+    step.prepare(loader.blank())
+    thread = LearnerThread(
         step=step,
         snapshot=snapshot,
         loader=loader,
@@ -102,21 +108,13 @@ def build_learner(
         progress=start,
         channels=channels,
         device=device,
-        max_waiting=max_waiting(section, device, is_pipelined=is_pipelined),
-        is_pipelined=is_pipelined,
+        max_waiting=max_waiting(section, device),
+        is_lockstep=is_lockstep,
     )
     bodies = {"learner": thread.run}
     if isinstance(loader, DeviceLoader):
         bodies["loader"] = loader.run
     return Learner(slots, full, loader, layout, bodies)
-
-
-def _compile(step: Step, loader: Loader, section: LearnerSection, device: torch.device) -> None:
-    """The learner thread would else compile, and could not hear meanwhile that the run ends."""
-    # As in that thread, or it would compile anew.
-    make_current(device)
-    torch.set_num_threads(section.threads)
-    step.prepare(loader.blank())
 
 
 def _layout_sent(config: RunConfig, policy: AnyPolicy, device: torch.device) -> WeightsLayout:
@@ -126,25 +124,17 @@ def _layout_sent(config: RunConfig, policy: AnyPolicy, device: torch.device) -> 
     return policy.coarse_layout if is_coarse else policy.layout
 
 
-def build_step(config: RunConfig, schema: Schema, device: torch.device) -> Step:
+def build_step(config: RunConfig, schema: Schema, device: torch.device) -> UpdateStep | TeamStep:
     """The policy and its update; raises ConfigError if they cannot be built."""
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
     precision = pick_precision(config.model.precision, config.model.name, device)
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
-    compiling = config.learner.compile
     if policies.names:
         return TeamStep(policy, config.algorithm, policies, device, seed=seed)
     (alone,) = policy.members.values()
-    return UpdateStep(
-        alone,
-        config.algorithm,
-        device,
-        seed=seed,
-        backend="inductor" if compiling == "inductor" else None,
-        is_graphed=compiling == "cuda_graph",
-    )
+    return UpdateStep(alone, config.algorithm, device, seed=seed)
 
 
 def pick_device(name: str) -> torch.device:
@@ -168,16 +158,16 @@ def num_host_slots(section: LearnerSection, device: torch.device) -> int:
     return section.minibatch_buffer_size + waiting_and_filling
 
 
-def num_device_slots(section: LearnerSection, *, is_pipelined: bool) -> int:
-    """One is being loaded beside those of the ring, and one is being read behind them."""
-    return section.minibatch_buffer_size + 1 + is_pipelined
+def num_device_slots(section: LearnerSection) -> int:
+    """One is being loaded beside those of the ring."""
+    return section.minibatch_buffer_size + 1
 
 
-def max_waiting(section: LearnerSection, device: torch.device, *, is_pipelined: bool) -> int:
+def max_waiting(section: LearnerSection, device: torch.device) -> int:
     """Batches that can be full, loading or ready at once: all slots but those of the ring."""
     num_slots = num_host_slots(section, device)
     if device.type == "cuda":
-        num_slots += num_device_slots(section, is_pipelined=is_pipelined)
+        num_slots += num_device_slots(section)
     return num_slots - section.minibatch_buffer_size
 
 

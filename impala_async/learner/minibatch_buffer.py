@@ -73,12 +73,6 @@ class MinibatchBuffer(Generic[Item]):
         """How many items are in the ring: drawn at least once, and not for the last time."""
         return sum(place is not None for place in self._places)
 
-    @property
-    def next_item(self) -> Item | None:
-        """The item the next `get` draws; None if that needs one from the source, and may wait."""
-        draw = self._places[self._turn]
-        return None if draw is None else draw.item
-
     def get(self) -> Draw[Item]:
         """One pass of the item whose turn it is, waiting for the source if its place is empty.
 

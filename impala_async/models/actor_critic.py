@@ -107,8 +107,7 @@ class ActorCritic(nn.Module):
 
     def _call(self, torso: Torso, obs: dict[str, Tensor]) -> Tensor:
         obs = dict(obs)  # what a torso stores in it is not for the other one
-        # A compiler cannot follow the context, and what fails in it is called again without.
-        if self._calling_own is None or torch.compiler.is_compiling():
+        if self._calling_own is None:
             return torso(obs)
         with self._calling_own:
             return torso(obs)

@@ -9,7 +9,8 @@ are looked at each time, so that what is wrong is told by its name. One of ours 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,72 +23,51 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.policy import Evaluation
-from impala_async.training.target import TargetView
 from impala_async.user_code import NamedInSetting, import_callable
 
 KEY = "algorithm.name"
 
 
-class Rows(NamedTuple):
-    """The inputs of a loss besides the evaluation, as time-major views of a batch.
+class View(NamedTuple):
+    """A batch, or a part of it, as the weights of now see it: the inputs of a loss, time-major.
 
     Masked rows may hold anything, NaN included: a loss selects before it computes.
     """
 
+    evaluation: Evaluation
     behaviour_log_probs_TB: Tensor
     rewards_TB: Tensor
     discounts_TB: Tensor
     mask_TB: Tensor
     num_valid: Tensor
-
-
-class View(NamedTuple):
-    """A batch, or a part of it, as the weights of now see it."""
-
-    evaluation: Evaluation
-    rows: Rows
-    target: TargetView | None
+    target: Evaluation | None = None
+    """The target network's, without gradient, where there is one."""
+    kl_coeff: float = 0.0
+    """The current weight of the KL from it."""
 
     @property
-    def values(self) -> dict[str, Any]:
-        """The inputs from which returns of every kind are computed."""
-        return {
-            "rewards_TB": self.rows.rewards_TB,
-            "discounts_TB": self.rows.discounts_TB,
-            "values_SB": self.evaluation.values_SB,
-            "mask_TB": self.rows.mask_TB,
-        }
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """The inputs that every loss needs besides `values`."""
+    def inputs(self) -> dict[str, Any]:
+        """The arguments that every loss takes."""
         return {
             "log_probs_TB": self.evaluation.log_probs_TB,
             "entropies_TB": self.evaluation.entropies_TB,
-            "num_valid": self.rows.num_valid,
+            "values_SB": self.evaluation.values_SB,
+            "rewards_TB": self.rewards_TB,
+            "discounts_TB": self.discounts_TB,
+            "mask_TB": self.mask_TB,
+            "num_valid": self.num_valid,
         }
-
-    @property
-    def behaviour(self) -> dict[str, Any]:
-        return {"behaviour_log_probs_TB": self.rows.behaviour_log_probs_TB}
-
-    def log_ratios(self, log_probs_TB: Tensor) -> Tensor:
-        """Return the log-ratios of these probabilities to those of the behaviour policy."""
-        return log_probs_TB.detach() - self.rows.behaviour_log_probs_TB
 
     def mean(self, numbers_TB: Tensor) -> Tensor:
         """Over valid rows."""
-        valid_TB = torch.where(self.rows.mask_TB, numbers_TB.detach().float(), 0.0)
-        return valid_TB.sum() / self.rows.num_valid.clamp(min=1)
+        valid_TB = torch.where(self.mask_TB, numbers_TB.detach().float(), 0.0)
+        return valid_TB.sum() / self.num_valid.clamp(min=1)
 
 
 class Algorithm(NamedTuple):
-    """The functions by which an update step learns.
+    """The functions by which an update step learns."""
 
-    Their control flow may not depend on the values in a tensor.
-    """
-
-    loss: Callable[[View, Tensor | float], LossTerms]
+    loss: Callable[[View, float], LossTerms]
     """Computes the loss from the view of the current weights and from the current entropy cost."""
     stats: Callable[[View], dict[str, Tensor]] = lambda _: {}
     """Numbers to report: those of an update in docs/metrics.md, or your own as user/NAME."""
@@ -96,41 +76,38 @@ class Algorithm(NamedTuple):
 
 
 def _impala(section: AlgorithmSection) -> Algorithm:
-    weights, bars = _weights(section), _bars(section)
+    settings = _shared(section) | _bars(section)
 
-    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
-        inputs = view.values | view.policy | view.behaviour
-        return impala_loss(**inputs, entropy_cost=entropy_cost, **weights, **bars)
+    def loss(view: View, entropy_cost: float) -> LossTerms:
+        behaviour_TB = view.behaviour_log_probs_TB
+        inputs = view.inputs | {"behaviour_log_probs_TB": behaviour_TB}
+        return impala_loss(**inputs, entropy_cost=entropy_cost, **settings)
 
     return Algorithm(loss)
 
 
 def _appo(section: AlgorithmSection) -> Algorithm:
-    weights, bars = _weights(section), _bars(section)
+    settings = _shared(section) | _bars(section)
     clip, is_clip = section.clip, section.is_clip
 
-    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
+    def loss(view: View, entropy_cost: float) -> LossTerms:
         target = _target(view)
         return appo_loss(
-            **(view.values | view.policy | view.behaviour),
-            target_log_probs_TB=target.evaluation.log_probs_TB,
-            kl_TB=_kl(view, target) if target.kl_coeff else None,
-            kl_coeff=target.kl_coeff,
+            **view.inputs,
+            behaviour_log_probs_TB=view.behaviour_log_probs_TB,
+            target_log_probs_TB=target.log_probs_TB,
+            kl_TB=_kl(view, target) if view.kl_coeff else None,
+            kl_coeff=view.kl_coeff,
             entropy_cost=entropy_cost,
             clip=clip,
             is_clip=is_clip,
-            **weights,
-            **bars,
+            **settings,
         )
 
     def stats(view: View) -> dict[str, Tensor]:
-        target, rows = _target(view), view.rows
-        ratios_TB = impact_ratios(
-            view.evaluation.log_probs_TB,
-            rows.behaviour_log_probs_TB,
-            target.evaluation.log_probs_TB,
-            is_clip,
-        )
+        target = _target(view)
+        log_probs_TB, mu_TB = view.evaluation.log_probs_TB, view.behaviour_log_probs_TB
+        ratios_TB = impact_ratios(log_probs_TB, mu_TB, target.log_probs_TB, is_clip)
         return {
             "policy/kl": view.mean(_kl(view, target)),
             "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
@@ -140,22 +117,22 @@ def _appo(section: AlgorithmSection) -> Algorithm:
 
 
 def _ppo(section: AlgorithmSection) -> Algorithm:
-    weights, kind, clip = _weights(section), section.returns_kind, section.clip
-    settings: dict[str, Any] = {"rho_bar": section.rho_bar, "c_bar": section.c_bar}
-    settings["lambda_"] = section.trace_decay
+    bars = {"rho_bar": section.rho_bar, "c_bar": section.c_bar, "lambda_": section.trace_decay}
+    settings = _shared(section) | bars
+    kind, clip = section.returns_kind, section.clip
 
-    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
+    def loss(view: View, entropy_cost: float) -> LossTerms:
         return ppo_loss(
-            **(view.values | view.policy | view.behaviour),
+            **view.inputs,
+            behaviour_log_probs_TB=view.behaviour_log_probs_TB,
             entropy_cost=entropy_cost,
             returns=kind,
             clip=clip,
-            **weights,
             **settings,
         )
 
     def stats(view: View) -> dict[str, Tensor]:
-        log_ratios_TB = view.log_ratios(view.evaluation.log_probs_TB)
+        log_ratios_TB = view.evaluation.log_probs_TB.detach() - view.behaviour_log_probs_TB
         ratios_TB = clamped_exp(log_ratios_TB)
         return {
             # From the actions taken alone, and never below 0: E[r - 1 - log r] = KL(mu || pi).
@@ -167,16 +144,15 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
 
 
 def _a2c(section: AlgorithmSection) -> Algorithm:
-    weights, decay = _weights(section), section.trace_decay
+    settings, decay = _shared(section), section.trace_decay
 
-    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
-        inputs = view.values | view.policy
-        return a2c_loss(**inputs, entropy_cost=entropy_cost, lambda_=decay, **weights)
+    def loss(view: View, entropy_cost: float) -> LossTerms:
+        return a2c_loss(**view.inputs, entropy_cost=entropy_cost, lambda_=decay, **settings)
 
     return Algorithm(loss)
 
 
-def _weights(section: AlgorithmSection) -> dict[str, Any]:
+def _shared(section: AlgorithmSection) -> dict[str, Any]:
     return {
         "value_cost": section.value_cost,
         "reduction": section.reduction,
@@ -193,14 +169,14 @@ def _bars(section: AlgorithmSection) -> dict[str, Any]:
     }
 
 
-def _target(view: View) -> TargetView:
+def _target(view: View) -> Evaluation:
     assert view.target is not None, "appo has a target network"
     return view.target
 
 
-def _kl(view: View, target: TargetView) -> Tensor:
+def _kl(view: View, target: Evaluation) -> Tensor:
     """[T, B]"""
-    return target.evaluation.joint_BT.kl(view.evaluation.joint_BT).t()
+    return target.joint_BT.kl(view.evaluation.joint_BT).t()
 
 
 MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
@@ -235,36 +211,34 @@ def _make_own(section: AlgorithmSection) -> Algorithm:
             f"{type(made).__name__}"
         )
 
-    def loss(view: View, entropy_cost: Tensor | float) -> LossTerms:
-        before = _versions(view)
-        with NamedInSetting(KEY, name, "in its loss"):
+    def loss(view: View, entropy_cost: float) -> LossTerms:
+        with _watched(name, view, "in its loss"):
             terms = made.loss(view, entropy_cost)
         _check_terms(name, terms)
-        _check_rows(name, view, before)
         return terms
 
     def stats(view: View) -> dict[str, Tensor]:
-        before = _versions(view)
-        with NamedInSetting(KEY, name, "in its stats"):
+        with _watched(name, view, "in its stats"):
             stats = made.stats(view)
         _check_stats(name, stats, has_target=made.has_target)
-        _check_rows(name, view, before)
         return stats
 
     return Algorithm(loss, stats, made.has_target)
 
 
-def _versions(view: View) -> list[int]:
-    """Return the version of each tensor in `rows`; every change in place increases it."""
-    return [rows._version for rows in view.rows]
-
-
-def _check_rows(name: str, view: View, before: list[int]) -> None:
-    for field, now, then in zip(Rows._fields, _versions(view), before, strict=True):
-        if now != then:
+@contextmanager
+def _watched(name: str, view: View, where: str) -> Iterator[None]:
+    """A mistake in the block is told by the name, as is a change to the batch's own memory."""
+    rows = {field: part for field, part in view._asdict().items() if isinstance(part, Tensor)}
+    # Every change in place increases it.
+    before = {field: tensor._version for field, tensor in rows.items()}
+    with NamedInSetting(KEY, name, where):
+        yield
+    for field, tensor in rows.items():
+        if tensor._version != before[field]:
             raise ConfigError(
-                f"{KEY}: {name} changes view.rows.{field} in place, which other passes over the "
-                "batch read too: it must make a new tensor"
+                f"{KEY}: {name} changes view.{field} in place, which other passes over the batch "
+                "read too: it must make a new tensor"
             )
 
 

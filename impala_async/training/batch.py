@@ -8,16 +8,27 @@ F frames, K frames of a stack
 """
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
+from impala_async.files import write_whole
 from impala_async.schema import Schema
+from impala_async.training.state import copies_of
 from impala_async.trajectory import Columns
+
+# Tries to find the columns at fault. Each is a forward and a backward pass; what is still undecided
+# behind them counts as found.
+MAX_TRIES = 32
+# Columns that alone stay below these do so together too: a norm overflows at 1e19, a loss at 1e38.
+GOOD_NORM, GOOD_LOSS = 1e15, 1e30
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,23 @@ class Batch:
                 taken[item.name] = {name: leaf[columns_N] for name, leaf in part.items()}
         return Batch(**taken)
 
+    def keep(self, path: Path, about: dict[str, str], **others: Tensor) -> str:
+        """Write it for a look at it; return, in words, where it is, or why it is nowhere.
+
+        `safetensors.torch.load_file` reads it. The names are those of the fields and of `others`,
+        and `about` becomes its metadata.
+        """
+        found = dict(others)
+        for item in fields(self):
+            part = getattr(self, item.name)
+            leaves = {"": part} if isinstance(part, Tensor) else {f"/{k}": part[k] for k in part}
+            found |= {f"{item.name}{name}": leaf for name, leaf in leaves.items()}
+        try:
+            write_whole(path, save(copies_of(found), about))
+        except OSError as error:
+            return f"the last batch cannot be kept in {path}: {error.strerror}"
+        return f"the last batch is kept in {path}"
+
 
 class Part(NamedTuple):
     """Some columns of a batch, or all of it, and which of the living columns it has."""
@@ -118,16 +146,39 @@ def parts_of(
     columns = alive_B.nonzero().flatten()
     order = np.random.default_rng(seeds).permutation(len(columns))
     for columns_N in columns[torch.from_numpy(order)].tensor_split(num_parts):
-        part = batch.take(columns_N.to(batch.mask_BT.device))
-        is_in_B = torch.zeros_like(alive_B).index_fill(0, columns_N, True)
-        yield Part(part, part.mask_BT, is_in_B)
+        yield part_with(batch, columns_N)
+
+
+def part_with(batch: Batch, columns_N: Tensor) -> Part:
+    """Copy these columns of the batch."""
+    part = batch.take(columns_N.to(batch.mask_BT.device))
+    is_in_B = torch.zeros(len(batch.mask_BT), dtype=torch.bool).index_fill(0, columns_N, True)
+    return Part(part, part.mask_BT, is_in_B)
+
+
+def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tensor:
+    """Those of these columns that are not good, without which the others are.
+
+    They make a loss or gradient not finite: columns are halved until it is known which.
+    """
+    found = []
+    groups, num_tries = deque([columns_N]), 0
+    while groups:
+        group = groups.popleft()
+        num_tries += 1
+        if num_tries <= MAX_TRIES and is_good(group):
+            continue
+        if num_tries >= MAX_TRIES or len(group) == 1:
+            found.append(group)
+        else:
+            groups.extend(group.tensor_split(2))
+    return torch.cat(found) if found else columns_N[:0]
 
 
 def living_mask(batch: Batch, alive_B: Tensor) -> Tensor:
     """[B, T]: the valid rows of the columns that are alive, a tensor on the CPU."""
     if alive_B.all():
-        # As it is with a dead column, or what is compiled would be compiled anew for it.
-        return batch.mask_BT.contiguous()
+        return batch.mask_BT
     return batch.mask_BT & alive_B.to(batch.mask_BT.device, non_blocking=True).unsqueeze(-1)
 
 

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.training.state import NotFitting, check_tensor, entry
+from impala_async.errors import CheckpointError
+from impala_async.training.state import check_tensor, entry
 
 # The square of a larger gradient, which optimizers remember, would overflow.
 MAX_NORM = 1e19
-# Up to here no step can make finite weights infinite: from 0 they would take 1e20 of the largest.
-_SAFE_RATE, _SAFE_DECAY, _SAFE_EPSILON = 1e10, 2.0, 1e-30
 # torch keeps its compiler away from these, and imports it for that at the first call, which takes
 # nearly as long as to import torch. Nothing here compiles an optimizer: they are marked as done.
 _NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
@@ -135,14 +134,7 @@ def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:
     The first call makes the optimizer's state, which is all zeros if it is skipped.
     """
     optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
-    _step(optimizer)
-
-
-def may_overflow(section: AlgorithmSection) -> bool:
-    """Whether steps at these rates must be looked at; as good as never, so it may cost."""
-    lr = max(section.lr, section.lr_end or 0.0)
-    decay = lr * section.optimizer_options.weight_decay if section.optimizer == "adamw" else 0.0
-    return lr > _SAFE_RATE or decay > _SAFE_DECAY or section.epsilon < _SAFE_EPSILON
+    take_step(optimizer)
 
 
 def norm_limit(max_norm: float | None) -> float:
@@ -150,26 +142,7 @@ def norm_limit(max_norm: float | None) -> float:
     return math.inf if max_norm is not None and max_norm < MAX_NORM else MAX_NORM
 
 
-def take_step(optimizer: Optimizer, *, is_risky: bool) -> bool:
-    """A step. A risky one that would not leave all finite is taken back bit for bit: False."""
-    if not is_risky:
-        _step(optimizer)
-        return True
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    weights = [parameter.detach().clone() for parameter in parameters]
-    live, options = flatten_optimizer(optimizer)
-    state = {name: tensor.clone() for name, tensor in live.items()}
-    _step(optimizer)
-    after, _ = flatten_optimizer(optimizer)
-    if all(bool(tensor.isfinite().all()) for tensor in (*parameters, *after.values())):
-        return True
-    with torch.no_grad():
-        torch._foreach_copy_(parameters, weights)
-    restore_optimizer(optimizer, state, options)
-    return False
-
-
-def _step(optimizer: Optimizer) -> None:
+def take_step(optimizer: Optimizer) -> None:
     """As its `step`, without what torch wraps around that for its profiler, hooks and compiler."""
     # On a CPU that is a quarter of the step of a small model.
     with torch.no_grad():
@@ -178,32 +151,18 @@ def _step(optimizer: Optimizer) -> None:
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
-def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
-    """Prepare for CUDA graphs: a replayed step must read the learning rate from memory."""
-    for group in optimizer.param_groups:
-        group["capturable"] = True
-        group["lr"] = torch.tensor(group["lr"], device=device)
+        group["lr"] = lr
 
 
 def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Its state as named tensors, which are the live ones, and as JSON for everything else."""
+    """Its state as named tensors, which are the live ones, and its kind and options as JSON."""
     saved = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entries in saved["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value
-            else:
-                scalars.setdefault(str(index), {})[key] = value
-    groups = [{**group, "lr": float(group["lr"])} for group in saved["param_groups"]]
-    return tensors, {"kind": _kind(optimizer), "groups": groups, "scalars": scalars}
+    tensors = {
+        f"{index}.{key}": tensor
+        for index, entries in saved["state"].items()
+        for key, tensor in entries.items()
+    }
+    return tensors, {"kind": _kind(optimizer), "groups": saved["param_groups"]}
 
 
 def restore_optimizer(
@@ -211,15 +170,13 @@ def restore_optimizer(
 ) -> None:
     """Undo `flatten_optimizer` for an optimizer of this kind, which keeps its own options.
 
-    Raises NotFitting when the state is another kind of optimizer's or fits other parameters.
+    Raises CheckpointError when the state is another kind of optimizer's or fits other parameters.
     """
     kind, saved_groups = entry(options, "kind", str), entry(options, "groups", list)
     if kind != _kind(optimizer):
-        raise NotFitting(f"state of {kind} does not fit {_kind(optimizer)}")
+        raise CheckpointError(f"state of {kind} does not fit {_kind(optimizer)}")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Any]] = {
-        int(index): dict(entries) for index, entries in entry(options, "scalars", dict).items()
-    }
+    state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
         _check_fits(name, tensor, parameters, index)
@@ -229,14 +186,14 @@ def restore_optimizer(
     theirs = [entry(group, "params", list) for group in saved_groups]
     ours = [group["params"] for group in groups]
     if theirs != ours:
-        raise NotFitting(f"state of parameters {theirs}, not {ours}")
+        raise CheckpointError(f"state of parameters {theirs}, not {ours}")
     for mine in groups:
         _match_momentum(state, parameters, mine)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _match_momentum(
-    state: dict[int, dict[str, Any]], parameters: list[Tensor], group: Mapping[str, Any]
+    state: dict[int, dict[str, Tensor]], parameters: list[Tensor], group: Mapping[str, Any]
 ) -> None:
     """Momentum that begins in a resumed run begins at 0: torch would miss it at the first step."""
     for index in group["params"]:
@@ -249,7 +206,7 @@ def _match_momentum(
 def _check_fits(name: str, tensor: Tensor, parameters: list[Tensor], index: str) -> None:
     """torch itself notices a wrong shape only at the next step."""
     if not index.isdecimal() or int(index) >= len(parameters):
-        raise NotFitting(f"{name} is the state of a parameter that does not exist")
+        raise CheckpointError(f"{name} is the state of a parameter that does not exist")
     # A count of steps has no dimensions.
     parameter = parameters[int(index)]
     check_tensor(name, tensor, parameter.dtype, parameter.shape if tensor.dim() else tensor.shape)

@@ -7,7 +7,7 @@ T rows of a trajectory, B columns
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -70,11 +70,12 @@ class ReturnScale:
             return 1.0
         return _scale(self._mean / self._weight, self._mean_square / self._weight)
 
-    def add(self, moments: "Moments", scale: float) -> None:
-        """Take in targets of rewards that were divided by `scale`."""
-        if moments.count == 0:
+    def add(self, parts: Iterable[Sequence[float]], scale: float) -> None:
+        """Take in the sums of parts of a batch, whose rewards were divided by `scale`."""
+        count, total, total_square = map(sum, zip((0.0,) * 3, *parts, strict=True))
+        if count == 0:
             return
-        mean, mean_square = moments.mean * scale, moments.mean_square * (scale * scale)
+        mean, mean_square = total / count * scale, total_square / count * (scale * scale)
         # That is false of NaN too. What is remembered stays finite, as a checkpoint must be.
         if abs(mean) <= LARGEST_SCALE and mean_square <= LARGEST_SCALE**2:
             self._mean += SHARE * (mean - self._mean)
@@ -106,37 +107,16 @@ class ReturnScale:
         self._weight = float(entry(state, "weight", float))
 
 
-class Moments:
-    """Count, sum and sum of squares of valid targets: sums, so that parts of a batch add up."""
+def sums_of(targets_TB: Tensor, mask_TB: Tensor) -> Tensor:
+    """Count, sum and sum of squares of valid targets, on their device: those of parts add up."""
+    wide_TB = torch.where(mask_TB, targets_TB.double(), 0.0)
+    return torch.stack((mask_TB.sum().double(), wide_TB.sum(), wide_TB.square().sum()))
 
-    def __init__(self, count: float = 0.0, total: float = 0.0, total_square: float = 0.0) -> None:
-        self.count, self._total, self._total_square = count, total, total_square
 
-    def __add__(self, other: "Moments") -> "Moments":
-        return Moments(
-            self.count + other.count,
-            self._total + other._total,
-            self._total_square + other._total_square,
-        )
-
-    @property
-    def mean(self) -> float:
-        return self._total / self.count
-
-    @property
-    def mean_square(self) -> float:
-        return self._total_square / self.count
-
-    @property
-    def scale(self) -> float:
-        """The scale of these targets alone."""
-        return _scale(self.mean, self.mean_square) if self.count else 1.0
-
-    @staticmethod
-    def sums(targets_TB: Tensor, mask_TB: Tensor) -> Tensor:
-        """The three numbers, still on their device."""
-        wide_TB = torch.where(mask_TB, targets_TB.double(), 0.0)
-        return torch.stack((mask_TB.sum().double(), wide_TB.sum(), wide_TB.square().sum()))
+def scale_of(sums: Sequence[float]) -> float:
+    """The scale of these targets alone."""
+    count, total, total_square = sums
+    return _scale(total / count, total_square / count) if count else 1.0
 
 
 def _scale(mean: float, mean_square: float) -> float:

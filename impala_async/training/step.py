@@ -7,22 +7,29 @@ of observations in place, and nothing else.
     B columns of a batch, T action rows, S = T+1 observation rows, N rows of any kind
 """
 
-import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from impala_async.algo.schedules import linear
+from impala_async.algo.terms import LossTerms
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.policy import AnyPolicy, Policy
-from impala_async.training.algorithms import Rows, is_own, make_algorithm
-from impala_async.training.backprop import Backend, Backprop, Graphs
-from impala_async.training.batch import Batch, Part, living_mask, parts_of
-from impala_async.training.culprits import GOOD_LOSS, GOOD_NORM, find_culprits, only
+from impala_async.policy import Policy
+from impala_async.training.algorithms import View, is_own, make_algorithm
+from impala_async.training.batch import (
+    GOOD_LOSS,
+    GOOD_NORM,
+    Batch,
+    Part,
+    find_culprits,
+    living_mask,
+    part_with,
+    parts_of,
+)
 from impala_async.training.optimizer import (
     build_optimizer,
     can_skip,
@@ -30,21 +37,47 @@ from impala_async.training.optimizer import (
     clip_unseen,
     flatten_optimizer,
     global_norm,
-    make_capturable,
-    may_overflow,
     norm_limit,
     restore_optimizer,
     set_learning_rate,
     step_unless,
     take_step,
 )
-from impala_async.training.result import Outcome, StepResult
-from impala_async.training.rewards import Moments, ReturnScale, clip_rewards
-from impala_async.training.snapshot import HostCopy
+from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
 from impala_async.training.target import Target
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of the updates with a batch; `stats` are means over them.
+
+    `num_updates` counts the updates taken. An update without a valid row is not taken, nor is one
+    that fails because its loss, gradient or weights are not finite: `is_failed_B` says which
+    columns were in failed updates, `not_finite` what was not finite, and `num_failed_in_a_row`
+    counts the failed updates since the last one that was taken.
+    """
+
+    num_updates: int
+    is_failed_B: Tensor
+    stats: dict[str, float]
+    num_failed_in_a_row: int = 0
+    not_finite: tuple[str, ...] = ()
+
+    @property
+    def applied(self) -> bool:
+        return self.num_updates > 0
+
+
+class _Outcome(NamedTuple):
+    """The result of a part, which is neither taken nor failed if it has no valid row."""
+
+    is_in_B: Tensor
+    is_applied: bool
+    is_failed: bool
+    stats: dict[str, float]
+    target_sums: list[float]
+    """Those of its return targets, if they were asked for."""
 
 
 class _Pass(NamedTuple):
@@ -58,56 +91,7 @@ class _Pass(NamedTuple):
     scale: float
 
 
-class Step(ABC):
-    """The weights of a policy, or of each member of a team, one batch further and one more."""
-
-    policy: AnyPolicy
-
-    @property
-    @abstractmethod
-    def is_pipelined(self) -> bool:
-        """Whether the next update can be launched before the host has looked at this one."""
-
-    @abstractmethod
-    def prepare(self, batch: Batch) -> None:
-        """Compile what is to be compiled, and try an algorithm of the user's own.
-
-        That is done with a batch without a valid row, and changes nothing.
-        """
-
-    @abstractmethod
-    def begin(
-        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
-    ) -> Callable[[], StepResult]:
-        """Launch the updates with a batch; the call of what comes back waits for their result.
-
-        Args:
-            batch: on the device of the policy. It may not change until the result is asked for.
-            alive_B: the columns to train on, a tensor on the CPU, which may not change either.
-            env_steps_trained: where the schedules of learning rate and entropy cost are.
-            is_first_pass: statistics of returns and observations take in a batch once.
-        """
-
-    def run(
-        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
-    ) -> StepResult:
-        """`begin`, and its result.
-
-        An update without a valid row, or whose loss, gradient or weights are not finite, is
-        skipped: weights, optimizer and all else then stay as they are, bit for bit.
-        """
-        return self.begin(batch, alive_B, env_steps_trained, is_first_pass=is_first_pass)()
-
-    @abstractmethod
-    def capture(self) -> TrainingState:
-        """Copy its state, on the thread that trains, for another thread to write."""
-
-    @abstractmethod
-    def restore(self, state: TrainingState) -> None:
-        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
-
-
-class UpdateStep(Step):
+class UpdateStep:
     """The policy's weights, one batch further. Batches lie on `device`, as the policy does."""
 
     def __init__(
@@ -117,29 +101,21 @@ class UpdateStep(Step):
         device: torch.device | str,
         *,
         seed: int = 0,
-        backend: Backend | None = None,
-        is_graphed: bool = False,
     ) -> None:
-        self.policy: Policy = policy
+        self.policy = policy
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
-        learning = make_algorithm(algorithm)
-        self.target = Target(policy, algorithm) if learning.has_target else None
+        self._algorithm = make_algorithm(algorithm)
+        self.target = Target(policy, algorithm) if self._algorithm.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self._section = algorithm
         self._seed = seed
         self.num_updates = 0
         self._num_failed_in_a_row = 0
         self._device = torch.device(device)
-        self._backprop = Backprop(policy, self.target, learning, backend)
-        # The names of the statistics stay empty until the first update.
-        self._stat_names: tuple[str, ...] = ()
-        self._is_risky = may_overflow(algorithm)
         self._norm_limit = norm_limit(algorithm.grad_clip)
         # On a GPU the host looks at an update when all of it is launched.
-        can_decide = can_skip(self.optimizer) and not self._is_risky
-        self.is_decided_there = self._device.type == "cuda" and can_decide
-        self._graphs = self._build_graphs() if is_graphed and not self._is_risky else None
+        self.is_decided_there = self._device.type == "cuda" and can_skip(self.optimizer)
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=self._device)
         self._end = torch.zeros_like(self._gamma)
@@ -147,42 +123,31 @@ class UpdateStep(Step):
         self._lr = linear(algorithm.lr, algorithm.lr_end, horizon)
         self._entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, horizon)
 
-    @property
-    def way(self) -> str:
-        """How updates are made now, in the words of `learner.compile`."""
-        if self._graphs is not None and not self._graphs.is_given_up:
-            return "cuda_graph"
-        return "inductor" if self._backprop.is_compiled else "off"
-
-    @property
-    def is_pipelined(self) -> bool:
-        """Not where the host itself makes something of what it sees, for the next to begin with."""
-        return self.is_decided_there and not (
-            self.target is not None
-            or self.return_scale is not None
-            or len(self.policy.model.normalizers) > 0
-            or self._section.num_minibatches > 1
-        )
-
     def prepare(self, batch: Batch) -> None:
-        """Compile what is to be compiled, and try an algorithm of your own.
+        """Try an algorithm of the user's own, by an update of a batch without a valid row.
 
-        Both is done by an update of a batch without a valid row. That changes nothing, nor does
-        what a network of your own draws in it.
+        That changes nothing, nor does what a network of the user's own draws in it.
         """
-        if self._backprop.is_compiled:
-            logger.info("compiling the update, which may take a minute")
-        elif not is_own(self._section):
-            return
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
-            self.run(batch, alive_B, 0, is_first_pass=False)
+        if is_own(self._section):
+            devices = [self._device] if self._device.type == "cuda" else []
+            with torch.random.fork_rng(devices):
+                alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
+                self.run(batch, alive_B, 0, is_first_pass=False)
 
-    def begin(
+    def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
-    ) -> Callable[[], StepResult]:
-        """Where updates are pipelined, others may begin before its result is asked for."""
+    ) -> StepResult:
+        """Make the updates with a batch.
+
+        An update without a valid row, or whose loss, gradient or weights are not finite, is
+        skipped: weights, optimizer and all else then stay as they are, bit for bit.
+
+        Args:
+            batch: on the device of the policy.
+            alive_B: the columns to train on, a tensor on the CPU.
+            env_steps_trained: where the schedules of learning rate and entropy cost are.
+            is_first_pass: statistics of returns and observations take in a batch once.
+        """
         this = _Pass(
             batch,
             alive_B,
@@ -194,179 +159,141 @@ class UpdateStep(Step):
         # By the updates taken, so that one that is skipped leaves no trace here either.
         seeds = (self._seed, self.num_updates)
         parts = parts_of(batch, alive_B, self._section.num_minibatches, seeds)
-        if self.is_pipelined:
-            begun = [(part, self._begin_part(part, this)) for part in parts]
-            return lambda: self._conclude(
-                [outcome for each in begun for outcome in self._settle_part(*each, this)], this
-            )
-        outcomes = [
-            outcome
-            for part in parts
-            for outcome in self._settle_part(part, self._begin_part(part, this), this)
-        ]
-        result = self._conclude(outcomes, this)
-        return lambda: result
+        outcomes = [outcome for part in parts for outcome in self._learn_from(part, this)]
+        return self._conclude(outcomes, this)
 
     def capture(self) -> TrainingState:
+        """Copy its state, on the thread that trains, for another thread to write."""
         optimizer, options = flatten_optimizer(self.optimizer)
+        tensors = {"model": self.policy.named_tensors(), "optimizer": optimizer}
         algorithm: dict[str, Any] = {"num_updates": self.num_updates}
         if self.target is not None:
+            tensors["target"] = self.target.tensors()
             algorithm["target"] = self.target.state()
         if self.return_scale is not None:
             algorithm["return_scale"] = self.return_scale.state()
         return TrainingState(
-            model=copies_of(self.policy.named_tensors()),
-            optimizer=copies_of(optimizer),
-            optimizer_options=options,
-            target={} if self.target is None else copies_of(self.target.tensors()),
-            algorithm=algorithm,
+            {group: copies_of(members) for group, members in tensors.items()},
+            {"optimizer": options, "algorithm": algorithm},
         )
 
     def restore(self, state: TrainingState) -> None:
-        with state.must_fit():
-            check_alike(state.model, self.policy.named_tensors())
-            if self.target is not None:
-                check_alike(state.target, self.target.tensors())
-            self.policy.load_tensors(state.model)
-            restore_optimizer(self.optimizer, state.optimizer, state.optimizer_options)
-            self.num_updates = int(entry(state.algorithm, "num_updates", float))
-            if self.target is not None:
-                self.target.restore(state.target, entry(state.algorithm, "target", dict))
-            if self.return_scale is not None:
-                self.return_scale.restore(entry(state.algorithm, "return_scale", dict))
+        """Put a captured state into a fresh step; raises CheckpointError if it does not fit."""
+        model, optimizer = (entry(state.tensors, name, dict) for name in ("model", "optimizer"))
+        algorithm = entry(state.state, "algorithm", dict)
+        check_alike(model, self.policy.named_tensors())
+        target = {} if self.target is None else entry(state.tensors, "target", dict)
+        if self.target is not None:
+            check_alike(target, self.target.tensors())
+        self.policy.load_tensors(model)
+        restore_optimizer(self.optimizer, optimizer, entry(state.state, "optimizer", dict))
+        self.num_updates = int(entry(algorithm, "num_updates", float))
+        if self.target is not None:
+            self.target.restore(target, entry(algorithm, "target", dict))
+        if self.return_scale is not None:
+            self.return_scale.restore(entry(algorithm, "return_scale", dict))
 
-    def _begin_part(self, part: Part, this: _Pass) -> HostCopy:
-        """All that needs no look at it; what there is to look at."""
-        if self.is_decided_there:
-            set_learning_rate(self.optimizer, this.lr)
-        numbers = None
-        if self._graphs is not None:
-            numbers = self._graphs.run(part.batch, part.mask_BT, this.entropy_cost)
-        if numbers is None:
-            # Each batch counts once, however many passes it has.
-            has_moments = self.return_scale is not None and this.is_first
-            numbers = self._launch(
-                part.batch, part.mask_BT, this.entropy_cost, this.scale, has_moments
-            )
-        # A graph overwrites its numbers when it is replayed: they are copied before that.
-        return HostCopy(numbers)
-
-    def _settle_part(self, part: Part, numbers: HostCopy, this: _Pass) -> list[Outcome]:
+    def _learn_from(self, part: Part, this: _Pass) -> list[_Outcome]:
         """Return the outcome of a part, or two.
 
         If something was not finite, the part is tried again without the columns at fault.
         """
-        outcome = self._end_part(part, numbers, this)
+        outcome = self._update(part, this)
         if not outcome.is_failed:
             return [outcome]
-        columns_N = part.is_in_B.nonzero().flatten()
-
-        def is_good(tried_N: Tensor) -> bool:
-            tried = only(part, this.batch, tried_N)
-            rows = self._rows(tried.batch, tried.mask_BT, this.scale)
-            terms, _ = self._backprop.run(tried.batch, rows, this.entropy_cost)
-            norm = float(global_norm(self.parameters))
-            return abs(float(terms.total.detach())) < GOOD_LOSS and norm < min(
-                GOOD_NORM, self._norm_limit
-            )
-
-        found_N = find_culprits(columns_N, is_good)
+        found_N = find_culprits(
+            part.is_in_B.nonzero().flatten(),
+            lambda tried_N: self._is_good(part_with(this.batch, tried_N), this),
+        )
         is_found_B = torch.zeros_like(part.is_in_B).index_fill(0, found_N, True)
         good_N = (part.is_in_B & ~is_found_B).nonzero().flatten()
         if not len(good_N):
             return [outcome]
-        rest = only(part, this.batch, good_N)
-        # No graph is recorded for a batch that is used once.
-        launched = self._launch(
-            rest.batch,
-            rest.mask_BT,
-            this.entropy_cost,
-            this.scale,
-            self.return_scale is not None and this.is_first,
-        )
-        again = self._end_part(rest, HostCopy(launched), this)
+        again = self._update(part_with(this.batch, good_N), this)
         if not again.is_applied:
             return [outcome]
-        num_lost = outcome.num_valid - again.num_valid
-        return [outcome._replace(is_in_B=is_found_B, num_valid=num_lost), again]
+        return [outcome._replace(is_in_B=is_found_B, is_failed=len(found_N) > 0), again]
 
-    def _end_part(self, part: Part, numbers: HostCopy, this: _Pass) -> Outcome:
-        """A step, if loss and gradient are finite and there is a valid row, or that it was one."""
+    def _is_good(self, part: Part, this: _Pass) -> bool:
+        """Whether its loss and gradient stay finite beside those of others as good."""
+        terms, _ = self._backward(self._view(part.batch, part.mask_BT, this.scale), this)
+        norm = float(global_norm(self.parameters))
+        return abs(float(terms.total.detach())) < GOOD_LOSS and norm < min(
+            GOOD_NORM, self._norm_limit
+        )
+
+    def _update(self, part: Part, this: _Pass) -> _Outcome:
+        """A step, if loss and gradient are finite and there is a valid row."""
+        set_learning_rate(self.optimizer, this.lr)
+        names, numbers = self._launch(part, this)
         # The one place where the host waits for the device.
-        total, norm, num_valid, *more = numbers.wait().tolist()
-        stats = dict(zip(self._stat_names, more, strict=False))
-        moments = Moments(*more[len(stats) :])
+        total, norm, num_valid, *more = numbers.tolist()
+        stats = dict(zip(names, more, strict=False))
         is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         if is_applied and not self.is_decided_there:
             clip_gradients(self.parameters, norm, self._section.grad_clip)
-            set_learning_rate(self.optimizer, this.lr)
-            is_applied = take_step(self.optimizer, is_risky=self._is_risky)
+            take_step(self.optimizer)
         if is_applied and self.target is not None:
             self.target.note_update(self.policy, stats["policy/kl"])
         stats |= {"loss/total": total, "grad/norm": norm}
-        return Outcome(part.is_in_B, is_applied, int(num_valid), moments, stats)
+        is_failed = num_valid > 0 and not is_applied
+        return _Outcome(part.is_in_B, is_applied, is_failed, stats, more[len(names) :])
 
-    def _conclude(self, outcomes: list[Outcome], this: _Pass) -> StepResult:
-        """Return the result of all parts together."""
-        applied = [outcome for outcome in outcomes if outcome.is_applied]
-        self.num_updates += len(applied)
-        knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
-        result = StepResult.of(outcomes, self._num_failed_in_a_row, knobs)
-        self._num_failed_in_a_row = result.num_failed_in_a_row
-        if this.is_first:
-            self._update_statistics(this, applied, result.is_failed_B)
-        # Values that adapt are reported as they are now.
-        if self.target is not None:
-            self.target.end_batch(self.policy)
-            result.stats["algorithm/kl_coeff"] = self.target.kl_coeff
-        if self.return_scale is not None:
-            result.stats["algorithm/return_scale"] = self.return_scale.scale
-        return result
+    def _launch(self, part: Part, this: _Pass) -> tuple[list[str], Tensor]:
+        """All of an update that needs no look at it; names of statistics, and all numbers to see.
 
-    def _launch(
-        self,
-        batch: Batch,
-        mask_BT: Tensor,
-        entropy_cost: Tensor | float,
-        scale: float = 1.0,
-        has_moments: bool = False,
-    ) -> Tensor:
-        """The part of an update that can be recorded; the numbers that there are to look at.
-
-        They are loss, norm of the gradient, valid rows, the statistics, and moments if wanted.
+        They are loss, norm of the gradient, valid rows, statistics, and sums of targets if wanted.
         """
-        rows = self._rows(batch, mask_BT, scale)
-        terms, stats = self._backprop.run(batch, rows, entropy_cost)
-        self._stat_names = tuple(stats)
+        view = self._view(part.batch, part.mask_BT, this.scale)
+        terms, stats = self._backward(view, this)
         total, norm = terms.total.detach(), global_norm(self.parameters)
         if self.is_decided_there:
             clip_unseen(self.parameters, norm, self._section.grad_clip)
-            is_good = total.isfinite() & (norm < self._norm_limit) & (rows.num_valid > 0)
+            is_good = total.isfinite() & (norm < self._norm_limit) & (view.num_valid > 0)
             step_unless(self.optimizer, ~is_good)
-        numbers = [total, norm, rows.num_valid, *stats.values()]
-        if has_moments:
-            sums = Moments.sums(terms.targets_TB, rows.mask_TB)
+        numbers = [total, norm, view.num_valid, *stats.values()]
+        # Each batch counts once, however many passes it has.
+        if self.return_scale is not None and this.is_first:
+            sums = sums_of(terms.targets_TB, view.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
-        return torch.stack(numbers)
+        return list(stats), torch.stack(numbers)
 
-    def _build_graphs(self) -> Graphs | None:
-        """Return the graphs, or None without CUDA; the config's rules ensure their other needs."""
-        if self._device.type != "cuda":
-            logger.warning("learner.compile: no CUDA graph: the learner is on %s", self._device)
-            return None
-        make_capturable(self.optimizer, self._device)
-        return Graphs(self._launch, self._device)
+    def _backward(self, view: View, this: _Pass) -> tuple[LossTerms, dict[str, Tensor]]:
+        """Leave the gradients of the loss in the parameters; return it, and its statistics."""
+        terms = self._algorithm.loss(view, this.entropy_cost)
+        with torch.no_grad():
+            stats = {
+                "loss/policy": terms.policy.detach(),
+                "loss/value": terms.value.detach(),
+                "loss/entropy": terms.entropy.detach(),
+                "policy/entropy": terms.sum_entropy.detach() / view.num_valid.clamp(min=1),
+                **self._algorithm.stats(view),
+            }
+        # As an optimizer does it, without what that tells a profiler.
+        for parameter in self.parameters:
+            parameter.grad = None
+        terms.total.backward()
+        return terms, stats
 
-    def _rows(self, batch: Batch, mask_BT: Tensor, scale: float) -> Rows:
+    def _view(self, batch: Batch, mask_BT: Tensor, scale: float) -> View:
+        """One forward over all rows, and one of the target network, if there is any."""
+        inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
+        target = None
+        if self.target is not None:
+            with torch.no_grad():
+                target = self.target.policy.evaluate(*inputs)
         # Truncated rows keep gamma: the row after them holds the final observation.
         discounts_BT = torch.where(batch.terminated_BT, self._end, self._gamma)
         rewards_BT = clip_rewards(batch.rewards_BT, self._section.reward_clip)
-        return Rows(
+        return View(
+            evaluation=self.policy.evaluate(*inputs),
             behaviour_log_probs_TB=batch.log_probs_BT.t(),
             rewards_TB=(rewards_BT * (self._section.reward_scale / scale)).t(),
             discounts_TB=discounts_BT.t(),
             mask_TB=mask_BT.t(),
             num_valid=mask_BT.sum(dtype=torch.float32),
+            target=target,
+            kl_coeff=0.0 if self.target is None else self.target.kl_coeff,
         )
 
     def _scale(self, batch: Batch, alive_B: Tensor) -> float:
@@ -375,20 +302,53 @@ class UpdateStep(Step):
             return 1.0
         if not self.return_scale.is_empty:
             return self.return_scale.scale
-        rows = self._rows(batch, living_mask(batch, alive_B), 1.0)
         with torch.no_grad():
-            targets_TB = self._backprop.loss(batch, rows, 0.0)[0].targets_TB
-        is_target_TB = rows.mask_TB & targets_TB.isfinite()
-        return Moments(*Moments.sums(targets_TB, is_target_TB).tolist()).scale
+            view = self._view(batch, living_mask(batch, alive_B), 1.0)
+            targets_TB = self._algorithm.loss(view, 0.0).targets_TB
+        is_target_TB = view.mask_TB & targets_TB.isfinite()
+        return scale_of(sums_of(targets_TB, is_target_TB).tolist())
 
-    def _update_statistics(self, this: _Pass, applied: list[Outcome], is_failed_B: Tensor) -> None:
-        """Update the statistics of returns and of observations.
+    def _conclude(self, outcomes: list[_Outcome], this: _Pass) -> StepResult:
+        """Return the result of all parts together."""
+        applied = [outcome for outcome in outcomes if outcome.is_applied]
+        is_failed_B = torch.zeros_like(this.alive_B)
+        names: list[str] = []
+        for outcome in outcomes:
+            if outcome.is_applied:
+                self._num_failed_in_a_row = 0
+            elif outcome.is_failed:
+                self._num_failed_in_a_row += 1
+                is_failed_B |= outcome.is_in_B
+                # Where they all are finite, the weights that a step would have given are not.
+                bad = [name for name, value in outcome.stats.items() if not math.isfinite(value)]
+                names += bad or ["weights"]
+        self.num_updates += len(applied)
+        if this.is_first:
+            self._update_statistics(this, applied, is_failed_B)
+        if self.target is not None:
+            self.target.end_batch(self.policy)
+        return StepResult(
+            len(applied),
+            is_failed_B,
+            means_of([outcome.stats for outcome in applied or outcomes]) | self._knobs(this),
+            self._num_failed_in_a_row,
+            tuple(dict.fromkeys(names)),
+        )
 
-        Each batch counts once, however many passes it has.
-        """
+    def _knobs(self, this: _Pass) -> dict[str, float]:
+        """Those that adapt are as they are now."""
+        knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
+        if self.target is not None:
+            knobs["algorithm/kl_coeff"] = self.target.kl_coeff
+        if self.return_scale is not None:
+            knobs["algorithm/return_scale"] = self.return_scale.scale
+        return knobs
+
+    def _update_statistics(self, this: _Pass, applied: list[_Outcome], is_failed_B: Tensor) -> None:
+        """Each batch counts once, however many passes it has."""
         batch = this.batch
         if self.return_scale is not None:
-            self.return_scale.add(sum((o.moments for o in applied), Moments()), this.scale)
+            self.return_scale.add([outcome.target_sums for outcome in applied], this.scale)
             self.return_scale.look(batch.rewards_BT, batch.mask_BT)
         model = self.policy.model
         if applied and len(model.normalizers):
@@ -399,3 +359,10 @@ class UpdateStep(Step):
             leaves = {name: leaf for name, leaf in batch.obs.items() if leaf.is_floating_point()}
             rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in leaves.items()}
             model.update_statistics(rows, is_valid_BT.flatten())
+
+
+def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the unweighted mean under each name. A single dict is returned as it is."""
+    if len(stats) == 1:
+        return stats[0]
+    return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}

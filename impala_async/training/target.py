@@ -7,25 +7,18 @@ coefficient that holds the live one near the copy.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.policy import Evaluation, Policy
+from impala_async.policy import Policy
 from impala_async.training.state import entry
 
 KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
 # Adapting ends there. From 0 and from infinity there would be no way back.
 MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
-
-
-class TargetView(NamedTuple):
-    """The target network's evaluation of a batch, without gradient, and the KL's current weight."""
-
-    evaluation: Evaluation
-    kl_coeff: float
 
 
 class Target:
@@ -37,17 +30,6 @@ class Target:
         self._section = section
         self._age = 0
         self._has_moved = False
-
-    @torch.no_grad()
-    def look(
-        self,
-        obs_BS: Mapping[str, Tensor],
-        actions_BT: Mapping[str, Tensor],
-        mask_BT: Tensor,
-        state_B: Mapping[str, Tensor],
-    ) -> TargetView:
-        evaluation = self.policy.evaluate(obs_BS, actions_BT, mask_BT, state_B)
-        return TargetView(evaluation, self.kl_coeff)
 
     def note_update(self, live: Policy, kl: float) -> None:
         """One update further from the target, at a mean KL before it of `kl`.
@@ -93,7 +75,7 @@ class Target:
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Undo `tensors` and `state`; where the settings of the KL have changed, they hold."""
         self.policy.model.load_state_dict(dict(tensors))
-        if state.get("kl_settings") == self._kl_settings:
+        if entry(state, "kl_settings", list) == self._kl_settings:
             self.kl_coeff = float(entry(state, "kl_coeff", float))
         self._age = int(entry(state, "age", float))
 

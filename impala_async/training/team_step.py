@@ -9,8 +9,9 @@ which is where the member's episode began.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +22,8 @@ from impala_async.policy import AnyPolicy
 from impala_async.schema import POLICY
 from impala_async.team import member_seed_of, split_off
 from impala_async.training.batch import Batch
-from impala_async.training.result import StepResult
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
-from impala_async.training.step import Step, UpdateStep
+from impala_async.training.step import StepResult, UpdateStep, means_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +31,13 @@ logger = logging.getLogger(__name__)
 WARN_AT_BATCH = 100
 
 
-class TeamStep(Step):
+class TeamStep:
     """The team's weights, one batch further: what `UpdateStep` is to a single policy.
 
     `num_updates` of a result are those of the member that took most: what the members do with one
     batch, they do side by side. So a version is as old, counted in updates, as any member's
     weights in it can be.
     """
-
-    is_pipelined = False  # the host looks between the members
 
     def __init__(
         self,
@@ -65,10 +63,10 @@ class TeamStep(Step):
         self._num_batches = 0
         self._numbers = [policies.names.index(name) for name in self.steps]
 
-    def begin(
+    def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
-    ) -> Callable[[], StepResult]:
-        """Train each member on its rows of the columns that are alive: the result is there then.
+    ) -> StepResult:
+        """Train each member on its rows of the columns that are alive.
 
         A column fails with any of its members: it has no further pass.
         """
@@ -93,11 +91,17 @@ class TeamStep(Step):
         self._num_batches += 1
         if self._num_batches == WARN_AT_BATCH:
             self._warn_of_idle()
-        joined = StepResult.joined(results, is_failed_B)
-        return lambda: joined
+        told = [result for result in results if result.applied] or results
+        names = dict.fromkeys(name for result in results for name in result.not_finite)
+        return StepResult(
+            max((result.num_updates for result in results), default=0),
+            is_failed_B,
+            means_of([result.stats for result in told]) if told else {},
+            max((result.num_failed_in_a_row for result in results), default=0),
+            tuple(names),
+        )
 
     def prepare(self, batch: Batch) -> None:
-        """As that of each member; nothing is compiled, as a batch is split by who played it."""
         for step in self.steps.values():
             step.prepare(batch)
 
@@ -106,35 +110,31 @@ class TeamStep(Step):
 
         Copies are in the weights, and have nothing else.
         """
-        members = {name: step.capture() for name, step in self.steps.items()}
-        untrained = {
-            name: copies_of(policy.named_tensors())
-            for name, policy in self.policy.members.items()
-            if name not in members
-        }
-        return TrainingState(
-            model=_joined({name: one.model for name, one in members.items()} | untrained),
-            optimizer=_joined({name: one.optimizer for name, one in members.items()}),
-            optimizer_options={name: one.optimizer_options for name, one in members.items()},
-            target=_joined({name: one.target for name, one in members.items()}),
-            algorithm={name: one.algorithm for name, one in members.items()},
-        )
+        tensors: dict[str, dict[str, Tensor]] = {"model": {}}
+        state: dict[str, dict[str, Any]] = {}
+        for member, step in self.steps.items():
+            captured = step.capture()
+            for group, members in captured.tensors.items():
+                tensors.setdefault(group, {}).update(_named_after(member, members))
+            for part, value in captured.state.items():
+                state.setdefault(part, {})[member] = value
+        for member, policy in self.policy.members.items():
+            if member not in self.steps:
+                tensors["model"] |= _named_after(member, copies_of(policy.named_tensors()))
+        return TrainingState(tensors, state)
 
     def restore(self, state: TrainingState) -> None:
-        with state.must_fit():
-            check_alike(state.model, self.policy.named_tensors())
-            self.policy.load_tensors(state.model)
-            for name, step in self.steps.items():
-                step.restore(
-                    TrainingState(
-                        model=split_off(state.model, name),
-                        optimizer=split_off(state.optimizer, name),
-                        optimizer_options=entry(state.optimizer_options, name, dict),
-                        target=split_off(state.target, name),
-                        algorithm=entry(state.algorithm, name, dict),
-                        origin=state.origin,
-                    )
+        model = entry(state.tensors, "model", dict)
+        check_alike(model, self.policy.named_tensors())
+        self.policy.load_tensors(model)
+        for member, step in self.steps.items():
+            parts = ("optimizer", "algorithm")
+            step.restore(
+                TrainingState(
+                    {group: split_off(each, member) for group, each in state.tensors.items()},
+                    {part: entry(entry(state.state, part, dict), member, dict) for part in parts},
                 )
+            )
 
     def _is_own(self, batch: Batch, number: int) -> Tensor:
         """[B, T]: the valid rows that the member with this number played."""
@@ -161,10 +161,6 @@ class TeamStep(Step):
                 members[name].load_tensors(members[source].named_tensors())
 
 
-def _joined(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Undo `split_off` for all members."""
-    return {
-        f"{member}/{name}": tensor
-        for member, tensors in groups.items()
-        for name, tensor in tensors.items()
-    }
+def _named_after(member: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `split_off`."""
+    return {f"{member}/{name}": tensor for name, tensor in tensors.items()}

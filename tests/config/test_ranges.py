@@ -144,7 +144,6 @@ RANGES = {
     "actor.reconnect_s": (60.0, [0.1], POSITIVE),
     "learner.device": ("auto", ["cpu", "cuda:1"], [None, 5]),
     "learner.threads": (1, [1, 1024], [*COUNT, 1025]),
-    "learner.compile": ("off", ["off", "inductor"], ["on", True, None]),
     "learner.batch_columns": (16, [1, 4096], [*COUNT, 4097]),
     "learner.num_passes": (1, [1, 4], COUNT),
     "learner.minibatch_buffer_size": (1, [1, 4], COUNT),

@@ -203,38 +203,6 @@ def test_passes_that_a2c_cannot_correct_are_warned_of(mode):
     assert warnings(**PPO, learner__num_passes=8) == []
 
 
-# -------------------- faster updates
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "shown", "fix"),
-    [
-        ("learner__device", "cpu", "learner.device (cpu)", "auto or cuda"),
-        ("algorithm__optimizer", "rmsprop", "algorithm.optimizer (rmsprop)", "adam or adamw"),
-        ("algorithm__num_minibatches", 2, "algorithm.num_minibatches (2)", "1"),
-        ("algorithm__normalize_returns", True, "algorithm.normalize_returns (true)", "false"),
-        ("algorithm__kl_coeff", 0.5, "algorithm.kl_coeff (0.5)", "0"),
-    ],
-)
-def test_a_graph_that_cannot_be_is_refused(key, value, shown, fix):
-    settings = {"algorithm__name": "appo", key: value}
-    text = complaint(**settings, learner__compile="cuda_graph")
-    assert f"learner.compile (cuda_graph) does nothing with {shown}: set that to {fix}, or" in text
-    assert text.count("learner.compile (") == 1
-    for way in ("off", "inductor"):
-        config_of(**settings, learner__compile=way)
-    config_of(algorithm__name="appo", algorithm__optimizer="adamw", learner__compile="cuda_graph")
-
-
-@pytest.mark.parametrize("way", ["inductor", "cuda_graph"])
-def test_nothing_is_compiled_for_several_policies(way):
-    several = {"policies__names": ["a", "b"]}
-    text = complaint(**several, learner__compile=way)
-    assert f"learner.compile ({way}) does nothing with policies.names" in text
-    assert "set it to off" in text
-    config_of(**several)
-
-
 # -------------------- lockstep
 
 

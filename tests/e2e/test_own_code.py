@@ -28,10 +28,10 @@ class Torso(MLPTorso):
 
 def algorithm(section):
     def loss(view, entropy_cost):
-        given = view.values | view.policy | view.behaviour
+        given = view.inputs | {"behaviour_log_probs_TB": view.behaviour_log_probs_TB}
         return impala_loss(**given, entropy_cost=entropy_cost)
 
-    return Algorithm(loss, lambda view: {"user/reward": view.mean(view.rows.rewards_TB)})
+    return Algorithm(loss, lambda view: {"user/reward": view.mean(view.rewards_TB)})
 
 
 class Lines:

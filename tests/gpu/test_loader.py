@@ -29,7 +29,6 @@ def test_a_slot_is_not_written_to_before_what_reads_it_is_done(device: torch.dev
     first = bench.loader.get(timeout=5.0)
     torch.cuda._sleep(LONG)
     rewards_BT = first.tensors.rewards_BT.clone()
-    bench.loader.note_launch(first)
     bench.loader.release(first)
     second = bench.loader.get(timeout=5.0)
     assert rewards_BT.cpu().numpy().tolist() == sent[0].columns.rewards_CT.tolist()

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.gpu
     [
         {},
         {"num_passes": 3, "minibatch_buffer_size": 2, "publish_every_updates": 2},
-        {"compile": "cuda_graph"},
     ],
 )
 @pytest.mark.parametrize("algorithm", [{}, {"name": "appo", "kl_coeff": 0.0}])

@@ -165,7 +165,6 @@ def test_batches_come_in_order_and_are_what_was_put_in(device: torch.device) -> 
         assert loaded.batch == seed + 1
         assert loaded.updates_B.tolist() == [seed] * 4
         assert loaded.valid_rows_B.tolist() == [3] * 4
-        bench.loader.note_launch(loaded)
         bench.loader.release(loaded)
     assert bench.loader.load_timer.count == 10
     bench.close()
@@ -191,7 +190,6 @@ def test_a_device_slot_is_not_filled_again_before_it_is_released(device: torch.d
     assert holds(second, sent[1])
     # One waits on its way to the device, one in the queue.
     bench.until(lambda: bench.loader.num_waiting() == 2)
-    bench.loader.note_launch(second)
     bench.loader.release(second)
     third = bench.loader.get(timeout=5.0)
     assert third.place == second.place
@@ -221,7 +219,6 @@ def test_a_drained_loader_hands_out_what_was_there_at_the_close(device: torch.de
         loaded = bench.loader.get(timeout=5.0)
         assert loaded.batch == number + 1
         assert holds(loaded, planes)
-        bench.loader.note_launch(loaded)
         bench.loader.release(loaded)
     with pytest.raises(ClosedError):
         bench.loader.get(timeout=None)

@@ -24,8 +24,7 @@ from impala_async.learner.handoff import (
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.metrics.timer import TimerStat
-from impala_async.training.result import StepResult
-from impala_async.training.snapshot import HostCopy, WeightsCopy
+from impala_async.training.step import StepResult
 from impala_async.weights import Version, Weights
 
 
@@ -68,10 +67,15 @@ class Listener:
 
 
 class FakeBatch:
-    """What a step gets to see: it only remembers which batch it was."""
+    """What a step gets to see: it only remembers which batch it was, and where it was kept."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.kept: list[tuple[Any, ...]] = []
+
+    def keep(self, path: Path, about: dict[str, str], **others: Any) -> str:
+        self.kept.append((path, about, others))
+        return "it is kept"
 
 
 def batch_of(
@@ -100,7 +104,6 @@ class FakeLoader:
 
     def __init__(self, script: Iterable[LoadedBatch | Callable[[], None] | None]) -> None:
         self._script = list(script)
-        self.launched: list[int] = []
         self.released: list[int] = []
         self.is_abandoned = False
         self.timeouts: list[float | None] = []
@@ -117,9 +120,6 @@ class FakeLoader:
                 return step
             step()
         raise ClosedError("full")
-
-    def note_launch(self, loaded: LoadedBatch) -> None:
-        self.launched.append(loaded.place)
 
     def release(self, loaded: LoadedBatch) -> int | None:
         self.released.append(loaded.place)
@@ -145,7 +145,7 @@ class FakeStep:
     """An update of one number; not finite where `nonfinite` names the use, from 0.
 
     Then these columns fail: all of them, unless `failing` says which. Of what does not fail it
-    makes `num_updates`. `log` has what was launched and what was looked at, by number of the batch.
+    makes `num_updates`.
     """
 
     def __init__(
@@ -153,11 +153,7 @@ class FakeStep:
         nonfinite: Iterable[int] = (),
         failing: Iterable[int] | None = None,
         num_updates: int = 1,
-        *,
-        is_pipelined: bool = False,
     ) -> None:
-        self.is_pipelined = is_pipelined
-        self.log: list[tuple[str, int]] = []
         self.policy = self
         self.tensors = (torch.zeros(3),)
         self.uses: list[tuple[int, list[bool], int]] = []
@@ -167,10 +163,9 @@ class FakeStep:
         self._num_updates = num_updates
         self._num_failed = 0
 
-    def begin(
+    def run(
         self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int, *, is_first_pass: bool
-    ) -> Callable[[], StepResult]:
-        self.log.append(("launch", batch.number))
+    ) -> StepResult:
         is_failed_B = torch.zeros_like(alive_B)
         if len(self.uses) in self._nonfinite:
             is_failed_B[slice(None) if self._failing is None else self._failing] = True
@@ -183,20 +178,13 @@ class FakeStep:
         num_updates = self._num_updates if is_applied else 0
         stats = {"loss/total": 0.5}
         self._num_failed = 0 if is_applied else self._num_failed + 1
-        result = StepResult(
+        return StepResult(
             num_updates,
-            int(alive_B.sum()),
             is_failed_B,
             stats,
             self._num_failed,
             ("loss/value", "loss/total") if is_failed_B.any() else (),
         )
-
-        def finish() -> StepResult:
-            self.log.append(("look", batch.number))
-            return result
-
-        return finish
 
     def capture(self) -> Any:
         return len(self.uses)
@@ -212,6 +200,7 @@ class FakeSnapshot:
     def __init__(self, step: FakeStep) -> None:
         self._number = step.tensors[0]
 
-    def take(self) -> WeightsCopy:
+    def take(self, version: Version) -> Weights | None:
         flat = self._number.to(torch.uint8).repeat(4)
-        return WeightsCopy(HostCopy(flat), b"", flat.nbytes)
+        is_finite = bool(flat.view(torch.float32).isfinite().all())
+        return Weights(version, flat.numpy(), b"") if is_finite else None

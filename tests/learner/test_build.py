@@ -54,24 +54,14 @@ def test_the_number_of_host_slots(ring: int, queue_size: int, on_cpu: int, on_gp
     assert num_host_slots(section, CUDA) == on_gpu
 
 
-@pytest.mark.parametrize(
-    ("ring", "queue_size", "is_pipelined", "num_slots", "most"),
-    [(1, 1, False, 2, 4), (1, 1, True, 3, 5), (4, 2, True, 6, 6)],
-)
+@pytest.mark.parametrize(("ring", "queue_size", "num_slots", "most"), [(1, 1, 2, 4), (4, 2, 5, 5)])
 def test_the_number_of_device_slots_and_of_batches_that_can_wait(
-    ring: int, queue_size: int, is_pipelined: bool, num_slots: int, most: int
+    ring: int, queue_size: int, num_slots: int, most: int
 ) -> None:
     section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
-    assert num_device_slots(section, is_pipelined=is_pipelined) == num_slots
-    assert max_waiting(section, CUDA, is_pipelined=is_pipelined) == most
-    assert max_waiting(section, CPU, is_pipelined=False) == queue_size + 1
-
-
-@pytest.mark.parametrize("mode", ["async", "lockstep"])
-def test_in_lockstep_nothing_is_pipelined(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr(UpdateStep, "is_pipelined", True)
-    learner: Any = build(pace={"mode": mode}).bodies["learner"]
-    assert learner.__self__._is_pipelined == (mode == "async")
+    assert num_device_slots(section) == num_slots
+    assert max_waiting(section, CUDA) == most
+    assert max_waiting(section, CPU) == queue_size + 1
 
 
 def build(training: TrainingState | None = None, **sections: dict[str, Any]) -> Learner:
@@ -97,22 +87,16 @@ def test_a_learner_on_a_cpu() -> None:
     assert learner.layout == policy.layout
 
 
-# Of torch about its own modules, when it loads the compiler.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
-def test_what_is_compiled_is_compiled_before_anything_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And with the threads of the learner, without which it would be compiled anew there."""
+def test_an_algorithm_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[tuple[Batch, int]] = []
 
     def prepare(step: UpdateStep, batch: Batch) -> None:
-        assert step.way == "inductor"
         prepared.append((batch, torch.get_num_threads()))
 
     monkeypatch.setattr(UpdateStep, "prepare", prepare)
     before = torch.get_num_threads()
     try:
-        learner = build(learner={"compile": "inductor", "threads": 2})
+        learner = build(learner={"threads": 2})
     finally:
         torch.set_num_threads(before)
     ((batch, num_threads),) = prepared
@@ -120,7 +104,6 @@ def test_what_is_compiled_is_compiled_before_anything_runs(
     assert not batch.mask_BT.any()
     first = Batch.over(learner.slots[0].columns)
     assert batch.rewards_BT.data_ptr() == first.rewards_BT.data_ptr()
-    assert batch.mask_BT.stride() == first.mask_BT.stride()
 
 
 def step_of(**model: Any) -> UpdateStep:

@@ -208,12 +208,3 @@ def test_a_wrong_argument_is_named(wrong: dict[str, Any], names: list[str]) -> N
     message = str(error.value)
     assert message.startswith(names[0] + ":")
     assert all(name in message for name in names)
-
-
-def test_it_says_whether_the_next_pass_needs_an_item() -> None:
-    ring = MinibatchBuffer(Numbers(), 2, 2)
-    needs = []
-    for _ in range(6):
-        needs.append(ring.next_item is None)
-        ring.get()
-    assert needs == [True, True, False, False, True, True]

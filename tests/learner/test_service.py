@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +23,7 @@ from impala_async.learner.service import LearnerService
 from impala_async.learner.threads import learner_thread
 from impala_async.metrics.names import undeclared
 from impala_async.training.checkpoint import newest_checkpoint
-from impala_async.training.result import StepResult
-from impala_async.training.snapshot import WeightsCopy
-from impala_async.training.step import UpdateStep
+from impala_async.training.snapshot import Snapshot
 from impala_async.waiting import Wait
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
@@ -88,45 +85,6 @@ async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> Non
     assert run.summary["num_actors"] == 2
     assert run.summary["wall_s"] > 0
     assert run.summary["lag_quantiles"] == sorted(run.summary["lag_quantiles"])
-
-
-@pytest.mark.parametrize(
-    "learner", [{}, {"num_passes": 3, "minibatch_buffer_size": 2, "publish_every_updates": 3}]
-)
-async def test_a_run_whose_updates_are_pipelined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, int]
-) -> None:
-    """As on a GPU: an update is launched before the host has looked at the one before."""
-    build, begin = UpdateStep.__init__, UpdateStep.begin
-    under_way: list[int] = [0]
-
-    def build_as_on_a_gpu(self: UpdateStep, *arguments: Any, **settings: Any) -> None:
-        build(self, *arguments, **settings)
-        self.is_decided_there = True
-
-    def counted(self: UpdateStep, *arguments: Any, **settings: Any) -> Callable[[], StepResult]:
-        finish = begin(self, *arguments, **settings)
-        under_way.append(under_way[-1] + 1)
-
-        def look() -> StepResult:
-            under_way.append(under_way[-1] - 1)
-            return finish()
-
-        return look
-
-    monkeypatch.setattr(UpdateStep, "__init__", build_as_on_a_gpu)
-    monkeypatch.setattr(UpdateStep, "begin", counted)
-    async with service_run(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
-        await run.start_actors(2)
-        assert await run.end() == EXIT_DONE
-        assert run.service._learner is not None
-        thread: Any = run.service._learner.bodies["learner"]
-    last = check_end(run, "env_steps")
-    assert last["env_steps_trained"] >= 2400
-    assert last["trajectories/rejected"] == 0
-    assert thread.__self__._is_pipelined
-    assert max(under_way) <= 2
-    assert under_way[-1] == 0
 
 
 async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
@@ -445,7 +403,7 @@ async def test_a_run_without_numbers_ends_with_what_it_had_learned(
 async def test_weights_that_are_not_finite_end_a_run_as_that_and_not_as_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WeightsCopy, "is_finite", lambda copy: False)
+    monkeypatch.setattr(Snapshot, "take", lambda snapshot, version: None)
     async with service_run(tmp_path) as run:
         run.folder.checkpoints.rmdir()
         run.folder.checkpoints.write_text("in the way")

@@ -52,7 +52,7 @@ async def test_a_learner_thread_that_dies(tmp_path: Path, monkeypatch: pytest.Mo
         died_at.append(time.monotonic())
         raise Boom("out of memory")
 
-    monkeypatch.setattr(UpdateStep, "begin", die)
+    monkeypatch.setattr(UpdateStep, "run", die)
     async with service_run(tmp_path) as run:
         await run.start_actors(1)
         death = await death_of(run)

@@ -103,7 +103,7 @@ def test_what_is_no_single_choice_goes_through_torch(schema, calls):
 def test_weights_that_are_loaded_are_acted_with():
     quick, slow = both()
     other = Policy(SCHEMA, ModelSection(), seed=9)
-    weights = Snapshot(other.layout, other.tensors).take().as_version(Version(1, 7))
+    weights = Snapshot(other.layout, other.tensors).take(Version(1, 7))
     for policy in (quick, slow):
         policy.load(weights)
     obs = rows_of(SCHEMA, 4)

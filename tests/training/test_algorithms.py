@@ -13,7 +13,7 @@ from impala_async.algo.vtrace import vtrace
 from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.report import merge
-from impala_async.training.algorithms import MAKERS, Algorithm, Rows, View, make_algorithm
+from impala_async.training.algorithms import MAKERS, Algorithm, View, make_algorithm
 from impala_async.training.target import Target
 
 SHARED = {"value_cost": 0.7, "reduction": "sum"}
@@ -44,14 +44,18 @@ def view(make_step, make_batch):
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.manual_seed(0)))
-    rows = Rows(
+    with torch.no_grad():
+        seen = target.policy.evaluate(*inputs)
+    return View(
+        policy.evaluate(*inputs),
         behaviour_log_probs_TB=batch.log_probs_BT.t(),
         rewards_TB=batch.rewards_BT.t(),
         discounts_TB=torch.where(batch.terminated_BT, 0.0, 0.9).t(),
         mask_TB=batch.mask_BT.t(),
         num_valid=batch.mask_BT.sum(),
+        target=seen,
+        kl_coeff=0.4,
     )
-    return View(policy.evaluate(*inputs), rows, target.look(*inputs))
 
 
 def section_of(case, **settings):
@@ -60,17 +64,12 @@ def section_of(case, **settings):
 
 
 def wanted_inputs(case, view):
-    wanted = {
-        "log_probs_TB": view.evaluation.log_probs_TB,
-        "entropies_TB": view.evaluation.entropies_TB,
-        "values_SB": view.evaluation.values_SB,
-        **view.rows._asdict(),
-    }
-    if case == "a2c":
-        del wanted["behaviour_log_probs_TB"]
+    wanted = view.inputs
+    if case != "a2c":
+        wanted["behaviour_log_probs_TB"] = view.behaviour_log_probs_TB
     if case == "appo":
-        joint_BT = view.target.evaluation.joint_BT
-        wanted["target_log_probs_TB"] = view.target.evaluation.log_probs_TB
+        joint_BT = view.target.joint_BT
+        wanted["target_log_probs_TB"] = view.target.log_probs_TB
         wanted["kl_TB"] = joint_BT.kl(view.evaluation.joint_BT).t()
     return wanted
 
@@ -99,7 +98,7 @@ def test_a_name_is_its_loss_with_the_settings_of_its_section(case, view, is_norm
 def test_targets_are_those_of_the_value_loss(case, view):
     section = section_of(case, reduction="mean")
     terms = make_algorithm(section).loss(view, 0.0)
-    errors_TB = (terms.targets_TB - view.evaluation.values_SB[:-1])[view.rows.mask_TB]
+    errors_TB = (terms.targets_TB - view.evaluation.values_SB[:-1])[view.mask_TB]
     torch.testing.assert_close(terms.value, 0.5 * 0.7 * errors_TB.square().mean())
     assert not terms.targets_TB.requires_grad
 
@@ -107,11 +106,11 @@ def test_targets_are_those_of_the_value_loss(case, view):
 def test_stats_of_appo_are_the_exact_kl_and_the_share_beyond_the_clip(view):
     section = section_of("appo")
     stats = make_algorithm(section).stats(view)
-    mask_TB = view.rows.mask_TB
-    kl_TB = view.target.evaluation.joint_BT.kl(view.evaluation.joint_BT).t()
+    mask_TB = view.mask_TB
+    kl_TB = view.target.joint_BT.kl(view.evaluation.joint_BT).t()
     torch.testing.assert_close(stats["policy/kl"], kl_TB[mask_TB].mean())
-    log_mu_TB = view.rows.behaviour_log_probs_TB
-    weights_TB = (log_mu_TB - view.target.evaluation.log_probs_TB).exp().clamp(max=1.1)
+    log_mu_TB = view.behaviour_log_probs_TB
+    weights_TB = (log_mu_TB - view.target.log_probs_TB).exp().clamp(max=1.1)
     ratios_TB = weights_TB * (view.evaluation.log_probs_TB - log_mu_TB).exp()
     share = ((ratios_TB - 1).abs() > 0.05)[mask_TB].float().mean()
     torch.testing.assert_close(stats["policy/clip_fraction"], share)
@@ -120,8 +119,8 @@ def test_stats_of_appo_are_the_exact_kl_and_the_share_beyond_the_clip(view):
 
 def test_stats_of_ppo_are_of_what_acted(view):
     stats = make_algorithm(section_of("ppo")).stats(view)
-    log_ratios_TB = view.evaluation.log_probs_TB - view.rows.behaviour_log_probs_TB
-    ratios = log_ratios_TB[view.rows.mask_TB].exp()
+    log_ratios_TB = view.evaluation.log_probs_TB - view.behaviour_log_probs_TB
+    ratios = log_ratios_TB[view.mask_TB].exp()
     torch.testing.assert_close(stats["policy/kl"], (ratios - 1 - ratios.log()).mean())
     share = ((ratios - 1).abs() > 0.05).float().mean()
     torch.testing.assert_close(stats["policy/clip_fraction"], share)
@@ -129,13 +128,13 @@ def test_stats_of_ppo_are_of_what_acted(view):
 
 
 def test_stats_know_nothing_of_masked_rows(view):
-    mask_TB = view.rows.mask_TB
-    dirty = view.rows._replace(
-        behaviour_log_probs_TB=torch.where(mask_TB, view.rows.behaviour_log_probs_TB, math.nan)
+    mask_TB = view.mask_TB
+    dirty = view._replace(
+        behaviour_log_probs_TB=torch.where(mask_TB, view.behaviour_log_probs_TB, math.nan)
     )
     for name in ("appo", "ppo"):
         algorithm = make_algorithm(section_of(name))
-        got, want = algorithm.stats(view._replace(rows=dirty)), algorithm.stats(view)
+        got, want = algorithm.stats(dirty), algorithm.stats(view)
         assert got == want
         assert all(stat.isfinite() for stat in got.values())
 
@@ -143,7 +142,7 @@ def test_stats_know_nothing_of_masked_rows(view):
 def test_without_kl_there_is_no_gradient_from_it(view):
     """And where it is infinite, the loss is finite."""
     algorithm = make_algorithm(section_of("appo"))
-    free = view._replace(target=view.target._replace(kl_coeff=0.0))
+    free = view._replace(kl_coeff=0.0)
     assert algorithm.loss(free, 0.0).kl == 0
     assert algorithm.loss(view, 0.0).kl > 0
 
@@ -154,12 +153,13 @@ def test_returns_are_of_the_kind_that_is_named(view):
         return valid(make_algorithm(section).loss(view, 0.0).targets_TB)
 
     def valid(targets_TB):
-        return torch.where(view.rows.mask_TB, targets_TB, 0.0)
+        return torch.where(view.mask_TB, targets_TB, 0.0)
 
-    numbers = view.values | {"lambda_": 0.95}
-    assert torch.equal(targets_of("a2c"), valid(gae(**numbers).targets_TB))
-    log_rhos_TB = view.evaluation.log_probs_TB - view.rows.behaviour_log_probs_TB
-    want = vtrace(log_rhos_TB=log_rhos_TB, **view.values).targets_TB
+    names = ("rewards_TB", "discounts_TB", "values_SB", "mask_TB")
+    numbers = {name: view.inputs[name] for name in names}
+    assert torch.equal(targets_of("a2c"), valid(gae(**numbers, lambda_=0.95).targets_TB))
+    log_rhos_TB = view.evaluation.log_probs_TB - view.behaviour_log_probs_TB
+    want = vtrace(log_rhos_TB=log_rhos_TB, **numbers).targets_TB
     assert torch.equal(targets_of("impala"), valid(want))
 
 
@@ -175,7 +175,7 @@ def imitation(section):
 
     def loss(view, entropy_cost):
         evaluation = view.evaluation
-        rows = ValidRows(evaluation.values_SB, view.rows.mask_TB, section.reduction, None)
+        rows = ValidRows(evaluation.values_SB, view.mask_TB, section.reduction, None)
         return rows.terms(
             -rows.take(evaluation.log_probs_TB),
             evaluation.values_SB[:-1].detach(),
@@ -186,7 +186,7 @@ def imitation(section):
         )
 
     def stats(view):
-        target_TB = view.target.evaluation.log_probs_TB
+        target_TB = view.target.log_probs_TB
         return {"policy/kl": view.mean(target_TB - view.evaluation.log_probs_TB)}
 
     return Algorithm(loss, stats, has_target=True)
@@ -242,7 +242,7 @@ from impala_async.training.algorithms import Algorithm
 
 def loss(view, entropy_cost):
     seen = view.evaluation
-    rows = ValidRows(seen.values_SB, view.rows.mask_TB, "mean", view.rows.num_valid)
+    rows = ValidRows(seen.values_SB, view.mask_TB, "mean", view.num_valid)
     targets_TB = seen.values_SB[:-1].detach()
     return rows.terms(
         -rows.take(seen.log_probs_TB), targets_TB, seen.values_SB, seen.entropies_TB, 0.5, 0.0
@@ -266,7 +266,7 @@ def number(section):
 
 
 def wide(section):
-    return Algorithm(loss, lambda view: {"user/x": view.rows.rewards_TB})
+    return Algorithm(loss, lambda view: {"user/x": view.rewards_TB})
 
 
 def no_dict(section):
@@ -274,7 +274,7 @@ def no_dict(section):
 
 
 def fails(section):
-    return Algorithm(lambda view, entropy_cost: view.rows.rewards)
+    return Algorithm(lambda view, entropy_cost: view.rewards)
 
 
 def gives_a_tensor(section):
@@ -290,14 +290,14 @@ def constant(section):
 
 def in_place(section):
     def clamped(view, entropy_cost):
-        view.rows.behaviour_log_probs_TB.clamp_(min=-1)
+        view.behaviour_log_probs_TB.clamp_(min=-1)
         return loss(view, entropy_cost)
 
     return Algorithm(clamped)
 
 
 def in_place_stats(section):
-    return Algorithm(loss, lambda view: {"user/x": view.rows.rewards_TB.mul_(2).sum()})
+    return Algorithm(loss, lambda view: {"user/x": view.rewards_TB.mul_(2).sum()})
 
 
 def without_kl(section):
@@ -332,8 +332,8 @@ def test_a_metric_of_ones_own_needs_no_declaration(own_module, make_step, make_b
         ("fails", r"failed in its loss, at .*own_algorithms\.py:\d+: AttributeError"),
         ("gives_a_tensor", "must give LossTerms of .*, not Tensor"),
         ("constant", "has no gradient"),
-        ("in_place", r"changes view\.rows\.behaviour_log_probs_TB in place"),
-        ("in_place_stats", r"changes view\.rows\.rewards_TB in place"),
+        ("in_place", r"changes view\.behaviour_log_probs_TB in place"),
+        ("in_place_stats", r"changes view\.rewards_TB in place"),
         ("without_kl", "must hold policy/kl"),
     ],
 )

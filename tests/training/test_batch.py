@@ -1,12 +1,16 @@
 """A batch shows its slot's memory, and its living columns are dealt into nearly equal parts."""
 
 import dataclasses
+import errno
+import os
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from impala_async.training.batch import Batch, living_mask, parts_of
+from impala_async.training.batch import MAX_TRIES, Batch, find_culprits, living_mask, parts_of
 
 SEEDS = (0, 0)
 
@@ -82,3 +86,58 @@ def test_one_part_is_the_batch_itself_and_the_dead_are_masked(make_batch):
         assert torch.equal(part.is_in_B, alive_B)
         assert torch.equal(part.mask_BT, batch.mask_BT & alive_B.unsqueeze(-1))
         assert torch.equal(part.mask_BT, living_mask(batch, alive_B))
+
+
+@pytest.mark.parametrize(
+    "bad", [[], [0], [63], [5, 40], [20, 21, 22, 23], list(range(64))], ids=str
+)
+def test_the_bad_ones_are_found_in_few_tries(bad):
+    tried = []
+
+    def is_good(columns_N):
+        tried.append(columns_N)
+        return not set(columns_N.tolist()) & set(bad)
+
+    found = sorted(find_culprits(torch.arange(64), is_good).tolist())
+    assert len(tried) <= MAX_TRIES
+    assert set(bad) <= set(found)
+    assert len(found) <= max(len(bad), 1) * 2
+    if len(bad) <= 2:
+        assert found == bad
+
+
+def test_what_is_not_decided_counts_as_found():
+    bad = set(range(0, 4096, 2))
+    found = find_culprits(torch.arange(4096), lambda columns: not bad & set(columns.tolist()))
+    assert bad <= set(found.tolist())
+
+
+ABOUT = {"not_finite": "loss/value, loss/total", "stats": "{'grad/norm': 2.0}"}
+
+
+def test_all_of_a_batch_is_in_the_file(tmp_path, make_batch):
+    batch, path = make_batch(), tmp_path / "kept.safetensors"
+    is_failed_B = torch.tensor([True, False, True, True, False])
+    batch.rewards_BT[0, 0] = torch.nan
+    said = batch.keep(path, ABOUT, is_failed_B=is_failed_B)
+    assert said == f"the last batch is kept in {path}"
+    kept = load_file(path)
+    assert torch.equal(kept["obs/"], batch.obs[""])
+    assert torch.equal(kept["actions/"], batch.actions[""])
+    assert torch.equal(kept["mask_BT"], batch.mask_BT)
+    assert torch.equal(kept["is_failed_B"], is_failed_B)
+    assert kept["rewards_BT"][0, 0].isnan()
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == ABOUT
+
+
+def test_a_disk_that_is_full_is_told_and_holds_no_half_of_a_batch(
+    tmp_path, make_batch, monkeypatch
+):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    path = tmp_path / "kept"
+    assert make_batch().keep(path, ABOUT) == f"the last batch cannot be kept in {path}: full"
+    assert list(tmp_path.iterdir()) == []

@@ -9,14 +9,14 @@ from impala_async.errors import ConfigError
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import ArraySpec
-from impala_async.training.snapshot import HostCopy, Snapshot
+from impala_async.training.snapshot import Snapshot
 from impala_async.weights import Version, WeightsLayout
 
 
 def test_what_one_policy_gives_another_takes_bit_for_bit(schema):
     sender = Policy(schema, ModelSection(), seed=1)
     receiver = Policy(schema, ModelSection(), seed=2)
-    weights = Snapshot(sender.layout, sender.tensors).take().as_version(Version(1, 3))
+    weights = Snapshot(sender.layout, sender.tensors).take(Version(1, 3))
     assert (weights.version, weights.buffer.dtype) == (Version(1, 3), np.uint8)
     receiver.load(weights)
     assert receiver.version == Version(1, 3)
@@ -28,12 +28,12 @@ def test_what_one_policy_gives_another_takes_bit_for_bit(schema):
 def test_later_changes_do_not_reach_it_nor_an_earlier_one(schema):
     policy = Policy(schema, ModelSection(), seed=1)
     snapshot = Snapshot(policy.layout, policy.tensors)
-    first = snapshot.take().as_version(Version(1, 1))
+    first = snapshot.take(Version(1, 1))
     kept = first.buffer.copy()
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1)
-    second = snapshot.take().as_version(Version(1, 2))
+    second = snapshot.take(Version(1, 2))
     assert np.array_equal(first.buffer, kept)
     assert not np.array_equal(first.buffer, second.buffer)
 
@@ -46,17 +46,17 @@ def test_one_number_that_is_not_finite_is_found(dtype, value):
         layout = layout.coarse(["w"])
     weights = [torch.full((4,), 3e38), torch.full((3,), -2e38)]
     # Their sum is beyond float32.
-    assert Snapshot(layout, weights).take().is_finite()
+    assert Snapshot(layout, weights).take(Version(1, 0)) is not None
     for number in range(2):
         spoiled = [tensor.clone() for tensor in weights]
         spoiled[number][1] = value
-        assert not Snapshot(layout, spoiled).take().is_finite()
+        assert Snapshot(layout, spoiled).take(Version(1, 0)) is None
 
 
 def test_a_single_array_is_copied_too():
     layout = WeightsLayout((ArraySpec("w", (4,), "float32"),))
     only = torch.zeros(4)
-    weights = Snapshot(layout, [only]).take().as_version(Version(1, 1))
+    weights = Snapshot(layout, [only]).take(Version(1, 1))
     only.fill_(1)
     assert not weights.buffer.any()
 
@@ -64,7 +64,7 @@ def test_a_single_array_is_copied_too():
 def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
     layout = WeightsLayout((ArraySpec("w", (2, 3), "float32"), ArraySpec("scale", (), "float32")))
     turned = torch.arange(6.0).reshape(3, 2).t()
-    weights = Snapshot(layout, [turned, torch.tensor(9.0)]).take().as_version(Version(1, 1))
+    weights = Snapshot(layout, [turned, torch.tensor(9.0)]).take(Version(1, 1))
     assert weights.buffer.view(np.float32).tolist() == [0, 2, 4, 1, 3, 5, 9]
     assert layout.places == (slice(0, 24), slice(24, 28))
 
@@ -90,9 +90,3 @@ def test_other_dtypes_and_other_sizes_are_refused():
         Snapshot(WeightsLayout((ArraySpec("steps", (), "int64"),)), [])
     with pytest.raises(AssertionError):
         Snapshot(WeightsLayout((ArraySpec("w", (4,), "float32"),)), [torch.zeros(3)])
-
-
-def test_on_a_cpu_a_copy_is_the_tensor_itself_and_there_is_nothing_to_wait_for():
-    """Its work for a device is shown in `tests/gpu`."""
-    tensor = torch.arange(3.0)
-    assert HostCopy(tensor).wait() is tensor

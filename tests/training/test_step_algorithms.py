@@ -14,7 +14,7 @@ from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
 from impala_async.training import rewards
 from impala_async.training.batch import Batch, living_mask
-from impala_async.training.rewards import Moments
+from impala_async.training.rewards import scale_of, sums_of
 from impala_async.training.step import UpdateStep
 
 PPO = {"name": "ppo", "num_minibatches": 3}
@@ -35,10 +35,10 @@ def snapshot(step):
     captured = step.capture()
     tensors = {
         f"{group}/{name}": tensor
-        for group, members in captured.tensors().items()
+        for group, members in captured.tensors.items()
         for name, tensor in members.items()
     }
-    return tensors, captured.state()
+    return tensors, captured.state
 
 
 def are_equal(first, second):
@@ -55,16 +55,15 @@ def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch):
     singles = make_step(name="ppo")
     alive_B = torch.tensor([True, True, False, True, True])
     seen = []
-    original = step._begin_part
+    original = step._learn_from
 
     def noted(part, *rest, **named):
         seen.append(part.is_in_B)
         return original(part, *rest, **named)
 
-    step._begin_part = noted
+    step._learn_from = noted
     result = step.run(batch, alive_B, 0)
     assert result.num_updates == 3
-    assert result.num_valid_rows == int(batch.mask_BT[alive_B].sum())
     assert torch.equal(torch.stack(seen).sum(0).bool(), alive_B)
     assert sorted(int(part.sum()) for part in seen) == [1, 1, 2]
     # The same as one update after the other with only these columns alive.
@@ -80,15 +79,15 @@ def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, mak
     batch = make_batch()
 
     def parts_seen(step):
-        seen, original = [], step._begin_part
+        seen, original = [], step._learn_from
 
         def noted(part, this):
             seen.append(part.is_in_B.tolist())
             return original(part, this)
 
-        step._begin_part = noted
+        step._learn_from = noted
         step.run(batch, ALIVE, 0)
-        step._begin_part = original
+        step._learn_from = original
         return seen
 
     first, second = make_step(**PPO), make_step(**PPO)
@@ -198,14 +197,13 @@ def test_the_scale_is_that_of_the_returns_before_it(make_step, make_batch):
     (found,) = scales_of(step, [batch])
     rewards = batch.rewards_BT[batch.mask_BT]
     targets = step_targets(make_step(gamma=0.0), batch)
-    assert found == pytest.approx(Moments(*targets).scale, rel=2e-2)
+    assert found == pytest.approx(scale_of(targets), rel=2e-2)
     assert 0.3 * rewards.std() < found < 1.5 * rewards.std()
 
 
 def step_targets(step, batch):
-    rows = step._rows(batch, living_mask(batch, ALIVE), 1.0)
-    terms, _ = step._backprop.loss(batch, rows, 0.0)
-    return Moments.sums(terms.targets_TB, rows.mask_TB).tolist()
+    view = step._view(batch, living_mask(batch, ALIVE), 1.0)
+    return sums_of(step._algorithm.loss(view, 0.0).targets_TB, view.mask_TB).tolist()
 
 
 def test_a_step_tells_of_rewards_too_small_to_be_normalised(
@@ -273,7 +271,7 @@ def test_values_that_go_astray_neither_end_a_step_nor_its_scale(make_columns, sc
             columns = make_columns(5, seed)
             columns.obs[""][:] *= size
             step.run(Batch.over(columns), ALIVE, 0)
-        json.dumps(step.capture().state(), allow_nan=False)
+        json.dumps(step.capture().state, allow_nan=False)
         assert step.run(Batch.over(make_columns()), ALIVE, 0).applied, (name, size)
 
 

@@ -62,18 +62,6 @@ def test_tau_moves_weights_part_of_the_way_and_statistics_all_of_it(policy):
         torch.testing.assert_close(tensor, want)
 
 
-def test_it_looks_without_gradient_and_with_its_own_weights(policy, make_batch):
-    target, batch = target_of(policy, kl_coeff=0.3), make_batch()
-    inputs = (batch.obs, batch.actions, batch.mask_BT, batch.state)
-    before = policy.evaluate(*inputs)
-    drift(policy, 0.5)
-    view = target.look(*inputs)
-    assert view.kl_coeff == 0.3
-    assert not view.evaluation.log_probs_TB.requires_grad
-    assert torch.equal(view.evaluation.log_probs_TB, before.log_probs_TB)
-    assert not torch.allclose(policy.evaluate(*inputs).log_probs_TB, before.log_probs_TB)
-
-
 @pytest.mark.parametrize(
     ("kl", "factor"),
     [(0.0, 0.5), (0.0049, 0.5), (0.005, 1), (0.01, 1), (0.02, 1), (0.0201, 1.5), (9.0, 1.5)],

@@ -127,7 +127,7 @@ def _restored(checkpoint: Checkpoint) -> Restored:
     except (CheckpointError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     progress = Progress(*checkpoint.version, saved.env_steps_trained)
-    training = TrainingState.of(checkpoint.tensors, state, str(checkpoint.path))
+    training = TrainingState(checkpoint.tensors, state, str(checkpoint.path))
     return Restored(progress, training, state)
 
 
@@ -251,7 +251,7 @@ class Saver:
 
     def _state(self, captured: Captured) -> dict[str, Any]:
         return {
-            **captured.training.state(),
+            **captured.training.state,
             **captured.progress._asdict(),
             "run_s": self._run_s(),
             "forks": self._lineage.forks,
@@ -260,7 +260,7 @@ class Saver:
 
     def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
         directory = self._folder.checkpoints
-        version, tensors = captured.progress.version, captured.training.tensors()
+        version, tensors = captured.progress.version, captured.training.tensors
         self._folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
         try:
             prune(directory, self._keep, best[1] if best else None)
@@ -269,5 +269,5 @@ class Saver:
 
 
 def _num_bytes(captured: Captured) -> int:
-    groups = captured.training.tensors().values()
+    groups = captured.training.tensors.values()
     return sum(tensor.nbytes for group in groups for tensor in group.values())

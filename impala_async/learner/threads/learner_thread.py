@@ -11,8 +11,6 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,13 +26,13 @@ from impala_async.learner.handoff import (
     LearnerReport,
     Progress,
 )
-from impala_async.learner.minibatch_buffer import MinibatchBuffer
-from impala_async.learner.threads.loader import LoadedBatch, Loader, make_current
+from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
+from impala_async.learner.threads.loader import HostLoader, LoadedBatch, make_current
 from impala_async.learner.threads.measurements import Measurements
 from impala_async.learner.watchdog import BUILD_PATIENCE
-from impala_async.training.result import StepResult
-from impala_async.training.snapshot import Snapshot, WeightsCopy
-from impala_async.training.step import Step
+from impala_async.training.snapshot import Snapshot
+from impala_async.training.step import StepResult, UpdateStep
+from impala_async.training.team_step import TeamStep
 
 logger = logging.getLogger(__name__)
 
@@ -46,39 +44,26 @@ MAX_NAMED = 5
 MOST_SKIPPED_IN_A_ROW = 50
 
 
-class _Pass(NamedTuple):
-    """One use of a batch: its update is launched, and nobody has looked at the result."""
-
-    loaded: LoadedBatch
-    is_first: bool
-    is_last: bool
-    result: Callable[[], StepResult] | None = None
-    """None where nothing was launched, as there was no valid row."""
-    weights: WeightsCopy | None = None
-    """As it leaves them, if they may be published then."""
-
-
 class LearnerThread:
-    """One learner. `run` is the body of its thread."""
+    """One learner. `run` is the body of its thread.
 
-    is_drained = False
-    """Whether all that is full at the end is still trained on."""
-    can_overlap = True
-    """Whether the next batch may be drawn before the weights of this update are out."""
+    In lockstep all passes of a batch are one update, taken or not, and nothing ends or is saved
+    between them.
+    """
 
     def __init__(
         self,
         *,
-        step: Step,
+        step: UpdateStep | TeamStep,
         snapshot: Snapshot,
-        loader: Loader,
+        loader: HostLoader,
         section: LearnerSection,
         stop: StopSection,
         progress: Progress,
         channels: Channels,
         device: torch.device,
         max_waiting: int,
-        is_pipelined: bool = False,
+        is_lockstep: bool = False,
     ) -> None:
         self._step = step
         self._snapshot = snapshot
@@ -87,8 +72,7 @@ class LearnerThread:
         self._stop = stop
         self.progress = progress
         self._channels = channels
-        self._is_pipelined = is_pipelined
-        self._pending: _Pass | None = None
+        self._is_lockstep = is_lockstep
         self._device = device
         self._ring = MinibatchBuffer(
             loader,
@@ -112,8 +96,12 @@ class LearnerThread:
         torch.set_num_threads(self._section.threads)
         self._publish()
         try:
-            while self._take_turn():
-                pass
+            while True:
+                self._channels.pulse.beat(BUILD_PATIENCE if self._first_update is None else 1)
+                self._answer()
+                if self._is_over():
+                    break
+                self._take_turn()
         finally:
             # A loader's own thread may be waiting for us.
             self._loader.abandon()
@@ -125,65 +113,48 @@ class LearnerThread:
         self._channels.reports.post(self._report())
         self._channels.captures.post(self._capture())
 
-    def _take_turn(self) -> bool:
-        """Launch a pass, and look at what the one before came to; False when all is over.
+    def _take_turn(self) -> None:
+        """Make a pass, if a batch comes by and by."""
+        draw = self._draw()
+        if draw is None:
+            return
+        loaded = draw.item
+        num_updates = self._learn_from(loaded, is_first=draw.pass_index == 0)
+        loaded.use()
+        if self._is_lockstep:
+            num_updates = int(draw.is_last_pass)
+            # It is told before the version is out by which others go on: what they do then does
+            # not count.
+            self._is_over()
+        self._advance(num_updates)
+        if draw.is_last_pass:
+            slot = self._loader.release(loaded)
+            self._channels.settlements.post(loaded.settle(self._section.num_passes, slot))
+        self._measurements.queue_size.push(self._loader.num_waiting())
 
-        Where updates are not pipelined, each is looked at in its own turn.
-        """
-        self._channels.pulse.beat(BUILD_PATIENCE if self._first_update is None else 1)
-        launched = None
-        if not self._must_look_first():
-            self._answer()
-            if not self._is_over():
-                launched = self._launch_next()
-            elif self._pending is None:
-                return False
-        if self._is_pipelined:
-            launched, self._pending = self._pending, launched
-        if launched is not None:
-            self._look_at(launched)
-        return True
-
-    def _must_look_first(self) -> bool:
-        """Whether nothing can be launched, asked or ended behind the pass that is pending."""
-        pending = self._pending
-        if pending is None:
-            return False
-        item = self._ring.next_item
-        if item is None and not self._loader.num_waiting():
-            return True  # what it came to is told before we wait
-        if item is pending.loaded:
-            # Columns that fail in one pass are not in the next, nor change while it is computed.
-            return True
-        # A pending update may be skipped, and that would leave us short of a limit.
-        is_ending = self._stop_reason is not None or self._reached_stop(self._expected) is not None
-        return is_ending or self._channels.is_capture_due.is_up
-
-    def _launch_next(self) -> _Pass | None:
+    def _draw(self) -> Draw[LoadedBatch] | None:
         """The next pass; None if no batch came for a moment, or none will come any more."""
-        started_s = time.perf_counter()
-        loading_s = self._loader.load_wait_timer.total_s
+        started_s, copies_s = time.perf_counter(), self._loader.load_wait_timer.total_s
+        draw = None
         try:
             draw = self._ring.get()
         except ClosedError:
             self._is_closed = True
-            return None
         except queue.Empty:
-            self._waited_s += time.perf_counter() - started_s
+            pass
+        self._waited_s += time.perf_counter() - started_s
+        if draw is None:
             self._note_starved()
             return None
-        # Waiting for a copy is counted apart: it is not the actors who are late then.
-        loading_s = self._loader.load_wait_timer.total_s - loading_s
-        self._measurements.dequeue.push(
-            self._waited_s + time.perf_counter() - started_s - loading_s
-        )
-        self._waited_s = 0.0
         if self._starved_at is not None:
-            starved_s = time.monotonic() - self._starved_at
-            self._starved_total_s += starved_s
+            self._starved_total_s += self._waited_s
             self._starved_at = None
-            logger.warning("learner no longer starved, after %.1f s", starved_s)
-        return self._launch(draw.item, is_first=draw.pass_index == 0, is_last=draw.is_last_pass)
+            logger.warning("learner no longer starved, after %.1f s", self._waited_s)
+        # Waiting for a copy is counted apart: it is not the actors who are late then.
+        copies_s = self._loader.load_wait_timer.total_s - copies_s
+        self._measurements.dequeue.push(self._waited_s - copies_s)
+        self._waited_s = 0.0
+        return draw
 
     def _note_starved(self) -> None:
         if self._starved_at is None and self._waited_s >= self._section.starved_after_s:
@@ -193,81 +164,44 @@ class LearnerThread:
                 self._waited_s,
             )
 
-    def _launch(self, loaded: LoadedBatch, *, is_first: bool, is_last: bool) -> _Pass:
-        expected = self._expected
-        loaded.drop(expected.update - loaded.updates_B > self._section.max_lag, "stale")
+    def _learn_from(self, loaded: LoadedBatch, *, is_first: bool) -> int:
+        """How many updates were taken with what is not too old, in one pass."""
+        loaded.drop(self.progress.update - loaded.updates_B > self._section.max_lag, "stale")
         num_rows = loaded.num_valid_rows
         if num_rows == 0:
-            return _Pass(loaded, is_first, is_last)
+            self._measurements.num_skipped += 1
+            return 0
         with self._measurements.grad:
-            result = self._step.begin(
+            result = self._step.run(
                 loaded.tensors,
                 torch.from_numpy(loaded.alive_B),
                 # Steps count once, at their first pass.
-                expected.env_steps_trained + num_rows * is_first,
+                self.progress.env_steps_trained + num_rows * is_first,
                 is_first_pass=is_first,
             )
-        self._loader.note_launch(loaded)
-        weights = None
-        if self._is_pipelined and self._is_published(self.progress.update, expected.update + 1):
-            # Behind the next update they would be of that one.
-            weights = self._snapshot.take()
-        return _Pass(loaded, is_first, is_last, result, weights)
+        self._measurements.stats = result.stats
+        if result.not_finite:
+            self._skip(loaded, result)
+        if result.applied:
+            self._note_trained(loaded, is_first=is_first)
+        if self._first_update is None:
+            # Or skipped: a run whose every loss is NaN must reach its time limit.
+            self._first_update = FirstUpdate(time.monotonic(), self.progress.env_steps_trained)
+        return result.num_updates
 
-    @property
-    def _expected(self) -> Progress:
-        """Where we are if the update that is pending turns out well."""
-        epoch, update, env_steps = self.progress
-        if self._pending is not None and self._pending.result is not None:
-            update += 1
-            env_steps += self._pending.loaded.num_valid_rows * self._pending.is_first
-        return Progress(epoch, update, env_steps)
-
-    def _look_at(self, this: _Pass) -> None:
-        """Tell what a pass came to. Here, and nowhere else, the host waits for an update."""
-        loaded = this.loaded
-        result = None if this.result is None else this.result()
-        num_updates = 0
-        if result is None:
-            self._measurements.num_skipped += 1
-        else:
-            self._measurements.stats = result.stats
-            if result.not_finite:
-                self._skip(loaded, result)
-            if result.applied:
-                num_updates = result.num_updates
-                self._note_trained(this)
-            if self._first_update is None:
-                # Or skipped: a run whose every loss is NaN must reach its time limit.
-                self._first_update = FirstUpdate(time.monotonic(), self.progress.env_steps_trained)
-        loaded.use()
-        self._advance(self._count_updates(num_updates, this), this.weights)
-        if this.is_last:
-            slot = self._loader.release(loaded)
-            self._channels.settlements.post(loaded.settle(self._section.num_passes, slot))
-        self._measurements.queue_size.push(self._loader.num_waiting())
-
-    def _count_updates(self, num_applied: int, this: _Pass) -> int:
-        """By how many updates the version is further behind this pass."""
-        return num_applied
-
-    def _note_trained(self, this: _Pass) -> None:
-        loaded = this.loaded
+    def _note_trained(self, loaded: LoadedBatch, *, is_first: bool) -> None:
         num_rows = loaded.num_valid_rows
         epoch, update, env_steps = self.progress
-        self.progress = Progress(epoch, update, env_steps + num_rows * this.is_first)
+        self.progress = Progress(epoch, update, env_steps + num_rows * is_first)
         self._measurements.note_trained((update - loaded.updates_B)[loaded.alive_B], num_rows)
 
-    def _advance(self, num_updates: int, weights: WeightsCopy | None) -> None:
+    def _advance(self, num_updates: int) -> None:
         epoch, before, env_steps = self.progress
-        self.progress = Progress(epoch, before + num_updates, env_steps)
-        if self._is_published(before, before + num_updates):
-            self._publish(weights)
-
-    def _is_published(self, before: int, after: int) -> bool:
-        """Whether a version is due between these two."""
+        after = before + num_updates
+        self.progress = Progress(epoch, after, env_steps)
         every = self._section.publish_every_updates
-        return after // every > before // every
+        if after // every > before // every:
+            self._publish()
 
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
         """Something in an update is not finite: nothing of these columns is learned."""
@@ -296,7 +230,8 @@ class LearnerThread:
         if num_failed >= MOST_SKIPPED_IN_A_ROW and self._stop_reason is None:
             epoch, update, _ = self.progress
             path = self._channels.run_path / f"not-finite-{epoch}-{update}.safetensors"
-            kept = result.keep_batch(path, loaded.tensors)
+            about = {"not_finite": what, "stats": str(result.stats)}
+            kept = loaded.tensors.keep(path, about, is_failed_B=result.is_failed_B)
             self._give_up(
                 f"{num_failed} updates in a row were skipped since update {update}, as these are "
                 f"not finite: {what}; {kept}"
@@ -308,11 +243,10 @@ class LearnerThread:
         self._stop_reason = NOT_FINITE
         self._channels.stops.post(NOT_FINITE)
 
-    def _publish(self, weights: WeightsCopy | None = None) -> None:
-        if weights is None:
-            weights = self._snapshot.take()
-        if weights.is_finite():
-            self._channels.weights.post(weights.as_version(self.progress.version))
+    def _publish(self) -> None:
+        weights = self._snapshot.take(self.progress.version)
+        if weights is not None:
+            self._channels.weights.post(weights)
         elif self._stop_reason is None:
             self._give_up(
                 f"the weights of update {self.progress.update} are not finite: they are neither "
@@ -329,20 +263,20 @@ class LearnerThread:
     @property
     def _is_between_updates(self) -> bool:
         """Whether anything may end or be saved now."""
-        return True
+        return not (self._is_lockstep and len(self._ring))
 
     def _is_over(self) -> bool:
         """Whether a limit is reached, which the loop is told once, or no batch comes any more."""
         if self._stop_reason is None and self._is_between_updates:
-            self._stop_reason = self._reached_stop(self.progress)
+            self._stop_reason = self._reached_stop()
             if self._stop_reason is not None:
                 self._channels.stops.post(self._stop_reason)
         return self._is_closed or self._stop_reason is not None
 
-    def _reached_stop(self, progress: Progress) -> str | None:
+    def _reached_stop(self) -> str | None:
         limit_s, first = self._stop.wall_s, self._first_update
         is_late = limit_s and first and time.monotonic() - first.at >= limit_s
-        return progress.reached(self._stop) or ("wall_s" if is_late else None)
+        return self.progress.reached(self._stop) or ("wall_s" if is_late else None)
 
     def _capture(self) -> Captured:
         return Captured(self.progress, self._step.capture())
@@ -356,21 +290,3 @@ class LearnerThread:
             self._measurements.metrics(self._starved_total_s + starved_s),
             self._measurements.lag_histogram.tolist(),
         )
-
-
-class LockstepThread(LearnerThread):
-    """All passes of a batch are one update there, taken or not; nothing ends or is saved in it."""
-
-    is_drained = True  # else its end would hang on the clock
-    can_overlap = False
-
-    def _count_updates(self, num_applied: int, this: _Pass) -> int:
-        if this.is_last:
-            # It is told before the version is out by which others go on: what they do then does
-            # not count.
-            self._is_over()
-        return int(this.is_last)
-
-    @property
-    def _is_between_updates(self) -> bool:
-        return len(self._ring) == 0

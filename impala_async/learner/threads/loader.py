@@ -7,11 +7,11 @@ copy by an event, never by a synchronisation of the host.
 
     B columns of a batch
 
-Runs on: learner thread (both loaders), loader thread (`DeviceLoader.run`)
+Runs on: learner thread, loader thread (`DeviceLoader.run`)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -79,36 +79,26 @@ class LoadedBatch:
 
 
 class HostLoader:
-    """The loader of a CPU: hands out views."""
+    """The loader of a CPU: hands out views, so nothing is copied and no copy is waited for."""
 
-    def __init__(
-        self,
-        slots: list[Slot],
-        full: IndexQueue,
-        *,
-        is_drained: bool = False,
-    ) -> None:
-        self._is_drained = is_drained
+    def __init__(self, slots: list[Slot], full: IndexQueue, *, is_drained: bool = False) -> None:
         self._slots = slots
         self._full = full
-        self._views = [Batch.over(slot.columns) for slot in slots]
-        self.load_timer = TimerStat()
-        self.load_wait_timer = TimerStat()
+        self._is_drained = is_drained
+        self._batches = [Batch.over(slot.columns) for slot in slots]
+        self.load_timer, self.load_wait_timer = TimerStat(), TimerStat()
 
     def blank(self) -> Batch:
         """Before anything has come: a batch as all will be, without a valid row."""
-        return self._views[0]
+        return self._batches[0]
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         """Wait for a batch; raises queue.Empty or ClosedError."""
         slot = self._slots[self._full.get(timeout)]
-        return LoadedBatch(slot.index, self._views[slot.index], slot)
+        return LoadedBatch(slot.index, self._batches[slot.index], slot)
 
-    def note_launch(self, loaded: LoadedBatch) -> None:
-        """All that reads the batch in this pass is launched: on a CPU it is done."""
-
-    def release(self, loaded: LoadedBatch) -> int:
-        """The batch had its last pass; the host slot that is empty by it."""
+    def release(self, loaded: LoadedBatch) -> int | None:
+        """The batch had its last pass; the host slot that is empty by it, if one is."""
         return loaded.place
 
     def num_waiting(self) -> int:
@@ -132,25 +122,22 @@ class HostLoader:
         self._full.close()
 
 
-@dataclass(slots=True, eq=False)
 class _DeviceSlot:
     """Planes on the device, and what is known of the batch in them."""
 
-    place: int
-    obs: torch.Tensor
-    small: torch.Tensor
-    tensors: Batch
-    started: torch.cuda.Event
-    copied: torch.cuda.Event
-    read: torch.cuda.Event
-    loaded: LoadedBatch | None = None
+    def __init__(self, place: int, schema: Schema, like: Slot, device: torch.device) -> None:
+        self.place = place
+        self.obs, self.small = (
+            torch.zeros(plane.shape, dtype=torch.uint8, device=device)
+            for plane in (like.obs, like.small)
+        )
+        self.tensors = Batch.in_planes(schema, self.obs, self.small)
+        self.started, self.copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.loaded: LoadedBatch | None = None
 
 
-class DeviceLoader:
-    """The loader of a GPU: a thread, a copy stream, and more device slots than the ring holds.
-
-    Its methods do what those of `HostLoader` say.
-    """
+class DeviceLoader(HostLoader):
+    """The loader of a GPU: a thread, a copy stream, and more device slots than the ring holds."""
 
     def __init__(
         self,
@@ -163,26 +150,20 @@ class DeviceLoader:
         device: torch.device,
         is_drained: bool = False,
     ) -> None:
-        self._is_drained = is_drained
-        self._slots = slots
-        self._full = full
+        super().__init__(slots, full, is_drained=is_drained)
         self._release_slot = release_slot
         self._stream = torch.cuda.Stream(device)
         self._device = device
         self._places = [
-            _device_slot(place, schema, slots[0], device) for place in range(num_device_slots)
+            _DeviceSlot(place, schema, slots[0], device) for place in range(num_device_slots)
         ]
+        self._batches = [place.tensors for place in self._places]
         self._free = IndexQueue("device", num_device_slots)
         self._ready = IndexQueue("ready", num_device_slots)
-        self._num_loading = 0
-        self._interrupted: list[int] = []
-        self.load_timer = TimerStat()
-        self.load_wait_timer = TimerStat()
+        self._loading: list[int] = []
+        """The batch that is neither full nor ready, if there is one."""
         for place in range(num_device_slots):
             self._free.put(place)
-
-    def blank(self) -> Batch:
-        return self._places[0].tensors
 
     def run(self) -> None:
         """The body of the loader thread; ends with ClosedError."""
@@ -195,56 +176,44 @@ class DeviceLoader:
             self._ready.close(is_drained=self._is_drained)
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
-        if self.num_waiting():
-            with self.load_wait_timer:
-                place = self._ready.get(timeout)
-        else:
-            place = self._ready.get(timeout)
-        device_slot = self._places[place]
+        with self.load_wait_timer if self.num_waiting() else nullcontext():
+            device_slot = self._places[self._ready.get(timeout)]
         assert device_slot.loaded is not None
         torch.cuda.current_stream(self._device).wait_event(device_slot.copied)
         return device_slot.loaded
 
-    def note_launch(self, loaded: LoadedBatch) -> None:
-        self._places[loaded.place].read.record(torch.cuda.current_stream(self._device))
-
     def release(self, loaded: LoadedBatch) -> None:
-        # The next copy into these planes must not overtake an update that still reads them, and
-        # need not wait for what is launched behind that.
-        self._stream.wait_event(self._places[loaded.place].read)
+        # The next copy into these planes must not overtake what still reads them.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._free.put(loaded.place)
 
     def num_waiting(self) -> int:
-        return len(self._full) + self._num_loading + len(self._ready)
+        return len(self._full) + len(self._loading) + len(self._ready)
 
     def leftovers(self) -> list[int]:
         ready = [self._places[place].loaded for place in self._ready.take_all()]
-        waiting = [self._slots[index].batch for index in self._full.take_all()]
-        return [loaded.batch for loaded in ready if loaded] + self._interrupted + waiting
+        return [loaded.batch for loaded in ready if loaded] + self._loading + super().leftovers()
 
     def report(self) -> dict[str, object]:
         return {**self._full.report(), **self._ready.report()}
 
     def close(self) -> None:
         if self._is_drained:
-            self._full.close(is_drained=True)
+            super().close()
         else:
             self.abandon()
 
     def abandon(self) -> None:
-        self._full.close()
-        self._free.close()
-        self._ready.close()
+        for each in (self._full, self._free, self._ready):
+            each.close()
 
     def _load_next(self) -> None:
         slot = self._slots[self._full.get()]
-        self._num_loading = 1
-        self._interrupted = [slot.batch]
+        self._loading = [slot.batch]
         place = self._free.get()
         self._copy(slot, self._places[place])
-        self._interrupted = []
         self._release_slot(slot.index)
-        self._num_loading = 0
+        self._loading = []
         self._ready.put(place)
 
     def _copy(self, slot: Slot, target: _DeviceSlot) -> None:
@@ -259,32 +228,14 @@ class DeviceLoader:
         self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)
 
 
-Loader = HostLoader | DeviceLoader
+def allocator_for(device: torch.device) -> Allocate:
+    """The memory from which a batch gets to a device fastest: a GPU copies from pinned memory."""
+    return _pinned_memory if device.type == "cuda" else touched_memory
 
 
-def pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
-    """Host memory from which a GPU copies without a detour."""
+def _pinned_memory(num_bytes: int) -> NDArray[np.uint8]:
     memory: NDArray[np.uint8] = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
-
-
-def allocator_for(device: torch.device) -> Allocate:
-    """The memory from which a batch gets to a device fastest."""
-    return pinned_memory if device.type == "cuda" else touched_memory
-
-
-def _device_slot(place: int, schema: Schema, like: Slot, device: torch.device) -> _DeviceSlot:
-    obs = torch.zeros(like.obs.shape, dtype=torch.uint8, device=device)
-    small = torch.zeros(like.small.shape, dtype=torch.uint8, device=device)
-    return _DeviceSlot(
-        place,
-        obs,
-        small,
-        Batch.in_planes(schema, obs, small),
-        started=torch.cuda.Event(enable_timing=True),
-        copied=torch.cuda.Event(enable_timing=True),
-        read=torch.cuda.Event(),
-    )
 
 
 def make_current(device: torch.device) -> None:

@@ -5,13 +5,12 @@ Runs on: learner thread
 
 import time
 from collections import deque
-from types import TracebackType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala_async.learner.threads.loader import Loader
+from impala_async.learner.threads.loader import HostLoader
 from impala_async.metrics.timer import TimerStat
 from impala_async.metrics.window import WindowStat
 
@@ -36,12 +35,7 @@ class DeviceTimer:
         else:
             self._started_s = time.perf_counter()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._is_cuda:
             self.stat.push(time.perf_counter() - self._started_s)
             return
@@ -55,7 +49,7 @@ class Measurements:
     """Written to by the thread as it goes; read by its reports."""
 
     def __init__(
-        self, device: torch.device, max_lag: int, max_waiting: int, loader: Loader
+        self, device: torch.device, max_lag: int, max_waiting: int, loader: HostLoader
     ) -> None:
         self._max_waiting = max_waiting
         self._loader = loader
@@ -78,6 +72,16 @@ class Measurements:
     def metrics(self, starved_total_s: float) -> dict[str, object]:
         """All of it, under the names of the registry."""
         lag = self._lag.summary()
+        timers = {
+            "grad": self.grad.stat,
+            "load": self._loader.load_timer,
+            "load_wait": self._loader.load_wait_timer,
+            "dequeue": self.dequeue,
+        }
+        timings: dict[str, object] = {
+            f"timing_breakdown/learner_{name}_time_ms": timer.mean_ms
+            for name, timer in timers.items()
+        }
         return {
             "learner/starved_total_s": starved_total_s,
             "learner/skipped_updates": self.num_skipped,
@@ -87,18 +91,6 @@ class Measurements:
             "lag/max": self._lag.max,
             "lag/quantiles": lag.quantiles,
             **self.queue_size.stats(),
-            **self._timings(),
+            **timings,
             **self.stats,
-        }
-
-    def _timings(self) -> dict[str, object]:
-        timers = {
-            "grad": self.grad.stat,
-            "load": self._loader.load_timer,
-            "load_wait": self._loader.load_wait_timer,
-            "dequeue": self.dequeue,
-        }
-        return {
-            f"timing_breakdown/learner_{name}_time_ms": timer.mean_ms
-            for name, timer in timers.items()
         }

@@ -105,7 +105,7 @@ async def test_everything_that_is_saved_comes_back(make_ship: Callable[..., Ship
     assert restored.state["run_s"] == 12.5
     assert {int(k): v for k, v in restored.state["forks"].items()} == {1: 0, 2: 30}
     model = dict(ship.step.policy.model.state_dict())
-    assert all(torch.equal(restored.training.model[name], model[name]) for name in model)
+    assert all(torch.equal(restored.training.tensors["model"][name], model[name]) for name in model)
 
     again = make_ship()
     again.restore(restored.state)

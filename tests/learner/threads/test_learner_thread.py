@@ -16,7 +16,6 @@ from impala_async.learner.threads.learner_thread import LearnerThread
 from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.report import merge
-from impala_async.training.result import StepResult
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
 from tests.learner.threads.conftest import Clock
 
@@ -38,7 +37,7 @@ class Run:
         stop: dict[str, Any] | None = None,
         progress: Progress | None = None,
         listener: Listener | None = None,
-        kind: type[LearnerThread] = LearnerThread,
+        is_lockstep: bool = False,
         **section: Any,
     ) -> None:
         self.listener = listener or Listener()
@@ -46,7 +45,7 @@ class Run:
         self.step = step or FakeStep()
         fake: Any = self.step
         snapshot: Any = FakeSnapshot(self.step)
-        self.thread = kind(
+        self.thread = LearnerThread(
             step=fake,
             snapshot=snapshot,
             loader=self.loader,
@@ -56,7 +55,7 @@ class Run:
             channels=self.listener.channels,
             device=torch.device("cpu"),
             max_waiting=2,
-            is_pipelined=self.step.is_pipelined,
+            is_lockstep=is_lockstep,
         )
 
     def __call__(self) -> "Run":
@@ -238,20 +237,20 @@ def test_a_run_whose_losses_are_all_nan_says_so_now_and_then_and_reaches_its_tim
 
 
 def test_a_run_of_updates_that_all_fail_is_ended_and_its_last_batch_kept(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kept: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(StepResult, "keep_batch", lambda *told: kept.append(told) or "it is kept")
-    batches = [batch_of(number) for number in range(20)]
+    batches: list[Any] = [batch_of(number) for number in range(20)]
     # One that is taken in between, and they are counted anew.
     step = FakeStep(nonfinite={*range(4), *range(5, 99)})
     monkeypatch.setattr(learner_thread, "MOST_SKIPPED_IN_A_ROW", 5)
     run = Run(batches, step=step)()
     assert run.step.batches == list(range(10))
     assert run.listener.stops == ["not_finite"]
-    ((result, path, batch),) = kept
-    assert (path.name, batch.number) == ("not-finite-1-1.safetensors", 9)
-    assert result.is_failed_B.tolist() == ALL
+    assert not any(loaded.tensors.kept for loaded in batches[:9])
+    ((path, about, others),) = batches[9].tensors.kept
+    assert path.name == "not-finite-1-1.safetensors"
+    assert about["not_finite"] == "loss/value, loss/total"
+    assert others["is_failed_B"].tolist() == ALL
     (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert line == (
         "5 updates in a row were skipped since update 1, as these are not finite: loss/value, "
@@ -284,13 +283,13 @@ def test_it_shows_that_it_moves_and_may_take_longer_for_its_first_update() -> No
     step = FakeStep()
     script: list[Any] = [None, batch_of(1), batch_of(2), None, batch_of(3)]
     run = Run(script, step=step)
-    pulse, begin = run.listener.channels.pulse, step.begin
+    pulse, learn = run.listener.channels.pulse, step.run
 
     def noted(*args: Any, **how: Any) -> Any:
         seen.append((pulse.num_beats, pulse.patience))
-        return begin(*args, **how)
+        return learn(*args, **how)
 
-    step.begin = noted  # type: ignore[method-assign]
+    step.run = noted  # type: ignore[method-assign]
     run()
     # While it waits, too; and at its end nobody waits for it.
     assert seen == [(2, BUILD_PATIENCE), (3, 1), (5, 1)]

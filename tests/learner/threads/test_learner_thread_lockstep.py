@@ -6,7 +6,6 @@ import pytest
 
 from impala_async.learner.handoff import Progress
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.threads.learner_thread import LockstepThread
 from tests.learner.fakes import FakeStep, Listener, batch_of
 from tests.learner.threads.test_learner_thread import ALL, Run, closes
 
@@ -35,7 +34,7 @@ class Recorder(Listener):
 
 
 def run_of(script: Any, **settings: Any) -> Run:
-    return Run(script, kind=LockstepThread, **settings)()
+    return Run(script, is_lockstep=True, **settings)()
 
 
 @pytest.mark.parametrize("num_updates", [1, 4])
@@ -105,13 +104,13 @@ def test_the_end_is_told_before_the_version_by_which_others_would_go_on() -> Non
 def test_nothing_is_saved_between_the_passes_of_an_update() -> None:
     listener = Listener()
     step = FakeStep()
-    learn = step.begin
+    learn = step.run
 
     def ask_in_the_middle(*arguments: Any, **settings: Any) -> Any:
         listener.channels.is_capture_due.raise_()
         return learn(*arguments, **settings)
 
-    step.begin = ask_in_the_middle  # type: ignore[method-assign]
+    step.run = ask_in_the_middle  # type: ignore[method-assign]
     run_of([batch_of(1), batch_of(2, (1,) * 4)], listener=listener, step=step, num_passes=3)
     # The last is the capture of the end.
     assert [capture.training for capture in listener.captures] == [3, 6, 6]

@@ -203,7 +203,7 @@ def test_the_death_of_an_update_is_told_with_its_cause(monkeypatch: pytest.Monke
     def die(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(UpdateStep, "begin", die)
+    monkeypatch.setattr(UpdateStep, "run", die)
     works.start()
     for seed in range(2):
         works.put(seed)
