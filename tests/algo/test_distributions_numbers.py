@@ -1,19 +1,23 @@
 """Gaussian and squashed numbers against torch.distributions, integrals and their own draws."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from impala_async.algo.distributions import Gaussian, SquashedGaussian, _quadrature
+from impala_async.algo.distributions import Gaussian, _quadrature
 from tests.algo.test_distributions import normal
 
+squashed = partial(Gaussian, is_squashed=True)
+Kind = Callable[[Tensor, tuple[int, ...]], Gaussian]
 SHAPES = pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 
 
 def gaussian_of(
-    kind: type[Gaussian], leading: tuple[int, ...], shape: tuple[int, ...], seed: int = 0
+    kind: Kind, leading: tuple[int, ...], shape: tuple[int, ...], seed: int = 0
 ) -> tuple[Gaussian, Tensor, Tensor]:
     """One, with its means and deviations."""
     num_items = math.prod(shape)
@@ -47,7 +51,7 @@ def test_numbers_agree_with_torch(leading: tuple[int, ...], shape: tuple[int, ..
 def test_squashed_numbers_are_those_of_a_transformed_normal(
     leading: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    ours, mean, std = gaussian_of(SquashedGaussian, leading, shape)
+    ours, mean, std = gaussian_of(squashed, leading, shape)
     theirs = torch.distributions.TransformedDistribution(
         torch.distributions.Normal(mean, std), torch.distributions.TanhTransform(cache_size=1)
     )
@@ -58,7 +62,7 @@ def test_squashed_numbers_are_those_of_a_transformed_normal(
     torch.testing.assert_close(ours.log_prob(actions_D.reshape(leading + shape)), log_probs)
     assert ours.sample().shape == (*leading, *shape)
     plain = gaussian_of(Gaussian, leading, shape)[0]
-    other = gaussian_of(SquashedGaussian, leading, shape, seed=5)[0]
+    other = gaussian_of(squashed, leading, shape, seed=5)[0]
     torch.testing.assert_close(
         ours.kl(other), plain.kl(gaussian_of(Gaussian, leading, shape, 5)[0])
     )
@@ -79,21 +83,21 @@ def squashed_entropy(mean: float, std: float) -> float:
 )
 def test_the_entropy_of_squashed_numbers(mean: float, std: float, error: float) -> None:
     parameters = torch.tensor([mean, math.log(std)], dtype=torch.float64)
-    entropy = SquashedGaussian(parameters, ()).entropy().item()
+    entropy = squashed(parameters, ()).entropy().item()
     assert entropy == pytest.approx(squashed_entropy(mean, std), abs=error)
 
 
 def test_the_entropy_of_squashed_numbers_is_the_mean_of_their_surprise() -> None:
     parameters = torch.tensor([0.7, -0.2, -0.3, 0.2], dtype=torch.float64)
-    distribution = SquashedGaussian(parameters.expand(200_000, 4), (2,))
+    distribution = squashed(parameters.expand(200_000, 4), (2,))
     draws = distribution.sample(torch.Generator().manual_seed(2))
     surprise = -distribution.log_prob(draws)
     error = 4 * (surprise.std() / len(surprise) ** 0.5).item()
     assert surprise.mean().item() == pytest.approx(distribution.entropy()[0].item(), abs=error)
 
 
-@pytest.mark.parametrize("kind", [Gaussian, SquashedGaussian])
-def test_draws_have_their_mean_and_deviation(kind: type[Gaussian]) -> None:
+@pytest.mark.parametrize("kind", [Gaussian, squashed])
+def test_draws_have_their_mean_and_deviation(kind: Kind) -> None:
     parameters = torch.tensor([1.5, -2.0, 0.5, -1.0]).expand(40_000, 4)
     draws = kind(parameters, (2,)).sample(torch.Generator().manual_seed(7))
     for item, (mean, std) in enumerate([(1.5, math.exp(0.5)), (-2.0, math.exp(-1.0))]):
@@ -101,8 +105,8 @@ def test_draws_have_their_mean_and_deviation(kind: type[Gaussian]) -> None:
         assert draws[:, item].std().item() == pytest.approx(std, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", [Gaussian, SquashedGaussian])
-def test_gradients_of_numbers_are_those_of_the_functions(kind: type[Gaussian]) -> None:
+@pytest.mark.parametrize("kind", [Gaussian, squashed])
+def test_gradients_of_numbers_are_those_of_the_functions(kind: Kind) -> None:
     parameters = normal(3, 4, seed=1).requires_grad_()
     other = normal(3, 4, seed=2).requires_grad_()
     actions = normal(3, 2, seed=3)
@@ -112,12 +116,10 @@ def test_gradients_of_numbers_are_those_of_the_functions(kind: type[Gaussian]) -
     assert check(lambda x, y: kind(x, (2,)).kl(kind(y, (2,))), (parameters, other))
 
 
-@pytest.mark.parametrize("kind", [Gaussian, SquashedGaussian])
+@pytest.mark.parametrize("kind", [Gaussian, squashed])
 @pytest.mark.parametrize("far", [30.0, 1e3, 1e6])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_numbers_far_from_0_keep_finite_gradients(
-    kind: type[Gaussian], far: float, sign: int
-) -> None:
+def test_numbers_far_from_0_keep_finite_gradients(kind: Kind, far: float, sign: int) -> None:
     parameters = torch.tensor([sign * far, 0.0], requires_grad=True)
     distribution = kind(parameters, ())
     action = torch.tensor(sign * far + 0.5)
@@ -149,6 +151,6 @@ def test_an_entropy_that_was_first_asked_for_in_acting_can_be_trained_on() -> No
     parameters = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     _quadrature.cache_clear()
     with torch.inference_mode():
-        SquashedGaussian(parameters.detach(), ()).entropy()
-    SquashedGaussian(parameters, ()).entropy().backward()
+        squashed(parameters.detach(), ()).entropy()
+    squashed(parameters, ()).entropy().backward()
     assert parameters.grad is not None

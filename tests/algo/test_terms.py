@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
-from impala_async.algo.terms import ValidRows, clipped_surrogate
+from impala_async.algo.losses import a2c_loss, appo_loss, clipped_surrogate, impala_loss, ppo_loss
+from impala_async.algo.terms import ValidRows
 
 nan = math.nan
 
