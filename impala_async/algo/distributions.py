@@ -2,8 +2,8 @@
 
     policy head ─► parameters [..., P] of each part ─► one distribution each ─► Joint
 
-Shapes: A choices of one discrete item, D numbers of a continuous part, leading axes free ([B],
-[T, B]), written `...`. An action of a part has the part's own shape after the leading axes.
+Shapes: A choices of one discrete item, D numbers of a continuous part, C columns, leading axes free
+([B], [T, B]), written `...`. An action of a part has the part's own shape after the leading axes.
 
 Everything is computed in float32 at least, whatever the network ran in: the behaviour's and
 the learner's log-probabilities are divided by each other, and bf16 is too coarse for that.
@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from impala_async.schema import ActionPart
@@ -104,6 +105,19 @@ class Categorical:
 
     def _sum(self, items: Tensor) -> Tensor:
         return items.sum(-1) if self._shape else items
+
+
+def sample_by_numpy(
+    logits_CA: NDArray[np.float32], generator: torch.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """A draw as `Categorical` makes it of one item, and its log-probability. Changes the logits."""
+    logits_CA -= logits_CA.max(-1, keepdims=True)
+    rates_CA = np.exp(logits_CA)
+    logits_CA -= np.log(rates_CA.sum(-1, keepdims=True))
+    # The race does not ask for rates that add up to 1.
+    rates_CA /= torch.empty(rates_CA.shape).exponential_(generator=generator).numpy()
+    actions_C = rates_CA.argmax(-1)
+    return actions_C, logits_CA[np.arange(len(actions_C)), actions_C]
 
 
 class Gaussian:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
-from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
+from impala_async.models.cnn import ImageTorso, minatar_body, nature_body, resnet_body
 from impala_async.models.mlp import MLPTorso
 from impala_async.schema import ObsSpec
 from impala_async.user_code import NamedInSetting, import_callable
@@ -50,9 +50,9 @@ class Torso(Protocol):
 
 TORSOS: dict[str, Callable[[ObsSpec, ModelSection], Torso]] = {
     "mlp": MLPTorso,
-    "nature_cnn": NatureCNN,
-    "small_cnn": SmallCNN,
-    "impala_resnet": ImpalaResNet,
+    "nature_cnn": partial(ImageTorso, make_body=nature_body, sizes=(512,)),
+    "small_cnn": partial(ImageTorso, make_body=minatar_body, sizes=(128,), for_smaller="mlp"),
+    "impala_resnet": partial(ImageTorso, make_body=resnet_body, sizes=(256,)),
 }
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from impala_async.algo.distributions import sample_by_numpy
 from impala_async.config.model import ModelSection
-from impala_async.models.quick import QuickNet
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.training.snapshot import Snapshot
@@ -39,13 +39,12 @@ def both(schema=SCHEMA, **section):
 def calls(monkeypatch):
     """Counts what goes through numpy."""
     made = []
-    through_numpy = QuickNet.__call__
 
-    def call(net, obs):
-        made.append(len(obs))
-        return through_numpy(net, obs)
+    def call(logits_CA, generator):
+        made.append(len(logits_CA))
+        return sample_by_numpy(logits_CA, generator)
 
-    monkeypatch.setattr(QuickNet, "__call__", call)
+    monkeypatch.setattr("impala_async.policy.sample_by_numpy", call)
     return made
 
 
@@ -136,4 +135,4 @@ def test_the_observation_is_left_as_it_is():
 def test_what_it_does_not_know_goes_through_torch(schema, section):
     model = ModelSection(**section)
     schema = replace(schema, state=recurrent_state(model.core, model.core_size))
-    assert QuickNet.of(Policy(schema, model, seed=0).model) is None
+    assert Policy(schema, model, seed=0)._quick is None
