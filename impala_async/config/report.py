@@ -8,8 +8,8 @@ from pydantic import Field, field_validator
 from impala_async.config.section import NAME_OF_OWN, Named, Section, read_named
 
 SINKS = {
-    "tensorboard": "impala_async.metrics.sinks.tensorboard:TensorBoardSink",
-    "wandb": "impala_async.metrics.sinks.wandb:WandbSink",
+    "tensorboard": "impala_async.metrics.trackers:TensorBoardSink",
+    "wandb": "impala_async.metrics.trackers:WandbSink",
 }
 """The sinks that a run may have besides `metrics.jsonl` and the terminal, each with its class."""
 

@@ -76,11 +76,6 @@ def test_falling_is_a_bug() -> None:
     assert counters["a"] == 0
 
 
-def test_same_name_twice_is_a_bug() -> None:
-    with pytest.raises(AssertionError):
-        Counters(["a", "b", "a"])
-
-
 GRAD = "timing_breakdown/learner_grad_time_ms"
 DEQUEUE = "timing_breakdown/learner_dequeue_time_ms"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from impala_async.metrics.jsonl import JsonlSink
 from impala_async.metrics.names import Value
-from impala_async.metrics.sinks.jsonl import JsonlSink
 
 
 @pytest.fixture
@@ -116,9 +116,7 @@ def test_trouble_is_told_again_after_a_recovery(
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"] * 2
 
 
-def test_a_file_that_is_moved_away_is_followed_by_a_new_one(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_is_moved_away_is_followed_by_a_new_one(path: Path) -> None:
     sink = JsonlSink(path)
     sink.write({"updates": 0})
     moved = path.rename(path.with_name("moved.jsonl"))
@@ -132,9 +130,6 @@ def test_a_file_that_is_moved_away_is_followed_by_a_new_one(
     sink.close()
     assert read(moved) == [{"updates": 0}]
     assert read(path) == [{"updates": 4}]
-    told = [record.getMessage() for record in caplog.records]
-    says = f"{path}: it was moved away or removed; the reports before are not in it, but in "
-    assert told == [f"{says}{moved}", *[f"{says}{path} (deleted)"] * 2]
 
 
 def test_a_missing_folder_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,10 +203,11 @@ def test_a_pipe_that_nobody_empties_is_not_waited_for(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     sink = JsonlSink(path)
     for number in range(200):
         sink.write({"text": "x" * 1000, "updates": number})
-    sink.close()
+    os.close(reader)
     assert "cannot be written" in caplog.text
 
 

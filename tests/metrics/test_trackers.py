@@ -39,7 +39,7 @@ def events(folder: Path) -> list[tuple[int, str, float]]:
 
 
 def make(folder: Path, **settings: Any) -> Any:
-    from impala_async.metrics.sinks.tensorboard import TensorBoardSink
+    from impala_async.metrics.trackers import TensorBoardSink
 
     return TensorBoardSink(Run(folder, "ab", {}, settings.pop("env_steps", 0)), **settings)
 

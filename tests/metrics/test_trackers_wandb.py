@@ -4,7 +4,6 @@ Its package is played by a module with the part of its API that is used; where t
 installed, it takes the same calls, offline.
 """
 
-import importlib
 import inspect
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 
 from impala_async.metrics.sinks import Run
+from impala_async.metrics.trackers import WandbSink
 
-MODULE = "impala_async.metrics.sinks.wandb"
 REPORT: dict[str, Any] = {"env_steps_trained": 640, "mean_return": 21.5, "bottleneck": "learner"}
 
 
@@ -66,13 +65,12 @@ class Played(ModuleType):
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     played = Played()
     monkeypatch.setitem(sys.modules, "wandb", played)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
     return played
 
 
 def make(folder: Path, **settings: Any) -> Any:
     run = Run(folder, "ab" * 16, {"seed": 3}, 0)
-    return importlib.import_module(MODULE).WandbSink(run, **settings)
+    return WandbSink(run, **settings)
 
 
 def test_a_run_begins_with_the_first_report_and_is_finished(played: Played) -> None:
@@ -125,7 +123,6 @@ def test_the_real_one_takes_the_same_calls() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_real_one_keeps_a_run_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    sys.modules.pop(MODULE, None)
     sink = make(tmp_path, mode="offline")
     sink.write(REPORT)
     sink.close()
