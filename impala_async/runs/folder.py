@@ -261,7 +261,7 @@ class RunFolder:
             raise CheckpointError(f"{self.checkpoints}: cannot be read: {error.strerror}") from None
         has_lost = saved is not None or names is None
         if has_lost and not any(name.startswith("ckpt-") for name in names or ()):
-            last = f" ({saved!r} was the last)" if saved else ""
+            last = f" ({saved} was the last)" if saved and saved.isprintable() else ""
             raise CheckpointError(
                 f"{self.checkpoints}: the checkpoints of this run are gone{last}: put them back, "
                 "or start a new run in another folder, without --resume"
