@@ -22,10 +22,7 @@ def gae(
     """On-policy advantages, and targets = advantages + values. On a masked row they are 0 and V.
 
     Args:
-        rewards_TB: r_t.
-        discounts_TB: gamma, and 0 where the episode terminated.
-        values_SB: V(x), the bootstrap row's at the end.
-        mask_TB: False on rows that are no transitions; None: all are.
+        rewards_TB, discounts_TB, values_SB, mask_TB: as `vtrace` explains them.
         lambda_: how much of later TD errors is carried back: 1 all, 0 nothing.
     """
     rows = ValidRows(values_SB, mask_TB, rewards_TB=rewards_TB, discounts_TB=discounts_TB)

@@ -232,7 +232,7 @@ class RunFolder:
         written = find_bytes(self._epoch)
         if written is None:
             return 0
-        if re.fullmatch(rb"\d{1,9}", written) and int(written) < MOST_EPOCHS:
+        if re.fullmatch(rb"\s*\d{1,9}\s*", written) and int(written) < MOST_EPOCHS:
             return int(written)
         raise CheckpointError(
             f"{self._epoch}: wants a whole number from 0 to {MOST_EPOCHS - 1:,}, got "
