@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from impala_async.algo.distributions import (
     _quadrature,
     distribution_of,
     forbid,
+    sample_by_numpy,
 )
 from impala_async.schema import ActionPart
 
@@ -103,6 +105,20 @@ def test_the_generator_alone_drives_sampling_and_rows_are_independent() -> None:
     assert torch.equal(distribution.sample(), first)
     pairs = one_item(torch.zeros(20_000, 2, 2)).sample(torch.Generator().manual_seed(4))
     assert abs((pairs[:, 0] == pairs[:, 1]).float().mean().item() - 0.5) < 4 * 0.5 / 20_000**0.5
+
+
+@pytest.mark.parametrize("scale", [3.0, 1e3])
+def test_by_numpy_the_same_is_drawn(scale: float) -> None:
+    logits_CA = scale * normal(300, 5).float()
+    first, second = (torch.Generator().manual_seed(5) for _ in range(2))
+    actions, log_probs = sample_by_numpy(logits_CA.numpy().copy(), first)
+    distribution = one_item(logits_CA)
+    draws = distribution.sample(second)
+    assert torch.equal(torch.from_numpy(actions), draws)
+    assert torch.equal(first.get_state(), second.get_state())
+    assert log_probs.dtype == np.float32
+    want = distribution.log_prob(draws).numpy()
+    np.testing.assert_allclose(log_probs, want, rtol=1e-5, atol=1e-5)
 
 
 def test_impossible_actions_are_never_drawn() -> None:

@@ -413,6 +413,7 @@ def test_surrogate_takes_the_worse_of_both() -> None:
     up, down = torch.ones(4), -torch.ones(4)
     assert clipped_surrogate(ratios, up, 0.2).tolist() == pytest.approx([-0.5, -0.9, -1.1, -1.2])
     assert clipped_surrogate(ratios, down, 0.2).tolist() == pytest.approx([0.8, 0.9, 1.1, 2.0])
+    assert clipped_surrogate(ratios, up, 0).tolist() == pytest.approx([-0.5, -0.9, -1, -1])
 
 
 SHARED = {"mask_TB": None, "value_cost": 0.5, "entropy_cost": 0.01, "reduction": "mean"}
