@@ -27,6 +27,7 @@ REPORT: dict[str, Value] = {
     "num_actors": 3,
     "bottleneck": "learner: updates take 97 % of its time",
 }
+NO_STOP = StopSection()
 
 
 class Clock:
@@ -36,72 +37,72 @@ class Clock:
         return self.now_s
 
 
-class Terminal(io.StringIO):
+class Stream(io.StringIO):
+    """A log or a terminal, which may fail."""
+
+    def __init__(self, is_terminal: bool = False) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+        self.error: OSError | None = None
+
     def isatty(self) -> bool:
-        return True
-
-
-class Gone(io.StringIO):
-    """A terminal that hung up."""
+        return self.is_terminal
 
     def write(self, text: str) -> int:
-        raise OSError(5, "Input/output error")
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.fixture(autouse=True)
+def term(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def sink_on(stream: Any, stop: StopSection = NO_STOP, **settings: Any) -> ConsoleSink:
+    console = Console(file=stream, force_terminal=stream.isatty(), width=80, color_system=None)
+    return ConsoleSink(stop, console, **settings)
+
+
+def shown(stop: StopSection = NO_STOP, **changes: Value) -> str:
+    """What a terminal shows of one report."""
+    stream = Stream(is_terminal=True)
+    sink = sink_on(stream, stop)
+    sink.write(REPORT | changes)
+    sink.close()
+    return stream.getvalue()
 
 
 def at(update: int) -> dict[str, Value]:
     return REPORT | {"env_steps_trained": update}
 
 
-@pytest.fixture(autouse=True)
-def term(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-
-
-def terminal_console() -> Console:
-    return Console(file=Terminal(), force_terminal=True, width=80, color_system=None)
-
-
-def shown(console: Console) -> str:
-    file: Any = console.file
-    return str(file.getvalue())
-
-
-def test_the_test_uses_declared_names() -> None:
+def test_one_plain_line() -> None:
     assert undeclared(REPORT) == set()
-
-
-def test_plain_line_without_targets() -> None:
-    assert describe(REPORT, StopSection()) == (
+    assert describe(REPORT, NO_STOP) == (
         "200 s  steps 12,345  3,210 steps/s  return 123  lag 1.2 (max 4)  queue 1.0 / 2  "
         "actors 3  bottleneck learner: updates take 97 % of its time"
     )
-
-
-def test_frames_are_named_where_a_step_takes_several() -> None:
-    line = describe(REPORT | {"frames_per_s": 12841.6}, StopSection())
+    # Frames are named where a step takes several.
+    line = describe(REPORT | {"frames_per_s": 12841.6}, NO_STOP)
     assert "  3,210 steps/s (12,842 frames/s)  return" in line
-
-
-def test_plain_line_with_targets() -> None:
+    # Goals stand behind what goes towards them.
     line = describe(REPORT, StopSection(env_steps=500_000, mean_return=475.0, wall_s=600.0))
     assert line.startswith("12 / 600 s  steps 12,345 / 500,000  3,210 steps/s  return 123 / 475  ")
-
-
-def test_a_mean_of_few_episodes_is_shown_with_their_number() -> None:
     early = REPORT | {"mean_return": 0.8996, "episodes/count": 12}
-    assert "  return 0.8996 / 0.9 (12 episodes)  " in describe(early, StopSection(mean_return=0.9))
-
-
-@pytest.mark.parametrize("report", [{}, dict.fromkeys(REPORT)])
-def test_what_is_not_known_yet_is_a_dash(report: dict[str, Value]) -> None:
-    assert describe(report, StopSection(mean_return=475.0)) == (
-        "- s  steps -  - steps/s  return - / 475  lag - (max -)  queue -  actors -  bottleneck -"
-    )
+    line = describe(early, StopSection(mean_return=0.9))
+    assert "  return 0.8996 / 0.9 (12 episodes)  " in line
+    for unknown in ({}, dict.fromkeys(REPORT)):
+        assert describe(unknown, StopSection(mean_return=475.0)) == (
+            "- s  steps -  - steps/s  return - / 475  lag - (max -)  queue -  actors -  "
+            "bottleneck -"
+        )
 
 
 def test_progress_is_that_of_the_nearest_stop() -> None:
     report: dict[str, Value] = {"env_steps_trained": 100, "time_s": 200.0, "learner/wall_s": 90.0}
-    assert progress(report, StopSection()) is None
+    assert progress(report, NO_STOP) is None
     assert progress(report, StopSection(mean_return=475.0)) is None
     assert progress(report, StopSection(env_steps=400)) == 0.25
     assert progress(report, StopSection(env_steps=400, wall_s=100.0)) == 0.9
@@ -110,128 +111,82 @@ def test_progress_is_that_of_the_nearest_stop() -> None:
     assert progress({}, StopSection(env_steps=50)) is None
 
 
-def test_log_has_first_line_then_one_each_period_then_the_last() -> None:
-    clock, stream = Clock(), io.StringIO()
-    sink = ConsoleSink(StopSection(), Console(file=stream), every_s=10.0, clock=clock)
-    for update in range(13):
-        sink.write(at(update))
-        clock.now_s += 2.0
-    lines = stream.getvalue().splitlines()
-    assert lines == [describe(at(update), StopSection()) for update in (0, 5, 10)]
+@pytest.mark.parametrize(
+    ("reports_s", "lines"),
+    [
+        ([], []),
+        ([0.0], [0]),
+        ([0.0, 2.0, 4.0, 9.9, 10.0, 12.0, 19.9, 20.0, 22.0], [0, 4, 7, 8]),
+        # It does not go back to a line that was passed over.
+        ([0.0, 5.0, 10.0], [0, 2]),
+    ],
+)
+def test_a_log_has_the_first_line_then_one_each_period_then_the_last(
+    reports_s: list[float], lines: list[int]
+) -> None:
+    clock, stream = Clock(), Stream()
+    sink = sink_on(stream, every_s=10.0, clock=clock)
+    for number, at_s in enumerate(reports_s):
+        clock.now_s = 50.0 + at_s
+        sink.write(at(number))
     sink.close()
-    assert stream.getvalue().splitlines()[3:] == [describe(at(12), StopSection())]
-
-
-def test_last_line_is_not_printed_twice() -> None:
-    clock, stream = Clock(), io.StringIO()
-    sink = ConsoleSink(StopSection(), Console(file=stream), clock=clock)
-    sink.write(at(1))
     sink.close()
-    sink.close()
-    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().splitlines() == [describe(at(number), NO_STOP) for number in lines]
 
 
-def test_close_does_not_go_back_to_a_line_passed_over() -> None:
-    clock, stream = Clock(), io.StringIO()
-    sink = ConsoleSink(StopSection(), Console(file=stream), every_s=10.0, clock=clock)
-    for update in (1, 2, 3):
-        sink.write(at(update))
-        clock.now_s += 5.0
-    sink.close()
-    assert stream.getvalue().splitlines() == [
-        describe(at(update), StopSection()) for update in (1, 3)
-    ]
-
-
-def test_nothing_written_nothing_printed() -> None:
-    stream = io.StringIO()
-    ConsoleSink(StopSection(), Console(file=stream)).close()
-    assert stream.getvalue() == ""
-
-
-def test_terminal_is_redrawn_with_every_report() -> None:
-    console = terminal_console()
-    sink = ConsoleSink(StopSection(env_steps=20_000), console)
+def test_a_terminal_is_redrawn_with_every_report() -> None:
+    stream = Stream(is_terminal=True)
+    sink = sink_on(stream, StopSection(env_steps=20_000), clock=Clock())
     for update in (111, 222):
         sink.write(at(update))
-        assert f"steps {update} / 20,000" in shown(console)
+        assert f"steps {update} / 20,000" in stream.getvalue()
     sink.close()
-    text = shown(console)
+    text = stream.getvalue()
     assert "bottleneck learner: updates take 97 % of its time" in text
     assert "\x1b[1A" in text, "the second picture goes over the first"
     assert text.endswith("\x1b[?25h"), "the cursor is given back"
-    assert text.count("steps 222") >= 1
 
 
-def test_terminal_without_foreseeable_end_has_no_bar() -> None:
-    with_bar, without = terminal_console(), terminal_console()
-    for console, targets in ((with_bar, StopSection(env_steps=10)), (without, StopSection())):
-        sink = ConsoleSink(targets, console)
-        sink.write(REPORT)
-        sink.close()
-    assert "━" in shown(with_bar)
-    assert "━" not in shown(without)
-
-
-def test_square_brackets_are_text_and_no_markup() -> None:
-    console = terminal_console()
-    sink = ConsoleSink(StopSection(), console)
-    sink.write(REPORT | {"bottleneck": "odd: [red]x[/nope]"})
-    sink.close()
-    assert "odd: [red]x[/nope]" in shown(console)
+def test_a_terminal_shows_a_bar_where_the_end_can_be_foreseen_and_text_as_it_is() -> None:
+    assert "━" in shown(StopSection(env_steps=10))
+    assert "━" not in shown()
+    assert "odd: [red]x[/nope]" in shown(bottleneck="odd: [red]x[/nope]")
 
 
 @pytest.mark.parametrize(("term", "is_live"), [("xterm", True), ("dumb", False), ("", False)])
 def test_the_stream_decides(term: str, is_live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    stream = Terminal()
-    sink = ConsoleSink(StopSection(), Console(file=stream))
-    sink.write(REPORT)
-    sink.close()
-    assert ("\x1b[" in stream.getvalue()) == is_live
-    assert "12,345" in stream.getvalue()
+    assert ("\x1b[" in shown()) == is_live
+    assert "12,345" in shown()
 
 
-@pytest.mark.parametrize("is_live", [True, False])
-def test_a_terminal_that_hangs_up_silences_only_the_sink(
-    is_live: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_stream_that_is_gone_silences_only_the_sink(
+    is_terminal: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock()
-    stream = Gone()
-    stream.isatty = lambda: is_live  # type: ignore[method-assign]
-    console = Console(file=stream, force_terminal=True)
-    sink = ConsoleSink(StopSection(), console, clock=clock)
-    with caplog.at_level(logging.INFO):
-        for _ in range(3):
-            sink.write(REPORT)
-            clock.now_s += 60.0
-        sink.close()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    for end in ("hangs up", "is closed"):
+        caplog.clear()
+        clock, stream = Clock(), Stream(is_terminal)
+        sink = sink_on(stream, clock=clock)
+        if end == "is closed":
+            stream.close()
+        else:
+            stream.error = OSError(errno.EIO, "Input/output error")
+        with caplog.at_level(logging.INFO):
+            for _ in range(3):
+                sink.write(REPORT)
+                clock.now_s += 60.0
+            sink.close()
+        assert [record.levelname for record in caplog.records] == ["WARNING"], end
 
 
-def test_a_full_disk_silences_it_until_there_is_room(caplog):
-    class Full(io.StringIO):
-        room = False
-
-        def flush(self):
-            if not self.room:
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-    stream, clock = Full(), Clock()
-    sink = ConsoleSink(StopSection(), Console(file=stream), clock=clock)
+def test_a_full_disk_silences_it_until_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+    clock, stream = Clock(), Stream()
+    sink = sink_on(stream, clock=clock)
+    stream.error = OSError(errno.ENOSPC, "No space left on device")
     sink.write(at(1))
-    stream.room = True
+    stream.error = None
     clock.now_s += 60.0
     sink.write(at(20))
     assert "steps 20" in stream.getvalue()
     assert caplog.messages == []
-
-
-def test_a_closed_log_silences_only_the_sink(caplog: pytest.LogCaptureFixture) -> None:
-    stream = io.StringIO()
-    sink = ConsoleSink(StopSection(), Console(file=stream))
-    stream.close()
-    sink.write(REPORT)
-    sink.close()
-    assert len(caplog.records) == 1

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from impala_async.metrics.jsonl import JsonlSink
-from impala_async.metrics.names import Value
 
 
 @pytest.fixture
@@ -30,26 +29,20 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def read(path: Path) -> list[dict[str, Value]]:
+def write(sink: JsonlSink, *updates: int) -> None:
+    for update in updates:
+        sink.write({"updates": update})
+
+
+def read(path: Path) -> list[int]:
     text = path.read_text()
     assert text == "" or text.endswith("\n")
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line)["updates"] for line in text.splitlines()]
 
 
-def test_each_report_is_a_line_at_once(path: Path) -> None:
-    sink = JsonlSink(path)
-    reports: list[dict[str, Value]] = [
-        {"updates": 1, "mean_return_100": None, "lag/quantiles": [0.0, 1.5]},
-        {"updates": 2, "bottleneck": "learner\nnicht müde"},
-    ]
-    for num_written, report in enumerate(reports, start=1):
-        sink.write(report)
-        assert read(path) == reports[:num_written]
-    sink.close()
-    assert read(path) == reports
-
-
-def test_one_write_per_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[bytes] = []
     real_write = os.write
 
@@ -58,143 +51,95 @@ def test_one_write_per_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         return real_write(fd, line)
 
     monkeypatch.setattr(os, "write", spy)
-    sink = JsonlSink(path)
-    for update in range(3):
-        sink.write({"updates": update})
-    sink.close()
-    assert written == [b'{"updates":%d}\n' % update for update in range(3)]
-
-
-def test_a_second_run_appends(path: Path) -> None:
-    for update in (1, 2):
+    for start in (1, 2):
         sink = JsonlSink(path)
-        sink.write({"updates": update})
+        assert path.exists() == (start == 2)
+        sink.write({"lag/quantiles": [0.0, 1.5], "bottleneck": "learner\nnicht müde"})
+        assert len(written) == start
+        assert path.read_bytes() == b"".join(written)
         sink.close()
-    assert read(path) == [{"updates": 1}, {"updates": 2}]
+    assert json.loads(written[0]) == {
+        "lag/quantiles": [0.0, 1.5],
+        "bottleneck": "learner\nnicht müde",
+    }
 
 
 @pytest.mark.parametrize("torn", ["x", '{"updates":', "y" * 200_000])
 @pytest.mark.parametrize("whole", ["", '{"updates":1}\n', '{"updates":1}\n' * 9000])
-def test_a_torn_last_line_is_cut_on_opening(path: Path, whole: str, torn: str) -> None:
+def test_a_torn_last_line_is_cut(path: Path, whole: str, torn: str) -> None:
     path.write_text(whole + torn)
-    sink = JsonlSink(path)
-    sink.write({"updates": 2})
-    sink.close()
+    write(JsonlSink(path), 2)
     assert path.read_text() == whole + '{"updates":2}\n'
 
 
-def test_full_disk_loses_reports_and_says_so_once(
+def test_a_full_disk_loses_reports_and_says_so_once_each_time(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path.symlink_to("/dev/full")
     sink = JsonlSink(path)
     with caplog.at_level(logging.INFO):
-        for update in range(3):
-            sink.write({"updates": update})
-        assert [record.levelname for record in caplog.records] == ["ERROR"]
-        assert "No space left" in caplog.text
-        path.unlink()
-        sink.write({"updates": 3})
-        sink.write({"updates": 4})
-    sink.close()
-    assert read(path) == [{"updates": 3}, {"updates": 4}]
-    assert len(caplog.records) == 2
-    assert "3 reports lost" in caplog.records[1].getMessage()
-
-
-def test_trouble_is_told_again_after_a_recovery(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    sink = JsonlSink(path)
-    for _ in range(2):
-        path.symlink_to("/dev/full")
-        sink.write({"updates": 0})
-        path.unlink()
-        sink.write({"updates": 1})
-        sink.close()
-        path.unlink()
+        for lost in ((0, 1, 2), (5,)):
+            path.symlink_to("/dev/full")
+            write(sink, *lost)
+            path.unlink()
+            write(sink, 3, 4)
+            assert read(path) == [3, 4]
+            path.unlink()
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"] * 2
-
-
-def test_a_file_that_is_moved_away_is_followed_by_a_new_one(path: Path) -> None:
-    sink = JsonlSink(path)
-    sink.write({"updates": 0})
-    moved = path.rename(path.with_name("moved.jsonl"))
-    for update in (1, 2):
-        sink.write({"updates": update})
-    path.unlink()
-    path.write_text('{"updates":8}\n')  # a new file, with lines of somebody else
-    sink.write({"updates": 3})
-    path.unlink()
-    sink.write({"updates": 4})
-    sink.close()
-    assert read(moved) == [{"updates": 0}]
-    assert read(path) == [{"updates": 4}]
-
-
-def test_a_missing_folder_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "later" / "metrics.jsonl"
-    sink = JsonlSink(path)
-    sink.write({"updates": 0})
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    path.parent.mkdir()
-    sink.write({"updates": 1})
-    sink.close()
-    assert read(path) == [{"updates": 1}]
+    assert "No space left" in caplog.messages[0]
+    assert "3 reports lost" in caplog.messages[1]
+    assert "1 reports lost" in caplog.messages[3]
 
 
 def test_half_a_line_is_taken_back(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sink = JsonlSink(path)
-    sink.write({"updates": 1})
+    write(sink, 1)
     with file_size_limit(path.stat().st_size + 5):
-        sink.write({"updates": 2})
-        assert read(path) == [{"updates": 1}]
+        write(sink, 2)
+        assert read(path) == [1]
         assert "5 of 14 bytes" in caplog.text
-    sink.write({"updates": 3})
-    sink.close()
-    assert read(path) == [{"updates": 1}, {"updates": 3}]
+    write(sink, 3)
+    assert read(path) == [1, 3]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_report_that_is_not_json_is_refused(path: Path, value: float) -> None:
-    sink = JsonlSink(path)
-    with pytest.raises(ValueError, match="JSON"):
-        sink.write({"loss/total": value})
-    sink.close()
+def test_it_follows_its_path_but_not_into_what_is_somebody_elses(tmp_path: Path) -> None:
+    gone: list[bool] = []
+    path = tmp_path / "later" / "metrics.jsonl"
+    sink = JsonlSink(path, is_gone=lambda: bool(gone))
+    write(sink, 0)
+    path.parent.mkdir()
+    write(sink, 1)
+    moved = path.rename(path.with_name("moved.jsonl"))
+    write(sink, 2)
+    gone.append(True)
+    write(sink, 3)
+    assert (read(moved), read(path)) == ([1], [2])
+
+
+def test_a_report_that_is_not_json_is_refused(path: Path) -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="JSON"):
+            JsonlSink(path).write({"loss/total": value})
     assert not path.exists()
-
-
-def test_close_twice_and_without_reports(path: Path) -> None:
-    sink = JsonlSink(path)
-    sink.close()
-    assert not path.exists()
-    sink.write({"updates": 1})
-    sink.close()
-    sink.close()
 
 
 def test_reports_leave_room_and_come_back(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    free, size = [50], [100]
     fields = list(os.statvfs("/"))
 
     def fstatvfs(fd: int) -> os.statvfs_result:
-        # The size of a block, and how many there are and are available.
-        fields[1], fields[2], fields[4] = 1, size[0], free[0]
         return os.statvfs_result(fields)
 
     monkeypatch.setattr(os, "fstatvfs", fstatvfs)
     reserve = [0]
     sink = JsonlSink(path, reserve=lambda: reserve[0])
-    for number, (room, kept) in enumerate([(0, 0), (60, 50), (40, 50), (49, 50), (50, 50)]):
-        free[0], reserve[0] = room, kept
-        sink.write({"updates": number})
-    # A file system that does not know.
-    size[0] = free[0] = 0
-    sink.write({"updates": 5})
-    sink.close()
-    assert [report["updates"] for report in read(path)] == [0, 1, 4, 5]
+    # The last file system does not know how many blocks there are.
+    for number, (size, free, kept) in enumerate(
+        [(100, 0, 0), (100, 60, 50), (100, 40, 50), (100, 49, 50), (100, 50, 50), (0, 0, 50)]
+    ):
+        fields[1], fields[2], fields[4], reserve[0] = 1, size, free, kept
+        write(sink, number)
+    assert read(path) == [0, 1, 4, 5]
     assert caplog.text.count("what is free is left to checkpoints") == 1
     assert "2 reports lost" in caplog.text
 
@@ -209,12 +154,3 @@ def test_a_pipe_that_nobody_empties_is_not_waited_for(
         sink.write({"text": "x" * 1000, "updates": number})
     os.close(reader)
     assert "cannot be written" in caplog.text
-
-
-def test_nothing_is_written_into_the_folder_of_somebody_else(path: Path) -> None:
-    gone: list[bool] = []
-    sink = JsonlSink(path, is_gone=lambda: bool(gone))
-    sink.write({"updates": 1})
-    gone.append(True)
-    sink.write({"updates": 2})
-    assert read(path) == [{"updates": 1}]
