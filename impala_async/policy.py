@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from impala_async.algo.distributions import Joint, distribution_of, forbid
+from impala_async.algo.distributions import Joint, distribution_of, forbid, sample_by_numpy
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import unflatten
-from impala_async.models.quick import QuickNet, sample
+from impala_async.models.mlp import Net, by_numpy
 from impala_async.models.torso import TORSOS
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
@@ -183,7 +183,7 @@ class Policy:
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
         if self._quick is not None and self._is_one_choice:
             ((name, dtype),) = self._dtypes.items()
-            actions, log_probs = sample(self._quick(obs), generator)
+            actions, log_probs = sample_by_numpy(self._quick(obs), generator)
             return Action({name: actions.astype(dtype)}, log_probs, {})
         with torch.inference_mode():
             joint, next_state = self._look(obs, state)
@@ -232,8 +232,10 @@ class Policy:
             joint_BT=joint_BT,
         )
 
-    def _quick_net(self) -> QuickNet | None:
-        return QuickNet.of(self.model) if self._is_host and self._is_torso_ours else None
+    def _quick_net(self) -> Net | None:
+        if not (self._is_host and self._is_torso_ours and self.model.is_plain):
+            return None
+        return by_numpy(self.model.policy_torso, self.model.policy_head)
 
     def _names_rounded(self) -> list[str]:
         """The weights that torsos in bfloat16 round to it before they do anything with them."""

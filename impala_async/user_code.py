@@ -99,6 +99,7 @@ class NamedInSetting(UserCode):
         place = f"{frame.f_code.co_filename}:{line}"
         return self._kind(
             f"{self._key}: {self._name} failed {self._doing}, at {place}: {one_line(error)}"
+            f"{missing_advice(error)}"
         )
 
 

@@ -70,7 +70,7 @@ PICKLING_CALLS = {"torch.load", "torch.save", "multiprocessing.reduction.Forking
 PICKLING_METHODS = {"send_pyobj", "recv_pyobj"}
 
 BANNED_NAMES = {"utils", "helpers", "common"}
-PRINTING_FILES = {"metrics/sinks/console.py"}
+PRINTING_FILES = {"metrics/console.py"}
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 

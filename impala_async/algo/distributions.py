@@ -2,8 +2,8 @@
 
     policy head ─► parameters [..., P] of each part ─► one distribution each ─► Joint
 
-Shapes: A choices of one discrete item, D numbers of a continuous part, leading axes free ([B],
-[T, B]), written `...`. An action of a part has the part's own shape after the leading axes.
+Shapes: A choices of one discrete item, D numbers of a continuous part, C columns, leading axes free
+([B], [T, B]), written `...`. An action of a part has the part's own shape after the leading axes.
 
 Everything is computed in float32 at least, whatever the network ran in: the behaviour's and
 the learner's log-probabilities are divided by each other, and bf16 is too coarse for that.
@@ -12,10 +12,11 @@ the learner's log-probabilities are divided by each other, and bf16 is too coars
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from impala_async.schema import ActionPart
@@ -26,31 +27,15 @@ NUM_NODES = 16
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class Distribution(Protocol):
-    """The methods that acting and learning need of a policy's output.
-
-    `log_prob`, `entropy` and `kl` return one number per leading index.
-    """
-
-    def sample(self, generator: torch.Generator | None = None) -> Tensor: ...
-
-    def mode(self) -> Tensor: ...
-
-    def log_prob(self, actions: Tensor) -> Tensor: ...
-
-    def entropy(self) -> Tensor: ...
-
-    def kl(self, other: Self) -> Tensor:
-        """KL(self || other)."""
-        ...
-
-
 class Joint:
-    """The parts of an action, which are independent: their log-probabilities add up."""
+    """The parts of an action, which are independent: their log-probabilities add up.
+
+    `log_prob`, `entropy` and `kl` return one number per leading index, here and below.
+    """
 
     __slots__ = ("parts",)
 
-    def __init__(self, parts: Mapping[str, Distribution]) -> None:
+    def __init__(self, parts: Mapping[str, "Distribution"]) -> None:
         self.parts = parts
 
     def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -66,39 +51,46 @@ class Joint:
         return _total([part.entropy() for part in self.parts.values()])
 
     def kl(self, other: "Joint") -> Tensor:
-        """KL(self || other)."""
-        return _total([part.kl(other.parts[name]) for name, part in self.parts.items()])
+        """KL(self || other), of distributions of the same parts."""
+        others: Mapping[str, Any] = other.parts
+        return _total([part.kl(others[name]) for name, part in self.parts.items()])
 
 
 class Categorical:
-    """One of A actions. A logit of -inf makes an action impossible, at no cost to the gradient."""
+    """Discrete items, each one of its own number of choices.
 
-    __slots__ = ("log_probs_A",)
+    A logit of -inf makes a choice impossible, at no cost to the gradient.
+    """
 
-    def __init__(self, logits_A: Tensor) -> None:
-        dtype = torch.promote_types(logits_A.dtype, torch.float32)
-        self.log_probs_A = logits_A.to(dtype).log_softmax(-1)
+    __slots__ = ("_shape", "log_probs_A")
+
+    def __init__(self, logits: Tensor, choices: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        items_A = _side_by_side(logits, choices) if shape else logits
+        self.log_probs_A = items_A.to(dtype).log_softmax(-1)
+        self._shape = shape
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A draw from `generator`, which lives on the device of the logits.
 
-        The A actions race: the first of exponential arrival times with these rates wins.
+        The A choices race: the first of exponential arrival times with these rates wins.
         Two to three times faster than `torch.multinomial` for up to 64 draws of a few
-        actions. `exponential_` never gives 0, so an impossible action's 0 / 0 cannot arise.
+        choices. `exponential_` never gives 0, so an impossible one's 0 / 0 cannot arise.
         """
         rates_A = self.log_probs_A.detach().exp()
         times_A = torch.empty_like(rates_A).exponential_(generator=generator)
-        return rates_A.div_(times_A).argmax(-1)
+        return self._shaped(rates_A.div_(times_A).argmax(-1))
 
     def mode(self) -> Tensor:
-        return self.log_probs_A.argmax(-1)
+        return self._shaped(self.log_probs_A.argmax(-1))
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        return self.log_probs_A.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+        items = _flat(actions, self._shape) if self._shape else actions
+        return self._sum(self.log_probs_A.gather(-1, items.long().unsqueeze(-1)).squeeze(-1))
 
     def entropy(self) -> Tensor:
         probs_A = self.log_probs_A.exp()
-        return -(probs_A * _where_possible(probs_A, self.log_probs_A)).sum(-1)
+        return self._sum(-(probs_A * _where_possible(probs_A, self.log_probs_A)).sum(-1))
 
     def kl(self, other: Self) -> Tensor:
         """KL(self || other), infinite where `other` excludes what self allows."""
@@ -106,44 +98,45 @@ class Categorical:
         gaps_A = _where_possible(probs_A, self.log_probs_A) - _where_possible(
             probs_A, other.log_probs_A
         )
-        return (probs_A * gaps_A).sum(-1)
+        return self._sum((probs_A * gaps_A).sum(-1))
+
+    def _shaped(self, items: Tensor) -> Tensor:
+        return _shaped(items, self._shape) if self._shape else items
+
+    def _sum(self, items: Tensor) -> Tensor:
+        return items.sum(-1) if self._shape else items
 
 
-class MultiCategorical:
-    """Several items, each one of its own number of choices."""
-
-    __slots__ = ("_items", "_shape")
-
-    def __init__(self, logits: Tensor, choices: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        self._items = Categorical(_side_by_side(logits, choices))
-        self._shape = shape
-
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        return _shaped(self._items.sample(generator), self._shape)
-
-    def mode(self) -> Tensor:
-        return _shaped(self._items.mode(), self._shape)
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        return self._items.log_prob(_flat(actions, self._shape)).sum(-1)
-
-    def entropy(self) -> Tensor:
-        return self._items.entropy().sum(-1)
-
-    def kl(self, other: Self) -> Tensor:
-        return self._items.kl(other._items).sum(-1)
+def sample_by_numpy(
+    logits_CA: NDArray[np.float32], generator: torch.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """A draw as `Categorical` makes it of one item, and its log-probability. Changes the logits."""
+    logits_CA -= logits_CA.max(-1, keepdims=True)
+    rates_CA = np.exp(logits_CA)
+    logits_CA -= np.log(rates_CA.sum(-1, keepdims=True))
+    # The race does not ask for rates that add up to 1.
+    rates_CA /= torch.empty(rates_CA.shape).exponential_(generator=generator).numpy()
+    actions_C = rates_CA.argmax(-1)
+    return actions_C, logits_CA[np.arange(len(actions_C)), actions_C]
 
 
 class Gaussian:
-    """D independent numbers. A log-probability is a density's: it may be positive."""
+    """D independent numbers. A log-probability is a density's: it may be positive.
 
-    __slots__ = ("_shape", "log_std_D", "mean_D")
+    Squashed, the numbers go through a tanh before the environment sees them. An action here is
+    the number before the tanh: so it has no bound at which its logarithm ends.
+    """
 
-    def __init__(self, parameters: Tensor, shape: tuple[int, ...]) -> None:
+    __slots__ = ("_is_squashed", "_shape", "log_std_D", "mean_D")
+
+    def __init__(
+        self, parameters: Tensor, shape: tuple[int, ...], *, is_squashed: bool = False
+    ) -> None:
         dtype = torch.promote_types(parameters.dtype, torch.float32)
         self.mean_D, log_std_D = parameters.to(dtype).chunk(2, -1)
         self.log_std_D: Tensor = _Bounded.apply(log_std_D)  # type: ignore[no-untyped-call]
         self._shape = shape
+        self._is_squashed = is_squashed
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         noise_D = torch.empty_like(self.mean_D).normal_(generator=generator)
@@ -156,48 +149,36 @@ class Gaussian:
     def log_prob(self, actions: Tensor) -> Tensor:
         actions_D = _flat(actions, self._shape).to(self.mean_D.dtype)
         distances_D = (actions_D - self.mean_D) * torch.exp(-self.log_std_D)
-        return -(0.5 * distances_D.square() + self.log_std_D + _HALF_LOG_2PI).sum(-1)
+        log_probs = -(0.5 * distances_D.square() + self.log_std_D + _HALF_LOG_2PI).sum(-1)
+        return log_probs - _log_tanh_slope(actions_D).sum(-1) if self._is_squashed else log_probs
 
     def entropy(self) -> Tensor:
-        return (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
+        """Squashed: with the mean logarithm of the slope, by Gauss-Hermite.
+
+        That is right to 0.005 for deviations up to 2, where actions are long at their bounds.
+        """
+        entropy = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
+        if not self._is_squashed:
+            return entropy
+        nodes_Q, weights_Q = _quadrature(self.mean_D.dtype, self.mean_D.device)
+        points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * nodes_Q
+        return entropy + (_log_tanh_slope(points_DQ) * weights_Q).sum((-2, -1))
 
     def kl(self, other: Self) -> Tensor:
+        """KL(self || other), the same if both go through a tanh."""
         gaps_D = self.log_std_D - other.log_std_D
         distances_D = (self.mean_D - other.mean_D) * torch.exp(-other.log_std_D)
         return (0.5 * (torch.exp(2 * gaps_D) + distances_D.square() - 1) - gaps_D).sum(-1)
 
 
-class SquashedGaussian(Gaussian):
-    """A Gaussian whose numbers go through a tanh before the environment sees them.
-
-    An action here is the number before the tanh: so it has no bound at which its logarithm ends.
-    The KL is the Gaussian's, as both go through the same tanh.
-    """
-
-    __slots__ = ()
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        slopes_D = _log_tanh_slope(_flat(actions, self._shape).to(self.mean_D.dtype))
-        return super().log_prob(actions) - slopes_D.sum(-1)
-
-    def entropy(self) -> Tensor:
-        """That of the Gaussian, and the mean logarithm of the slope, by Gauss-Hermite.
-
-        Right to 0.005 for deviations up to 2, where actions are long at their bounds.
-        """
-        nodes_Q, weights_Q = _quadrature(self.mean_D.dtype, self.mean_D.device)
-        points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * nodes_Q
-        return super().entropy() + (_log_tanh_slope(points_DQ) * weights_Q).sum((-2, -1))
+Distribution = Categorical | Gaussian
 
 
 def distribution_of(part: ActionPart, parameters: Tensor) -> Distribution:
     """The distribution of a part with these outputs of a policy head."""
     if part.kind == "discrete":
-        if part.shape:
-            return MultiCategorical(parameters, part.choices, part.shape)
-        return Categorical(parameters)
-    gaussian = Gaussian if part.kind == "continuous" else SquashedGaussian
-    return gaussian(parameters, part.shape)
+        return Categorical(parameters, part.choices, part.shape)
+    return Gaussian(parameters, part.shape, is_squashed=part.kind == "squashed")
 
 
 def forbid(logits_P: Tensor, legal_P: Tensor, choices: tuple[int, ...]) -> Tensor:

@@ -6,14 +6,8 @@ Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
 import torch
 from torch import Tensor
 
-from impala_async.algo.vtrace import (
-    Returns,
-    accumulate,
-    check_lambda,
-    check_rows,
-    make_rows,
-    widest_dtype,
-)
+from impala_async.algo.terms import ValidRows
+from impala_async.algo.vtrace import Returns, accumulate, check_lambda
 
 
 @torch.no_grad()
@@ -28,15 +22,12 @@ def gae(
     """On-policy advantages, and targets = advantages + values. On a masked row they are 0 and V.
 
     Args:
-        rewards_TB: r_t.
-        discounts_TB: gamma, and 0 where the episode terminated.
-        values_SB: V(x), the bootstrap row's at the end.
-        mask_TB: False on rows that are no transitions; None: all are.
+        rewards_TB, discounts_TB, values_SB, mask_TB: as `vtrace` explains them.
         lambda_: how much of later TD errors is carried back: 1 all, 0 nothing.
     """
-    mask_TB = check_rows(values_SB, mask_TB, rewards_TB=rewards_TB, discounts_TB=discounts_TB)
-    dtype = widest_dtype(rewards_TB, discounts_TB, values_SB)
-    rows = make_rows(rewards_TB, discounts_TB, values_SB, mask_TB, dtype)
-    deltas_TB = rows.td_errors(rows.values_SB[1:])
-    advantages_TB = accumulate(deltas_TB, check_lambda(lambda_) * rows.discounts_TB)
-    return Returns(rows.values_SB[:-1] + advantages_TB, advantages_TB)
+    rows = ValidRows(values_SB, mask_TB, rewards_TB=rewards_TB, discounts_TB=discounts_TB)
+    rewards_TB, discounts_TB = rewards_TB.to(rows.dtype), rows.take(discounts_TB)
+    values_SB = values_SB.to(rows.dtype)
+    deltas_TB = rows.td_errors(rewards_TB, discounts_TB, values_SB[:-1], values_SB[1:])
+    advantages_TB = accumulate(deltas_TB, check_lambda(lambda_) * discounts_TB)
+    return Returns(values_SB[:-1] + advantages_TB, advantages_TB)

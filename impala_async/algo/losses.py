@@ -24,14 +24,14 @@ These arguments are the same in all losses; each function explains the others:
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from impala_async.algo.gae import gae
-from impala_async.algo.terms import LossTerms, Reduction, ValidRows, clipped_surrogate
-from impala_async.algo.vtrace import Returns, clamped_exp, make_rows, vtrace
+from impala_async.algo.terms import LossTerms, Reduction, ValidRows
+from impala_async.algo.vtrace import clamped_exp, vtrace
 
 ReturnsKind = Literal["gae", "vtrace"]
 
@@ -68,10 +68,8 @@ def impala_loss(
         log_probs_TB=log_probs_TB,
         behaviour_log_probs_TB=behaviour_log_probs_TB,
         entropies_TB=entropies_TB,
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
     )
-    returns = vtrace(
+    targets_TB, advantages_TB = vtrace(
         log_rhos_TB=log_probs_TB.detach().to(valid.dtype) - behaviour_log_probs_TB.detach(),
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
@@ -82,13 +80,10 @@ def impala_loss(
         pg_rho_bar=pg_rho_bar,
         lambda_=lambda_,
     )
-    advantages_TB = returns.advantages_TB
     if normalize_advantages:
         advantages_TB = valid.normalize(advantages_TB)
     policy_TB = -valid.take(log_probs_TB) * advantages_TB
-    return valid.terms(
-        policy_TB, returns.targets_TB, values_SB, entropies_TB, value_cost, entropy_cost
-    )
+    return valid.terms(policy_TB, targets_TB, values_SB, entropies_TB, value_cost, entropy_cost)
 
 
 def appo_loss(
@@ -139,13 +134,11 @@ def appo_loss(
         behaviour_log_probs_TB=behaviour_log_probs_TB,
         target_log_probs_TB=target_log_probs_TB,
         entropies_TB=entropies_TB,
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
         **({} if kl_TB is None else {"kl_TB": kl_TB}),
     )
     behaviour_TB = valid.take(behaviour_log_probs_TB).detach()
     target_TB = valid.take(target_log_probs_TB).detach()
-    returns = vtrace(
+    targets_TB, advantages_TB = vtrace(
         log_rhos_TB=target_TB - behaviour_TB,
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
@@ -157,13 +150,12 @@ def appo_loss(
         lambda_=lambda_,
     )
     ratios_TB = impact_ratios(valid.take(log_probs_TB), behaviour_TB, target_TB, is_clip)
-    advantages_TB = returns.advantages_TB
     if normalize_advantages:
         advantages_TB = valid.normalize(advantages_TB)
     policy_TB = clipped_surrogate(ratios_TB, advantages_TB, clip)
     return valid.terms(
         policy_TB,
-        returns.targets_TB,
+        targets_TB,
         values_SB,
         entropies_TB,
         value_cost,
@@ -185,6 +177,14 @@ def impact_ratios(
         raise ValueError(f"is_clip must be above 0, got {is_clip}")
     log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
     return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
+
+
+def clipped_surrogate(ratios_TB: Tensor, advantages_TB: Tensor, clip: float) -> Tensor:
+    """-min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) (PPO, arXiv 1707.06347, eq. 7)."""
+    if not clip >= 0:
+        raise ValueError(f"clip must be at least 0, got {clip}")
+    clipped_TB = ratios_TB.clamp(1 - clip, 1 + clip)
+    return -torch.minimum(ratios_TB * advantages_TB, clipped_TB * advantages_TB)
 
 
 def ppo_loss(
@@ -223,62 +223,27 @@ def ppo_loss(
         log_probs_TB=log_probs_TB,
         behaviour_log_probs_TB=behaviour_log_probs_TB,
         entropies_TB=entropies_TB,
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
     )
     log_ratios_TB = valid.take(log_probs_TB) - valid.take(behaviour_log_probs_TB).detach()
-    targets_TB, advantages_TB = ppo_returns(
-        log_rhos_TB=log_ratios_TB,
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
-        values_SB=values_SB,
-        mask_TB=valid.mask_TB,
-        kind=returns,
-        rho_bar=rho_bar,
-        c_bar=c_bar,
-        lambda_=lambda_,
-    )
+    batch: dict[str, Any] = {
+        "rewards_TB": rewards_TB,
+        "discounts_TB": discounts_TB,
+        "values_SB": values_SB,
+        "mask_TB": valid.mask_TB,
+        "lambda_": lambda_,
+    }
+    if returns == "gae":
+        found = gae(**batch)
+    else:
+        batch |= {"log_rhos_TB": log_ratios_TB, "rho_bar": rho_bar, "c_bar": c_bar}
+        found = vtrace(**batch, has_pg_ratio=False)
+    advantages_TB = found.advantages_TB
     if normalize_advantages:
         advantages_TB = valid.normalize(advantages_TB)
     policy_TB = clipped_surrogate(clamped_exp(log_ratios_TB), advantages_TB, clip)
-    return valid.terms(policy_TB, targets_TB, values_SB, entropies_TB, value_cost, entropy_cost)
-
-
-@torch.no_grad()
-def ppo_returns(
-    *,
-    log_rhos_TB: Tensor,
-    rewards_TB: Tensor,
-    discounts_TB: Tensor,
-    values_SB: Tensor,
-    mask_TB: Tensor,
-    kind: ReturnsKind,
-    rho_bar: float | None,
-    c_bar: float | None,
-    lambda_: float,
-) -> Returns:
-    """GAE's, or V-trace's with advantages that carry no ratio: the surrogate has it already."""
-    if kind == "gae":
-        return gae(
-            rewards_TB=rewards_TB,
-            discounts_TB=discounts_TB,
-            values_SB=values_SB,
-            mask_TB=mask_TB,
-            lambda_=lambda_,
-        )
-    targets_TB = vtrace(
-        log_rhos_TB=log_rhos_TB,
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
-        values_SB=values_SB,
-        mask_TB=mask_TB,
-        rho_bar=rho_bar,
-        c_bar=c_bar,
-        lambda_=lambda_,
-    ).targets_TB
-    rows = make_rows(rewards_TB, discounts_TB, values_SB, mask_TB, targets_TB.dtype)
-    next_targets_TB = torch.cat([targets_TB[1:], rows.values_SB[-1:]])
-    return Returns(targets_TB, rows.td_errors(next_targets_TB))
+    return valid.terms(
+        policy_TB, found.targets_TB, values_SB, entropies_TB, value_cost, entropy_cost
+    )
 
 
 def a2c_loss(
@@ -308,8 +273,6 @@ def a2c_loss(
         num_valid,
         log_probs_TB=log_probs_TB,
         entropies_TB=entropies_TB,
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
     )
     targets_TB, advantages_TB = gae(
         rewards_TB=rewards_TB,

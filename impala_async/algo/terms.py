@@ -1,17 +1,17 @@
-"""The common parts of all losses: which rows count, and the weighted terms made of them.
+"""The parts that returns and losses share: which rows count, and the weighted terms made of them.
 
 Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
 
-Every input is zeroed on masked rows before any arithmetic touches it, since a `where` after
-an operation still lets NaN into the gradient.
+A masked row is not a transition: it holds an episode's final observation (or padding). It is
+zeroed before any arithmetic touches it, since a `where` after an operation still lets NaN into
+the gradient.
 """
 
+from functools import cached_property, reduce
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-
-from impala_async.algo.vtrace import check_rows, widest_dtype, zero_masked
 
 Reduction = Literal["mean", "sum"]
 
@@ -36,36 +36,64 @@ class LossTerms(NamedTuple):
 
 
 class ValidRows:
-    """The valid rows of one batch: what is taken from a tensor, and what a sum is divided by."""
+    """The valid rows of one batch: what is taken from a tensor, and what a sum is divided by.
+
+    Args:
+        values_SB: V(x), the bootstrap row's at the end; the shape of all else follows from it.
+        mask_TB: False on rows that are no transitions; None: all are.
+        reduction: "mean" over valid rows, or "sum".
+        num_valid: what "mean" divides by, where these are a part of a larger batch.
+        tensors_TB: more of the batch, by name: refused if they would broadcast into nonsense.
+    """
 
     def __init__(
         self,
         values_SB: Tensor,
         mask_TB: Tensor | None,
-        reduction: Reduction,
-        num_valid: Tensor | float | None,
+        reduction: Reduction = "mean",
+        num_valid: Tensor | float | None = None,
         **tensors_TB: Tensor,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
-        self.mask_TB = check_rows(values_SB, mask_TB, **tensors_TB)
-        self.dtype = widest_dtype(values_SB, *tensors_TB.values())
-        self._divisor: Tensor | float = 1.0
-        if reduction == "mean":
-            count = self.mask_TB.sum() if num_valid is None else num_valid
-            self._divisor = (
-                count.to(self.dtype).clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
-            )
+        if values_SB.ndim != 2 or values_SB.shape[0] < 1:
+            raise ValueError(f"values_SB must be [T+1, B], got {list(values_SB.shape)}")
+        want = (values_SB.shape[0] - 1, values_SB.shape[1])
+        if mask_TB is None:
+            mask_TB = torch.ones(want, dtype=torch.bool, device=values_SB.device)
+        for name, tensor_TB in (*tensors_TB.items(), ("mask_TB", mask_TB)):
+            if tensor_TB.shape != want:
+                raise ValueError(
+                    f"{name} must be [T, B] = {list(want)} to fit values_SB of "
+                    f"{list(values_SB.shape)}, got {list(tensor_TB.shape)}"
+                )
+        self.mask_TB = mask_TB.bool()
+        # Never below float32, and float64 as soon as one input has it.
+        dtypes = [tensor.dtype for tensor in (values_SB, *tensors_TB.values())]
+        self.dtype: torch.dtype = reduce(torch.promote_types, dtypes, torch.float32)
+        self._reduction, self._num_valid = reduction, num_valid
+
+    @cached_property
+    def _divisor(self) -> Tensor | float:
+        if self._reduction == "sum":
+            return 1.0
+        count = self.mask_TB.sum() if self._num_valid is None else self._num_valid
+        return count.to(self.dtype).clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
 
     def take(self, tensor_TB: Tensor) -> Tensor:
-        return zero_masked(tensor_TB, self.mask_TB, self.dtype)
-
-    def reduce(self, losses_TB: Tensor) -> Tensor:
-        return losses_TB.sum() / self._divisor
+        """Zero where masked. Selecting first keeps NaN out of the gradient as well as the value."""
+        return torch.where(self.mask_TB, tensor_TB.to(self.dtype), 0.0)
 
     def differences(self, numbers_TB: Tensor, others_TB: Tensor) -> Tensor:
         """One minus the other. Selected once, behind a sum, which hands on a gradient of 0 as 0."""
         return torch.where(self.mask_TB, numbers_TB - others_TB, 0.0)
+
+    def td_errors(
+        self, rewards_TB: Tensor, discounts_TB: Tensor, values_TB: Tensor, next_values_TB: Tensor
+    ) -> Tensor:
+        """One-step errors; a discount of 0 hides even a NaN next value."""
+        bootstrap_TB = torch.where(discounts_TB > 0, discounts_TB * next_values_TB, 0.0)
+        return self.differences(rewards_TB + bootstrap_TB, values_TB)
 
     def normalize(self, advantages_TB: Tensor) -> Tensor:
         """Mean 0 and deviation 1 over these valid rows; 0 elsewhere.
@@ -74,8 +102,8 @@ class ValidRows:
         of them must not be blown up to a deviation of 1.
         """
         count = self.mask_TB.sum().clamp(min=1)
-        wide_TB = zero_masked(advantages_TB, self.mask_TB, torch.float64)
-        gaps_TB = torch.where(self.mask_TB, wide_TB - wide_TB.sum() / count, 0.0)
+        wide_TB = torch.where(self.mask_TB, advantages_TB.double(), 0.0)
+        gaps_TB = self.differences(wide_TB, wide_TB.sum() / count)
         deviation = (gaps_TB.square().sum() / count).sqrt()
         return (gaps_TB / (deviation + DEVIATION_EPS)).to(self.dtype)
 
@@ -90,21 +118,14 @@ class ValidRows:
         kl_TB: Tensor | None = None,
         kl_coeff: float = 0.0,
     ) -> LossTerms:
+        """The loss of these rows, with its parts: `policy_TB` is 0 where masked."""
         errors_TB = self.differences(targets_TB, values_SB[:-1])
         sum_entropy = self.take(entropies_TB).sum()
-        policy = self.reduce(policy_TB)
-        value = 0.5 * value_cost * self.reduce(errors_TB.square())
+        policy = policy_TB.sum() / self._divisor
+        value = 0.5 * value_cost * (errors_TB.square().sum() / self._divisor)
         entropy = -entropy_cost * (sum_entropy / self._divisor)
-        kl = policy.new_zeros(()) if kl_TB is None else self.reduce(self.take(kl_TB))
+        kl = policy.new_zeros(()) if kl_TB is None else self.take(kl_TB).sum() / self._divisor
         total = policy + value + entropy
         # A KL may be infinite, and 0 times that would not be 0.
         total = total + kl_coeff * kl if kl_coeff else total
         return LossTerms(policy, value, entropy, kl, total, sum_entropy, targets_TB)
-
-
-def clipped_surrogate(ratios_TB: Tensor, advantages_TB: Tensor, clip: float) -> Tensor:
-    """-min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) (PPO, arXiv 1707.06347, eq. 7)."""
-    if not clip >= 0:
-        raise ValueError(f"clip must be at least 0, got {clip}")
-    clipped_TB = ratios_TB.clamp(1 - clip, 1 + clip)
-    return -torch.minimum(ratios_TB * advantages_TB, clipped_TB * advantages_TB)

@@ -23,8 +23,8 @@ SAFE_LAG_UPDATES = 8
 DECIDED_BY_LOCKSTEP = ("max_lag", "queue_size")
 LOCKSTEP_QUEUE_SIZE = 1
 SINKS = {
-    "tensorboard": "impala_async.metrics.sinks.tensorboard:TensorBoardSink",
-    "wandb": "impala_async.metrics.sinks.wandb:WandbSink",
+    "tensorboard": "impala_async.metrics.trackers:TensorBoardSink",
+    "wandb": "impala_async.metrics.trackers:WandbSink",
 }
 """The sinks that a run may have besides `metrics.jsonl` and the terminal, each with its class."""
 

@@ -165,10 +165,9 @@ def _serve(
 def _sinks(
     config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Restored | None"
 ) -> "list[Sink]":
-    from impala_async.metrics.sinks import Run
-    from impala_async.metrics.sinks.chosen import ChosenSinks
-    from impala_async.metrics.sinks.console import ConsoleSink, Targets
-    from impala_async.metrics.sinks.jsonl import JsonlSink
+    from impala_async.metrics.console import ConsoleSink
+    from impala_async.metrics.jsonl import JsonlSink
+    from impala_async.metrics.sinks import ChosenSinks, Run
 
     return [
         JsonlSink(
@@ -176,7 +175,7 @@ def _sinks(
             reserve=lambda: 2 * folder.checkpoint_bytes,
             is_gone=folder.is_gone,
         ),
-        ConsoleSink(targets=Targets(**config.stop.model_dump()), console=console),
+        ConsoleSink(config.stop, console),
         ChosenSinks(
             config.report,
             Run(

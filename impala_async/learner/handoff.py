@@ -97,8 +97,8 @@ class IndexQueue:
         prefix = f"queue/{self.name}"
         with self._changed:
             return {
-                f"{prefix}_get_wait_ms": self._get_wait.stats()["get_wait_mean"],
-                f"{prefix}_depth_quantiles": self._depth.stats()["depth_quantiles"],
+                f"{prefix}_get_wait_ms": self._get_wait.mean,
+                f"{prefix}_depth_quantiles": self._depth.quantiles,
                 f"{prefix}_capacity": self.capacity,
             }
 

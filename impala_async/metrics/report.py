@@ -1,10 +1,8 @@
-"""One report line: counters, snapshots merged under declared names, the verdict that follows from
-them, and mean returns for people.
+"""One report line: counters, snapshots merged under declared names, and mean returns for people.
 
-The reporter gets one frozen dict from each owner of windows, timers and counters. Two owners of
-one key, a key outside `metrics.names` and a value that JSON cannot hold are bugs of ours and fail
-at once. A number that is not finite is none of these: a diverged loss is news, and reaches the
-sinks as null.
+Two owners of one key, a key outside `metrics.names` and a value that JSON cannot hold are bugs of
+ours and fail at once. A number that is not finite is none of these: a diverged loss is news, and
+reaches the sinks as null.
 """
 
 import math
@@ -23,14 +21,12 @@ class Counters:
     """Counts that only grow, one for each reason; `prefix` stands before each exported name.
 
     One thread owns them. A name that was not given at the start is a bug of ours, and so is a
-    negative step: both fail at once, since no table of metrics would know such a series.
+    negative step.
     """
 
     def __init__(self, names: Iterable[str], *, prefix: str = "") -> None:
-        given = list(names)
         self._prefix = prefix
-        self._counts = dict.fromkeys(given, 0)
-        assert len(self._counts) == len(given), f"a counter named twice in {given}"
+        self._counts = dict.fromkeys(names, 0)
 
     def add(self, name: str, k: int = 1) -> None:
         """Count `k` more of `name`; an unknown name is a KeyError."""
@@ -50,11 +46,7 @@ class Counters:
         return {self._prefix + name: count for name, count in self._counts.items()}
 
     def restore(self, snapshot: Mapping[str, int]) -> None:
-        """Go on from a snapshot.
-
-        A counter that the snapshot lacks starts at zero and a name that only the snapshot has
-        is passed over, so a checkpoint of another version of the program can be resumed.
-        """
+        """Go on from a snapshot, which may be that of a program with other counters."""
         for name in self._counts:
             self._counts[name] = int(snapshot.get(self._prefix + name, 0))
 
@@ -84,11 +76,9 @@ def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:
 
 def clean(value: object) -> Value:
     """A value as plain Python, numpy's scalars included; what is not finite becomes None."""
-    if value is None or isinstance(value, str):
-        return value
     if isinstance(value, list | tuple):
         return [_clean_number(element) for element in value]
-    return _clean_number(value)
+    return value if isinstance(value, str) else _clean_number(value)
 
 
 def _clean_number(value: object) -> float | None:

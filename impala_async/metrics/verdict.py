@@ -1,20 +1,19 @@
 """The stage that limits a run, judged from the waits that it measured, and what may help.
 
 The learner's own clock decides first: does it wait, and for what. Only when it waits for batches do
-the actors' timers say which of their stages is the long one. `judge` sees one report; `RunTimes`
-makes of all reports of a start one that can be judged in the same way.
+the actors' timers say which of their stages is the long one.
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from impala_async.metrics.names import ACTOR_TIMERS, Value
 
-WAIT_SHARE_THAT_LIMITS: Final = 0.2
+WAIT_SHARE_THAT_LIMITS = 0.2
 # A loop that is later than this on average has more to do than it can.
-LATE_LOOP_MS: Final = 5.0
+LATE_LOOP_MS = 5.0
 
-ADVICE: Final[Mapping[str, str | None]] = {
+ADVICE: Mapping[str, str | None] = {
     "rejections": "look for the reason in the learner's log",
     "learner": "a faster device, a smaller model, or a lower learner.num_passes",
     "copy": "smaller observations, or a larger learner.batch_columns",
@@ -33,23 +32,23 @@ ADVICE: Final[Mapping[str, str | None]] = {
     "unknown": None,
 }
 
-UPDATE_MS: Final = "timing_breakdown/learner_grad_time_ms"
-BATCH_WAIT_MS: Final = "timing_breakdown/learner_dequeue_time_ms"
-COPY_WAIT_MS: Final = "timing_breakdown/learner_load_wait_time_ms"
-_LOOP_LAG_MS: Final = "loop/lag_ms_mean"
+UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
+BATCH_WAIT_MS = "timing_breakdown/learner_dequeue_time_ms"
+COPY_WAIT_MS = "timing_breakdown/learner_load_wait_time_ms"
+_LOOP_LAG_MS = "loop/lag_ms_mean"
 _ENV_MS, _ACT_MS, _SEND_WAIT_MS, _WEIGHTS_WAIT_MS = (f"actor/{name}" for name in ACTOR_TIMERS)
-_ACTOR_STAGES: Final = (
+_ACTOR_STAGES = (
     (_ENV_MS, "environment", "in environment steps"),
     (_ACT_MS, "inference", "in the policy"),
     (_SEND_WAIT_MS, "network", "waiting to send"),
 )
-_TIMES: Final = (
+_TIMES = (
     *(UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, _LOOP_LAG_MS, _WEIGHTS_WAIT_MS),
     *(name for name, _, _ in _ACTOR_STAGES),
 )
-_REJECTED: Final = "rejected/"
+_REJECTED = "rejected/"
 # Nothing is lost by these two: it comes again, or has come before. And anybody may send them.
-_NO_LOSS: Final = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
+_NO_LOSS = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
 
 
 class Verdict(NamedTuple):
@@ -63,7 +62,6 @@ class Verdict(NamedTuple):
 
     @property
     def advice(self) -> str | None:
-        """Advice on what may help, in one line."""
         return ADVICE[self.stage]
 
 
@@ -90,14 +88,13 @@ def _judge_waits(report: Mapping[str, Value]) -> Verdict:
     whole_ms = update_ms + batch_wait_ms + copy_wait_ms
     if whole_ms <= 0.0:
         return Verdict("unknown", "no measurable time has passed")
-    wait_share = (batch_wait_ms + copy_wait_ms) / whole_ms
-    if wait_share <= WAIT_SHARE_THAT_LIMITS:
+    if batch_wait_ms + copy_wait_ms <= WAIT_SHARE_THAT_LIMITS * whole_ms:
         return Verdict("learner", f"updates take {_percent(update_ms / whole_ms)} of its time")
+    share = _percent(max(batch_wait_ms, copy_wait_ms) / whole_ms)
+    finding = f"the learner waits {share} of its time for batches"
     if copy_wait_ms > batch_wait_ms:
-        share = _percent(copy_wait_ms / whole_ms)
-        return Verdict("copy", f"the learner waits {share} of its time for batches to be copied")
-    share = _percent(batch_wait_ms / whole_ms)
-    return _blame_actors(report, f"the learner waits {share} of its time for batches")
+        return Verdict("copy", f"{finding} to be copied")
+    return _blame_actors(report, finding)
 
 
 class RunTimes:

@@ -49,8 +49,7 @@ class ActorCritic(nn.Module):
         self._calling_own = blaming(section) if is_own(section) else None
         # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
-        self._leaves = obs.leaves
-        self._normal_leaves = self._pick_normal_leaves(section)
+        self._normal_leaves = _normal_leaves(section, obs)
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
         self.policy_torso = make_torso()
         self.value_torso = None if section.has_shared_torso else make_torso()
@@ -60,6 +59,12 @@ class ActorCritic(nn.Module):
             num_hidden = self.core.num_out
         self.policy_head = PolicyHead(num_hidden, action.parts, section)
         self.value_head = orthogonal_linear(num_hidden, 1, VALUE_GAIN)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its policy is a torso and a linear head, and nothing more."""
+        has_more = self.core is not None or self._normal_leaves or len(self.policy_head.log_stds)
+        return not has_more
 
     @property
     def state(self) -> tuple[ArraySpec, ...]:
@@ -121,14 +126,6 @@ class ActorCritic(nn.Module):
             values = obs[leaf.name]
             normal[leaf.name] = normalizer(as_vector(leaf, values)).view(values.shape)
         return {**obs, **normal}
-
-    def _pick_normal_leaves(self, section: ModelSection) -> list[ArraySpec]:
-        if not section.normalize_obs:
-            return []
-        leaves = [leaf for leaf in self._leaves if _is_normalizable(leaf)]
-        if not leaves:
-            raise SpacesError("model.normalize_obs: the observation has no vector of floats")
-        return leaves
 
 
 class Core(nn.Module):
@@ -200,7 +197,10 @@ class PolicyHead(nn.Linear):
             if is_free
         )
         if is_std_from_state:
-            _begin_at(log_std, self.bias, parts)
+            # The second half of the parameters of each part of numbers.
+            for part, bias in zip(parts, self.bias.detach().split(sizes), strict=True):
+                if part.kind != "discrete":
+                    bias[part.num_items :] = log_std
 
     def forward(self, features_NH: Tensor) -> Tensor:
         outputs_NP = torch.nn.functional.linear(features_NH, self.weight, self.bias)
@@ -215,14 +215,10 @@ class PolicyHead(nn.Linear):
         return torch.cat(parts, -1)
 
 
-@torch.no_grad()
-def _begin_at(log_std: float, bias_P: Tensor, parts: tuple[ActionPart, ...]) -> None:
-    """The second half of each part of numbers are its log-deviations."""
-    sizes = [part.num_parameters for part in parts]
-    for part, bias in zip(parts, bias_P.split(sizes), strict=True):
-        if part.kind != "discrete":
-            bias[part.num_items :] = log_std
-
-
-def _is_normalizable(leaf: ArraySpec) -> bool:
-    return leaf.is_float and not is_image(leaf)
+def _normal_leaves(section: ModelSection, obs: ObsSpec) -> list[ArraySpec]:
+    if not section.normalize_obs:
+        return []
+    leaves = [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
+    if not leaves:
+        raise SpacesError("model.normalize_obs: the observation has no vector of floats")
+    return leaves

@@ -6,7 +6,7 @@ image, goes through hidden layers.
 N rows, H features out
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,39 +21,46 @@ from impala_async.schema import ArraySpec, ObsSpec
 RESIDUAL_GAIN = 0.5
 
 
-class ImageTorso(nn.Module, ABC):
-    """The frame that the torsos below fill with their convolutions."""
+class ImageTorso(nn.Module):
+    """Convolutions for each image, and hidden layers behind them.
 
-    name: str
-    for_smaller = "impala_resnet or small_cnn"
-    default_sizes: tuple[int, ...]
+    Args:
+        make_body: makes the convolutions for an image with so many channels.
+        sizes: those of the hidden layers, where the section names none.
+        for_smaller: the torsos for images that are too small for this one.
+    """
 
-    def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
+    def __init__(
+        self,
+        obs: ObsSpec,
+        section: ModelSection,
+        *,
+        make_body: Callable[[int, ModelSection], nn.Module],
+        sizes: Sequence[int],
+        for_smaller: str = "impala_resnet or small_cnn",
+    ) -> None:
         super().__init__()
+        self._name, self._for_smaller = section.name, for_smaller
         self._images = [leaf for leaf in obs.leaves if is_image(leaf)]
         self._vectors = [leaf for leaf in obs.leaves if not is_image(leaf)]
         if not self._images:
             raise SpacesError(
-                f"model.name {self.name} wants an image in the observation, of three dimensions, "
-                "or a stack of images of bytes, of four: use mlp"
+                f"model.name {section.name} wants an image in the observation, of three "
+                "dimensions, or a stack of images of bytes, of four: use mlp"
             )
         self._channels_last = [image_shape(leaf)[3] for leaf in self._images]
         self.bodies = nn.ModuleList(
-            self.make_body(image_shape(leaf)[0], section) for leaf in self._images
+            make_body(image_shape(leaf)[0], section) for leaf in self._images
         )
         num_seen = sum(
             self._num_seen(body, leaf) for body, leaf in zip(self.bodies, self._images, strict=True)
         )
         self.hidden = Hidden(
             num_seen + sum(vector_size(leaf) for leaf in self._vectors),
-            section.hidden_sizes or self.default_sizes,
+            section.hidden_sizes or sizes,
             section.activation or "relu",
         )
         self.num_out = self.hidden.num_out
-
-    @abstractmethod
-    def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
-        """Convolutions for an image with so many channels."""
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         parts = [
@@ -74,51 +81,35 @@ class ImageTorso(nn.Module, ABC):
         except RuntimeError:
             which = repr(leaf.name) if leaf.name else "the observation"
             raise SpacesError(
-                f"model.name {self.name} is for larger images than {which} of {height} x {width}: "
-                f"use {self.for_smaller}"
+                f"model.name {self._name} is for larger images than {which} of {height} x {width}: "
+                f"use {self._for_smaller}"
             ) from None
 
 
-class NatureCNN(ImageTorso):
-    """The network of the Nature DQN (Mnih et al., 2015), for images of about 84 x 84."""
-
-    name = "nature_cnn"
-    default_sizes = (512,)
-
-    def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
-        return nn.Sequential(
-            _conv(num_channels, 32, kernel=8, stride=4),
-            nn.ReLU(inplace=True),
-            _conv(32, 64, kernel=4, stride=2),
-            nn.ReLU(inplace=True),
-            _conv(64, 64, kernel=3, stride=1),
-            nn.ReLU(inplace=True),
-        )
+def nature_body(num_channels: int, section: ModelSection) -> nn.Module:
+    """That of the Nature DQN (Mnih et al., 2015), for images of about 84 x 84."""
+    return nn.Sequential(
+        _conv(num_channels, 32, kernel=8, stride=4),
+        nn.ReLU(inplace=True),
+        _conv(32, 64, kernel=4, stride=2),
+        nn.ReLU(inplace=True),
+        _conv(64, 64, kernel=3, stride=1),
+        nn.ReLU(inplace=True),
+    )
 
 
-class SmallCNN(ImageTorso):
-    """The network of MinAtar (Young and Tian, 2019), for images of about 10 x 10."""
-
-    name = "small_cnn"
-    for_smaller = "mlp"
-    default_sizes = (128,)
-
-    def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
-        return nn.Sequential(_conv(num_channels, 16, kernel=3, stride=1), nn.ReLU(inplace=True))
+def minatar_body(num_channels: int, section: ModelSection) -> nn.Module:
+    """That of MinAtar (Young and Tian, 2019), for images of about 10 x 10."""
+    return nn.Sequential(_conv(num_channels, 16, kernel=3, stride=1), nn.ReLU(inplace=True))
 
 
-class ImpalaResNet(ImageTorso):
-    """The deep network of IMPALA (arXiv 1802.01561, figure 3), `model.width` times as wide."""
-
-    name = "impala_resnet"
-    default_sizes = (256,)
-
-    def make_body(self, num_channels: int, section: ModelSection) -> nn.Module:
-        stages: list[nn.Module] = []
-        for num_out in (16, 32, 32):
-            stages.append(_Stage(num_channels, num_out * section.width))
-            num_channels = num_out * section.width
-        return nn.Sequential(*stages, nn.ReLU(inplace=True))
+def resnet_body(num_channels: int, section: ModelSection) -> nn.Module:
+    """The deep one of IMPALA (arXiv 1802.01561, figure 3), `model.width` times as wide."""
+    stages: list[nn.Module] = []
+    for num_out in (16, 32, 32):
+        stages.append(_Stage(num_channels, num_out * section.width))
+        num_channels = num_out * section.width
+    return nn.Sequential(*stages, nn.ReLU(inplace=True))
 
 
 class _Stage(nn.Module):

@@ -33,29 +33,17 @@ def unflatten(
     Raises:
         ValueError: they have none of them, or not its size.
     """
-    layout = _layout_of(weights, layouts)
+    digest = weights.layout_digest or layouts[0].digest
+    layout = next((layout for layout in layouts if layout.digest == digest), None)
+    if layout is None:
+        raise ValueError(f"weights of layout {digest.hex()} do not fit this model")
+    if weights.buffer.nbytes != layout.num_bytes:
+        raise ValueError(
+            f"weights of {weights.buffer.nbytes} bytes do not fit a model of {layout.num_bytes}"
+        )
     # Torch cannot view what is read-only.
     buffer = weights.buffer if weights.buffer.flags.writeable else weights.buffer.copy()
+    flat = torch.from_numpy(buffer)
     with torch.no_grad():
-        for view, tensor in zip(_views(torch.from_numpy(buffer), layout), tensors, strict=True):
-            tensor.copy_(view)
-
-
-def _layout_of(weights: Weights, layouts: Sequence[WeightsLayout]) -> WeightsLayout:
-    digest = weights.layout_digest or layouts[0].digest
-    for layout in layouts:
-        if layout.digest == digest:
-            if weights.buffer.nbytes != layout.num_bytes:
-                raise ValueError(
-                    f"weights of {weights.buffer.nbytes} bytes do not fit a model of "
-                    f"{layout.num_bytes}"
-                )
-            return layout
-    raise ValueError(f"weights of layout {digest.hex()} do not fit this model")
-
-
-def _views(flat: Tensor, layout: WeightsLayout) -> list[Tensor]:
-    return [
-        flat[place].view(getattr(torch, dtype)).view(array.shape)
-        for array, dtype, place in zip(layout.arrays, layout.dtypes, layout.places, strict=True)
-    ]
+        for tensor, dtype, place in zip(tensors, layout.dtypes, layout.places, strict=True):
+            tensor.copy_(flat[place].view(getattr(torch, dtype)).view(tensor.shape))

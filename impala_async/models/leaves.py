@@ -46,8 +46,9 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
 
 def as_image(values: Tensor, is_channels_last: bool) -> Tensor:
     """`[N, ...]` values as `[N, channels, height, width]`, in what convolutions compute in."""
-    if values.dim() == 5:
-        values = _side_by_side(values, is_channels_last)
+    if values.dim() == 5:  # one image of the channels of all its frames, the oldest first
+        frames = values.permute(0, 2, 3, 1, 4) if is_channels_last else values
+        values = frames.flatten(3) if is_channels_last else frames.flatten(1, 2)
     image = values.permute(0, 3, 1, 2) if is_channels_last else values
     device = values.device.type
     # The device that only counts memory knows nothing of it.
@@ -117,13 +118,6 @@ class Normalizer(nn.Module):
         self.variance.copy_(variance_F.clamp(max=torch.finfo(torch.float32).max))
         self.mean.copy_(self.mean + share * shift_F)
         self.count.copy_((count + num_new).clamp(max=MAX_COUNT))
-
-
-def _side_by_side(stacks: Tensor, is_channels_last: bool) -> Tensor:
-    """`[N, frames, ...]` as one image of the channels of all its frames, the oldest first."""
-    if is_channels_last:
-        return stacks.permute(0, 2, 3, 1, 4).flatten(3)
-    return stacks.flatten(1, 2)
 
 
 @lru_cache

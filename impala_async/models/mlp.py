@@ -1,13 +1,18 @@
 """The multi-layer perceptron torso, and the initialisation that every layer here gets.
 
-N rows, F features in, H features out
+`by_numpy` is for acting: with few columns torch's calls cost more than the sums.
+
+N rows, C columns, F features in, H features out, P parameters of the action
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
@@ -16,6 +21,11 @@ from impala_async.schema import ArraySpec, ObsSpec
 
 # In place: a linear layer does not need its own output for the backward pass.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_}
+_NUMPY_ACTIVATIONS: dict[Callable[..., Any], Callable[[Any], Any]] = {
+    torch.tanh_: lambda values: np.tanh(values, out=values),
+    torch.relu_: lambda values: np.maximum(values, 0.0, out=values),
+}
+Net = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]
 
 HIDDEN_GAIN = math.sqrt(2)
 DEFAULT_SIZES = (64, 64)
@@ -75,3 +85,31 @@ def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
     if len(leaves) == 1:
         return as_vector(leaves[0], obs[leaves[0].name])
     return torch.cat([as_vector(leaf, obs[leaf.name]) for leaf in leaves], -1)
+
+
+def by_numpy(torso: object, head: nn.Linear) -> Net | None:
+    """From one leaf of floats to what the head gives, as torch computes it but for rounding.
+
+    It reads the layers' own memory, where newer weights are copied to. None for other torsos.
+    """
+    if type(torso) is not MLPTorso or [leaf.dtype for leaf in torso.leaves] != ["float32"]:
+        return None
+    (leaf,), activate = torso.leaves, _NUMPY_ACTIVATIONS[torso.activate]
+    *hidden, last = [
+        (layer.weight.detach().numpy().T, layer.bias.detach().numpy())
+        for layer in (*torso.layers, head)
+    ]
+
+    def net(obs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        values = obs[leaf.name]
+        features_CF = values.reshape(len(values), -1)
+        for weight, bias in hidden:
+            features_CF = features_CF @ weight
+            features_CF += bias
+            activate(features_CF)
+        weight, bias = last
+        parameters_CP: NDArray[np.float32] = features_CF @ weight
+        parameters_CP += bias
+        return parameters_CP
+
+    return net

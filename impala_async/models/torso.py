@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
-from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
+from impala_async.models.cnn import ImageTorso, minatar_body, nature_body, resnet_body
 from impala_async.models.mlp import MLPTorso
 from impala_async.schema import ObsSpec
 from impala_async.user_code import NamedInSetting, import_callable
@@ -50,9 +50,9 @@ class Torso(Protocol):
 
 TORSOS: dict[str, Callable[[ObsSpec, ModelSection], Torso]] = {
     "mlp": MLPTorso,
-    "nature_cnn": NatureCNN,
-    "small_cnn": SmallCNN,
-    "impala_resnet": ImpalaResNet,
+    "nature_cnn": partial(ImageTorso, make_body=nature_body, sizes=(512,)),
+    "small_cnn": partial(ImageTorso, make_body=minatar_body, sizes=(128,), for_smaller="mlp"),
+    "impala_resnet": partial(ImageTorso, make_body=resnet_body, sizes=(256,)),
 }
 
 
@@ -85,25 +85,21 @@ def blaming(section: ModelSection) -> NamedInSetting:
 def pick_precision(
     name: Literal["auto", "float32", "bfloat16"], model_name: str, device: torch.device
 ) -> torch.dtype:
-    """Return the precision of torsos on a device; `auto` is bfloat16 where it pays."""
-    if name == "float32":
-        return torch.float32
-    has_it = has_bfloat16(device)
-    if name == "bfloat16" and not has_it and device.type == "cuda":
+    """The precision of torsos on a device; `auto` is bfloat16 where that is real, and pays."""
+    is_gpu = device.type == "cuda"
+    if is_gpu:
+        has_it = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        has_it = bool(CPU_FLAGS & _cpu_flags())
+    if name == "auto":
+        pays = has_it and (is_gpu or model_name in LARGE_MODELS)
+        return torch.bfloat16 if pays else torch.float32
+    if name == "bfloat16" and is_gpu and not has_it:
         raise ConfigError(
             f"model.precision: {torch.cuda.get_device_name(device)} has no bfloat16; wants "
             "float32 or auto"
         )
-    if name == "bfloat16" or (has_it and (device.type == "cuda" or model_name in LARGE_MODELS)):
-        return torch.bfloat16
-    return torch.float32
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies in bfloat16, and does not only imitate it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return bool(CPU_FLAGS & _cpu_flags())
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
 def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
@@ -139,7 +135,5 @@ def _cpu_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    names = ("flags", "Features")
-    return frozenset(
-        flag for line in lines if line.startswith(names) for flag in line.partition(":")[2].split()
-    )
+    listed = [line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(" ".join(listed).split())

@@ -14,6 +14,7 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,11 @@ class RunFolder:
     def hold(self) -> int:
         """Take the folder, made if there is none, for this process and who gets the descriptor."""
         is_made_here = not self.path.exists()
-        try:
+        with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             hold = self._take_hold()
             for path in filter(_is_torn, self.path.iterdir()):
                 path.unlink()
-        except OSError as error:
-            raise self._unwritable(error) from None
         self._is_new, self._is_made_here = not self.exists(), is_made_here
         self._has_begun = False
         return hold
@@ -101,13 +100,10 @@ class RunFolder:
         self.hold()
         # One that `prune` would clear away: whether checkpoints can be written is known now.
         attempt = self.checkpoints / ".partial-attempt"
-        try:
+        with _writing(self.checkpoints):
             self.checkpoints.mkdir(exist_ok=True)
             attempt.mkdir(exist_ok=True)
             attempt.rmdir()
-        except OSError as error:
-            error.filename = str(self.checkpoints)
-            raise self._unwritable(error) from None
         self._unwritten = config
         if self._is_new:
             self._write_settings(config, uuid.uuid4().hex)
@@ -120,15 +116,9 @@ class RunFolder:
 
     def _write_settings(self, config: RunConfig, run_id: str) -> None:
         content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
-        try:
+        with _writing(self.path):
             self.write_json("config.json", content, mode=PRIVATE)
-        except OSError as error:
-            raise self._unwritable(error) from None
         self._unwritten = None
-
-    def _unwritable(self, error: OSError) -> ConfigError:
-        where = error.filename or self.path
-        return ConfigError(f"--run-dir: cannot write to {where}: {error.strerror or error}")
 
     def _take_hold(self) -> int:
         """One learner per folder, as long as its process lives; however it ends, it lets go."""
@@ -140,21 +130,11 @@ class RunFolder:
         except BlockingIOError:
             os.close(hold)
             raise ConfigError(
-                f"--run-dir: {self.path} is in use by another learner (process "
-                f"{self._holder()}): end it first, or name another folder"
+                f"--run-dir: {self.path} is in use by another learner (service.json there "
+                "says which, once it listens): end it first, or name another folder"
             ) from None
         self._hold = hold
         return hold
-
-    def _holder(self) -> object:
-        """Who has the folder, as it says. By now its number may be that of a stranger."""
-        with contextlib.suppress(CheckpointError, OSError):
-            pid = (self.read_json("service.json") or {}).get("pid")
-            for held in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):  # it may be closed again
-                    if held.samefile(self.path):
-                        return pid
-        return "unknown"
 
     def _handed_down(self) -> int | None:
         """The descriptor by which whoever started this process holds the folder, if one does."""
@@ -243,28 +223,20 @@ class RunFolder:
         if last < saved:
             logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)
         epoch = max(last, saved) + 1
-        try:
+        with _writing(self.path):
             write_whole(self._epoch, str(epoch).encode())
-        except OSError as error:
-            raise self._unwritable(error) from None
         return epoch
 
     def _last_epoch(self) -> int:
-        fix = "write the number of starts so far there, or a greater one"
-        try:
-            written = find_bytes(self._epoch, most=64)
-        except CheckpointError as error:
-            if isinstance(error.__cause__, OSError):  # nobody knows what is in it
-                raise
-            raise CheckpointError(f"{error}: {fix}") from None
-        with contextlib.suppress(ValueError):
-            last = 0 if written is None else int(written)
-            if 0 <= last < MOST_EPOCHS:
-                return last
-        assert written is not None
+        written = find_bytes(self._epoch)
+        if written is None:
+            return 0
+        if re.fullmatch(rb"\s*\d{1,9}\s*", written) and int(written) < MOST_EPOCHS:
+            return int(written)
         raise CheckpointError(
             f"{self._epoch}: wants a whole number from 0 to {MOST_EPOCHS - 1:,}, got "
-            f"{written.decode(errors='replace')!r}: {fix}"
+            f"{written[:64].decode(errors='replace')!r}: write the number of starts so far there, "
+            "or a greater one"
         )
 
     def note_saved(self, name: str) -> None:
@@ -282,9 +254,8 @@ class RunFolder:
         self._last_epoch()
         saved, names = self.last_saved(), None
         try:
-            names = os.listdir(self.checkpoints)
-        except FileNotFoundError:
-            pass
+            with contextlib.suppress(FileNotFoundError):
+                names = os.listdir(self.checkpoints)
         except OSError as error:
             raise CheckpointError(f"{self.checkpoints}: cannot be read: {error.strerror}") from None
         has_lost = saved is not None or names is None
@@ -294,20 +265,15 @@ class RunFolder:
                 f"{self.checkpoints}: the checkpoints of this run are gone{last}: put them back, "
                 "or start a new run in another folder, without --resume"
             )
-        try:
-            os.close(os.open(self.metrics, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        except OSError as error:
-            # A link to nowhere is there, and is no place for reports.
-            if not isinstance(error, FileNotFoundError) or self.metrics.is_symlink():
-                raise ConfigError(f"{self._unwritable(error)}: move it away") from None
+        if os.path.lexists(self.metrics):  # a link to nowhere is no place for reports
+            with _writing(self.metrics, ": move it away"):
+                os.close(os.open(self.metrics, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
     def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
         """Say where actors find the learner of this start, which is this process."""
         where = {"data_url": data_url, "weights_url": weights_url, "http_url": None}
-        try:
+        with _writing(self.path):
             self.write_json("service.json", {**where, "pid": os.getpid(), "epoch": epoch})
-        except OSError as error:
-            raise self._unwritable(error) from None
 
     def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
         """A small file that readers see whole or not at all."""
@@ -331,11 +297,20 @@ class RunFolder:
 
     def _read_config(self) -> dict[str, Any]:
         content = find_object(self._config) or {}
-        run_id, config = content.get("run_id"), content.get("config")
-        is_id = isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id)
-        if not isinstance(config, dict) or not is_id:
+        is_id = re.fullmatch("[0-9a-f]{32}", str(content.get("run_id")))
+        if not isinstance(content.get("config"), dict) or not is_id:
             raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
-        return {"run_id": run_id, "config": config}
+        return content
+
+
+@contextlib.contextmanager
+def _writing(path: Path, advice: str = "") -> Iterator[None]:
+    """An OSError inside becomes a ConfigError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        where, why = error.filename or path, error.strerror or error
+        raise ConfigError(f"--run-dir: cannot write to {where}: {why}{advice}") from None
 
 
 def _is_torn(path: Path) -> bool:

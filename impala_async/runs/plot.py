@@ -56,9 +56,9 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
 
 def read_reports(path: Path) -> list[dict[str, Any]]:
     """The reports of a metrics file; a line that is torn or damaged is passed over."""
-    reports = []
     if not path.is_file():  # a pipe would be waited for
         return []
+    reports = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             report = json.loads(line)
@@ -90,12 +90,17 @@ def draw_learning_curve(
     )
     # As text: a pair of dollar signs in a name is no formula.
     top.set_title(title, parse_math=False)
-    _draw_returns(top, reports, goal)
-    lagged = [r for r in reports if _has_number(r, "lag/mean")]
-    bottom.plot(_steps(lagged), [r["lag/mean"] for r in lagged], color="tab:red")
+    _draw(top, reports, "episodes/return_mean", alpha=0.4, label="interval")
+    _draw(top, reports, "mean_return_100", label="last 100 episodes", linewidth=2)
+    if goal is not None:
+        top.axhline(goal, color="tab:green", linestyle="--", label="goal")
+    top.set_ylabel("episode return")
+    top.legend(loc="lower right")
+    _draw(bottom, reports, "lag/mean", color="tab:red")
     bottom.set_ylabel("lag (updates)")
     bottom.set_xlabel("env steps trained")
-    bottom.grid(alpha=0.3)
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=120)
     plt.close(figure)
@@ -119,20 +124,7 @@ def _has_number(report: dict[str, Any], name: str) -> bool:
     return isinstance(value, int | float) and abs(value) < 1e100
 
 
-def _draw_returns(axes: "Axes", reports: list[dict[str, Any]], goal: float | None) -> None:
-    axes.plot(
-        _steps(reports), [r["episodes/return_mean"] for r in reports], alpha=0.4, label="interval"
-    )
-    known = [r for r in reports if _has_number(r, "mean_return_100")]
+def _draw(axes: "Axes", reports: list[dict[str, Any]], name: str, **style: Any) -> None:
+    known = [r for r in reports if _has_number(r, name)]
     if known:
-        rolling = [r["mean_return_100"] for r in known]
-        axes.plot(_steps(known), rolling, label="last 100 episodes", linewidth=2)
-    if goal is not None:
-        axes.axhline(goal, color="tab:green", linestyle="--", label="goal")
-    axes.set_ylabel("episode return")
-    axes.legend(loc="lower right")
-    axes.grid(alpha=0.3)
-
-
-def _steps(reports: list[dict[str, Any]]) -> list[int]:
-    return [r["env_steps_trained"] for r in reports]
+        axes.plot([r["env_steps_trained"] for r in known], [r[name] for r in known], **style)

@@ -1,7 +1,10 @@
 """Distributions against those of torch and numeric integrals, draws against their probabilities."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,224 +16,75 @@ from impala_async.algo.distributions import (
     Distribution,
     Gaussian,
     Joint,
-    MultiCategorical,
-    SquashedGaussian,
+    _quadrature,
     distribution_of,
     forbid,
+    sample_by_numpy,
 )
 from impala_async.schema import ActionPart
 
+Kind = Callable[[Tensor, tuple[int, ...]], Gaussian]
 LEADING = st.sampled_from([(), (1,), (7,), (3, 4)])
+CHOICES = st.lists(st.integers(1, 5), min_size=1, max_size=5).map(tuple)
+squashed = partial(Gaussian, is_squashed=True)
+KINDS = pytest.mark.parametrize("kind", [Gaussian, squashed], ids=["plain", "squashed"])
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def test_fits_the_protocol() -> None:
-    def num_actions(distribution: Distribution) -> int:
-        return distribution.sample().numel()
-
-    assert num_actions(Categorical(torch.zeros(5, 3))) == 5
+def one_item(logits_A: Tensor) -> Categorical:
+    """One item, with a choice for each logit."""
+    return Categorical(logits_A, logits_A.shape[-1:], ())
 
 
-@settings(deadline=None, max_examples=60)
+# -------------------- discrete items
+
+
+@settings(max_examples=60)
 @given(
     leading=LEADING,
-    num_actions=st.integers(1, 6),
-    scale=st.sampled_from([0.0, 1.0, 30.0]),
+    shape=st.sampled_from([(), (3,), (2, 3), (1, 1)]),
+    some=CHOICES,
+    scale=st.sampled_from([0.0, 3.0, 30.0]),
     seed=st.integers(0, 10**6),
 )
-def test_agrees_with_torch(
-    leading: tuple[int, ...], num_actions: int, scale: float, seed: int
+def test_items_are_as_many_of_torchs(
+    leading: tuple[int, ...],
+    shape: tuple[int, ...],
+    some: tuple[int, ...],
+    scale: float,
+    seed: int,
 ) -> None:
-    logits_A, other_A = scale * normal(2, *leading, num_actions, seed=seed)
-    ours, theirs = Categorical(logits_A), torch.distributions.Categorical(logits=logits_A)
-    actions = normal(*leading, num_actions, seed=seed + 1).argmax(-1)
-    torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    assert torch.equal(ours.mode(), logits_A.argmax(-1))
-    kl = torch.distributions.kl_divergence(theirs, torch.distributions.Categorical(logits=other_A))
-    torch.testing.assert_close(ours.kl(Categorical(other_A)), kl)
+    num_items = math.prod(shape)
+    choices = (some * num_items)[:num_items]
+    logits, others = scale * normal(2, *leading, sum(choices), seed=seed)
 
+    def of_torch(logits: Tensor) -> list[torch.distributions.Categorical]:
+        return [torch.distributions.Categorical(logits=one) for one in logits.split(choices, -1)]
 
-@pytest.mark.parametrize("num_actions", [2, 5])
-def test_literal_uniform(num_actions: int) -> None:
-    uniform = Categorical(torch.full((3, num_actions), 7.0))
-    certain = Categorical(torch.eye(num_actions)[:1].mul(1e4).expand(3, -1))
-    n = torch.full((3,), float(num_actions))
-    torch.testing.assert_close(uniform.log_prob(torch.tensor([0, 1, 1])), -n.log())
-    torch.testing.assert_close(uniform.entropy(), n.log())
-    assert certain.entropy().tolist() == [0, 0, 0]
-    torch.testing.assert_close(certain.kl(uniform), n.log())
-    torch.testing.assert_close(uniform.kl(certain), 1e4 * (1 - 1 / n) - n.log())
+    def shaped(items: list[Tensor]) -> Tensor:
+        return torch.stack(items, -1).reshape(leading + shape)
 
-
-def test_samples_have_their_probabilities() -> None:
-    probs_A = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    num_draws = 40_000
-    draws = Categorical(probs_A.log().expand(num_draws, 4)).sample(torch.Generator().manual_seed(3))
-    counts = torch.bincount(draws, minlength=4)
-    deviation = (num_draws * probs_A * (1 - probs_A)).sqrt()
-    assert ((counts - num_draws * probs_A).abs() < 4 * deviation).all()
-
-
-def test_samples_of_different_rows_are_independent() -> None:
-    draws = Categorical(torch.zeros(20_000, 2, 2)).sample(torch.Generator().manual_seed(4))
-    assert abs((draws[:, 0] == draws[:, 1]).float().mean().item() - 0.5) < 4 * 0.5 / 20_000**0.5
-
-
-def test_the_generator_alone_drives_sampling() -> None:
-    distribution = Categorical(normal(64, 6))
-    before = torch.get_rng_state()
-    first = distribution.sample(torch.Generator().manual_seed(1))
-    generator = torch.Generator().manual_seed(1)
-    assert torch.equal(distribution.sample(generator), first)
-    assert not torch.equal(distribution.sample(generator), first)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(1)
-    assert torch.equal(distribution.sample(), first)
-
-
-def test_impossible_actions_are_never_drawn() -> None:
-    logits_A = torch.tensor([-math.inf, 0.0, -math.inf, -8.0, -1e30])
-    draws = Categorical(logits_A.expand(50_000, 5)).sample(torch.Generator().manual_seed(5))
-    assert set(draws.tolist()) == {1, 3}
-
-
-@pytest.mark.parametrize("excluded", [-math.inf, -1e30])
-def test_impossible_actions_cost_nothing(excluded: float) -> None:
-    logits_A = torch.tensor([0.3, excluded, -1.2], dtype=torch.float64, requires_grad=True)
-    other_A = torch.tensor([0.1, excluded, 0.9], dtype=torch.float64, requires_grad=True)
-    allowed = torch.tensor([0, 2])
-    masked, other = Categorical(logits_A), Categorical(other_A)
-    plain, plain_other = Categorical(logits_A[allowed]), Categorical(other_A[allowed])
-    for got, want in (
-        (masked.entropy(), plain.entropy()),
-        (masked.kl(other), plain.kl(plain_other)),
-        (masked.log_prob(torch.tensor(2)), plain.log_prob(torch.tensor(1))),
-    ):
-        torch.testing.assert_close(got, want)
-        gradients = [
-            torch.autograd.grad(term, (logits_A, other_A), retain_graph=True, allow_unused=True)
-            for term in (got, want)
-        ]
-        for one, reference in zip(*gradients, strict=True):
-            assert (one is None) == (reference is None)
-            if one is not None:
-                torch.testing.assert_close(one, reference)
-                assert one[1] == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_impossible_actions_cost_nothing_however_much_entropy_weighs(dtype: torch.dtype) -> None:
-    """As with an entropy cost of 2 and reduction sum, where nothing makes it smaller."""
-    logits_A = torch.tensor([0.3, -math.inf, 0.1], dtype=dtype).repeat(3, 1).requires_grad_()
-    legal_A = torch.tensor([0.3, 0.1], dtype=dtype).repeat(3, 1).requires_grad_()
-    for logits in (logits_A, legal_A):
-        (-2 * Categorical(logits).entropy()).sum().backward()
-    assert logits_A.grad is not None
-    assert legal_A.grad is not None
-    torch.testing.assert_close(logits_A.grad[:, [0, 2]], legal_A.grad)
-    assert logits_A.grad[:, 1].tolist() == [0, 0, 0]
-
-
-def test_kl_to_an_excluding_distribution_is_infinite() -> None:
-    wide, narrow = Categorical(torch.zeros(2)), Categorical(torch.tensor([0.0, -math.inf]))
-    assert wide.kl(narrow).item() == math.inf
-    assert narrow.kl(wide).item() == pytest.approx(math.log(2))
-
-
-def test_gradients_are_those_of_the_functions() -> None:
-    logits_A = normal(3, 4, seed=1).requires_grad_()
-    other_A = normal(3, 4, seed=2).requires_grad_()
-    actions = torch.tensor([0, 3, 1])
-    torch.autograd.gradcheck(lambda x: Categorical(x).log_prob(actions), logits_A)
-    torch.autograd.gradcheck(lambda x: Categorical(x).entropy(), logits_A)
-    torch.autograd.gradcheck(lambda x, y: Categorical(x).kl(Categorical(y)), (logits_A, other_A))
-
-
-def test_sampling_and_the_mode_leave_the_graph_alone() -> None:
-    distribution = Categorical(normal(5, 3).requires_grad_())
-    assert not distribution.sample().requires_grad
-    assert not distribution.mode().requires_grad
-    distribution.entropy().sum().backward()
-
-
-@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_low_precision_logits_are_upcast_before_anything(low: torch.dtype) -> None:
-    logits_A = normal(6, 5).to(low)
-    actions = torch.arange(6, dtype=torch.int32) % 5
-    ours, upcast = Categorical(logits_A), Categorical(logits_A.float())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        under_autocast = Categorical(logits_A).log_prob(actions)
-    for got, want in (
-        (ours.log_prob(actions), upcast.log_prob(actions)),
-        (under_autocast, upcast.log_prob(actions)),
-        (ours.entropy(), upcast.entropy()),
-        (ours.kl(upcast), torch.zeros(6)),
-    ):
-        assert got.dtype == torch.float32
-        assert torch.equal(got, want)
-
-
-def test_log_probs_of_distant_logits_stay_finite() -> None:
-    distribution = Categorical(torch.tensor([[1e4, -1e4, 0.0]]))
-    assert distribution.log_prob(torch.tensor([1])).tolist() == [-2e4]
-    assert distribution.log_prob(torch.tensor([0])).tolist() == [0.0]
-    assert distribution.entropy().tolist() == [0.0]
-
-
-def test_nan_is_not_hidden() -> None:
-    broken = Categorical(torch.tensor([0.0, math.nan]))
-    fine = Categorical(torch.zeros(2))
-    terms = broken.entropy(), broken.log_prob(torch.tensor(0)), broken.kl(fine), fine.kl(broken)
-    assert all(term.isnan() for term in terms)
-
-
-# -------------------- several items
-
-
-CHOICES = st.lists(st.integers(1, 5), min_size=1, max_size=5).map(tuple)
-
-
-def spread(shape: tuple[int, ...], choices: tuple[int, ...]) -> tuple[int, ...]:
-    """A number of choices for each item of a shape."""
-    return (choices * math.prod(shape))[: math.prod(shape)]
-
-
-def draw_of(items: list[torch.distributions.Distribution], shape: tuple[int, ...]) -> Tensor:
-    return torch.stack([item.sample() for item in items], -1).unflatten(-1, shape)
-
-
-@settings(deadline=None, max_examples=60)
-@given(LEADING, st.sampled_from([(3,), (2, 3), (1, 1)]), CHOICES, st.integers(0, 10**6))
-def test_several_items_are_as_many_of_torchs(
-    leading: tuple[int, ...], shape: tuple[int, ...], some: tuple[int, ...], seed: int
-) -> None:
-    choices = spread(shape, some)
-    logits, other = 3 * normal(2, *leading, sum(choices), seed=seed)
-    ours = MultiCategorical(logits, choices, shape)
-    theirs = [torch.distributions.Categorical(logits=one) for one in logits.split(choices, -1)]
-    others = [torch.distributions.Categorical(logits=one) for one in other.split(choices, -1)]
-    actions = draw_of(list(theirs), shape)
-    flat = actions.flatten(-len(shape)).unbind(-1)
-    log_probs = sum(item.log_prob(a) for item, a in zip(theirs, flat, strict=True))
-    torch.testing.assert_close(ours.log_prob(actions), log_probs)
+    ours, theirs = Categorical(logits, choices, shape), of_torch(logits)
+    draws = [item.sample() for item in theirs]
+    log_probs = sum(item.log_prob(draw) for item, draw in zip(theirs, draws, strict=True))
+    torch.testing.assert_close(ours.log_prob(shaped(draws)), log_probs)
     torch.testing.assert_close(ours.entropy(), sum(item.entropy() for item in theirs))
-    gaps = zip(theirs, others, strict=True)
-    kl = sum(torch.distributions.kl_divergence(item, other) for item, other in gaps)
-    torch.testing.assert_close(ours.kl(MultiCategorical(other, choices, shape)), kl)
-    modes = torch.stack([one.argmax(-1) for one in logits.split(choices, -1)], -1)
-    assert torch.equal(ours.mode(), modes.unflatten(-1, shape))
-    assert ours.sample().shape == (*leading, *shape)
+    pairs = zip(theirs, of_torch(others), strict=True)
+    kl = sum(torch.distributions.kl_divergence(item, other) for item, other in pairs)
+    torch.testing.assert_close(ours.kl(Categorical(others, choices, shape)), kl)
+    modes = shaped([one.argmax(-1) for one in logits.split(choices, -1)])
+    assert torch.equal(ours.mode(), modes)
+    assert ours.sample().shape == modes.shape
 
 
-@pytest.mark.parametrize("choices", [(2, 3, 4), (3, 3, 3)])
-def test_items_are_drawn_with_their_own_probabilities(choices: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("choices", [(4,), (2, 3, 4), (3, 3, 3)])
+def test_draws_have_their_probabilities_item_by_item(choices: tuple[int, ...]) -> None:
     num_draws = 40_000
     logits = normal(sum(choices), seed=2).float()
-    distribution = MultiCategorical(logits.expand(num_draws, -1), choices, (3,))
+    distribution = Categorical(logits.expand(num_draws, -1), choices, (len(choices),))
     draws = distribution.sample(torch.Generator().manual_seed(3))
     for item, logits_A in enumerate(logits.split(choices)):
         counts = torch.bincount(draws[:, item], minlength=choices[item])
@@ -239,16 +93,232 @@ def test_items_are_drawn_with_their_own_probabilities(choices: tuple[int, ...]) 
         assert ((counts - num_draws * probs_A).abs() < 4.5 * deviation).all()
 
 
+def test_the_generator_alone_drives_sampling_and_rows_are_independent() -> None:
+    distribution = one_item(normal(64, 6))
+    before = torch.get_rng_state()
+    first = distribution.sample(torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    assert torch.equal(distribution.sample(generator), first)
+    assert not torch.equal(distribution.sample(generator), first)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert torch.equal(distribution.sample(), first)
+    pairs = one_item(torch.zeros(20_000, 2, 2)).sample(torch.Generator().manual_seed(4))
+    assert abs((pairs[:, 0] == pairs[:, 1]).float().mean().item() - 0.5) < 4 * 0.5 / 20_000**0.5
+
+
+@pytest.mark.parametrize("scale", [3.0, 1e3])
+def test_by_numpy_the_same_is_drawn(scale: float) -> None:
+    logits_CA = scale * normal(300, 5).float()
+    first, second = (torch.Generator().manual_seed(5) for _ in range(2))
+    actions, log_probs = sample_by_numpy(logits_CA.numpy().copy(), first)
+    distribution = one_item(logits_CA)
+    draws = distribution.sample(second)
+    assert torch.equal(torch.from_numpy(actions), draws)
+    assert torch.equal(first.get_state(), second.get_state())
+    assert log_probs.dtype == np.float32
+    want = distribution.log_prob(draws).numpy()
+    np.testing.assert_allclose(log_probs, want, rtol=1e-5, atol=1e-5)
+
+
+def test_impossible_actions_are_never_drawn() -> None:
+    logits_A = torch.tensor([-math.inf, 0.0, -math.inf, -8.0, -1e30])
+    draws = one_item(logits_A.expand(50_000, 5)).sample(torch.Generator().manual_seed(5))
+    assert set(draws.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("excluded", [-math.inf, -1e30])
+def test_impossible_actions_cost_nothing(excluded: float) -> None:
+    logits_A = torch.tensor([0.3, excluded, -1.2], dtype=torch.float64, requires_grad=True)
+    other_A = torch.tensor([0.1, excluded, 0.9], dtype=torch.float64, requires_grad=True)
+    allowed = torch.tensor([0, 2])
+    masked, other = one_item(logits_A), one_item(other_A)
+    plain, plain_other = one_item(logits_A[allowed]), one_item(other_A[allowed])
+    for got, want in (
+        (masked.entropy(), plain.entropy()),
+        (masked.kl(other), plain.kl(plain_other)),
+        (masked.log_prob(torch.tensor(2)), plain.log_prob(torch.tensor(1))),
+    ):
+        torch.testing.assert_close(got, want)
+        gradients = [
+            torch.autograd.grad(term.sum(), (logits_A, other_A), retain_graph=True, **GRADS)
+            for term in (got, want)
+        ]
+        for one, reference in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, reference)
+            assert one[1] == 0
+
+
+GRADS = {"allow_unused": True, "materialize_grads": True}
+
+
+def test_certain_uniform_excluding_and_broken_logits() -> None:
+    uniform, certain = one_item(torch.zeros(2)), one_item(torch.tensor([1e4, 0.0]))
+    assert certain.entropy().item() == 0
+    assert certain.kl(uniform).item() == pytest.approx(math.log(2))
+    assert uniform.kl(one_item(torch.tensor([0.0, -math.inf]))).item() == math.inf
+    broken = one_item(torch.tensor([0.0, math.nan]))
+    for term in (broken.entropy(), broken.log_prob(torch.tensor(0)), broken.kl(uniform)):
+        assert term.isnan()
+    assert uniform.kl(broken).isnan()
+
+
 def test_items_of_different_sizes_leave_finite_gradients() -> None:
     logits = normal(4, 9, seed=1).requires_grad_()
     actions = torch.tensor([[1, 2, 3]] * 4)
 
     def terms(logits: Tensor) -> Tensor:
-        ours = MultiCategorical(logits, (2, 3, 4), (3,))
-        other = MultiCategorical(logits.flip(0), (2, 3, 4), (3,))
+        ours = Categorical(logits, (2, 3, 4), (3,))
+        other = Categorical(logits.flip(0), (2, 3, 4), (3,))
         return ours.log_prob(actions) + ours.entropy() + ours.kl(other)
 
     assert torch.autograd.gradcheck(terms, logits)
+
+
+# -------------------- masks of legal actions
+
+
+@settings(max_examples=40)
+@given(CHOICES, st.integers(0, 10**6), st.sampled_from([torch.bool, torch.int8, torch.uint8]))
+def test_an_illegal_action_is_never_drawn(
+    choices: tuple[int, ...], seed: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    legal_P = torch.randint(0, 2, (sum(choices),), generator=generator).to(dtype)
+    forbidden_P = forbid(3 * torch.randn(sum(choices), generator=generator), legal_P, choices)
+    items = Categorical(forbidden_P.expand(10_000, -1), choices, (len(choices),))
+    draws = items.sample(generator)
+    for item, legal_A in enumerate(legal_P.split(choices)):
+        allowed = legal_A.nonzero().flatten().tolist()
+        # Nothing legal means that all are.
+        assert set(draws[:, item].tolist()) <= set(allowed or range(len(legal_A)))
+
+
+def test_what_is_legal_keeps_its_odds_and_what_is_not_gets_no_gradient() -> None:
+    logits_P = normal(3, 5, seed=4).requires_grad_()
+    legal_P = torch.tensor([[1, 0, 1, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
+    choices = (3, 2)
+    distribution = Categorical(forbid(logits_P, legal_P, choices), choices, (2,))
+    log_probs = distribution.log_prob(torch.tensor([[2, 1], [0, 0], [1, 0]]))
+    expected = [
+        logits_P[0, [0, 2]].log_softmax(-1)[1],
+        # No move of row 1 is legal, so all are; looking is certain.
+        logits_P[1, :3].log_softmax(-1)[0],
+        logits_P[2, :3].log_softmax(-1)[1] + logits_P[2, 3:].log_softmax(-1)[0],
+    ]
+    torch.testing.assert_close(log_probs, torch.stack(expected))
+    other = Categorical(forbid(logits_P.flip(0), legal_P, choices), choices, (2,))
+    total = log_probs + distribution.entropy() + distribution.kl(other)
+    assert total.isfinite().all()
+    for term in (distribution.entropy() + log_probs, other.kl(distribution)):
+        (gradient,) = torch.autograd.grad(term.sum(), logits_P, retain_graph=True)
+        assert gradient.isfinite().all()
+    (gradient,) = torch.autograd.grad((distribution.entropy() + log_probs).sum(), logits_P)
+    assert gradient[0, 1] == gradient[0, 3] == gradient[1, 4] == 0
+
+
+# -------------------- numbers
+
+
+def gaussian_of(
+    kind: Kind, leading: tuple[int, ...], shape: tuple[int, ...], seed: int = 0
+) -> tuple[Gaussian, torch.distributions.Normal]:
+    """Ours, and torch's with the same means and deviations."""
+    num_items = math.prod(shape)
+    mean, log_std = 2 * normal(*leading, num_items, seed=seed), normal(*leading, num_items, seed=9)
+    log_std = log_std.clamp(-2, 1)
+    ours = kind(torch.cat([mean, log_std], -1), shape)
+    return ours, torch.distributions.Normal(mean, log_std.exp())
+
+
+@given(leading=LEADING, shape=st.sampled_from([(), (3,), (2, 3)]), seed=st.integers(0, 10**6))
+def test_numbers_agree_with_torch(
+    leading: tuple[int, ...], shape: tuple[int, ...], seed: int
+) -> None:
+    ours, theirs = gaussian_of(Gaussian, leading, shape, seed)
+    other, other_theirs = gaussian_of(Gaussian, leading, shape, seed + 5)
+    draw_D = theirs.sample()
+    actions = draw_D.reshape(leading + shape)
+    torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(draw_D).sum(-1))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy().sum(-1))
+    kl = torch.distributions.kl_divergence(theirs, other_theirs).sum(-1)
+    torch.testing.assert_close(ours.kl(other), kl)
+    assert torch.equal(ours.mode(), theirs.mean.reshape(leading + shape))
+    assert ours.sample().shape == actions.shape
+    narrow, _ = gaussian_of(squashed, leading, shape, seed)
+    through_tanh = torch.distributions.TransformedDistribution(
+        theirs, torch.distributions.TanhTransform(cache_size=1)
+    )
+    squashed_D = through_tanh.rsample()
+    # An action is the number before the tanh.
+    before_D = through_tanh.transforms[0].inv(squashed_D)
+    log_probs = through_tanh.log_prob(squashed_D).sum(-1)
+    torch.testing.assert_close(narrow.log_prob(before_D.reshape(leading + shape)), log_probs)
+    torch.testing.assert_close(narrow.kl(gaussian_of(squashed, leading, shape, seed + 5)[0]), kl)
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5, -2.0, 8.0])
+@pytest.mark.parametrize(
+    ("std", "error"), [(1e-3, 1e-9), (0.3, 1e-6), (1.0, 5e-5), (2.0, 5e-3), (7.0, 0.25)]
+)
+def test_the_entropy_of_squashed_numbers(mean: float, std: float, error: float) -> None:
+    """-∫ p(y) log p(y) dy, over what the tanh makes: numerically."""
+    points = torch.linspace(mean - 12 * std, mean + 12 * std, 200_001, dtype=torch.float64)
+    center, deviation = torch.tensor([mean, std], dtype=torch.float64)
+    log_density = torch.distributions.Normal(center, deviation).log_prob(points)
+    slope = 2 * (math.log(2) - points - torch.nn.functional.softplus(-2 * points))
+    want = -torch.trapezoid(log_density.exp() * (log_density - slope), points).item()
+    parameters = torch.tensor([mean, math.log(std)], dtype=torch.float64)
+    assert squashed(parameters, ()).entropy().item() == pytest.approx(want, abs=error)
+
+
+@KINDS
+def test_draws_and_gradients_of_numbers_are_those_of_the_functions(kind: Kind) -> None:
+    parameters = torch.tensor([1.5, -2.0, 0.5, -1.0]).expand(40_000, 4)
+    draws = kind(parameters, (2,)).sample(torch.Generator().manual_seed(7))
+    for item, (mean, std) in enumerate([(1.5, math.exp(0.5)), (-2.0, math.exp(-1.0))]):
+        assert draws[:, item].mean().item() == pytest.approx(mean, abs=4.5 * std / 200)
+        assert draws[:, item].std().item() == pytest.approx(std, rel=0.02)
+    given_ = normal(3, 4, seed=1).requires_grad_()
+    other = normal(3, 4, seed=2).requires_grad_()
+    actions = normal(3, 2, seed=3)
+    check = torch.autograd.gradcheck
+    assert check(lambda x: kind(x, (2,)).log_prob(actions), given_)
+    assert check(lambda x: kind(x, (2,)).entropy(), given_)
+    assert check(lambda x, y: kind(x, (2,)).kl(kind(y, (2,))), (given_, other))
+
+
+@KINDS
+def test_numbers_far_from_0_keep_finite_gradients(kind: Kind) -> None:
+    for mean in (30.0, 1e3, 1e6, -30.0, -1e3, -1e6):
+        parameters = torch.tensor([mean, 0.0], requires_grad=True)
+        distribution = kind(parameters, ())
+        (distribution.log_prob(torch.tensor(mean + 0.5)) + distribution.entropy()).backward()
+        assert parameters.grad is not None
+        assert parameters.grad.isfinite().all(), mean
+
+
+@pytest.mark.parametrize(("log_std", "bound"), [(-50.0, -10.0), (9.0, 2.0)])
+@pytest.mark.parametrize("wish", [1.0, -1.0])
+def test_a_deviation_out_of_range_is_brought_back_by_its_gradient(
+    log_std: float, bound: float, wish: float
+) -> None:
+    parameters = torch.tensor([0.0, log_std], requires_grad=True)
+    entropy = Gaussian(parameters, ()).entropy()
+    assert entropy.item() == pytest.approx(bound + 0.5 + 0.5 * math.log(2 * math.pi))
+    # A wish of 1 makes a step towards more entropy.
+    (-wish * entropy).backward()
+    assert parameters.grad is not None
+    assert parameters.grad[1].item() == (-wish if wish * log_std < 0 else 0)
+
+
+def test_an_entropy_that_was_first_asked_for_in_acting_can_be_trained_on() -> None:
+    parameters = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    _quadrature.cache_clear()
+    with torch.inference_mode():
+        squashed(parameters.detach(), ()).entropy()
+    squashed(parameters, ()).entropy().backward()
+    assert parameters.grad is not None
 
 
 # -------------------- parts together
@@ -262,35 +332,29 @@ PARTS = (
 )
 
 
-def joint_of(seed: int) -> Joint:
-    return Joint(
-        {
+def test_parts_add_up() -> None:
+    def parts_of(seed: int) -> dict[str, Distribution]:
+        return {
             part.name: distribution_of(part, normal(5, part.num_parameters, seed=seed + i))
             for i, part in enumerate(PARTS)
         }
-    )
 
-
-def test_each_kind_has_its_distribution() -> None:
-    kinds = [type(part) for part in joint_of(0).parts.values()]
-    assert kinds == [Categorical, MultiCategorical, Gaussian, SquashedGaussian]
-
-
-def test_parts_add_up() -> None:
-    joint, other = joint_of(0), joint_of(50)
+    parts, others = parts_of(0), parts_of(50)
+    assert [type(part) for part in parts.values()] == [*[Categorical] * 2, *[Gaussian] * 2]
+    joint = Joint(parts)
     actions = joint.sample(torch.Generator().manual_seed(1))
-    assert {name: tuple(action.shape[1:]) for name, action in actions.items()} == {
-        part.name: part.shape for part in PARTS
-    }
-    parts = joint.parts
+    for part in PARTS:
+        assert tuple(actions[part.name].shape[1:]) == part.shape
     for got, terms in (
-        (joint.log_prob(actions), [parts[name].log_prob(actions[name]) for name in parts]),
+        (joint.log_prob(actions), [part.log_prob(actions[name]) for name, part in parts.items()]),
         (joint.entropy(), [part.entropy() for part in parts.values()]),
-        (joint.kl(other), [parts[name].kl(other.parts[name]) for name in parts]),
+        (joint.kl(Joint(others)), [parts[name].kl(others[name]) for name in parts]),  # type: ignore[arg-type]
     ):
         assert got.shape == (5,)
         torch.testing.assert_close(got, torch.stack(terms).sum(0))
-    assert all(torch.equal(joint.mode()[name], parts[name].mode()) for name in parts)
+    assert all(torch.equal(joint.mode()[name], part.mode()) for name, part in parts.items())
+    plain = Gaussian(normal(5, 2, seed=3), ())
+    assert not torch.equal(parts["turn"].entropy(), plain.entropy()), "it is squashed"
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
@@ -306,58 +370,3 @@ def test_every_kind_computes_in_float32(part: ActionPart, low: torch.dtype) -> N
         assert got.dtype == torch.float32
         assert torch.equal(got, want)
     assert not ours.sample().requires_grad
-
-
-# -------------------- masks of legal actions
-
-
-@settings(deadline=None, max_examples=40)
-@given(CHOICES, st.integers(0, 10**6), st.sampled_from([torch.bool, torch.int8, torch.uint8]))
-def test_an_illegal_action_is_never_drawn(
-    choices: tuple[int, ...], seed: int, dtype: torch.dtype
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    legal_P = torch.randint(0, 2, (sum(choices),), generator=generator).to(dtype)
-    logits_P = 3 * torch.randn(sum(choices), generator=generator)
-    forbidden_P = forbid(logits_P, legal_P, choices)
-    draws = MultiCategorical(forbidden_P.expand(10_000, -1), choices, (len(choices),)).sample(
-        generator
-    )
-    for item, legal_A in enumerate(legal_P.split(choices)):
-        allowed = legal_A.nonzero().flatten().tolist()
-        # Nothing legal means that all are.
-        assert set(draws[:, item].tolist()) <= set(allowed or range(len(legal_A)))
-
-
-def test_what_is_legal_keeps_its_odds_and_what_is_not_gets_no_gradient() -> None:
-    logits_P = normal(3, 5, seed=4).requires_grad_()
-    legal_P = torch.tensor([[1, 0, 1, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
-    choices = (3, 2)
-    distribution = MultiCategorical(forbid(logits_P, legal_P, choices), choices, (2,))
-    actions = torch.tensor([[2, 1], [0, 0], [1, 0]])
-    expected = torch.stack(
-        [
-            logits_P[0, [0, 2]].log_softmax(-1)[1],
-            # No move of row 1 is legal, so all are; looking is certain.
-            logits_P[1, :3].log_softmax(-1)[0],
-            logits_P[2, :3].log_softmax(-1)[1] + logits_P[2, 3:].log_softmax(-1)[0],
-        ]
-    )
-    log_probs = distribution.log_prob(actions)
-    torch.testing.assert_close(log_probs, expected)
-    other = MultiCategorical(forbid(logits_P.flip(0), legal_P, choices), choices, (2,))
-    total = log_probs + distribution.entropy() + distribution.kl(other)
-    assert total.isfinite().all()
-    (gradient,) = torch.autograd.grad(
-        distribution.entropy().sum() + log_probs.sum(), logits_P, retain_graph=True
-    )
-    assert gradient.isfinite().all()
-    assert gradient[0, 1] == gradient[0, 3] == gradient[1, 4] == 0
-    (gradient,) = torch.autograd.grad(other.kl(distribution).sum(), logits_P)
-    assert gradient.isfinite().all()
-
-
-def test_a_single_item_is_masked_alike() -> None:
-    legal = torch.tensor([[True, False, True], [False, False, False]])
-    logits = torch.zeros(2, 3)
-    assert forbid(logits, legal, (3,)).tolist() == [[0, -math.inf, 0], [0, 0, 0]]

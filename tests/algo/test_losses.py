@@ -1,8 +1,7 @@
-"""Losses against hand-computed tables, and the gradients that must not flow."""
+"""Losses against hand-computed tables and plain loops, and the gradients that must not flow."""
 
 import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,25 +10,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impala_async.algo.losses import LossTerms, appo_loss, impala_loss
+from impala_async.algo.losses import a2c_loss, appo_loss, clipped_surrogate, impala_loss, ppo_loss
+from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import vtrace
+from tests.algo.batches import column, nan, poisoned_values
 
-nan = math.nan
 LEARNED = ("log_probs_TB", "entropies_TB", "values_SB", "kl_TB")
+LOSSES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "impala": (impala_loss, {}),
+    "appo": (appo_loss, {"kl_coeff": 0.7}),
+    "ppo": (ppo_loss, {}),
+    "ppo on vtrace": (ppo_loss, {"returns": "vtrace"}),
+    "a2c": (a2c_loss, {}),
+}
+EACH = pytest.mark.parametrize("name", LOSSES)
 
 
-def column(*numbers: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.tensor(numbers, dtype=dtype).unsqueeze(1)
+def inputs_of(name: str) -> set[str]:
+    parameters = inspect.signature(LOSSES[name][0]).parameters
+    return {parameter for parameter in parameters if parameter.endswith(("_TB", "_SB"))}
 
 
-def random_tensors(
-    seed: int, shape: tuple[int, int] = (6, 4), masked_rate: float = 0.3
-) -> dict[str, Tensor]:
-    """A batch for `appo_loss`; masks anywhere, and terminations behind some of the rows."""
+def run(name: str, tensors: dict[str, Tensor], **settings_: Any) -> LossTerms:
+    """The loss of this name on those of the tensors that it takes."""
+    function, usual = LOSSES[name]
+    ours = {key: tensors[key] for key in tensors.keys() & inputs_of(name)}
+    terms: LossTerms = function(**ours, **usual | settings_)
+    return terms
+
+
+def random_tensors(seed: int, masked_rate: float = 0.3) -> dict[str, Tensor]:
+    """A batch for every loss; masks anywhere, and terminations behind some of the rows."""
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(num_rows: int = shape[0]) -> Tensor:
-        return torch.randn(num_rows, shape[1], dtype=torch.float64, generator=generator)
+    def normal(num_rows: int = 6) -> Tensor:
+        return torch.randn(num_rows, 4, dtype=torch.float64, generator=generator)
 
     return {
         "log_probs_TB": -normal().abs(),
@@ -38,40 +53,28 @@ def random_tensors(
         "entropies_TB": normal().abs(),
         "kl_TB": normal().abs(),
         "rewards_TB": normal(),
-        "discounts_TB": 0.9 * (torch.rand(shape, generator=generator) > 0.2).double(),
-        "values_SB": normal(shape[0] + 1),
-        "mask_TB": torch.rand(shape, generator=generator) >= masked_rate,
+        "discounts_TB": 0.9 * (torch.rand(6, 4, generator=generator) > 0.2).double(),
+        "values_SB": normal(7),
+        "mask_TB": torch.rand(6, 4, generator=generator) >= masked_rate,
     }
 
 
-def impala(tensors: dict[str, Tensor], **settings_: Any) -> LossTerms:
-    ours = {k: v for k, v in tensors.items() if k not in ("target_log_probs_TB", "kl_TB")}
-    return impala_loss(**ours, **settings_)
-
-
-def appo(tensors: dict[str, Tensor], **settings_: Any) -> LossTerms:
-    return appo_loss(**tensors, **{"kl_coeff": 0.7} | settings_)
-
-
-def numbers(terms: LossTerms) -> tuple[Tensor, ...]:
-    """All of it but the targets."""
-    return terms[:-1]
-
-
-BOTH = pytest.mark.parametrize("loss", [impala, appo])
-Loss = Callable[..., LossTerms]
-
-
-def gradients(loss: Loss, tensors: dict[str, Tensor], **settings_: Any) -> dict[str, Tensor]:
+def gradients(name: str, tensors: dict[str, Tensor], **settings_: Any) -> dict[str, Tensor]:
     learned = {k: v.clone().requires_grad_() for k, v in tensors.items() if k in LEARNED}
-    total = loss(tensors | learned, **settings_).total
+    total = run(name, tensors | learned, **settings_).total
     got = torch.autograd.grad(total, list(learned.values()), materialize_grads=True)
-    return dict(zip(learned, got, strict=True))
+    return {k: v for k, v in zip(learned, got, strict=True) if k in inputs_of(name)}
 
+
+def close(got: Tensor, want: float) -> bool:
+    return bool(got.item() == pytest.approx(want, rel=1e-12))
+
+
+# -------------------- by hand
 
 # Ratios 2, 1/2, 1; the rows of test_vtrace: targets 2.625, 3.25, 5, advantages 1.625, 1.25, 2,
 # so squared errors 1.625^2, 1.25^2, 2^2 sum to 8.203125.
-IMPALA_ROWS = {
+ROWS = {
     "log_probs_TB": column(-1, -2, -3),
     "behaviour_log_probs_TB": column(-1 - math.log(2), -2 + math.log(2), -3),
     "entropies_TB": column(0.5, 0.25, 0.75),
@@ -82,98 +85,160 @@ IMPALA_ROWS = {
 
 
 def test_impala_by_hand() -> None:
-    got = impala_loss(**IMPALA_ROWS, reduction="sum", value_cost=0.5, entropy_cost=0.01)
+    got = impala_loss(**ROWS, reduction="sum", value_cost=0.5, entropy_cost=0.01)
     policy, value, entropy = 1.625 + 2 * 1.25 + 3 * 2, 0.25 * 8.203125, -0.01 * 1.5
-    assert got.policy.item() == pytest.approx(policy, rel=1e-12)
-    assert got.value.item() == pytest.approx(value, rel=1e-12)
-    assert got.entropy.item() == pytest.approx(entropy, rel=1e-12)
-    assert got.kl.item() == 0
-    assert got.total.item() == pytest.approx(policy + value + entropy, rel=1e-12)
-    mean = impala_loss(**IMPALA_ROWS)
-    assert mean.total.item() == pytest.approx((policy + value + entropy) / 3, rel=1e-12)
-
-
-def test_impala_by_hand_with_a_masked_row() -> None:
-    """Row 1 masked: targets 2, -, 5, advantages 1, -, 2, and two rows to divide by."""
-    got = impala_loss(
-        **IMPALA_ROWS,
-        mask_TB=column(1, 0, 1, dtype=torch.bool),
-        value_cost=2.0,
-        entropy_cost=0.1,
-    )
-    assert got.policy.item() == pytest.approx((1 * 1 + 3 * 2) / 2, rel=1e-12)
-    assert got.value.item() == pytest.approx((1 + 4) / 2, rel=1e-12)
-    assert got.entropy.item() == pytest.approx(-0.1 * (0.5 + 0.75) / 2, rel=1e-12)
+    for term, want in zip(got, (policy, value, entropy, 0, policy + value + entropy), strict=False):
+        assert close(term, want)
+    assert close(impala_loss(**ROWS).total, (policy + value + entropy) / 3)
+    # Row 1 masked: targets 2, -, 5, advantages 1, -, 2, and two rows to divide by.
+    mask_TB = column(1, 0, 1, dtype=torch.bool)
+    masked = impala_loss(**ROWS, mask_TB=mask_TB, value_cost=2.0, entropy_cost=0.1)
+    wanted = ((1 * 1 + 3 * 2) / 2, (1 + 4) / 2, -0.1 * (0.5 + 0.75) / 2)
+    for term, want in zip(masked, wanted, strict=False):
+        assert close(term, want)
 
 
 def test_impala_takes_its_bars_from_the_caller() -> None:
-    def policy(**bars: float | None) -> float:
-        return impala_loss(**IMPALA_ROWS, reduction="sum", **bars).policy.item()
+    def terms(**bars: float | None) -> LossTerms:
+        return impala_loss(**ROWS, reduction="sum", **bars)
 
-    assert policy(pg_rho_bar=None) == pytest.approx(3.25 + 2 * 1.25 + 3 * 2, rel=1e-12)
-    assert policy(c_bar=0.25, pg_rho_bar=0.5) == pytest.approx(0.75 + 2 * 1.25 + 3, rel=1e-12)
-    assert policy(lambda_=0.5) == pytest.approx(1.5 + 2 * 1.25 + 3 * 2, rel=1e-12)
-    value = impala_loss(**IMPALA_ROWS, reduction="sum", rho_bar=None).value.item()
-    assert value == pytest.approx(0.25 * (2.625**2 + 1.25**2 + 2**2), rel=1e-12)
+    assert close(terms(pg_rho_bar=None).policy, 3.25 + 2 * 1.25 + 3 * 2)
+    assert close(terms(c_bar=0.25, pg_rho_bar=0.5).policy, 0.75 + 2 * 1.25 + 3)
+    assert close(terms(lambda_=0.5).policy, 1.5 + 2 * 1.25 + 3 * 2)
+    assert close(terms(rho_bar=None).value, 0.25 * (2.625**2 + 1.25**2 + 2**2))
 
 
-def poisoned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    mask_TB = tensors["mask_TB"]
-    dirty = {
-        name: torch.where(mask_TB, tensor, nan) if name.endswith("_TB") else tensor.clone()
-        for name, tensor in tensors.items()
-        if name != "mask_TB"
+def transition(pi: float, mu: float, target: float, reward: float) -> dict[str, Tensor]:
+    """One row that ends its episode, value 0: the advantage is min(1, target / mu) * reward."""
+    return {
+        "log_probs_TB": column(math.log(pi)).requires_grad_(),
+        "behaviour_log_probs_TB": column(math.log(mu)),
+        "target_log_probs_TB": column(math.log(target)),
+        "entropies_TB": column(0.5),
+        "values_SB": column(0, 0),
+        "rewards_TB": column(reward),
+        "discounts_TB": column(0),
     }
-    is_seen_SB = torch.zeros_like(tensors["values_SB"], dtype=torch.bool)
-    is_seen_SB[:-1] |= mask_TB
-    is_seen_SB[1:] |= mask_TB & (tensors["discounts_TB"] > 0)
-    dirty["values_SB"][~is_seen_SB] = nan
-    return dirty | {"mask_TB": mask_TB}
 
 
-@BOTH
-@settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 10**6), masked_rate=st.sampled_from([0.0, 0.3, 0.8, 1.0]))
-def test_nan_in_masked_rows_changes_neither_loss_nor_gradient(
-    loss: Loss, seed: int, masked_rate: float
-) -> None:
-    clean = random_tensors(seed, masked_rate=masked_rate)
-    dirty = poisoned(clean)
-    mask_TB, got_terms, want_terms = clean["mask_TB"], loss(dirty), loss(clean)
-    for got, want in zip(numbers(got_terms), numbers(want_terms), strict=True):
-        assert torch.equal(got, want)
-    assert torch.equal(got_terms.targets_TB[mask_TB], want_terms.targets_TB[mask_TB])
-    wanted = gradients(loss, clean)
-    for name, got in gradients(loss, dirty).items():
-        assert torch.equal(got, wanted[name]), name
+# pi, mu, target, reward; then by clip(mu / target, 0, 2) * pi / mu = ratio: surrogate, and its
+# gradient, which is the unclipped surrogate or, beyond the clip, 0.
+APPO_TABLE = [
+    (0.50, 0.50, 0.50, 2.0, -2.0, -2.0),  # ratio 1, advantage 2
+    (0.55, 0.50, 0.50, 2.0, -2.2, -2.2),  # ratio 1.1 within the clip
+    (0.80, 0.50, 0.50, 2.0, -2.4, 0),  # ratio 1.6, clipped to 1.2
+    (0.80, 0.50, 0.50, -2.0, 3.2, 3.2),  # ratio 1.6, negative advantage: not clipped
+    (0.20, 0.50, 0.50, -2.0, 1.6, 0),  # ratio 0.4, clipped to 0.8
+    (0.20, 0.50, 0.50, 2.0, -0.8, -0.8),  # ratio 0.4, positive advantage: not clipped
+    (0.40, 0.40, 0.50, 2.0, -1.6, -1.6),  # weight 0.8, advantage min(1, 1.25) * 2
+    (0.60, 0.80, 0.20, 2.0, -0.6, 0),  # weight 4 clipped to 2, ratio 1.5 to 1.2, advantage 0.5
+    (0.60, 0.80, 0.20, -2.0, 0.75, 0.75),  # the same, not clipped: 1.5 * -0.5
+    # mu / target = e^-30 and pi / mu = e^30.1, each beyond its own clamp: the ratio is e^0.1.
+    (math.exp(-0.1), math.exp(-30.2), math.exp(-0.2), 1.0, -math.exp(0.1), -math.exp(0.1)),
+]
 
 
-@BOTH
-def test_masked_and_bootstrap_rows_have_no_gradient(loss: Loss) -> None:
-    tensors = random_tensors(1)
-    mask_TB = tensors["mask_TB"]
-    got = gradients(loss, tensors)
-    assert not got["values_SB"][-1].any()
-    got["values_SB"] = got["values_SB"][:-1]
-    if loss is impala:
-        del got["kl_TB"]
-    for name, gradient in got.items():
-        assert not gradient[~mask_TB].any(), name
-        assert gradient[mask_TB].any(), name
+def test_surrogate_of_appo_by_hand() -> None:
+    for pi, mu, target, reward, surrogate, gradient in APPO_TABLE:
+        rows = transition(pi, mu, target, reward)
+        got = appo_loss(**rows)
+        advantage = min(1, target / mu) * reward
+        wanted = (surrogate, 0.25 * advantage**2, -0.005)
+        for term, want in zip(got, wanted, strict=False):
+            assert close(term, want), (pi, mu, target, reward)
+        got.total.backward()
+        assert rows["log_probs_TB"].grad is not None
+        assert close(rows["log_probs_TB"].grad, gradient), (pi, mu, target, reward)
 
 
-@BOTH
-def test_a_batch_without_valid_rows_weighs_nothing(loss: Loss) -> None:
-    tensors = random_tensors(2, masked_rate=1.0)
-    assert [term.item() for term in numbers(loss(tensors))] == [0] * 6
-    assert not any(gradient.any() for gradient in gradients(loss, tensors).values())
+def test_appo_takes_returns_of_the_target_network_and_adds_kl() -> None:
+    """pi_target / mu = 2, 1/2, 1 on the rows above, and pi = 1.1 pi_target."""
+    rows = ROWS | {
+        "log_probs_TB": ROWS["log_probs_TB"] + math.log(1.1),
+        "target_log_probs_TB": ROWS["log_probs_TB"],
+    }
+    got = appo_loss(**rows, kl_TB=column(0.1, 0.2, 0.6), kl_coeff=2.0)
+    # mu / pi_target = 1/2, 2, 1, all within is_clip: every ratio is pi / pi_target = 1.1.
+    assert close(got.policy, -1.1 * (1.625 + 1.25 + 2) / 3)
+    assert close(got.value, 0.25 * 8.203125 / 3)
+    assert close(got.kl, 0.3)
+    assert close(got.total, (got.policy + got.value + got.entropy).item() + 0.6)
+    assert appo_loss(**rows).kl.item() == 0
+    narrow = appo_loss(**rows, clip=0.05, is_clip=1.5)
+    # The second weight 2 becomes 1.5: ratios 1.1, 0.825, 1.1, and 1.1 is clipped to 1.05.
+    assert close(narrow.policy, -(1.05 * 1.625 + 0.825 * 1.25 + 1.05 * 2) / 3)
+
+
+def test_an_infinite_kl_that_weighs_nothing_leaves_the_loss_finite() -> None:
+    tensors = random_tensors(0) | {"kl_TB": torch.full((6, 4), math.inf)}
+    assert run("appo", tensors, kl_coeff=0.0).kl == math.inf
+    assert run("appo", tensors, kl_coeff=0.0).total.isfinite()
+    assert run("appo", tensors, kl_coeff=1e-9).total == math.inf
+
+
+def returns_by_hand(
+    tensors: dict[str, Tensor], kind: str, lambda_: float, bars: tuple[float, float]
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """Target and advantage of every valid row."""
+    found = {}
+    for b in range(4):
+        acc, next_target = 0.0, tensors["values_SB"][6, b].item()
+        for t in reversed(range(6)):
+            value, next_value = tensors["values_SB"][t : t + 2, b].tolist()
+            if not tensors["mask_TB"][t, b]:
+                acc, next_target = 0.0, value
+                continue
+            reward, discount = (tensors[n][t, b].item() for n in ("rewards_TB", "discounts_TB"))
+            delta = reward + discount * next_value - value
+            if kind == "gae":
+                acc = advantage = delta + discount * lambda_ * acc
+            else:
+                log_rho = tensors["log_probs_TB"] - tensors["behaviour_log_probs_TB"]
+                rho = math.exp(log_rho[t, b].item())
+                acc = min(bars[0], rho) * delta + discount * lambda_ * min(bars[1], rho) * acc
+                advantage = reward + discount * next_target - value
+            next_target = value + acc
+            found[t, b] = (next_target, advantage)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_normal", [True, False])
+@pytest.mark.parametrize("name", ["ppo", "ppo on vtrace", "a2c"])
+def test_ppo_and_a2c_are_those_of_plain_loops(name: str, is_normal: bool, seed: int) -> None:
+    tensors, bars = random_tensors(seed), (1.3, 0.8)
+    found = returns_by_hand(tensors, "vtrace" if "vtrace" in name else "gae", 0.8, bars)
+    num_rows = len(found)
+    mean = sum(advantage for _, advantage in found.values()) / num_rows
+    deviation = math.sqrt(sum((a - mean) ** 2 for _, a in found.values()) / num_rows)
+    policy = value = entropy = 0.0
+    for (t, b), (target, advantage) in found.items():
+        if is_normal:
+            advantage = (advantage - mean) / deviation
+        log_prob = tensors["log_probs_TB"][t, b].item()
+        ratio = math.exp(log_prob - tensors["behaviour_log_probs_TB"][t, b].item())
+        clipped = min(max(ratio, 0.7), 1.3)
+        surrogate = min(ratio * advantage, clipped * advantage)
+        policy -= log_prob * advantage if name == "a2c" else surrogate
+        value += 0.5 * 0.6 * (target - tensors["values_SB"][t, b].item()) ** 2
+        entropy -= 0.05 * tensors["entropies_TB"][t, b].item()
+    chosen: dict[str, Any] = {"value_cost": 0.6, "entropy_cost": 0.05, "lambda_": 0.8}
+    if name != "a2c":
+        chosen |= {"clip": 0.3, "rho_bar": bars[0], "c_bar": bars[1]}
+    got = run(name, tensors, normalize_advantages=is_normal, **chosen)
+    wanted = [term / num_rows for term in (policy, value, entropy)]
+    for term, want in zip(got, [*wanted, 0, sum(wanted)], strict=False):
+        assert term.item() == pytest.approx(want, rel=1e-6)
+
+
+# -------------------- gradients
 
 
 def test_impala_gradients_are_the_papers() -> None:
     """-A on log pi, value_cost (V - target) on V, -entropy_cost on H, each over the count."""
     tensors = random_tensors(3)
     mask_TB = tensors["mask_TB"]
-    got = gradients(impala, tensors, value_cost=0.3, entropy_cost=0.2)
+    got = gradients("impala", tensors, value_cost=0.3, entropy_cost=0.2)
     returns = vtrace(
         log_rhos_TB=tensors["log_probs_TB"] - tensors["behaviour_log_probs_TB"],
         **{k: tensors[k] for k in ("rewards_TB", "discounts_TB", "values_SB", "mask_TB")},
@@ -188,125 +253,187 @@ def test_impala_gradients_are_the_papers() -> None:
 def test_appo_gradients_are_those_of_the_function() -> None:
     """Numerically, for what enters no return; at ratios away from the kinks of the clip."""
     tensors = random_tensors(4)
+    names = ("log_probs_TB", "entropies_TB", "kl_TB")
 
-    def total(log_probs_TB: Tensor, entropies_TB: Tensor, kl_TB: Tensor) -> Tensor:
-        learned = {"log_probs_TB": log_probs_TB, "entropies_TB": entropies_TB, "kl_TB": kl_TB}
-        return appo(tensors | learned).total
+    def total(*learned: Tensor) -> Tensor:
+        return run("appo", tensors | dict(zip(names, learned, strict=True))).total
 
-    learned = [tensors[name].requires_grad_() for name in ("log_probs_TB", "entropies_TB", "kl_TB")]
-    assert torch.autograd.gradcheck(total, learned)
+    assert torch.autograd.gradcheck(total, [tensors[name].requires_grad_() for name in names])
 
 
-def test_appo_at_the_target_is_the_plain_policy_gradient() -> None:
+def test_at_its_own_policy_a_surrogate_is_the_plain_policy_gradient() -> None:
     tensors = random_tensors(5)
     tensors["target_log_probs_TB"] = tensors["behaviour_log_probs_TB"] = tensors["log_probs_TB"]
-    both = [gradients(loss, tensors)["log_probs_TB"] for loss in (appo, impala)]
-    torch.testing.assert_close(*both)
+    for one, other in (("appo", "impala"), ("ppo", "a2c")):
+        both = [gradients(name, tensors)["log_probs_TB"] for name in (one, other)]
+        torch.testing.assert_close(*both)
+    values = [run(name, tensors, lambda_=0.9).value for name in ("ppo", "ppo on vtrace")]
+    torch.testing.assert_close(*values)
 
 
-@BOTH
-def test_extreme_log_ratios_give_finite_losses_and_gradients(loss: Loss) -> None:
+@EACH
+def test_masked_and_bootstrap_rows_have_no_gradient(name: str) -> None:
+    tensors = random_tensors(1)
+    mask_TB = tensors["mask_TB"]
+    got = gradients(name, tensors)
+    assert not got["values_SB"][-1].any()
+    got["values_SB"] = got["values_SB"][:-1]
+    for key, gradient in got.items():
+        assert not gradient[~mask_TB].any(), key
+        assert gradient[mask_TB].any(), key
+
+
+# -------------------- every loss
+
+
+@EACH
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), masked_rate=st.sampled_from([0.0, 0.3, 0.8, 1.0]))
+def test_nan_in_masked_rows_changes_neither_loss_nor_gradient(
+    name: str, seed: int, masked_rate: float
+) -> None:
+    clean = random_tensors(seed, masked_rate)
+    mask_TB = clean["mask_TB"]
+    dirty = {key: torch.where(mask_TB, v, nan) for key, v in clean.items() if len(v) == 6}
+    dirty["values_SB"] = poisoned_values(clean["values_SB"], clean["discounts_TB"], mask_TB)
+    dirty["mask_TB"] = mask_TB
+    got, want = run(name, dirty), run(name, clean)
+    assert all(torch.equal(*pair) for pair in zip(got[:-1], want[:-1], strict=True))
+    assert torch.equal(got.targets_TB[mask_TB], want.targets_TB[mask_TB])
+    wanted = gradients(name, clean)
+    for key, gradient in gradients(name, dirty).items():
+        assert torch.equal(gradient, wanted[key]), key
+
+
+@EACH
+def test_a_batch_without_valid_rows_weighs_nothing(name: str) -> None:
+    tensors = random_tensors(2, masked_rate=1.0)
+    assert [term.item() for term in run(name, tensors)[:-1]] == [0] * 6
+    assert not any(gradient.any() for gradient in gradients(name, tensors).values())
+    for num_valid in (0, 0.0, torch.tensor(0)):
+        assert run(name, tensors, num_valid=num_valid).total.item() == 0
+
+
+@EACH
+def test_extreme_log_ratios_give_finite_losses_and_gradients(name: str) -> None:
     for low, high in ((-500.0, 0.0), (0.0, -500.0)):
         tensors = {k: v.float() for k, v in random_tensors(6, masked_rate=0.0).items()}
         tensors["log_probs_TB"] = torch.full((6, 4), low)
         tensors["behaviour_log_probs_TB"] = torch.full((6, 4), high)
-        assert all(term.isfinite() for term in numbers(loss(tensors)))
-        assert all(grad.isfinite().all() for grad in gradients(loss, tensors).values())
+        assert all(term.isfinite() for term in run(name, tensors)[:-1])
+        assert all(grad.isfinite().all() for grad in gradients(name, tensors).values())
 
 
-@BOTH
-def test_shards_divided_by_the_global_count_sum_to_the_whole(loss: Loss) -> None:
+@EACH
+def test_the_loss_of_a_batch_is_that_of_its_rows_however_they_come(name: str) -> None:
     tensors = random_tensors(8)
+    plain = {"normalize_advantages": False}  # with it, parts have means of their own
+    whole = run(name, tensors, **plain)
+    # Shards that divide by the count of all sum to the whole.
     shards = [{k: v[:, part] for k, v in tensors.items()} for part in (slice(1), slice(1, 4))]
     num_valid = tensors["mask_TB"].sum()
-    counts = [shard["mask_TB"].sum() for shard in shards]
-    assert counts[0] != counts[1]
     for count in (num_valid, float(num_valid)):
-        parts = [numbers(loss(shard, num_valid=count)) for shard in shards]
-        for first, second, whole in zip(*parts, numbers(loss(tensors)), strict=True):
-            torch.testing.assert_close(first + second, whole)
-
-
-@BOTH
-def test_a_global_count_of_zero_divides_by_one(loss: Loss) -> None:
-    tensors = random_tensors(9, masked_rate=1.0)
-    for count in (0, 0.0, torch.tensor(0)):
-        assert loss(tensors, num_valid=count).total.item() == 0
-
-
-@BOTH
-def test_the_sum_is_the_mean_times_the_count(loss: Loss) -> None:
-    tensors = random_tensors(10)
-    sums, means = loss(tensors, reduction="sum", num_valid=1000), loss(tensors)
-    assert sums.sum_entropy == means.sum_entropy
-    for one, mean in zip(sums[:5], means[:5], strict=True):
-        torch.testing.assert_close(one, mean * tensors["mask_TB"].sum())
-
-
-@BOTH
-def test_no_mask_means_all_rows(loss: Loss) -> None:
-    tensors = random_tensors(11, masked_rate=0.0)
-    without = {name: tensor for name, tensor in tensors.items() if name != "mask_TB"}
-    for got, want in zip(loss(without), loss(tensors), strict=True):
+        parts = [run(name, shard, num_valid=count, **plain)[:-1] for shard in shards]
+        for first, second, one in zip(*parts, whole[:-1], strict=True):
+            torch.testing.assert_close(first + second, one)
+    # The sum is the mean times the count.
+    sums = run(name, tensors, reduction="sum", num_valid=1000, **plain)
+    assert sums.sum_entropy == whole.sum_entropy
+    for total, mean in zip(sums[:5], whole[:5], strict=True):
+        torch.testing.assert_close(total, mean * num_valid)
+    # Rows of padding lie behind the bootstrap row, whose observation the first of them holds.
+    padded = {k: torch.cat([t, torch.full_like(t[:2], nan)]) for k, t in tensors.items()}
+    padded["mask_TB"] = torch.cat([tensors["mask_TB"], torch.zeros(2, 4, dtype=torch.bool)])
+    for got, want in zip(run(name, padded, **plain)[:-1], whole[:-1], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    # No mask means all rows.
+    full = random_tensors(11, masked_rate=0.0)
+    without = {key: tensor for key, tensor in full.items() if key != "mask_TB"}
+    for got, want in zip(run(name, without), run(name, full), strict=True):
         assert torch.equal(got, want)
 
 
-@BOTH
-def test_padding_changes_nothing(loss: Loss) -> None:
-    """Rows appended behind the bootstrap row, whose observation the first padded row holds."""
-    tensors = random_tensors(12)
-    padded = {name: torch.cat([t, torch.full_like(t[:2], nan)]) for name, t in tensors.items()}
-    padded["mask_TB"] = torch.cat([tensors["mask_TB"], torch.zeros(2, 4, dtype=torch.bool)])
-    for got, want in zip(numbers(loss(padded)), numbers(loss(tensors)), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
-
-
-@BOTH
-def test_low_precision_is_upcast_and_autocast_lowers_nothing(loss: Loss) -> None:
+@EACH
+def test_low_precision_is_upcast_and_autocast_lowers_nothing(name: str) -> None:
     exact = random_tensors(13)
     low = {k: v if k == "mask_TB" else v.bfloat16() for k, v in exact.items()}
     upcast = {k: v if k == "mask_TB" else v.float() for k, v in low.items()}
-    want = loss(upcast)
+    want = run(name, upcast)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast, under_autocast = loss(low), loss(upcast)
+        cast, under_autocast = run(name, low), run(name, upcast)
     for terms in (cast, under_autocast):
         assert all(term.dtype == torch.float32 for term in terms)
         assert all(torch.equal(*pair) for pair in zip(terms, want, strict=True))
-    assert all(term.dtype == torch.float64 for term in loss(exact))
+    assert all(term.dtype == torch.float64 for term in run(name, exact))
 
 
-@BOTH
-def test_what_does_not_fit_is_refused(loss: Loss) -> None:
+@EACH
+def test_normal_advantages_make_the_policy_loss_blind_to_the_scale_of_rewards(name: str) -> None:
+    """With values of 0, ten times the rewards are ten times the advantages."""
+    tensors = random_tensors(0) | {"values_SB": torch.zeros(7, 4, dtype=torch.float64)}
+
+    def policy(factor: float, is_normal: bool) -> Tensor:
+        scaled = tensors | {"rewards_TB": factor * tensors["rewards_TB"]}
+        return run(name, scaled, normalize_advantages=is_normal).policy
+
+    torch.testing.assert_close(policy(10, True), policy(1, True), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(policy(10, False), 10 * policy(1, False))
+    assert not torch.isclose(policy(1, True), policy(1, False))
+
+
+# -------------------- what is refused, and what others call
+
+
+@EACH
+def test_what_does_not_fit_is_refused(name: str) -> None:
     tensors = random_tensors(14)
-    with pytest.raises(ValueError, match="reduction"):
-        loss(tensors, reduction="median")
-    with pytest.raises(ValueError, match="lambda_"):
-        loss(tensors, lambda_=-1.0)
-    unused = {"values_SB", *({"target_log_probs_TB", "kl_TB"} if loss is impala else ())}
-    for name in tensors.keys() - unused:
-        with pytest.raises(ValueError, match=name):
-            loss(tensors | {name: tensors[name][:, :1]})
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("reduction", {"reduction": "median"}),
+        ("lambda_", {"lambda_": -1.0}),
+    ]
+    if name == "appo":
+        refused += [("is_clip", {"is_clip": wrong}) for wrong in (0.0, nan)]
+    if name not in ("impala", "a2c"):
+        refused += [("clip", {"clip": wrong}) for wrong in (-0.1, nan)]
+    for culprit, wrong in refused:
+        with pytest.raises(ValueError, match=culprit):
+            run(name, tensors, **wrong)
+    for key in inputs_of(name) - {"values_SB"}:
+        with pytest.raises(ValueError, match=key):
+            run(name, tensors | {key: tensors[key][:, :1]})
 
 
-def test_signatures_are_stable() -> None:
-    def defaults(function: Callable[..., LossTerms]) -> dict[str, Any]:
-        parameters = inspect.signature(function).parameters.values()
-        assert all(p.kind is p.KEYWORD_ONLY for p in parameters)
-        assert [p.name for p in parameters][-1] == "num_valid"
-        return {p.name: p.default for p in parameters if p.default is not p.empty}
+def test_a_kl_that_weighs_must_be_given() -> None:
+    with pytest.raises(ValueError, match="kl_TB"):
+        appo_loss(**transition(0.5, 0.5, 0.5, 1.0), kl_coeff=1.0)
 
-    shared = {
-        "mask_TB": None,
-        "value_cost": 0.5,
-        "entropy_cost": 0.01,
-        "rho_bar": 1.0,
-        "c_bar": 1.0,
-        "pg_rho_bar": 1.0,
-        "lambda_": 1.0,
-        "reduction": "mean",
-        "normalize_advantages": False,
-        "num_valid": None,
-    }
-    assert defaults(impala_loss) == shared
-    appo_only = {"clip": 0.2, "is_clip": 2.0, "kl_TB": None, "kl_coeff": 0.0}
-    assert defaults(appo_loss) == shared | appo_only
+
+def test_surrogate_takes_the_worse_of_both() -> None:
+    ratios = torch.tensor([0.5, 0.9, 1.1, 2.0])
+    up, down = torch.ones(4), -torch.ones(4)
+    assert clipped_surrogate(ratios, up, 0.2).tolist() == pytest.approx([-0.5, -0.9, -1.1, -1.2])
+    assert clipped_surrogate(ratios, down, 0.2).tolist() == pytest.approx([0.8, 0.9, 1.1, 2.0])
+    assert clipped_surrogate(ratios, up, 0).tolist() == pytest.approx([-0.5, -0.9, -1, -1])
+
+
+SHARED = {"mask_TB": None, "value_cost": 0.5, "entropy_cost": 0.01, "reduction": "mean"}
+SHARED |= {"num_valid": None}
+BARS = {"rho_bar": 1.0, "c_bar": 1.0, "pg_rho_bar": 1.0, "lambda_": 1.0}
+BARS |= {"normalize_advantages": False}
+ON_POLICY = {"lambda_": 0.95, "normalize_advantages": True}
+
+
+@pytest.mark.parametrize(
+    ("function", "own"),
+    [
+        (impala_loss, BARS),
+        (appo_loss, BARS | {"clip": 0.2, "is_clip": 2.0, "kl_TB": None, "kl_coeff": 0.0}),
+        (ppo_loss, ON_POLICY | {"clip": 0.2, "returns": "gae", "rho_bar": 1.0, "c_bar": 1.0}),
+        (a2c_loss, ON_POLICY),
+    ],
+)
+def test_signatures_are_stable(function: Any, own: dict[str, Any]) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    assert all(p.kind is p.KEYWORD_ONLY for p in parameters)
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    assert defaults == SHARED | own

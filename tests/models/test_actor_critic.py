@@ -31,19 +31,15 @@ def rows(num=5):
 # -------------------- heads
 
 
-def test_outputs_one_value_and_all_parameters_per_row():
-    output = build()(rows(7))
-    assert output.parameters_NP.shape == (7, 4)
-    assert output.values_N.shape == (7,)
-    assert build(action=MIXED_ACTION)(rows(7)).parameters_NP.shape == (7, 4 + 5 + 2)
-
-
 @pytest.mark.parametrize("settings", [{}, {"shared_torso": True}, {"normalize_obs": True}])
-def test_acting_alone_equals_forward(settings):
-    model, obs = build(**settings), rows()
+def test_outputs_one_value_and_all_parameters_per_row_and_acting_has_the_same(settings):
+    model, obs = build(action=MIXED_ACTION, **settings), rows(7)
+    output = model(obs)
+    assert output.parameters_NP.shape == (7, 4 + 5 + 2)
+    assert output.values_N.shape == (7,)
     parameters_NP, state = model.act(obs, ())
-    assert torch.equal(parameters_NP, model(obs).parameters_NP)
-    assert state == ()
+    assert torch.equal(parameters_NP, output.parameters_NP)
+    assert state == model.state == ()
 
 
 def test_a_shared_torso_feeds_both_heads_and_own_torsos_only_their_own():
@@ -66,6 +62,9 @@ def test_the_first_policy_is_nearly_uniform_and_the_first_value_is_not_tiny():
 def test_a_deviation_is_a_parameter_of_its_own_behind_the_means():
     model = build(action=MIXED_ACTION)
     head = model.policy_head
+    model(rows()).parameters_NP[:, [2, 3, 10]].sum().backward()
+    assert [log_std.grad.tolist() for log_std in head.log_stds] == [[5.0, 5.0], [5.0]]
+    assert "policy_head.log_stds.0" in model.state_dict()
     with torch.no_grad():
         head.weight.zero_()
         head.bias.copy_(torch.arange(8))
@@ -73,15 +72,6 @@ def test_a_deviation_is_a_parameter_of_its_own_behind_the_means():
         head.log_stds[1].fill_(-3.0)
     expected = [0, 1, -1, -2, *(2, 3, 4, 5, 6), 7, -3]
     assert model(rows(2)).parameters_NP.tolist() == [expected] * 2
-
-
-def test_and_it_gets_a_gradient_for_each_of_its_numbers():
-    model = build(action=MIXED_ACTION)
-    assert [p.shape for p in model.policy_head.log_stds] == [(2,), (1,)]
-    model(rows()).parameters_NP[:, [2, 3, 10]].sum().backward()
-    for log_std in model.policy_head.log_stds:
-        assert log_std.grad.tolist() == [5.0] * len(log_std)
-    assert "policy_head.log_stds.0" in model.state_dict()
 
 
 def test_or_it_comes_from_the_state():
@@ -141,10 +131,6 @@ def test_rows_of_a_core_lie_column_by_column():
         torch.testing.assert_close(both[column], one)
 
 
-def test_without_a_core_there_is_no_state():
-    assert build().state == ()
-
-
 # -------------------- normalisers
 
 OBS = ObsSpec(
@@ -195,13 +181,6 @@ def test_statistics_are_part_of_the_state_dict():
     ]
 
 
-def test_without_them_new_rows_change_nothing():
-    model = build()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.update_statistics(rows(), torch.ones(5, dtype=torch.bool))
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
 @pytest.mark.parametrize("shape", [(4, 4, 1), ()])
 def test_nothing_to_normalise_is_refused(shape):
     dtype = "float32" if shape else "int64"
@@ -223,15 +202,10 @@ def test_in_bfloat16_torsos_are_coarse_and_all_else_is_float32():
         assert not torch.equal(is_, was)
         # Eight bits of mantissa, through two layers.
         assert torch.allclose(is_, was, rtol=0.05, atol=0.05 * float(was.detach().abs().max()))
+    assert torch.equal(model.act(obs, ())[0], coarse.parameters_NP)
     coarse.values_N.sum().backward()
     gradients = [weight.grad for weight in model.value_torso.parameters()]
     assert all(gradient.dtype == torch.float32 and gradient.any() for gradient in gradients)
-
-
-def test_what_acts_and_what_learns_have_one_precision():
-    model, obs = build(), rows(16)
-    model.precision = torch.bfloat16
-    assert torch.equal(model.act(obs, ())[0], model(obs).parameters_NP)
 
 
 # -------------------- the core over many rows is its step row by row
@@ -302,18 +276,12 @@ def test_no_gradient_and_no_nan_crosses_a_reset(kind):
 
 
 @KINDS
-def test_what_it_carries_is_what_the_schema_says(kind):
-    core = Core(kind, H, K)
-    assert core.specs == recurrent_state(kind, K)
-    assert core.specs[0].name == "hidden"
+def test_it_carries_what_the_schema_says_and_begins_orthogonal(kind):
+    core = Core(kind, H, 64)
+    assert core.specs == recurrent_state(kind, 64)
     state = state_of(core)
     after = core.step(torch.randn(B, H), state)
     assert [part.shape for part in after] == [part.shape for part in state]
-
-
-@KINDS
-def test_weights_begin_orthogonal_and_biases_zero(kind):
-    core = Core(kind, H, 64)
     torch.testing.assert_close(core.cell.weight_hh.T @ core.cell.weight_hh, torch.eye(64))
     assert not core.cell.bias_ih.any()
     assert not core.cell.bias_hh.any()

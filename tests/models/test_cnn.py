@@ -5,15 +5,16 @@ import torch
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
-from impala_async.models.cnn import ImpalaResNet, NatureCNN, SmallCNN
+from impala_async.models.torso import TORSOS
 from impala_async.schema import ArraySpec, ObsSpec
 
 FRAMES = ArraySpec("", (84, 84, 4), "uint8")
 TINY = ArraySpec("", (10, 10, 4), "bool")
+SEEN = {"nature_cnn": FRAMES, "impala_resnet": FRAMES, "small_cnn": TINY}
 
 
-def make(kind, *leaves, **settings):
-    return kind(ObsSpec(leaves), ModelSection(name=kind.name, **settings))
+def make(name, *leaves, **settings):
+    return TORSOS[name](ObsSpec(leaves), ModelSection(name=name, **settings))
 
 
 def rows_of(*leaves, num=3):
@@ -32,58 +33,51 @@ def conv(num_in, num_out, kernel):
     return num_in * num_out * kernel**2 + num_out
 
 
+def stage(num_in, num_out):
+    """A convolution, and two blocks of two."""
+    return conv(num_in, num_out, 3) + 4 * conv(num_out, num_out, 3)
+
+
 @pytest.mark.parametrize(
-    ("kind", "leaf", "num_seen", "num_out", "convolutions"),
+    ("name", "num_seen", "num_out", "convolutions"),
     [
         # 84 -> 20 -> 9 -> 7
-        (NatureCNN, FRAMES, 7 * 7 * 64, 512, conv(4, 32, 8) + conv(32, 64, 4) + conv(64, 64, 3)),
-        # 84 -> 42 -> 21 -> 11; a stage is a convolution and two blocks of two
-        (
-            ImpalaResNet,
-            FRAMES,
-            11 * 11 * 32,
-            256,
-            (conv(4, 16, 3) + 4 * conv(16, 16, 3))
-            + (conv(16, 32, 3) + 4 * conv(32, 32, 3))
-            + (conv(32, 32, 3) + 4 * conv(32, 32, 3)),
-        ),
-        (SmallCNN, TINY, 8 * 8 * 16, 128, conv(4, 16, 3)),
+        ("nature_cnn", 7 * 7 * 64, 512, conv(4, 32, 8) + conv(32, 64, 4) + conv(64, 64, 3)),
+        # 84 -> 42 -> 21 -> 11
+        ("impala_resnet", 11 * 11 * 32, 256, stage(4, 16) + stage(16, 32) + stage(32, 32)),
+        ("small_cnn", 8 * 8 * 16, 128, conv(4, 16, 3)),
     ],
 )
-def test_sizes_are_those_of_the_paper(kind, leaf, num_seen, num_out, convolutions):
-    torso = make(kind, leaf)
+def test_sizes_are_those_of_the_paper_and_every_weight_gets_a_gradient(
+    name, num_seen, num_out, convolutions
+):
+    torso = make(name, SEEN[name])
     assert torso.num_out == num_out
-    assert torso(rows_of(leaf)).shape == (3, num_out)
+    features = torso(rows_of(SEEN[name]))
+    assert features.shape == (3, num_out)
     assert num_parameters(torso.bodies) == convolutions
     assert num_parameters(torso) == convolutions + (num_seen + 1) * num_out
+    # Activations in place must not spoil it: autograd would say so.
+    features.square().sum().backward()
+    assert all(parameter.grad.any() for parameter in torso.parameters())
 
 
-def test_the_deep_network_has_fifteen_convolutions():
-    """Figure 3 of the paper, right: 15 convolutional layers before the hidden one."""
-    torso = make(ImpalaResNet, FRAMES)
-    assert sum(isinstance(module, torch.nn.Conv2d) for module in torso.modules()) == 15
-
-
-def test_width_multiplies_the_channels():
-    plain, wide = make(ImpalaResNet, FRAMES), make(ImpalaResNet, FRAMES, width=3)
+def test_the_deep_network_is_as_wide_as_asked_for_and_keeps_the_signal():
+    torch.manual_seed(0)
+    plain, wide = make("impala_resnet", FRAMES), make("impala_resnet", FRAMES, width=3)
     for one, other in zip(plain.bodies.parameters(), wide.bodies.parameters(), strict=True):
         assert other.shape[0] == 3 * one.shape[0]
-    assert wide.hidden.layers[0].in_features == 3 * plain.hidden.layers[0].in_features
     assert wide(rows_of(FRAMES)).shape == (3, 256)
-
-
-@pytest.mark.parametrize("kind", [NatureCNN, ImpalaResNet])
-def test_both_orders_of_an_image_give_the_same_features(kind):
-    last, first = make(kind, FRAMES), make(kind, ArraySpec("", (4, 84, 84), "uint8"))
-    first.load_state_dict(last.state_dict())
-    rows = rows_of(FRAMES)
-    torch.testing.assert_close(
-        last(rows), first({"": rows[""].permute(0, 3, 1, 2).contiguous()}), rtol=1e-4, atol=1e-5
-    )
+    images = torch.rand(8, 4, 84, 84)
+    for part in plain.bodies[0]:
+        images = part(images)
+        assert 0.2 < images.std() < 5
+    smallest = ArraySpec("", (1, 1, 1), "uint8")
+    assert make("impala_resnet", smallest)(rows_of(smallest)).shape == (3, 256)
 
 
 def test_the_smallest_network_computes_what_minatar_says():
-    torso = make(SmallCNN, TINY, activation="tanh")
+    torso = make("small_cnn", TINY, activation="tanh")
     body, rows = torso.bodies[0], rows_of(TINY)
     image = rows[""].permute(0, 3, 1, 2).float()
     seen = torch.relu(torch.nn.functional.conv2d(image, body[0].weight, body[0].bias))
@@ -99,7 +93,7 @@ def test_images_vectors_and_categories_together():
         ArraySpec("lamp", (2,), "int64", (4, 4)),
         ArraySpec("far", (2, 12, 12), "float32"),
     )
-    torso = make(SmallCNN, *leaves, hidden_sizes=(32, 7))
+    torso = make("small_cnn", *leaves, hidden_sizes=(32, 7))
     assert torso.hidden.layers[0].in_features == 8 * 8 * 16 + 10 * 10 * 16 + 3 + 8
     rows = rows_of(*leaves)
     features = torso(rows)
@@ -109,65 +103,33 @@ def test_images_vectors_and_categories_together():
         assert not torch.equal(torso(others), features), f"{name} is not seen"
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "text"),
-    [
-        (
-            NatureCNN,
-            35,
-            r"nature_cnn is for larger images than 'eye' of 35 x 35: use impala_resnet",
-        ),
-        (SmallCNN, 2, r"small_cnn is for larger images than 'eye' of 2 x 2: use mlp"),
-    ],
-)
-def test_images_that_are_too_small(kind, size, text):
-    make(kind, ArraySpec("eye", (size + 1, size + 1, 1), "uint8"))
-    with pytest.raises(SpacesError, match=text):
-        make(kind, ArraySpec("eye", (size, size, 1), "uint8"))
-
-
-def test_no_image_is_too_small_for_the_deep_network():
-    torso = make(ImpalaResNet, ArraySpec("", (1, 1, 1), "uint8"))
-    assert torso(rows_of(ArraySpec("", (1, 1, 1), "uint8"))).shape == (3, 256)
+@pytest.mark.parametrize("name", SEEN)
+def test_both_orders_of_an_image_and_a_stack_of_them_give_the_same_features(name):
+    stack = ArraySpec("", (4, 40, 40, 3), "uint8")
+    last, first = ArraySpec("", (40, 40, 12), "uint8"), ArraySpec("", (12, 40, 40), "uint8")
+    torsos = [make(name, leaf) for leaf in (stack, last, first)]
+    frames = rows_of(stack)[""]
+    images = torch.cat([frames[:, number] for number in range(4)], -1)
+    seen = []
+    for torso, rows in zip(torsos, (frames, images, images.permute(0, 3, 1, 2)), strict=True):
+        torso.load_state_dict(torsos[0].state_dict())
+        seen.append(torso({"": rows.contiguous()}))
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen[2], seen[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "leaf",
-    [
-        ArraySpec("", (84,), "uint8"),
-        ArraySpec("", (84, 84), "uint8"),
-        ArraySpec("", (4, 84, 84, 3), "float32"),
-    ],
+    ("name", "size", "instead"), [("nature_cnn", 35, "impala_resnet"), ("small_cnn", 2, "mlp")]
 )
-def test_without_an_image_it_says_what_to_use(leaf):
-    says = r"nature_cnn wants an image .* three dimensions, or a stack .* of four: use mlp"
+def test_images_that_are_too_small(name, size, instead):
+    make(name, ArraySpec("eye", (size + 1, size + 1, 1), "uint8"))
+    says = f"{name} is for larger images than 'eye' of {size} x {size}: use {instead}"
     with pytest.raises(SpacesError, match=says):
-        make(NatureCNN, leaf)
+        make(name, ArraySpec("eye", (size, size, 1), "uint8"))
 
 
-@pytest.mark.parametrize("kind", [NatureCNN, ImpalaResNet, SmallCNN])
-def test_a_stack_of_coloured_frames_is_seen_as_its_channels_are(kind):
-    stack, flat = ArraySpec("", (4, 40, 40, 3), "uint8"), ArraySpec("", (40, 40, 12), "uint8")
-    torso, other = make(kind, stack), make(kind, flat)
-    other.load_state_dict(torso.state_dict())
-    rows = rows_of(stack)[""]
-    side_by_side = torch.cat([rows[:, frame] for frame in range(4)], -1)
-    torch.testing.assert_close(torso({"": rows}), other({"": side_by_side}))
-
-
-def test_the_signal_neither_dies_nor_explodes_on_its_way_through_the_deep_network():
-    torch.manual_seed(0)
-    body = make(ImpalaResNet, FRAMES).bodies[0]
-    images = torch.rand(8, 4, 84, 84)
-    for stage in body:
-        images = stage(images)
-        assert 0.2 < images.std() < 5
-
-
-@pytest.mark.parametrize("kind", [NatureCNN, ImpalaResNet, SmallCNN])
-def test_every_weight_gets_a_gradient(kind):
-    """Activations in place must not spoil it: autograd would say so."""
-    leaf = FRAMES if kind is not SmallCNN else TINY
-    torso = make(kind, leaf)
-    torso(rows_of(leaf)).square().sum().backward()
-    assert all(parameter.grad.any() for parameter in torso.parameters())
+def test_without_an_image_it_says_what_to_use():
+    says = r"nature_cnn wants an image .* three dimensions, or a stack .* of four: use mlp"
+    for shape, dtype in (((84,), "uint8"), ((84, 84), "uint8"), ((4, 84, 84, 3), "float32")):
+        with pytest.raises(SpacesError, match=says):
+            make("nature_cnn", ArraySpec("", shape, dtype))

@@ -19,20 +19,17 @@ from impala_async.models.leaves import (
 from impala_async.schema import ArraySpec
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint16", "int16", "int32", "int64"])
-def test_numbers_are_cast_and_stay_what_they_are(dtype):
-    leaf = ArraySpec("x", (2, 2), dtype)
-    values = torch.tensor([[[0, 1], [1, 1]], [[1, 0], [0, 0]]]).to(getattr(torch, dtype))
-    vector = as_vector(leaf, values)
-    assert vector.dtype == torch.float32
-    assert vector.tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_floats_of_one_number_per_row(dtype):
-    vector = as_vector(ArraySpec("x", (), "float32"), torch.tensor([0.5, -2.0], dtype=dtype))
-    assert vector.dtype == torch.float32
-    assert vector.tolist() == [[0.5], [-2.0]]
+def test_numbers_are_cast_and_stay_what_they_are():
+    for dtype in ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64"):
+        leaf = ArraySpec("x", (2, 2), dtype)
+        values = torch.tensor([[[0, 1], [1, 1]], [[1, 0], [0, 0]]]).to(getattr(torch, dtype))
+        vector = as_vector(leaf, values)
+        assert vector.dtype == torch.float32
+        assert vector.tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        vector = as_vector(ArraySpec("x", (), "float32"), torch.tensor([0.5, -2.0], dtype=dtype))
+        assert vector.dtype == torch.float32
+        assert vector.tolist() == [[0.5], [-2.0]]
 
 
 def test_bytes_are_scaled_only_as_images():
@@ -42,6 +39,9 @@ def test_bytes_are_scaled_only_as_images():
     assert as_vector(leaf, values).tolist() == [[0, 255]]
     assert as_image(values, True).flatten().tolist() == [0, 1]
     assert values.flatten().tolist() == [0, 255]
+    for dtype in (torch.bool, torch.float32, torch.float64, torch.int32):
+        rows = torch.tensor([0, 1, 1, 0]).view(1, 2, 2, 1).to(dtype)
+        assert as_image(rows, True).flatten().tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64", "bool"])
@@ -100,15 +100,15 @@ def test_where_the_channels_of_an_image_are(shape, channels, height, width, is_l
     assert image_shape(leaf) == (channels, height, width, is_last)
 
 
-def test_an_image_has_three_dimensions_and_no_categories():
-    assert not is_image(ArraySpec("x", (8, 8), "uint8"))
-    assert not is_image(ArraySpec("x", (1, 2, 1), "uint8", (3, 3)))
-
-
-def test_only_bytes_are_stacks_of_images():
-    assert not is_image(ArraySpec("x", (4, 8, 8, 3), "float32"))
-    assert not is_image(ArraySpec("x", (1, 2, 1, 1), "uint8", (3, 3)))
-    assert not is_image(ArraySpec("x", (2, 4, 8, 8, 3), "uint8"))
+def test_an_image_has_three_dimensions_and_no_categories_and_only_bytes_are_stacked():
+    for shape, dtype, choices in (
+        ((8, 8), "uint8", ()),
+        ((1, 2, 1), "uint8", (3, 3)),
+        ((4, 8, 8, 3), "float32", ()),
+        ((1, 2, 1, 1), "uint8", (3, 3)),
+        ((2, 4, 8, 8, 3), "uint8", ()),
+    ):
+        assert not is_image(ArraySpec("x", shape, dtype, choices))
 
 
 @pytest.mark.parametrize("is_channels_last", [False, True])
@@ -120,21 +120,17 @@ def test_a_stack_is_one_image_of_the_channels_of_all_its_frames(is_channels_last
     torch.testing.assert_close(image, frames.reshape(2, 12, 6, 6) / 255)
 
 
-def test_both_orders_give_one_image():
-    rows = torch.randint(0, 256, (2, 5, 6, 3), dtype=torch.uint8)
-    last, first = as_image(rows, True), as_image(rows.permute(0, 3, 1, 2), False)
-    assert last.shape == (2, 3, 5, 6)
-    assert last.dtype == torch.float32
-    torch.testing.assert_close(last, first)
-    torch.testing.assert_close(last[1, 2, 3, 4], rows[1, 3, 4, 2] / 255)
-    assert last.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float64, torch.int32])
-def test_images_of_other_dtypes_are_not_scaled(dtype):
-    rows = torch.tensor([0, 1, 1, 0]).view(1, 2, 2, 1).to(dtype)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_both_orders_give_one_image_that_lies_as_convolutions_like_it(dtype):
+    rows = torch.randint(0, 256, (2, 5, 6, 3)).to(dtype)
     before = rows.clone()
-    assert as_image(rows, True).flatten().tolist() == [0, 1, 1, 0]
+    last, first = as_image(rows, True), as_image(rows.permute(0, 3, 1, 2), False)
+    scale = 255 if dtype == torch.uint8 else 1
+    for image in (last, first):
+        assert (image.shape, image.dtype) == ((2, 3, 5, 6), torch.float32)
+        torch.testing.assert_close(image, rows.permute(0, 3, 1, 2) / scale)
+        assert image.is_contiguous(memory_format=torch.channels_last)
+    # What came in is still what it was: it may be a slot.
     assert torch.equal(rows, before)
 
 
@@ -145,15 +141,6 @@ def test_in_bfloat16_every_byte_is_the_number_that_float32_would_round_to():
         coarse = as_image(rows, True)
     assert (exact.dtype, coarse.dtype) == (torch.float32, torch.bfloat16)
     assert torch.equal(coarse, exact.to(torch.bfloat16))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_images_lie_in_memory_as_convolutions_like_them(dtype):
-    rows = torch.ones(2, 3, 5, 5, dtype=dtype)
-    image = as_image(rows, False)
-    assert image.is_contiguous(memory_format=torch.channels_last)
-    # What came in is still what it was: it may be a slot.
-    assert rows.eq(1).all()
 
 
 # -------------------- normalised, however the rows are split
@@ -192,26 +179,19 @@ def test_statistics_are_numpys_of_all_valid_rows(sizes, share, scale, seed):
     )
 
 
-def test_one_row_replaces_what_nobody_has_seen():
-    normalizer = Normalizer(2)
-    feed(normalizer, np.array([[5.0, -1.0]], np.float32), np.array([True]))
-    assert normalizer.mean.tolist() == [5, -1]
-    assert normalizer.variance.tolist() == [0, 0]
-    assert normalizer(torch.tensor([[5.0, -1.0]])).tolist() == [[0, 0]]
-
-
-def test_values_come_out_with_mean_0_and_deviation_1():
+def test_values_come_out_with_mean_0_and_deviation_1_and_clipped():
     rows = np.random.default_rng(0).normal(7, 3, size=(1000, 2)).astype(np.float32)
+    normalizer = Normalizer(2)
+    values = torch.tensor([[-1e9, -2.5], [3.0, 1e9]])
+    assert normalizer(values).tolist() == [[-LARGEST, -2.5], [3.0, LARGEST]], "before any row"
+    feed(normalizer, np.array([[5.0, -1.0]], np.float32), np.array([True]))
+    assert (normalizer.mean.tolist(), normalizer.variance.tolist()) == ([5, -1], [0, 0])
+    assert normalizer(torch.tensor([[5.0, -1.0]])).tolist() == [[0, 0]]
     normalizer = Normalizer(2)
     feed(normalizer, rows, np.ones(1000, np.bool_))
     normal = normalizer(torch.from_numpy(rows))
     torch.testing.assert_close(normal.mean(0), torch.zeros(2), atol=1e-4, rtol=0)
     torch.testing.assert_close(normal.std(0), torch.ones(2), atol=1e-2, rtol=0)
-
-
-def test_before_any_row_it_only_clips():
-    values = torch.tensor([[-1e9, -2.5, 3.0, 1e9]])
-    assert Normalizer(4)(values).tolist() == [[-LARGEST, -2.5, 3.0, LARGEST]]
 
 
 def test_after_many_rows_it_forgets():
@@ -224,19 +204,15 @@ def test_after_many_rows_it_forgets():
     assert torch.tensor(MAX_COUNT) + 1 > torch.tensor(MAX_COUNT)
 
 
-def test_its_statistics_are_float32_buffers_without_gradient():
-    normalizer = Normalizer(3)
+def test_its_statistics_are_finite_float32_buffers_without_gradient():
+    normalizer = Normalizer(2)
     assert [name for name, _ in normalizer.named_buffers()] == ["mean", "variance", "count"]
-    assert {buffer.dtype for buffer in normalizer.buffers()} == {torch.float32}
     assert not list(normalizer.parameters())
-    values = torch.randn(4, 3, requires_grad=True)
+    values = torch.randn(4, 2, requires_grad=True)
     normalizer.update(values, torch.ones(4, dtype=torch.bool))
-    assert not any(buffer.requires_grad for buffer in normalizer.buffers())
+    feed(normalizer, np.array([[3e38, 1.0], [-3e38, 2.0]], np.float32), np.array([True, True]))
+    for statistic in normalizer.buffers():
+        assert (statistic.dtype, statistic.requires_grad) == (torch.float32, False)
+        assert statistic.isfinite().all()
     normalizer(values).sum().backward()
     assert values.grad is not None
-
-
-def test_statistics_stay_finite_whatever_is_seen():
-    normalizer = Normalizer(2)
-    feed(normalizer, np.array([[3e38, 1.0], [-3e38, 2.0]], np.float32), np.array([True, True]))
-    assert all(statistic.isfinite().all() for statistic in normalizer.buffers())

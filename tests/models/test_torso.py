@@ -42,32 +42,24 @@ def test_a_torso_makes_features_of_rows(name):
     torch.testing.assert_close(alone[0], features[2], rtol=1e-4, atol=1e-5)
 
 
-def weights_of(seed, section, obs=OBS):
+def weights_of(seed, section, obs=EYE):
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return list(ActorCritic(section, obs, ACTION).parameters())
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        ModelSection(),
-        ModelSection(core="lstm", core_size=8),
-        *map(lambda n: ModelSection(name=n), TORSOS),
-    ],
-    ids=str,
-)
-def test_one_seed_gives_one_model_and_another_seed_another(section):
-    first, same, other = (weights_of(seed, section, EYE) for seed in (1, 1, 2))
+@pytest.mark.parametrize("settings", [{"core": "lstm"}, *({"name": name} for name in TORSOS)])
+def test_one_seed_gives_one_model_and_another_seed_another(settings):
+    first, same, other = (weights_of(seed, ModelSection(**settings)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_the_section_decides_widths_and_torsos():
-    shapes = [tuple(p.shape) for p in weights_of(0, ModelSection(hidden_sizes=(5,)))]
-    assert shapes.count((5, 3)) == 2
-    shared = ModelSection(hidden_sizes=(5,), shared_torso=True)
-    assert [tuple(p.shape) for p in weights_of(0, shared)].count((5, 3)) == 1
+    for is_shared, num_torsos in ((None, 2), (True, 1)):
+        section = ModelSection(hidden_sizes=(5,), shared_torso=is_shared)
+        shapes = [tuple(p.shape) for p in weights_of(0, section, OBS)]
+        assert shapes.count((5, 3)) == num_torsos
 
 
 def test_it_is_built_without_memory_too():
@@ -92,19 +84,29 @@ class Own(nn.Module):
         return self.layers.through(joined(self.leaves, obs))
 
 
-class TooWide(Own):
-    def forward(self, obs):
-        return torch.cat([super().forward(obs)] * 2, -1)
+def own_that(forward):
+    """A torso that does this with the observation and with what `Own` makes of it."""
+
+    class Odd(Own):
+        def forward(self, obs):
+            return forward(obs, super().forward)
+
+    return Odd
 
 
-class OneRow(Own):
-    def forward(self, obs):
-        return super().forward(obs)[:1]
+def fail_later(obs, features):
+    if len(obs[""]) > 2:
+        raise SystemExit(0)
+    return features(obs)
 
 
-class InDouble(Own):
-    def forward(self, obs):
-        return super().forward(obs).double()
+TooWide = own_that(lambda obs, features: torch.cat([features(obs)] * 2, -1))
+OneRow = own_that(lambda obs, features: features(obs)[:1])
+InDouble = own_that(lambda obs, features: features(obs).double())
+Fails = own_that(lambda obs, features: obs["pixels"])
+InPlace = own_that(lambda obs, features: features({"": obs[""].mul_(10)}))
+InItsDict = own_that(lambda obs, features: obs.update({"": obs[""] * 10}) or features(obs))
+FailsLater = own_that(fail_later)
 
 
 class WithoutSize(Own):
@@ -112,30 +114,6 @@ class WithoutSize(Own):
 
     def __init__(self, obs, section):
         nn.Module.__init__(self)
-
-
-class Fails(Own):
-    def forward(self, obs):
-        return obs["pixels"]
-
-
-class InPlace(Own):
-    def forward(self, obs):
-        obs[""] *= 10
-        return super().forward(obs)
-
-
-class InItsDict(Own):
-    def forward(self, obs):
-        obs[""] = obs[""] * 10
-        return super().forward(obs)
-
-
-class FailsLater(Own):
-    def forward(self, obs):
-        if len(obs[""]) > 2:
-            raise SystemExit(0)
-        return super().forward(obs)
 
 
 class TakesNothing(nn.Module):
@@ -157,15 +135,12 @@ def own(name, **settings):
     return ModelSection(name=f"{HERE}:{name}", **settings)
 
 
-def test_an_own_torso_gets_the_spec_and_the_section():
+def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
     model = ActorCritic(own("Own", hidden_sizes=(5,), shared_torso=False), OBS, ACTION)
     assert isinstance(model.policy_torso, Own)
     assert isinstance(model.value_torso, Own)
     assert model.policy_torso is not model.value_torso
     assert model({"": torch.randn(4, 3)}).parameters_NP.shape == (4, 2)
-
-
-def test_by_default_policy_and_value_share_it():
     assert ActorCritic(own("Own"), OBS, ACTION).value_torso is None
 
 
@@ -189,6 +164,15 @@ def test_a_torso_that_does_not_fit_is_told_why(name, text):
         ActorCritic(own(name), OBS, ACTION)
 
 
+def test_a_module_that_is_not_there_and_what_comes_with_python_are_named():
+    for name, text in (
+        ("no_such.module:Own", "no_such.module:Own failed to import no_such.module: Mod"),
+        ("subprocess:Popen", "subprocess:Popen comes with Python"),
+    ):
+        with pytest.raises(SpacesError, match=rf"model\.name: {text}"):
+            ActorCritic(ModelSection(name=name), OBS, ACTION)
+
+
 def test_what_a_torso_stores_in_its_dict_is_not_for_the_other_one():
     model = ActorCritic(own("InItsDict", shared_torso=False), OBS, ACTION)
     model.value_torso.load_state_dict(model.policy_torso.state_dict())
@@ -204,18 +188,6 @@ def test_what_an_own_torso_raises_when_it_is_called_is_told_as_its_own():
     for call in (model, lambda obs: model.act(obs, ())):
         with pytest.raises(SpacesError, match=says):
             call(obs)
-
-
-def test_a_module_that_is_not_there_is_named():
-    with pytest.raises(
-        SpacesError, match=r"model\.name: no_such.module:Own failed to import no_such.module: Mod"
-    ):
-        ActorCritic(ModelSection(name="no_such.module:Own"), OBS, ACTION)
-
-
-def test_what_comes_with_python_is_not_called() -> None:
-    with pytest.raises(SpacesError, match=r"model\.name: subprocess:Popen comes with Python"):
-        ActorCritic(ModelSection(name="subprocess:Popen"), OBS, ACTION)
 
 
 # -------------------- precision

@@ -89,6 +89,8 @@ def test_an_epoch_that_is_no_file_is_refused_at_once(folder, make):
 
 
 def test_an_epoch_is_never_behind_the_checkpoints(folder, caplog):
+    (folder.path / "epoch").write_text("2\n")  # as an editor leaves it
+    assert folder.next_epoch() == 3
     (folder.path / "epoch").write_text("2")
     assert folder.next_epoch(saved=7) == 8
     assert "2, but there are checkpoints of 7" in caplog.text
@@ -243,11 +245,8 @@ def test_a_folder_of_other_files_is_refused(tmp_path):
 def test_a_folder_belongs_to_one_learner(tmp_path):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     first.begin(config_of(small_schema()))
-    # One of before has died, and its number is that of somebody else by now.
-    for pid, named in ((os.getpid(), os.getpid()), (os.getppid(), "unknown"), ("..", "unknown")):
-        first.write_json("service.json", {"pid": pid})
-        with pytest.raises(ConfigError, match=rf"by another learner \(process {named}\): end it"):
-            second.begin(config_of(small_schema()))
+    with pytest.raises(ConfigError, match=r"in use by another learner .*: end it first"):
+        second.begin(config_of(small_schema()))
     first.let_go()
     second.begin(config_of(small_schema()))
     second.let_go()
@@ -325,12 +324,6 @@ def test_what_cannot_be_removed_is_told(folder, caplog):
     assert "service.json cannot be removed: Is a directory" in caplog.text
 
 
-def test_a_damaged_note_of_the_other_learner_does_not_hide_that_there_is_one(folder):
-    os.mkfifo(folder.path / "service.json")
-    with pytest.raises(ConfigError, match=r"in use by another learner \(process unknown\)"):
-        RunFolder(folder.path).begin(CONFIG)
-
-
 @pytest.mark.parametrize("how", ["removed", "renamed", "emptied", "another is there"])
 def test_a_folder_that_is_gone_is_known_and_not_written_into(folder, caplog, how):
     assert not folder.is_gone()
@@ -371,7 +364,7 @@ def test_checkpoints_that_cannot_be_written_are_told_at_the_start(tmp_path, monk
         made(path, mode)
 
     monkeypatch.setattr(os, "mkdir", make)
-    with pytest.raises(ConfigError, match=r"cannot write to .*/checkpoints: Permission denied"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*/checkpoints/.*: Permission denied"):
         RunFolder(tmp_path / "run").begin(CONFIG)
 
 

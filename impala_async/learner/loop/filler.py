@@ -53,7 +53,7 @@ class IdleSlots:
     def report(self) -> dict[str, object]:
         """Tell depth and capacity. Nobody waits for a slot: without one there is no credit."""
         return {
-            "queue/idle_depth_quantiles": self._depth.summary().quantiles,
+            "queue/idle_depth_quantiles": self._depth.quantiles,
             "queue/idle_capacity": len(self._slots),
         }
 

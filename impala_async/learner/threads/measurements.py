@@ -71,7 +71,6 @@ class Measurements:
 
     def metrics(self, starved_total_s: float) -> dict[str, object]:
         """All of it, under the names of the registry."""
-        lag = self._lag.summary()
         timers = {
             "grad": self.grad.stat,
             "load": self._loader.load_timer,
@@ -86,10 +85,10 @@ class Measurements:
             "learner/starved_total_s": starved_total_s,
             "learner/skipped_updates": self.num_skipped,
             "learner_queue/capacity": self._max_waiting,
-            "batch/valid_rows_mean": self._valid_rows.summary().mean,
-            "lag/mean": lag.mean,
+            "batch/valid_rows_mean": self._valid_rows.mean,
+            "lag/mean": self._lag.mean,
             "lag/max": self._lag.max,
-            "lag/quantiles": lag.quantiles,
+            "lag/quantiles": self._lag.quantiles,
             **self.queue_size.stats(),
             **timings,
             **self.stats,

@@ -1,9 +1,11 @@
-"""The sinks that `report.sinks` names: made at the start, then fed by a thread each.
+"""Where report lines go, and the sinks that `report.sinks` names, fed by a thread each.
 
-Nobody waits for such a sink while a run goes on: one that is slow loses its oldest reports, and one
-that fails is told of once and gets no more. At the end all of them together have a few seconds.
+`metrics.jsonl` and the console take every report on the event loop, so they must be quick, and
+they outlive their medium: a full disk, a closed terminal or a dead peer is logged once and tried
+again, and never ends a run.
 
-Owns these threads, which are named `sink-NAME`. It is used by the reporter only.
+Nobody waits for a chosen sink while a run goes on: one that is slow loses its oldest reports, and
+one that fails is told of once and gets no more. At the end all of them together have a few seconds.
 """
 
 import contextlib
@@ -11,13 +13,14 @@ import logging
 import queue
 import threading
 import time
-from typing import Final, cast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from impala_async.config.run import SINKS, ReportSection
 from impala_async.config.section import Named
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import Value
-from impala_async.metrics.sinks import Run, Sink
 from impala_async.user_code import NamedInSetting, import_callable
 
 _LOG = logging.getLogger(__name__)
@@ -26,6 +29,31 @@ _KEY: Final = "report.sinks"
 # told to end has ten seconds for everything.
 MAX_WAITING: Final = 64
 CLOSE_WITHIN_S: Final = 4.0
+
+
+class Sink(Protocol):
+    """Takes every report of a run in order, then one `close`."""
+
+    def write(self, report: dict[str, Value]) -> None:
+        """Take one report; it belongs to all sinks and is not to be changed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the medium; a second call does nothing."""
+        ...
+
+
+class Run(NamedTuple):
+    """The facts about a run with which a sink of `report.sinks` is made: `Name(run, **kwargs)`."""
+
+    folder: Path
+    """That of the run."""
+    run_id: str
+    """The same in all starts of a run."""
+    config: Mapping[str, Any]
+    """All settings, as `config.json` has them."""
+    env_steps: int
+    """Trained before this start; more than 0 in a run that is resumed."""
 
 
 class ChosenSinks:
@@ -39,12 +67,12 @@ class ChosenSinks:
     def write(self, report: dict[str, Value]) -> None:
         """Hand the report over; nobody waits for it to be taken."""
         for feed in self._feeds:
-            feed.put(report)
+            feed.put(dict(report))  # what one does to it no other one sees
 
     def close(self) -> None:
         """Let all of them take what waits and close, within a few seconds."""
         for feed in self._feeds:
-            feed.end()
+            feed.put(None)
         deadline = time.monotonic() + CLOSE_WITHIN_S
         for feed in self._feeds:
             feed.join(deadline)
@@ -62,32 +90,23 @@ class _Feed:
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
         self._thread.start()
 
-    def put(self, report: dict[str, Value]) -> None:
-        """Where too many reports wait, the oldest is lost."""
+    def put(self, report: dict[str, Value] | None) -> None:
+        """Where too many reports wait, the oldest is lost; None is the end."""
         if not self._thread.is_alive():
             return
         if self._waiting.full():
-            self._lose_oldest()
-        self._waiting.put_nowait(dict(report))  # what it does to it no other one sees
-
-    def end(self) -> None:
-        """No more reports come."""
-        if self._waiting.full():
-            self._lose_oldest()
-        self._waiting.put_nowait(None)
+            with contextlib.suppress(queue.Empty):  # the thread may have just taken it
+                self._waiting.get_nowait()
+            if not self._has_lost:
+                self._has_lost = True
+                _LOG.warning("%s: %s is too slow, and misses some reports", _KEY, self._name)
+        self._waiting.put_nowait(report)
 
     def join(self, deadline: float) -> None:
         """Until the sink has closed, or until this moment of the monotonic clock."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             _LOG.warning("%s: %s has not closed in time, and is left alone", _KEY, self._name)
-
-    def _lose_oldest(self) -> None:
-        with contextlib.suppress(queue.Empty):  # the thread may have just taken it
-            self._waiting.get_nowait()
-        if not self._has_lost:
-            self._has_lost = True
-            _LOG.warning("%s: %s is too slow, and misses some reports", _KEY, self._name)
 
     def _run(self) -> None:
         try:

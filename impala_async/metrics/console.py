@@ -1,0 +1,166 @@
+"""Progress for people: kept up to date in place in a terminal, a line now and then elsewhere.
+
+Owns the last lines of the terminal while a run goes on. Only the reporter redraws it: there is no
+refresh thread.
+
+Without a terminal the first report is printed, then at most one each `every_s`, then the last
+on `close`: a log stays readable and still tells how the run ended. A terminal that goes away
+silences this sink, and nothing else.
+"""
+
+import contextlib
+import errno
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from impala_async.config.run import StopSection
+from impala_async.metrics.names import Value
+from impala_async.metrics.report import format_mean_return
+
+GONE: Final = (errno.EIO, errno.EPIPE, errno.EBADF)
+"""The error numbers of a stream that can no longer be written to."""
+_LOG = logging.getLogger(__name__)
+_BAR_WIDTH: Final = 16
+
+
+class ConsoleSink:
+    """Shows each report on the console through which log lines go, and stays below them.
+
+    `stop` says what ends the run: the first one reached.
+    """
+
+    def __init__(
+        self,
+        stop: StopSection,
+        console: Console,
+        *,
+        every_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stop = stop
+        self._stream = console.file
+        is_terminal = self._stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+        self._live = Live(console=console, auto_refresh=False) if is_terminal else None
+        self._every_s = every_s
+        self._clock = clock
+        self._due = -math.inf
+        self._unshown: dict[str, Value] | None = None
+        self._is_silent = False
+
+    def write(self, report: dict[str, Value]) -> None:
+        """Redraw in place, or print a plain line if it is time for one."""
+        if self._live is not None:
+            self._guard(partial(_redraw, self._live, _render(report, self._stop)))
+        elif self._clock() >= self._due:
+            self._due = self._clock() + self._every_s
+            self._unshown = None
+            self._print(report)
+        else:
+            self._unshown = report
+
+    def close(self) -> None:
+        """Print the last report if it was not, and give the terminal's last lines back."""
+        last, self._unshown = self._unshown, None
+        if last is not None:
+            self._print(last)
+        live, self._live = self._live, None
+        if live is not None:
+            self._guard(live.stop)
+
+    def _guard(self, show: Callable[[], None]) -> None:
+        if self._is_silent:
+            return
+        try:
+            show()
+        # A closed stream is a ValueError, a terminal that hung up an OSError.
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in GONE:
+                return  # a full disk has room again, perhaps
+            self._is_silent = True
+            with contextlib.suppress(OSError, ValueError):
+                _LOG.warning("progress can no longer be shown: %s", error)
+
+    def _print(self, report: dict[str, Value]) -> None:
+        line = describe(report, self._stop)
+        self._guard(partial(print, line, file=self._stream, flush=True))
+
+
+def _redraw(live: Live, picture: RenderableType) -> None:
+    live.start()
+    live.update(picture, refresh=True)
+
+
+def describe(report: dict[str, Value], stop: StopSection) -> str:
+    """The report in one plain line."""
+    return "  ".join(_texts(report, stop))
+
+
+def progress(report: dict[str, Value], stop: StopSection) -> float | None:
+    """The share of the way to the nearest stop that can be foreseen; None without one.
+
+    A mean return is not on a way of known length, so it has no share.
+    """
+    shares = []
+    for done, goal in (
+        (report.get("env_steps_trained"), stop.env_steps),
+        (report.get("updates"), stop.updates),
+        (report.get("learner/wall_s"), stop.wall_s),
+    ):
+        if goal and isinstance(done, int | float):
+            shares.append(min(1.0, done / goal))
+    return max(shares, default=None)
+
+
+def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
+    """How far it is, how it goes, and what limits it."""
+    get = report.get
+    # The limit runs from the first update; without one the age of the run says more.
+    clock = "time_s" if stop.wall_s is None else "learner/wall_s"
+    time_s = _text(get(clock), ".0f") + _goal(stop.wall_s, ".0f")
+    steps = _text(get("env_steps_trained"), ",") + _goal(stop.env_steps, ",")
+    rate, frame_rate = get("env_steps_per_s"), get("frames_per_s")
+    rates = f"{_text(rate, ',.0f')} steps/s"
+    if frame_rate != rate:
+        rates += f" ({_text(frame_rate, ',.0f')} frames/s)"
+    known = get("mean_return")
+    mean_return = known if isinstance(known, int | float) else None
+    returned = format_mean_return(mean_return, get("episodes/count"), stop.mean_return)
+    lag = f"{_text(get('lag/mean'), '.1f')} (max {_text(get('lag/max'), 'g')})"
+    depth = _text(get("learner_queue/size_mean"), ".1f")
+    capacity = _goal(get("learner_queue/capacity"), "g")
+    return (
+        f"{time_s} s  steps {steps}  {rates}  return {returned}",
+        f"lag {lag}  queue {depth}{capacity}  actors {_text(get('num_actors'), 'g')}",
+        f"bottleneck {get('bottleneck') or '-'}",
+    )
+
+
+def _text(value: Value, form: str) -> str:
+    return format(value, form) if isinstance(value, int | float) else "-"
+
+
+def _goal(value: Value, form: str) -> str:
+    return "" if value is None else f" / {_text(value, form)}"
+
+
+def _render(report: dict[str, Value], stop: StopSection) -> RenderableType:
+    *lines, verdict = (Text(text) for text in _texts(report, stop))
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    share = progress(report, stop)
+    if share is None:
+        return Group(*lines, verdict)
+    head = Table.grid(padding=(0, 1))
+    head.add_row(ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH), lines[0])
+    return Group(head, *lines[1:], verdict)
