@@ -32,7 +32,7 @@ FLOORS = {
     **dict.fromkeys(["__init__", "errors", "config"], GROUND),
     **dict.fromkeys(
         [
-            *("layout", "schema", "trajectory", "weights"),
+            *("schema", "trajectory", "weights"),
             *("processes", "interrupts", "output", "user_code", "waiting", "files"),
         ],
         GROUND,
@@ -52,7 +52,7 @@ GROUND_LIBRARIES = {"numpy", "pydantic"}
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
 TORCH_FREE = (
     *("__init__", "errors", "config", "runs"),
-    *("layout", "schema", "trajectory", "weights"),
+    *("schema", "trajectory", "weights"),
     *("processes", "interrupts", "output", "files"),
     *("wire", "envs", "launch"),
     *("learner.loop.ingest", "learner.loop.publisher", "learner.loop.reporter", "actor.env_worker"),
