@@ -208,7 +208,7 @@ def _play_greedily(
                 f"{envs.name}: {len(counted())} of {per_agent * num_agents} episodes ended within "
                 f"{max_steps} steps; allow more with --max-steps, or give it a time limit"
             )
-        actions, state = policy.act_greedy(obs, state)
+        actions, _, state = policy.act(obs, state)
         step = envs.step(actions)
         check_numbers(envs, step)
         obs = step.obs

@@ -21,7 +21,7 @@ from impala_async.envs.batch import Step
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.evaluate import _play_greedily, main
-from impala_async.policy import Policy
+from impala_async.policy import Action, Policy
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.team import Team
@@ -39,8 +39,8 @@ class AlwaysOne:
     def first_state(self, num_columns):
         return {}
 
-    def act_greedy(self, obs, state):
-        return {"": np.ones(len(obs[""]), np.int32)}, {}
+    def act(self, obs, state):
+        return Action({"": np.ones(len(obs[""]), np.int32)}, None, {})
 
 
 def returns_of(policy, envs, num_episodes):
@@ -163,10 +163,10 @@ class Remembering:
     def first_state(self, num_columns):
         return {"sum": np.zeros((num_columns, 1), np.float32)}
 
-    def act_greedy(self, obs, state):
+    def act(self, obs, state):
         # What is remembered counts twice: a new cue cannot make up for a wrong memory.
         after = np.where(state["sum"] == 0, obs[""], 2 * state["sum"] + obs[""])
-        return {"": (after[:, 0] > 0).astype(np.int32)}, {"sum": after}
+        return Action({"": (after[:, 0] > 0).astype(np.int32)}, None, {"sum": after})
 
 
 @pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])

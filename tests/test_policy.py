@@ -197,7 +197,7 @@ def test_actions_are_as_frequent_as_their_probabilities_say():
 
 def test_greedy_takes_the_likeliest_action_of_every_part():
     policy, obs = make_policy(COMPOSITE), random_obs(COMPOSITE, 9)
-    greedy, state = policy.act_greedy(obs, {})
+    greedy, _, state = policy.act(obs, {})
     parameters = policy.model(to_torch(obs)).parameters_NP.detach()
     move, push, left, right, turn = parameters.split([3, 4, 2, 4, 2], -1)
     assert greedy["move"].tolist() == move.argmax(-1).tolist()
@@ -271,11 +271,11 @@ def test_the_bootstrap_row_has_a_value_and_no_say_in_the_policy():
 
 def test_acting_follows_the_weights_that_training_changes_in_place():
     policy, obs = make_policy(), random_obs(PLAIN, 3)
-    before = policy.act_greedy(obs, {})[0][""]
+    before = policy.act(obs, {}).actions[""]
     with torch.no_grad():
         policy.model.policy_head.weight.zero_()
         policy.model.policy_head.bias.copy_(torch.eye(4)[(before[0] + 1) % 4])
-    assert policy.act_greedy(obs, {})[0][""].tolist() == [(before[0] + 1) % 4] * 3
+    assert policy.act(obs, {}).actions[""].tolist() == [(before[0] + 1) % 4] * 3
     assert any((tensor == 0).all() for tensor in policy.tensors)
 
 
@@ -354,7 +354,7 @@ def test_a_torso_sees_the_same_leaves_acting_and_learning():
     policy = Policy(MASKED, ModelSection(name="tests.test_policy:Curious"), seed=0)
     obs = masked_obs(5)
     policy.act(obs, {}, generator())
-    policy.act_greedy(obs, {})
+    policy.act(obs, {})
     obs_BS = {name: torch.from_numpy(leaf) for name, leaf in masked_obs(2, 6).items()}
     actions_BT = {
         part.name: torch.zeros(2, 5, *part.shape, dtype=torch.int32) for part in MASKED.action.parts
@@ -367,7 +367,7 @@ def test_an_illegal_action_is_neither_sampled_nor_greedy():
     policy, obs = make_policy(MASKED), masked_obs(10_000)
     legal = obs["legal"] != 0
     sampled = policy.act(obs, {}, generator()).actions
-    greedy, _ = policy.act_greedy(obs, {})
+    greedy = policy.act(obs, {}).actions
     for actions in (sampled, greedy):
         choices = [(actions["move"], legal[:, :3])]
         choices += [(actions["look"][:, i], legal[:, 3 + 2 * i : 5 + 2 * i]) for i in (0, 1)]

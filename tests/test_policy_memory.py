@@ -132,7 +132,7 @@ def test_acting_leaves_the_state_that_it_was_given_alone(core):
     assert [name for name in state] == [array.name for array in schema.state]
     obs = random_obs(schema, 4)
     after = policy.act(obs, state, generator()).state
-    greedy_after = policy.act_greedy(obs, state)[1]
+    greedy_after = policy.act(obs, state).state
     assert not any(part.any() for part in state.values())
     for name, part in after.items():
         assert (part.dtype, part.shape) == (np.float32, (4, 12))
@@ -149,12 +149,12 @@ def test_columns_remember_for_themselves(core):
         for name, part in policy.first_state(5).items()
     }
     obs = random_obs(schema, 5)
-    together = policy.act_greedy(obs, state)[1]
+    together = policy.act(obs, state).state
     for column in range(5):
         one = slice(column, column + 1)
-        alone = policy.act_greedy(
+        alone = policy.act(
             {name: leaf[one] for name, leaf in obs.items()},
             {name: part[one] for name, part in state.items()},
-        )[1]
+        ).state
         for name, part in alone.items():
             np.testing.assert_allclose(part[0], together[name][column], rtol=1e-5, atol=1e-6)
