@@ -33,10 +33,8 @@ from impala_async.errors import (
     RunOver,
     how_it_ended,
 )
-from impala_async.interrupts import Interrupted, last_word, quit_at_once
-from impala_async.output import flush_output, write_any_text, write_unhurried
-from impala_async.processes import begin, inherited_fds
-from impala_async.waiting import told_of
+from impala_async.output import flush_output, told_of, write_any_text, write_unhurried
+from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from impala_async.doors import new_parser, run_door, start_told_of
 from impala_async.envs.watch import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
-from impala_async.interrupts import REQUESTS, interrupt, leave
 from impala_async.metrics.report import format_return
-from impala_async.waiting import Wait
+from impala_async.output import Wait
+from impala_async.processes import REQUESTS, interrupt, leave
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig

@@ -24,9 +24,9 @@ from impala_async.doors import (
     tell_death,
 )
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, SHELL_SIGNAL
-from impala_async.interrupts import leave
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.metrics.report import RETURN_EPISODES, format_return
+from impala_async.processes import leave
 from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:

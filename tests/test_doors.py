@@ -36,8 +36,8 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import CheckpointError, ConfigError, RunOver
+from impala_async.output import Wait
 from impala_async.runs.folder import RunFolder
-from impala_async.waiting import Wait
 from tests.test_errors import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -595,8 +595,8 @@ def test_an_actor_looks_for_no_learner_before_its_own_listens(monkeypatch):
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_a_start_is_told_of_by_one_of_us(monkeypatch, is_ours):
     """A learner of `train` says nothing of it, because `train` does."""
-    monkeypatch.setattr("impala_async.waiting.LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr("impala_async.waiting.Wait", functools.partial(Wait, after_s=0.0))
+    monkeypatch.setattr("impala_async.output.LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr("impala_async.output.Wait", functools.partial(Wait, after_s=0.0))
     if is_ours:
         monkeypatch.setenv(processes.VARIABLE, "3")
     else:

@@ -33,7 +33,7 @@ FLOORS = {
     **dict.fromkeys(
         [
             *("schema", "trajectory", "weights"),
-            *("processes", "interrupts", "output", "user_code", "waiting", "files"),
+            *("processes", "output", "user_code", "files"),
         ],
         GROUND,
     ),
@@ -53,7 +53,7 @@ GROUND_LIBRARIES = {"numpy", "pydantic"}
 TORCH_FREE = (
     *("__init__", "errors", "config", "runs"),
     *("schema", "trajectory", "weights"),
-    *("processes", "interrupts", "output", "files"),
+    *("processes", "output", "files"),
     *("wire", "envs", "launch"),
     *("learner.loop.ingest", "learner.loop.publisher", "learner.loop.reporter", "actor.env_worker"),
     *("learner.recorder", "learner.loop.server"),

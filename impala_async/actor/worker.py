@@ -27,8 +27,7 @@ from impala_async.envs.describe import Described, read_answer
 from impala_async.envs.faults import RUNNING, Blame
 from impala_async.envs.watch import too_long
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
-from impala_async.interrupts import deaf_children
-from impala_async.processes import Lifeline
+from impala_async.processes import Lifeline, deaf_children
 
 logger = logging.getLogger(__name__)
 

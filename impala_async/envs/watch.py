@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from impala_async.envs.faults import RETURNS, RUNNING, Blame
 from impala_async.errors import EXIT_BUG
-from impala_async.waiting import AFTER_S, Wait
+from impala_async.output import AFTER_S, Wait
 
 # A call that takes longer than this is reported to hang. At a start it is reported earlier.
 HANGS_AFTER_S = 10.0

@@ -33,9 +33,8 @@ from impala_async.errors import (
     how_it_ended,
 )
 from impala_async.files import find_object
-from impala_async.interrupts import GIVE_UP, REQUESTS, deaf_children
-from impala_async.processes import Gate, Lifeline
-from impala_async.waiting import Wait
+from impala_async.output import Wait
+from impala_async.processes import GIVE_UP, REQUESTS, Gate, Lifeline, deaf_children
 
 logger = logging.getLogger(__name__)
 

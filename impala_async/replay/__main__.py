@@ -20,7 +20,7 @@ from impala_async.doors import (
     typed_path,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, RecordingError
-from impala_async.interrupts import REQUESTS, interrupt, leave, undone
+from impala_async.processes import REQUESTS, interrupt, leave, undone
 
 if TYPE_CHECKING:
     from impala_async.replay.index import RecordingIndex

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import ConfigError, how_it_ended
-from impala_async.interrupts import GIVE_UP
 from impala_async.launch import local
 from impala_async.launch.local import LocalRun, free_ports
-from impala_async.waiting import EVERY_S, Wait
+from impala_async.output import EVERY_S, Wait
+from impala_async.processes import GIVE_UP
 from tests.e2e.zygote import children
 
 URL = "tcp://127.0.0.1:1"

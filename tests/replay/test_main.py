@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from impala_async import interrupts
+from impala_async import processes
 from impala_async.config.load import load_config
 from impala_async.doors import BIND_VARIABLE
 from impala_async.replay import __main__ as replay
@@ -188,7 +188,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPa
         folder.let_go()
 
     def interrupted(self: FakePlayer) -> Played:
-        for undo in reversed(interrupts._undoings):
+        for undo in reversed(processes._undoings):
             undo()
         return Played()
 
