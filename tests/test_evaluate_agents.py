@@ -31,7 +31,7 @@ def test_each_agent_counts_as_often(num_episodes, per_agent, num_envs):
     assert (envs.num_envs, num_agents) == (3 * num_envs, 3)
     policy = AlwaysOne()
     played = _play_greedily(policy, envs, per_agent, seed=0, num_agents=num_agents)
-    returns = sorted(one.episode_return for one in played)
+    returns = sorted(total for _, total in played)
     assert returns == [counted(length) for length in (1, 2, 4) for _ in range(per_agent)]
     envs.close()
 
@@ -60,7 +60,7 @@ def test_what_is_counted_was_played_together():
     envs = AgentEnvs([Rounds(world) for world in range(2)])
     policy = AlwaysOne()
     played = _play_greedily(policy, envs, 3, seed=0, num_agents=3)
-    returns = np.array([one.episode_return for one in played]).reshape(3, 3)
+    returns = np.array([total for _, total in played]).reshape(3, 3)
     rounds = np.array([0, 1, 100])
     np.testing.assert_allclose(returns, rounds + np.arange(3)[:, None] / 10, rtol=1e-6)
 

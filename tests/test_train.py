@@ -49,7 +49,8 @@ class FakeRun:
 
     made: list["FakeRun"]
     code = 0
-    has_given_up = has_killed_learner = has_quit = False
+    has_given_up = False
+    how_it_was_quit = ""
 
     def __init__(self, learner_flags, data_url, run_dir, environment, name_actor, fds):
         # The learner holds the folder by the descriptor that it is told of.
@@ -391,20 +392,13 @@ def test_an_end_without_a_summary_is_told(monkeypatch, caplog, code, is_told):
     assert ("to go on: " in caplog.text) == is_told
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("has_killed_learner", "did not answer, and was killed"),
-        ("has_quit", "was told to quit at once"),
-    ],
-)
-def test_a_learner_that_a_second_ctrl_c_ended_is_told_of_too(monkeypatch, caplog, how, said):
+def test_a_learner_that_a_second_ctrl_c_ended_is_told_of_too(monkeypatch, caplog):
     monkeypatch.setattr(FakeRun, "code", 130)
-    monkeypatch.setattr(FakeRun, how, True)
+    monkeypatch.setattr(FakeRun, "how_it_was_quit", "was told to quit at once")
     monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
     started("--run-dir", "here", code=130)
     (told,) = caplog.messages
-    assert told.startswith(f"the learner {said}{LOST}; to go on: ")
+    assert told.startswith(f"the learner was told to quit at once{LOST}; to go on: ")
 
 
 @pytest.mark.parametrize(

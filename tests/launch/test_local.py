@@ -562,7 +562,7 @@ sys.exit(130)
     assert started.run(1) == 130
     thread.join()
     assert len(events("learner", "signal")) == 2
-    assert started.has_quit == has_begun
+    assert started.how_it_was_quit == ("was told to quit at once" if has_begun else "")
 
 
 def test_a_second_ctrl_c_kills_a_learner_that_does_not_answer(monkeypatch, caplog):
@@ -587,7 +587,7 @@ wait_for(lambda: False)
     started = prepare(learner, stubborn)
     assert started.run(1) == 130
     thread.join()
-    assert started.has_killed_learner
+    assert started.how_it_was_quit == "did not answer, and was killed"
     assert children() == []
     told = [text for text in caplog.messages if not text.startswith("starting: ")]
     assert "waiting for the learner, which has not answered yet (0 s); press Ctrl-C" in told[0]
