@@ -48,7 +48,7 @@ FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
 FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_returns")
 # How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
 LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
-# What ends a run, by the keys of `stop`, and how the summary calls what it came to.
+# The keys of `stop` that end a run for good, and how the summary calls what it came to.
 REACHED = {
     "env_steps": "env_steps_trained",
     "updates": "updates",
