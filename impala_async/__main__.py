@@ -11,7 +11,7 @@ from typing import NoReturn
 from impala_async import __version__
 from impala_async.doors import run_door
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE
-from impala_async.interrupts import leave
+from impala_async.processes import leave
 
 # Door: its module, and what it is for. Modules are imported only when their door is opened.
 DOORS = {

@@ -33,10 +33,8 @@ from impala_async.errors import (
     RunOver,
     how_it_ended,
 )
-from impala_async.interrupts import Interrupted, last_word, quit_at_once
-from impala_async.output import flush_output, write_any_text, write_unhurried
-from impala_async.processes import begin, inherited_fds
-from impala_async.waiting import told_of
+from impala_async.output import flush_output, told_of, write_any_text, write_unhurried
+from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +48,12 @@ FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
 FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_returns")
 # How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
 LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
+# The keys of `stop` that end a run for good, and how the summary calls what it came to.
+REACHED = {
+    "env_steps": "env_steps_trained",
+    "updates": "updates",
+    "mean_return": "mean_return_100",
+}
 # Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
 # no settings: those are written down, and a resumed run would insist on ports long taken.
 BIND_VARIABLE = "IMPALA_ASYNC_BIND"
@@ -73,8 +77,8 @@ class Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if self._given_in is namespace:
-            hint = "; change single settings with --set" if self.dest == "config" else ""
             before = getattr(namespace, self.dest)
+            hint = "; change single settings with --set" if self.dest == "config" else ""
             raise argparse.ArgumentError(
                 self, f"takes one value, got {str(before)!r} and {str(values)!r}{hint}"
             )
@@ -93,53 +97,37 @@ class DoorParser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            meant: list[str | None] = []
-            for before, each, after in zip(
-                ["", *unknown], unknown, [*unknown[1:], ""], strict=False
-            ):
-                # A word behind a flag without a value is its value.
-                if not before.startswith("-") or "=" in before or each.startswith("-"):
-                    meant.append(self._meant(each, after) or self._meant_place(each, parsed))
-            flags = " ".join(filter(None, meant))
+            pairs = zip(["", *unknown], unknown, strict=False)
+            meant = [_meant(word) for before, word in pairs if not _is_value(before, word)]
+            flags = " ".join(filter(None, meant)) if "--set" in self._option_string_actions else ""
             hint = f"; did you mean {flags}?" if flags else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed
-
-    def _meant(self, flag: str, value: str) -> str | None:
-        """The setting that may be meant by a flag that there is not, with its value."""
-        from impala_async.config.learner import like_url
-        from impala_async.config.mistakes import key_like
-
-        flag, equals, after = flag.partition("=")
-        name = flag.lstrip("-").replace("-", "_")
-        key = key_like(name) if flag.startswith("-") or equals else None
-        if key is None or "--set" not in self._option_string_actions:
-            return None
-        value = after if equals else value
-        value = "VALUE" if not value or value.startswith("--") else value
-        if key.startswith("bind."):
-            value = like_url(value) or "tcp://HOST:PORT"
-        return f"--set {key}={value}"
-
-    def _meant_place(self, word: str, parsed: argparse.Namespace) -> str | None:
-        """The flags that may be meant by a word that stands where no word belongs."""
-        if word.startswith("-") or "--set" not in self._option_string_actions:
-            return None
-        for override in parsed.overrides:
-            if "=" not in override:
-                return f"--set {override}={word}"
-        if parsed.resume or Path(word, "config.json").exists():
-            return f"--resume --run-dir {word}"
-        if re.fullmatch(r"[\w./:-]+(-v\d+|:\w+)", word):
-            return f"--set env.id={word}"
-        near = difflib.get_close_matches(Path(word).stem, packaged_configs(), n=1)
-        return f"--config {word if Path(word).is_file() else near[0]}" if near else None
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         if message:
             self._print_message(message, sys.stderr)
         flush_output()
         sys.exit(status)
+
+
+def _is_value(before: str, word: str) -> bool:
+    """Whether a word stands behind a flag that has no value yet."""
+    return before.startswith("-") and "=" not in before and not word.startswith("-")
+
+
+def _meant(word: str) -> str:
+    """The flags that may be meant by a flag that there is not, or a word where none belongs."""
+    from impala_async.config.mistakes import key_like
+
+    name, equals, _ = word.partition("=")
+    if word.startswith("-") or equals:
+        key = key_like(name.lstrip("-").replace("-", "_"))
+        return f"--set {key}=VALUE" if key else ""
+    if re.fullmatch(r"[\w./:-]+(-v\d+|:\w+)", word):
+        return f"--set env.id={word}"
+    near = difflib.get_close_matches(Path(word).stem, packaged_configs(), n=1)
+    return f"--config {word if Path(word).is_file() else near[0]}" if near else ""
 
 
 def command_of(door: str) -> str:
@@ -299,19 +287,17 @@ def check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
 
     `stop.wall_s` is of each start anew, and never over at the next one.
     """
-    for key, done in (
-        ("env_steps", "env_steps_trained"),
-        ("updates", "updates"),
-        ("mean_return", "mean_return_100"),
-    ):
-        limit, made = getattr(config.stop, key), summary.get(done) if summary else None
+    summary = summary or {}
+    for key, done in REACHED.items():
+        limit, made = getattr(config.stop, key), summary.get(done)
         # A mean has to be made first; it is the only one that may be null.
-        may_lack = summary is None or done not in summary or key == "mean_return"
-        if not isinstance(made, int | float) and not (made is None and may_lack):
-            raise CheckpointError(f"summary.json: {done}: wants a number, got {made!r}: remove it")
-        if limit is None or made is None or made < limit:
+        if made is None and (done not in summary or key == "mean_return"):
             continue
-        steps = 2 * max(config.stop.env_steps or 0, (summary or {}).get("env_steps_trained", 0))
+        if not isinstance(made, int | float):
+            raise CheckpointError(f"summary.json: {done}: wants a number, got {made!r}: remove it")
+        if limit is None or made < limit:
+            continue
+        steps = 2 * max(config.stop.env_steps or 0, summary.get("env_steps_trained", 0))
         more = [f"stop.{key}={2 * max(limit, made):_}"]
         if key == "mean_return":
             more = ["stop.mean_return=none", f"stop.env_steps={steps:_}"]

@@ -1,19 +1,4 @@
-"""All that this package raises on purpose, and the exit code that each ends a process with.
-
-ImpalaAsyncError              70  a bug of ours, unless a branch below says otherwise
-├── ConfigError                2  names the field, what it got and what it wants
-│   └── SpacesError            2  nothing can be built for these spaces with these settings
-├── EnvError                   2  the environment cannot be made, or broke its own contract
-├── EnvHangsError             70  a call of it took longer than env.step_timeout_s
-├── CheckpointError            2  a checkpoint is missing, damaged, or belongs to another run
-├── RecordingError             2  a recording is missing, damaged, or cannot be played as asked
-├── RunOver                    0  a run that is to be resumed has reached its end already
-├── ProtocolError              -  one peer misbehaved: counted and dropped, the learner lives
-├── MismatchError             78  this actor does not fit this learner: do not retry
-├── NotAllowedError           77  the learner does not admit this actor
-├── UnreachableError          75  no learner answered in time: try again later
-└── ServiceError              70  a task or thread died: everything stops, the cause is kept
-"""
+"""All that this package raises on purpose, and the exit code that each ends a process with."""
 
 import signal
 
@@ -44,10 +29,14 @@ def how_it_ended(code: int) -> str:
 
 
 class ImpalaAsyncError(Exception):
+    """A bug of ours, unless a class below says otherwise."""
+
     exit_code = EXIT_BUG
 
 
 class ConfigError(ImpalaAsyncError):
+    """It names the field, what it got and what it wants."""
+
     exit_code = EXIT_CONFIG
 
 
@@ -59,7 +48,10 @@ class SpacesError(ConfigError):
 
 
 class EnvError(ImpalaAsyncError):
-    """`is_death`: its process died, which the next one may not."""
+    """The environment cannot be made, or broke its own contract.
+
+    `is_death`: its process died, which the next one may not.
+    """
 
     exit_code = EXIT_CONFIG
 
@@ -69,23 +61,29 @@ class EnvError(ImpalaAsyncError):
 
 
 class EnvHangsError(ImpalaAsyncError):
-    exit_code = EXIT_BUG
+    """A call of the environment took longer than env.step_timeout_s."""
 
 
 class CheckpointError(ImpalaAsyncError):
+    """A checkpoint is missing, damaged, or belongs to another run."""
+
     exit_code = EXIT_CONFIG
 
 
 class RecordingError(ImpalaAsyncError):
+    """A recording is missing, damaged, or cannot be played as asked."""
+
     exit_code = EXIT_CONFIG
 
 
 class RunOver(ImpalaAsyncError):
+    """A run that is to be resumed has reached its end already."""
+
     exit_code = EXIT_DONE
 
 
 class ProtocolError(ImpalaAsyncError):
-    """`reason` is its counter."""
+    """One peer misbehaved: counted by its `reason` and dropped, the learner lives."""
 
     def __init__(self, reason: str, text: str = "") -> None:
         super().__init__(text or reason)
@@ -93,16 +91,22 @@ class ProtocolError(ImpalaAsyncError):
 
 
 class MismatchError(ImpalaAsyncError):
+    """This actor does not fit this learner: do not retry."""
+
     exit_code = EXIT_MISMATCH
 
 
 class NotAllowedError(ImpalaAsyncError):
+    """The learner does not admit this actor."""
+
     exit_code = EXIT_NOT_ALLOWED
 
 
 class UnreachableError(ImpalaAsyncError):
+    """No learner answered in time: try again later."""
+
     exit_code = EXIT_TRY_AGAIN
 
 
 class ServiceError(ImpalaAsyncError):
-    exit_code = EXIT_BUG
+    """A task or thread died: everything stops, the cause is kept."""

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from impala_async.doors import new_parser, run_door, start_told_of
 from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
-from impala_async.interrupts import REQUESTS, interrupt, leave
 from impala_async.metrics.report import format_return
-from impala_async.waiting import Wait
+from impala_async.output import Wait
+from impala_async.processes import REQUESTS, interrupt, leave
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
@@ -30,11 +30,8 @@ NUM_ENVS = 8
 MAX_STEPS = 100_000
 
 
-class Played(NamedTuple):
-    """One episode: the number of the policy that played it, and its return."""
-
-    policy: int
-    episode_return: float
+Played = tuple[int, float]
+"""One episode: the number of the policy that played it, and its return."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,12 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    if args.episodes < 1:
-        raise ConfigError(f"--episodes: wants a whole number from 1 up, got {args.episodes}")
-    if args.seed < 0:
-        raise ConfigError(f"--seed: wants a whole number from 0 up, got {args.seed}")
-    if args.max_steps < 1:
-        raise ConfigError(f"--max-steps: wants a whole number from 1 up, got {args.max_steps}")
+    for flag, least in (("episodes", 1), ("seed", 0), ("max_steps", 1)):
+        if (value := getattr(args, flag)) < least:
+            name = flag.replace("_", "-")
+            raise ConfigError(f"--{name}: wants a whole number from {least} up, got {value}")
     folder, path = _locate(args.path)
     config = folder.load_config()
     is_one = path != folder.checkpoints
@@ -76,7 +71,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     finally:
         watch.close()
     for number, name in enumerate(config.policies.names or [""]):
-        returns = [one.episode_return for one in played if one.policy == number]
+        returns = [total for policy, total in played if policy == number]
         if returns:
             _tell(f"{name}: " if name else "", returns)
     return 0
@@ -121,7 +116,9 @@ def _play(
     # From here on there is something to close.
     for number in REQUESTS:
         signal.signal(number, interrupt)
-    envs, policy, num_agents = _build_enough(config, args.episodes)
+    num_envs = min(NUM_ENVS, args.episodes)
+    envs, policy = build_players(config, num_envs)
+    num_agents = envs.num_envs // num_envs
     per_agent = -(-args.episodes // num_agents)
     try:
         _load(policy, checkpoint)
@@ -130,18 +127,6 @@ def _play(
         return _play_greedily(policy, envs, per_agent, args.seed, args.max_steps, num_agents)
     finally:
         envs.close()
-
-
-def _build_enough(config: "RunConfig", num_episodes: int) -> "tuple[EnvBatch, AnyPolicy, int]":
-    """As many environments as can all be counted, what plays in them, and for how many agents."""
-    num_envs = min(NUM_ENVS, num_episodes)
-    envs, policy = build_players(config, num_envs)
-    num_agents = envs.num_envs // num_envs
-    num_enough = -(-num_episodes // num_agents)
-    if num_enough < num_envs:
-        envs.close()
-        envs, policy = build_players(config, num_enough)
-    return envs, policy, num_agents
 
 
 def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, AnyPolicy]":
@@ -208,7 +193,7 @@ def _play_greedily(
                 f"{envs.name}: {len(counted())} of {per_agent * num_agents} episodes ended within "
                 f"{max_steps} steps; allow more with --max-steps, or give it a time limit"
             )
-        actions, state = policy.act_greedy(obs, state)
+        actions, _, state = policy.act(obs, state)
         step = envs.step(actions)
         check_numbers(envs, step.obs, step.rewards)
         obs = step.obs
@@ -216,7 +201,7 @@ def _play_greedily(
         is_over = (step.terminated | step.truncated) & ~is_reset_row
         players = obs[POLICY] if len(policy.members) > 1 else one_policy
         for env in np.flatnonzero(is_over).tolist():
-            played[env].append(Played(int(players[env]), float(totals[env])))
+            played[env].append((int(players[env]), float(totals[env])))
             totals[env] = 0.0
         is_first = is_reset_row if step.final_obs is None else is_over
         if step.idle is not None:
@@ -228,7 +213,7 @@ def _play_greedily(
 
 
 def _so_far(played: list[Played], num_wanted: int, seconds: float) -> str:
-    mean = sum(one.episode_return for one in played) / len(played) if played else None
+    mean = sum(total for _, total in played) / len(played) if played else None
     return (
         f"playing: {len(played)} of {num_wanted} episodes after {seconds:.0f} s, "
         f"mean return {format_return(mean)}"

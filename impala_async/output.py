@@ -1,8 +1,8 @@
-"""The output of a process; when nobody reads it, nothing but the output itself waits.
+"""The output of a process: it never waits for its reader, and tells of what is waited for.
 
 A terminal that is stopped by Ctrl-S, a pager, or a line that stalls makes a write wait until it is
 read, and every thread that logs waits with it. So a thread of its own writes to a terminal or a
-pipe. What it cannot keep is lost, and counted.
+pipe. The rest is lost, and counted.
 """
 
 import io
@@ -10,6 +10,9 @@ import os
 import stat
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 # Characters that wait to be read.
@@ -18,6 +21,10 @@ MOST_WAITING = 1 << 18
 GRACE_S = 2.0
 # The thread that writes.
 WRITER = "stderr"
+# A wait is told of not at once, then now and then.
+AFTER_S = 3.0
+EVERY_S = 10.0
+LOOK_EVERY_S = 0.25
 
 
 class Unhurried:
@@ -127,3 +134,46 @@ def _has_reader(stream: TextIO | None) -> bool:
     except (OSError, ValueError):
         return False
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+class Wait:
+    """One wait, from now on or `since` a moment of the clock. `tell` takes a line."""
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        after_s: float = AFTER_S,
+        since: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._since = clock() if since is None else since
+        self._due_s = after_s
+
+    def look(self, what: Callable[[float], str]) -> None:
+        """Tell `what` of the seconds waited, if it is time for another line."""
+        waited_s = self._clock() - self._since
+        if waited_s >= self._due_s:
+            self._due_s = waited_s + EVERY_S
+            self._tell(what(waited_s))
+
+
+@contextmanager
+def told_of(what: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Another thread tells of the work that is done in here, as this one is busy with it."""
+    is_over = threading.Event()
+    wait = Wait(tell)
+
+    def look() -> None:
+        while not is_over.wait(LOOK_EVERY_S):
+            wait.look(lambda s: f"{what} ({s:.0f} s)")
+
+    thread = threading.Thread(target=look, name="wait", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -61,44 +61,31 @@ class AnyPolicy(Protocol):
     @property
     def members(self) -> Mapping[str, "Policy"]:
         """Each under its name; one policy alone has none, and is its own member."""
-        ...
 
     def load(self, weights: Weights) -> None:
         """Take over weights of either layout; raises ValueError when they have neither."""
-        ...
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Those of `tensors`, by their names."""
-        ...
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Undo `named_tensors`; raises RuntimeError or KeyError when they do not fit."""
-        ...
 
     def compute_in(self, precision: torch.dtype) -> None:
         """Evaluate and act with torsos in this precision; weights and losses stay float32."""
-        ...
 
     def act_in(self, precision: torch.dtype) -> None:
         """For good: act only, with torsos in this precision."""
-        ...
 
-    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
-        """Sample an action for each of `[C, ...]` observations and their states.
+    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator | None = None) -> Action:
+        """Choose an action for each of `[C, ...]` observations and their states.
 
-        The generator lives on the policy's device. The arrays must be writable, as torch wants.
+        It is sampled with a generator on the policy's device, or without one the likeliest. The
+        arrays must be writable, as torch wants.
         """
-        ...
-
-    def act_greedy(
-        self, obs: Arrays, state: Arrays
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
-        """The likeliest action for each of `[C, ...]` observations, and the next state."""
-        ...
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
         """The state before an episode's first row."""
-        ...
 
 
 def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:
@@ -180,23 +167,19 @@ class Policy:
         self.tensors = tuple(self.model.state_dict().values())
         self._quick = None
 
-    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
-        if self._quick is not None and self._is_one_choice:
+    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator | None = None) -> Action:
+        if self._quick is not None and self._is_one_choice and generator is not None:
             ((name, dtype),) = self._dtypes.items()
-            actions, log_probs = sample_by_numpy(self._quick(obs), generator)
-            return Action({name: actions.astype(dtype)}, log_probs, {})
+            choices, log_probs = sample_by_numpy(self._quick(obs), generator)
+            return Action({name: choices.astype(dtype)}, log_probs, {})
         with torch.inference_mode():
             joint, next_state = self._look(obs, state)
-            chosen = joint.sample(generator)
-            log_probs = joint.log_prob(chosen).cpu().numpy()
-            return Action(self._arrays(chosen), log_probs, next_state)
-
-    def act_greedy(
-        self, obs: Arrays, state: Arrays
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
-        with torch.inference_mode():
-            joint, next_state = self._look(obs, state)
-            return self._arrays(joint.mode()), next_state
+            chosen = joint.mode() if generator is None else joint.sample(generator)
+            actions = {
+                name: chosen[name].cpu().numpy().astype(dtype)
+                for name, dtype in self._dtypes.items()
+            }
+            return Action(actions, joint.log_prob(chosen).cpu().numpy(), next_state)
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
         return {
@@ -282,11 +265,6 @@ class Policy:
                 num_choices += part.num_parameters
             parts[part.name] = distribution_of(part, parameters)
         return Joint(parts)
-
-    def _arrays(self, actions: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-        return {
-            name: actions[name].cpu().numpy().astype(dtype) for name, dtype in self._dtypes.items()
-        }
 
 
 def _build_seeded(schema: Schema, section: ModelSection, seed: int) -> ActorCritic:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from impala_async.doors import add_run_flags, new_parser, run_door
-from impala_async.interrupts import leave
+from impala_async.processes import leave
 from impala_async.train import train
 
 

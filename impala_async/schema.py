@@ -4,32 +4,101 @@
 leaves, recurrent state and T. From it both sides compute the same `ColumnLayout`, so sizes and
 dtypes never travel with the data.
 
-Leaves of a column are `[S, ...]` or `[T, ...]`, and the state before row 0.
+Leaves of a column are `[S, ...]` or `[T, ...]`, and the state before row 0. They lie in two planes,
+each one contiguous block: `obs` (large; received in place) and `small` (everything else).
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Literal, get_args
+from functools import cache, cached_property
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
 
 from impala_async.errors import SpacesError
-from impala_async.files import why_unreadable
-from impala_async.layout import ColumnLayout, Place
 
 DTYPES = frozenset(
     {"bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"}
 )
 ActionKind = Literal["discrete", "continuous", "squashed"]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+# numpy has 32 dimensions, and columns and rows come before an array's own.
+Shape = Annotated[tuple[Count, ...], Field(max_length=30)]
 MAX_COLUMN_BYTES = 1 << 30
 POLICY = "policy"
 """The observation leaf that says which policy plays a column, where there are several."""
-# numpy has 32, and columns and rows come before an array's own.
-MAX_DIMENSIONS = 30
+LEAF_ALIGNMENT = 8
+COLUMN_ALIGNMENT = 64
+Bytes2D = NDArray[np.uint8]
+Place = tuple[str, tuple[int, ...], str]
+"""Name, shape (with the leading S or T, where there is one) and dtype of an array."""
+
+
+class Leaf(NamedTuple):
+    """Where one array of a column lives; `shape` includes the leading S or T."""
+
+    plane: Literal["obs", "small"]
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_items(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def stretch(self) -> slice:
+        """The bytes of its plane that it takes."""
+        return slice(self.offset, self.offset + self.num_items * np.dtype(self.dtype).itemsize)
+
+
+class ColumnLayout:
+    """The arrays of a plane follow each other, aligned, in the order in which they are given."""
+
+    def __init__(self, obs: Iterable[Place], small: Iterable[Place]) -> None:
+        self.leaves: dict[str, Leaf] = {}
+        self.obs_bytes = self._place("obs", obs)
+        self.small_bytes = self._place("small", small)
+
+    @property
+    def column_bytes(self) -> int:
+        return self.obs_bytes + self.small_bytes
+
+    def views(self, obs: Bytes2D, small: Bytes2D) -> dict[str, NDArray[Any]]:
+        """Typed `[columns, S or T, ...]` views over `[columns, bytes]` planes; no copies."""
+        planes = {"obs": obs, "small": small}
+        return {
+            name: planes[leaf.plane][:, leaf.stretch]
+            .view(leaf.dtype)
+            .reshape(len(obs), *leaf.shape)
+            for name, leaf in self.leaves.items()
+        }
+
+    def gaps(self, plane: Literal["obs", "small"]) -> list[slice]:
+        """The bytes of a plane in which no array lies; they are zero."""
+        found, end = [], 0
+        for leaf in self.leaves.values():
+            if leaf.plane == plane:
+                found.append(slice(end, leaf.offset))
+                end = leaf.stretch.stop
+        found.append(slice(end, self.obs_bytes if plane == "obs" else self.small_bytes))
+        return [gap for gap in found if gap.stop > gap.start]
+
+    def _place(self, plane: Literal["obs", "small"], places: Iterable[Place]) -> int:
+        offset = 0
+        for name, shape, dtype in places:
+            self.leaves[name] = leaf = Leaf(plane, offset, shape, dtype)
+            offset = _aligned(leaf.stretch.stop, LEAF_ALIGNMENT)
+        return _aligned(offset, COLUMN_ALIGNMENT)
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 @dataclass(frozen=True)
@@ -42,9 +111,9 @@ class ArraySpec:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
-    choices: tuple[int, ...] = ()
+    choices: tuple[Count, ...] = ()
     is_stack: bool = False
 
     def __post_init__(self) -> None:
@@ -53,7 +122,11 @@ class ArraySpec:
         if any(size < 1 for size in self.shape):
             raise SpacesError(f"{self.name or 'array'}: empty shape {self.shape}")
         if self.choices:
-            _check_choices(self)
+            if len(self.choices) != self.num_items:
+                raise SpacesError(
+                    f"{self.name or 'array'}: {len(self.choices)} numbers of choices for shape "
+                    f"{self.shape}"
+                )
             if self.is_float:
                 raise SpacesError(f"{self.name or 'array'}: categories of dtype {self.dtype}")
         if self.is_stack and (self.dtype != "uint8" or len(self.shape) < 2 or self.choices):
@@ -94,15 +167,16 @@ class ActionPart:
 
     name: str
     kind: ActionKind
-    choices: tuple[int, ...] = ()
-    shape: tuple[int, ...] = ()
+    choices: tuple[Count, ...] = ()
+    shape: Shape = ()
 
     def __post_init__(self) -> None:
-        if self.kind == "discrete":
-            _check_choices(self)
-        elif self.choices:
-            raise SpacesError(f"action part {self.name!r}: a {self.kind} one has no choices")
-        # It has a shape and a dtype that an array can have.
+        if (self.kind == "discrete") != bool(self.choices):
+            raise SpacesError(
+                f"action part {self.name!r}: {len(self.choices)} numbers of choices for a "
+                f"{self.kind} one"
+            )
+        # It has choices, a shape and a dtype that an array can have.
         _ = self.array
 
     @property
@@ -117,7 +191,8 @@ class ActionPart:
     @cached_property
     def array(self) -> ArraySpec:
         """The array that holds it on our side, whatever the environment's own dtype."""
-        return ArraySpec(self.name, self.shape, "int32" if self.kind == "discrete" else "float32")
+        dtype = "int32" if self.kind == "discrete" else "float32"
+        return ArraySpec(self.name, self.shape, dtype, self.choices)
 
 
 @dataclass(frozen=True)
@@ -143,7 +218,7 @@ class Schema:
 
     obs: ObsSpec
     action: ActionSpec
-    rows: int
+    rows: Count
     state: tuple[ArraySpec, ...] = ()
     policies: tuple[str, ...] = ()
     """Names of those that the leaf `policy` has the numbers of; empty where there is one."""
@@ -167,21 +242,11 @@ class Schema:
     def from_json(data: bytes) -> "Schema":
         """Rebuild a schema; raises SpacesError for anything that is not one."""
         try:
-            raw = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise SpacesError(f"not a schema: {why_unreadable(error)}") from None
-        try:
-            schema = Schema(
-                obs=ObsSpec(tuple(_array_spec(leaf) for leaf in raw["obs"]["leaves"])),
-                action=_action_spec(raw["action"]),
-                rows=_positive(raw["rows"]),
-                state=tuple(_array_spec(leaf) for leaf in raw["state"]),
-                policies=_names(raw.get("policies", [])),
-            )
-        except KeyError as error:
-            raise SpacesError(f"not a schema: it lacks {error}") from None
-        except (TypeError, AttributeError, RecursionError) as error:
-            raise SpacesError(f"not a schema: {why_unreadable(error)}") from None
+            schema = _reader().validate_json(data, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise SpacesError(f"not a schema: {place}: {first['msg']}") from None
         _check_names("observation", [leaf.name for leaf in schema.obs.leaves], smallest=1)
         _check_names("action", [part.name for part in schema.action.parts], smallest=1)
         _check_names("state", [leaf.name for leaf in schema.state], smallest=0)
@@ -262,39 +327,9 @@ def _small_places(schema: Schema) -> Iterator[Place]:
         yield flag, rows, "bool"
 
 
-def _array_spec(raw: dict[str, Any]) -> ArraySpec:
-    if not isinstance(raw["name"], str) or not isinstance(raw["dtype"], str):
-        raise SpacesError("not a schema: name and dtype must be text")
-    is_stack = raw.get("is_stack", False)
-    if not isinstance(is_stack, bool):
-        raise SpacesError("not a schema: is_stack must be true or false")
-    return ArraySpec(raw["name"], _shape(raw), raw["dtype"], _positives(raw["choices"]), is_stack)
-
-
-def _action_spec(raw: dict[str, Any]) -> ActionSpec:
-    legal = raw["legal"]
-    if legal is not None and not isinstance(legal, str):
-        raise SpacesError("not a schema: legal must be the name of an observation leaf")
-    return ActionSpec(tuple(_action_part(part) for part in raw["parts"]), legal)
-
-
-def _action_part(raw: dict[str, Any]) -> ActionPart:
-    if raw["kind"] not in get_args(ActionKind) or not isinstance(raw["name"], str):
-        raise SpacesError(f"unsupported action part {raw['name']!r} of kind {raw['kind']!r}")
-    return ActionPart(raw["name"], raw["kind"], _positives(raw["choices"]), _shape(raw))
-
-
-def _shape(raw: dict[str, Any]) -> tuple[int, ...]:
-    if len(raw["shape"]) > MAX_DIMENSIONS:
-        raise SpacesError(f"{len(raw['shape'])} dimensions, more than {MAX_DIMENSIONS}")
-    return _positives(raw["shape"])
-
-
-def _check_choices(spec: ArraySpec | ActionPart) -> None:
-    if len(spec.choices) != math.prod(spec.shape):
-        raise SpacesError(
-            f"{spec.name or 'array'}: {len(spec.choices)} numbers of choices for shape {spec.shape}"
-        )
+@cache
+def _reader() -> TypeAdapter[Schema]:
+    return TypeAdapter(Schema)
 
 
 def _check_legal(schema: Schema) -> None:
@@ -328,24 +363,6 @@ def _check_names(what: str, names: list[str], smallest: int) -> None:
         raise SpacesError(f"the {what} has two parts of one name")
     if not all(name.isprintable() for name in names):
         raise SpacesError(f"the {what} has a part with an unprintable name")
-
-
-def _names(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise SpacesError(f"not a schema: not a list of names: {values!r}")
-    return tuple(values)
-
-
-def _positives(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise SpacesError(f"not a schema: not a list: {values!r}")
-    return tuple(_positive(value) for value in values)
-
-
-def _positive(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise SpacesError(f"not a positive count: {value!r}")
-    return value
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

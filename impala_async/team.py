@@ -7,7 +7,7 @@ one after the other, under names that begin with the member's. Who learns is no 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -122,43 +122,29 @@ class Team:
         for name, member in self.members.items():
             member.load_tensors(split_off(tensors, name))
 
-    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator) -> Action:
+    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator | None = None) -> Action:
         num_columns = len(obs[POLICY])
-        actions, next_state = self._no_actions(num_columns), self.first_state(num_columns)
-        log_probs = np.zeros(num_columns, np.float32)
-        for member, columns in self._players(obs):
+        action = Action(
+            {
+                part.name: np.zeros((num_columns, *part.shape), part.array.dtype)
+                for part in self._parts
+            },
+            np.zeros(num_columns, np.float32),
+            self.first_state(num_columns),
+        )
+        for number, member in enumerate(self.members.values()):
+            columns = np.flatnonzero(obs[POLICY] == number)
+            if not len(columns):
+                continue
             chosen = member.act(_of(obs, columns), _of(state, columns), generator)
-            _put(actions, columns, chosen.actions)
-            _put(next_state, columns, chosen.state)
-            log_probs[columns] = chosen.log_probs
-        return Action(actions, log_probs, next_state)
-
-    def act_greedy(
-        self, obs: Arrays, state: Arrays
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
-        num_columns = len(obs[POLICY])
-        actions, next_state = self._no_actions(num_columns), self.first_state(num_columns)
-        for member, columns in self._players(obs):
-            chosen, after = member.act_greedy(_of(obs, columns), _of(state, columns))
-            _put(actions, columns, chosen)
-            _put(next_state, columns, after)
-        return actions, next_state
+            action.log_probs[columns] = chosen.log_probs
+            for into, arrays in ((action.actions, chosen.actions), (action.state, chosen.state)):
+                for name, array in arrays.items():
+                    into[name][columns] = array
+        return action
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
         return next(iter(self.members.values())).first_state(num_columns)
-
-    def _players(self, obs: Arrays) -> Iterator[tuple[Policy, NDArray[np.int64]]]:
-        """Those who play a column now, each with its columns; always in the same order."""
-        for number, member in enumerate(self.members.values()):
-            columns = np.flatnonzero(obs[POLICY] == number)
-            if len(columns):
-                yield member, columns
-
-    def _no_actions(self, num_columns: int) -> dict[str, NDArray[Any]]:
-        return {
-            part.name: np.zeros((num_columns, *part.shape), part.array.dtype)
-            for part in self._parts
-        }
 
 
 def member_seed_of(seed: int, number: int) -> int:
@@ -178,8 +164,3 @@ def split_off(tensors: Mapping[str, Tensor], member: str) -> dict[str, Tensor]:
 
 def _of(arrays: Arrays, columns: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     return {name: array[columns] for name, array in arrays.items()}
-
-
-def _put(into: Arrays, columns: NDArray[np.int64], arrays: Arrays) -> None:
-    for name, array in arrays.items():
-        into[name][columns] = array

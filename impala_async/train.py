@@ -6,7 +6,6 @@
 import argparse
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,10 +22,10 @@ from impala_async.doors import (
     start_logging,
     tell_death,
 )
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, SHELL_SIGNAL
-from impala_async.interrupts import leave
+from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun, free_ports
 from impala_async.metrics.report import RETURN_EPISODES, format_return
+from impala_async.processes import leave
 from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:
@@ -105,10 +104,8 @@ def _train(
     # A learner that was told to end while it started has nothing to sum up.
     elif code not in (EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED):
         tell_death(code, folder, "train")
-    elif run.has_killed_learner:
-        tell_death(SHELL_SIGNAL + signal.SIGKILL, folder, "train", "did not answer, and was killed")
-    elif run.has_quit:
-        tell_death(code, folder, "train", "was told to quit at once")
+    elif how := run.how_it_was_quit:
+        tell_death(code, folder, "train", how)
     return code
 
 

@@ -16,7 +16,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from impala_async.errors import ConfigError, ImpalaAsyncError
-from impala_async.interrupts import is_ctrl_c
+from impala_async.processes import is_ctrl_c
 
 EXTRAS = {
     "Box2D": "box2d",

@@ -1,10 +1,9 @@
+"""As many greedy episodes of each agent as were asked for, and their means."""
+
 import itertools
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,18 +14,21 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from impala_async.config.model import ModelSection
-from impala_async.config.policies import PoliciesSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import EnvSection, RunConfig
+from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.batch import Step
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
+from impala_async.errors import EnvError
 from impala_async.evaluate import _play_greedily, main
-from impala_async.policy import Policy
+from impala_async.policy import Action, Policy
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.team import Team
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
+from tests.envs.test_agents import Lives
 
 PROBES = "bench.probes"
 
@@ -39,14 +41,15 @@ class AlwaysOne:
     def first_state(self, num_columns):
         return {}
 
-    def act_greedy(self, obs, state):
-        return {"": np.ones(len(obs[""]), np.int32)}, {}
+    def act(self, obs, state):
+        return Action({"": np.ones(len(obs[""]), np.int32)}, None, {})
 
 
 def returns_of(policy, envs, num_episodes):
     played = _play_greedily(policy, envs, num_episodes, seed=0)
-    assert {one.policy for one in played} == {0}
-    return [one.episode_return for one in played]
+    assert {policy for policy, _ in played} == {0}
+    envs.close()
+    return [total for _, total in played]
 
 
 def counted(length):
@@ -54,25 +57,22 @@ def counted(length):
     return sum(step + 10 for step in range(1, length + 1))
 
 
+# -------------------- episodes
+
+
 @pytest.mark.parametrize("autoreset", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
 def test_returns_are_those_of_the_episodes(autoreset, ends):
     lengths = (3, 5, 1)
     kwargs = {"lengths": lengths, "autoreset": autoreset, "ends": ends}
-    envs = build_envs("vector", EnvSection(id=f"{PROBES}:CountingVector", kwargs=kwargs), 3)
-    policy = AlwaysOne()
+    section = EnvSection(id=f"{PROBES}:CountingVector", kwargs=kwargs)
     expected = [counted(length) for length in lengths for _ in range(4)]
-    assert returns_of(policy, envs, 12) == expected
     # As many of each, up to the last one: short episodes are not favoured.
-    assert returns_of(policy, envs, 10) == expected[:10]
-    envs.close()
-
-
-def test_single_environments_in_turn_give_the_same():
-    envs = build_envs("serial", EnvSection(id=f"{PROBES}:Counting", kwargs={"length": 4}), 2)
-    policy = AlwaysOne()
-    assert returns_of(policy, envs, 3) == [counted(4)] * 3
-    envs.close()
+    for num_episodes in (12, 10):
+        envs = build_envs("vector", section, 3)
+        assert returns_of(AlwaysOne(), envs, num_episodes) == expected[:num_episodes]
+    serial = build_envs("serial", EnvSection(id=f"{PROBES}:Counting", kwargs={"length": 4}), 2)
+    assert returns_of(AlwaysOne(), serial, 3) == [counted(4)] * 3
 
 
 class ScriptedEnvs:
@@ -94,6 +94,8 @@ class ScriptedEnvs:
             steps.append((1000.0, True))
         return steps
 
+    def close(self): ...
+
     def reset(self, seed):
         return {"": np.zeros((2, 1), np.float32)}
 
@@ -104,33 +106,27 @@ class ScriptedEnvs:
         return Step(self.reset(0), np.array(rewards, np.float32), is_over, np.zeros(2, np.bool_))
 
 
-def test_the_row_of_a_reset_is_in_no_return():
-    envs = ScriptedEnvs([[1, 2], [4], [9, 9, 9]], [[0.5], [-8, 0, 1], [7]])
-    policy = AlwaysOne()
-    assert returns_of(policy, envs, 4) == [3.0, 4.0, 0.5, -7.0]
+def test_the_row_of_a_reset_is_in_no_return_nor_does_a_key_called_policy_mean_anything():
+    class Named(ScriptedEnvs):
+        def reset(self, seed):
+            return {**super().reset(seed), "policy": np.full((2, 3), 7)}
+
+    for kind in (ScriptedEnvs, Named):
+        envs = kind([[1, 2], [4], [9, 9, 9]], [[0.5], [-8, 0, 1], [7]])
+        assert returns_of(AlwaysOne(), envs, 4) == [3.0, 4.0, 0.5, -7.0]
 
 
 def test_a_long_play_says_how_far_it_is(capfd):
-    episodes = [[1.0, 1.0]] * 6
-    envs = ScriptedEnvs(episodes, episodes)
-    policy = AlwaysOne()
+    envs = ScriptedEnvs([[1.0, 1.0]] * 6, [[1.0, 1.0]] * 6)
     # Each look at the clock, one per step, is a second later.
     seconds = itertools.count()
-    _play_greedily(policy, envs, 12, seed=0, clock=lambda: float(next(seconds)))
+    _play_greedily(AlwaysOne(), envs, 12, seed=0, clock=lambda: float(next(seconds)))
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == [
         "playing: 2 of 12 episodes after 3 s, mean return 2.00",
         "playing: 8 of 12 episodes after 13 s, mean return 2.00",
     ]
-
-
-def test_a_key_called_policy_means_nothing_where_there_is_one():
-    class Named(ScriptedEnvs):
-        def reset(self, seed):
-            return {**super().reset(seed), "policy": np.full((2, 3), 7)}
-
-    assert returns_of(AlwaysOne(), Named([[1, 2]], [[3]]), 2) == [3.0, 3.0]
 
 
 class Recall(gym.Env[Any, np.int64]):
@@ -163,10 +159,10 @@ class Remembering:
     def first_state(self, num_columns):
         return {"sum": np.zeros((num_columns, 1), np.float32)}
 
-    def act_greedy(self, obs, state):
+    def act(self, obs, state):
         # What is remembered counts twice: a new cue cannot make up for a wrong memory.
         after = np.where(state["sum"] == 0, obs[""], 2 * state["sum"] + obs[""])
-        return {"": (after[:, 0] > 0).astype(np.int32)}, {"sum": after}
+        return Action({"": (after[:, 0] > 0).astype(np.int32)}, None, {"sum": after})
 
 
 @pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
@@ -174,68 +170,123 @@ def test_a_memory_is_kept_within_an_episode_and_lost_with_it(mode):
     envs = SerialEnvs([Recall() for _ in range(3)])
     if mode != "serial":
         envs = VectorEnvs(SyncVectorEnv([Recall] * 3, autoreset_mode=AutoresetMode(mode)))
-    policy = Remembering()
-    assert returns_of(policy, envs, 30) == [1.0] * 30
+    assert returns_of(Remembering(), envs, 30) == [1.0] * 30
 
 
-def test_a_recurrent_checkpoint_plays(tmp_path, capsys):
-    run = RunFolder(tmp_path / "run")
-    model = ModelSection(hidden_sizes=(4,), core="lstm", core_size=5, normalize_obs=True)
-    run.begin(RunConfig(env=EnvSection(id=f"{PROBES}:Counting"), model=model))
-    config = run.load_config()
-    envs = build_envs("serial", config.env, 1)
-    schema = Schema(envs.obs_spec, envs.action_spec, 50, recurrent_state("lstm", 5))
-    policy = Policy(schema, model, seed=0)
-    save_checkpoint(run.checkpoints, Version(1, 1), {"model": policy.model.state_dict()}, {})
-    assert main([str(run.path), "--episodes", "3"]) == 0
-    assert "mean return of 3 greedy episodes" in capsys.readouterr().out
+# -------------------- agents
+
+THREE = {"lengths": [1, 2, 4], "starts": [0, 0, 0]}
 
 
-Save = Callable[..., Path]
+@pytest.mark.parametrize("per_agent", [1, 4, 9])
+def test_each_agent_counts_as_often(per_agent):
+    envs = build_envs("serial", EnvSection(id="tests.envs.test_agents:Lives", kwargs=THREE), 4)
+    played = _play_greedily(AlwaysOne(), envs, per_agent, seed=0, num_agents=3)
+    returns = sorted(total for _, total in played)
+    assert returns == [counted(length) for length in (1, 2, 4) for _ in range(per_agent)]
+    envs.close()
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A run of an environment that rewards action 1."""
+def test_what_is_counted_was_played_together():
+    """Of the second round only the first world counts: with all of its agents."""
+
+    class Rounds(Lives):
+        def __init__(self, world):
+            super().__init__((1, 1, 1), (0, 0, 0))
+            self.world = world
+
+        def step(self, actions):
+            obs, rewards, *rest = super().step(actions)
+            paid = {a: 100.0 * self.world + self.episode + self._index(a) / 10 for a in rewards}
+            return obs, paid, *rest
+
+    envs = AgentEnvs([Rounds(world) for world in range(2)])
+    played = _play_greedily(AlwaysOne(), envs, 3, seed=0, num_agents=3)
+    returns = np.array([total for _, total in played]).reshape(3, 3)
+    rounds = np.array([0, 1, 100])
+    np.testing.assert_allclose(returns, rounds + np.arange(3)[:, None] / 10, rtol=1e-6)
+
+
+def test_what_was_not_played_is_told_in_the_same_numbers():
+    envs = AgentEnvs([Lives((1, 1)), Lives((9, 9))])
+    with pytest.raises(EnvError, match="4 of 6 episodes ended within 8 steps"):
+        _play_greedily(AlwaysOne(), envs, 3, 0, 8, num_agents=2)
+
+
+# -------------------- runs and checkpoints
+
+
+def begin(tmp_path, env, model=None, policies=None, kwargs=None):
+    """A new run with these settings, and the schema of its environment."""
+    section = EnvSection(id=env, kwargs=kwargs or {})
+    model, policies = model or ModelSection(hidden_sizes=(4,)), policies or ONE_POLICY
     folder = RunFolder(tmp_path / "run")
-    env = EnvSection(id=f"{PROBES}:ActionReward")
-    folder.begin(RunConfig(env=env, model=ModelSection(hidden_sizes=(4,))))
-    return folder
+    folder.begin(RunConfig(env=section, model=model, policies=policies))
+    envs = build_envs("serial", section, 1, policies)
+    state = recurrent_state(model.core, model.core_size)
+    schema = Schema(envs.obs_spec, envs.action_spec, 50, state, policies.names)
+    envs.close()
+    return folder, schema, model
+
+
+def save_policy(folder, policy, update=1):
+    tensors = {"model": policy.named_tensors()}
+    return save_checkpoint(folder.checkpoints, Version(1, update), tensors, {})
 
 
 @pytest.fixture
-def save(run):
+def begun(tmp_path):
+    """A run of an environment that rewards action 1, and its schema."""
+    return begin(tmp_path, f"{PROBES}:ActionReward")
+
+
+@pytest.fixture
+def run(begun):
+    return begun[0]
+
+
+@pytest.fixture
+def save(begun):
     """A checkpoint whose policy prefers one action."""
 
     def make(update, prefers, hidden=4):
-        config = run.load_config()
-        envs = build_envs("serial", config.env, 1)
-        schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows)
+        folder, schema, _ = begun
         policy = Policy(schema, ModelSection(hidden_sizes=(hidden,)), seed=0)
         with torch.no_grad():
-            bias = next(t for t in policy.tensors if tuple(t.shape) == (2,))
-            bias.copy_(torch.tensor([10.0, -10.0] if prefers == 0 else [-10.0, 10.0]))
-        tensors = {"model": policy.model.state_dict()}
-        return save_checkpoint(run.checkpoints, Version(1, update), tensors, {})
+            policy.model.policy_head.bias.copy_(torch.tensor([10.0, -10.0]).roll(prefers))
+        return save_policy(folder, policy, update)
 
     return make
 
 
-def test_it_plays_with_the_threads_of_an_actor(run, save):
-    save(10, prefers=1)
+@pytest.mark.parametrize(
+    ("num_agents", "says"),
+    [
+        (3, ["ckpt-1-1: 4 episodes of each of 3 agents\n", "mean return of 12 greedy episodes"]),
+        (1, ["ckpt-1-1\n", "mean return of 10 greedy episodes"]),
+    ],
+)
+def test_what_is_counted_is_said(tmp_path, capsys, num_agents, says):
+    kwargs = {name: values[:num_agents] for name, values in THREE.items()}
+    run, schema, model = begin(tmp_path, "tests.envs.test_agents:Lives", kwargs=kwargs)
+    save_policy(run, Policy(schema, model, seed=0))
+    assert main([str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert all(text in said for text in says)
+
+
+def test_a_recurrent_checkpoint_plays_with_the_threads_of_an_actor(tmp_path, capsys):
+    model = ModelSection(hidden_sizes=(4,), core="lstm", core_size=5, normalize_obs=True)
+    run, schema, _ = begin(tmp_path, f"{PROBES}:Counting", model)
+    save_policy(run, Policy(schema, model, seed=0))
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert main([str(run.path), "--episodes", "1"]) == 0
+        assert main([str(run.path), "--episodes", "3"]) == 0
         assert torch.get_num_threads() == run.load_config().actor.threads == 1
     finally:
         torch.set_num_threads(before)
-
-
-def mean_of(said):
-    found = re.search(r"mean return of (\d+) greedy episodes: ([\d.]+)", said)
-    assert found, said
-    return float(found[2])
+    assert "mean return of 3 greedy episodes" in capsys.readouterr().out
 
 
 def test_the_newest_checkpoint_plays(run, save, capsys):
@@ -269,7 +320,7 @@ def test_a_damaged_newest_one_falls_back_to_the_older(run, save, capsys, caplog)
         file.seek(-1, 2)
         file.write(b"\xff")
     assert main([str(run.path)]) == 0
-    assert mean_of(capsys.readouterr().out) == 1.0
+    assert "mean return of 10 greedy episodes: 1.00" in capsys.readouterr().out
     assert "skipping a damaged checkpoint" in caplog.text
     # Named by itself, it is not passed over.
     assert main([str(damaged)]) == 2
@@ -323,7 +374,7 @@ class Broken(gym.Env[Any, np.int64]):
     ],
 )
 def test_an_environment_that_breaks_in_a_later_step_is_no_mean(kwargs, says, tmp_path, capsys):
-    assert main([str(save_run(tmp_path, kwargs))]) == 2
+    assert main([save_run(tmp_path, kwargs)]) == 2
     captured = capsys.readouterr()
     assert "mean" not in captured.out
     assert says_one_error(captured.err, f"{__name__}:Broken")
@@ -340,7 +391,7 @@ def test_an_environment_that_changes_the_default_dtype_is_named(tmp_path, capsys
 
     monkeypatch.setattr(Broken, "__init__", widen)
     try:
-        assert main([str(path)]) == 2
+        assert main([path]) == 2
     finally:
         torch.set_default_dtype(torch.float32)
     assert says_one_error(capsys.readouterr().err, ":Broken has called torch.set_default_dtype")
@@ -352,31 +403,21 @@ def test_an_environment_that_changes_the_default_dtype_is_named(tmp_path, capsys
 )
 def test_a_signal_ends_it_with_a_word_while_it_plays(number, code, word, tmp_path, capsys):
     path = save_run(tmp_path, {"value": "signal", "at": int(number)})
-    assert main([str(path)]) == code
+    assert main([path]) == code
     captured = capsys.readouterr()
     assert captured.err == word
     assert "mean" not in captured.out
 
 
 def save_run(tmp_path, kwargs):
-    folder = RunFolder(tmp_path / "run")
-    config = RunConfig(env=EnvSection(id=f"{__name__}:Broken"))
-    envs = build_envs("serial", config.env, 1)
-    schema = Schema(envs.obs_spec, envs.action_spec, config.trajectory.rows)
-    folder.begin(config.model_copy(update={"env": EnvSection(id=config.env.id, kwargs=kwargs)}))
-    tensors = {"model": Policy(schema, config.model, seed=0).model.state_dict()}
-    save_checkpoint(folder.checkpoints, Version(1, 1), tensors, {})
-    return folder.path
+    run, schema, model = begin(tmp_path, f"{__name__}:Broken", kwargs=kwargs)
+    save_policy(run, Policy(schema, model, seed=0))
+    return str(run.path)
 
 
 def says_one_error(said, text):
     lines = said.splitlines()
     return len(lines) == 1 and lines[0].startswith("error: ") and text in lines[0]
-
-
-def test_without_a_checkpoint_it_says_so(run, capsys):
-    assert main([str(run.path)]) == 2
-    assert says_one_error(capsys.readouterr().err, "holds no whole checkpoint yet")
 
 
 def test_a_checkpoint_of_another_model_does_not_fit(run, save, capsys):
@@ -386,50 +427,44 @@ def test_a_checkpoint_of_another_model_does_not_fit(run, save, capsys):
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "flags", "says"),
     [
-        ("none", "there is no such folder"),
-        (".", "wants the folder of a run, its checkpoints, or one of them"),
-        ("run/config.json", "wants the folder of a run"),
-        ("run/actors", "wants the folder of a run"),
-        ("run/actors/checkpoints", "wants the folder of a run"),
-        ("run/checkpoints", "holds no whole checkpoint yet"),
-        ("run/checkpoints/note", "is not a checkpoint"),
+        ("run", [], "holds no whole checkpoint yet"),
+        ("none", [], "there is no such folder"),
+        (".", [], "wants the folder of a run, its checkpoints, or one of them"),
+        ("run/config.json", [], "wants the folder of a run"),
+        ("run/actors", [], "wants the folder of a run"),
+        ("run/actors/checkpoints", [], "wants the folder of a run"),
+        ("run/checkpoints", [], "holds no whole checkpoint yet"),
+        ("run/checkpoints/note", [], "is not a checkpoint"),
+        ("run", ["--episodes", "0"], "--episodes: wants a whole number from 1 up, got 0"),
+        ("run", ["--seed", "-1"], "--seed: wants a whole number from 0 up, got -1"),
+        ("run", ["--max-steps", "0"], "--max-steps: wants a whole number from 1 up, got 0"),
     ],
 )
-def test_a_path_that_is_neither(run, tmp_path, capsys, path, says):
+def test_what_cannot_be_played_is_told(run, tmp_path, capsys, path, flags, says):
     (run.path / "actors" / "checkpoints").mkdir(parents=True)
     (run.checkpoints / "note").touch()
-    assert main([str(tmp_path / path)]) == 2
+    assert main([str(tmp_path / path), *flags]) == 2
     assert says_one_error(capsys.readouterr().err, says)
 
 
-@pytest.mark.parametrize("flags", [["--episodes", "0"], ["--seed", "-1"], ["--max-steps", "0"]])
-def test_numbers_out_of_range(run, capsys, flags):
-    assert main([str(run.path), *flags]) == 2
-    assert says_one_error(capsys.readouterr().err, f"{flags[0]}: wants")
+def in_order(agents, rng):
+    return dict(zip(agents, ("main", "other"), strict=True))
 
 
 def test_each_policy_of_a_team_is_told_of(tmp_path, capsys):
-    run = RunFolder(tmp_path / "run")
     policies = PoliciesSection(names=("main", "other"), mapping="tests.test_evaluate:in_order")
     model = ModelSection(hidden_sizes=(4,), core="gru", core_size=3)
-    env = EnvSection(id="tests.envs.test_agents:Lives", kwargs={"lengths": [1, 3]})
-    run.begin(RunConfig(env=env, model=model, policies=policies))
-    envs = build_envs("serial", env, 1, policies)
-    state = recurrent_state("gru", 3)
-    schema = Schema(envs.obs_spec, envs.action_spec, 50, state, policies.names)
+    lives = ("tests.envs.test_agents:Lives", model, policies, {"lengths": [1, 3]})
+    run, schema, _ = begin(tmp_path, *lives)
     team = Team(schema, model, policies, seed=0)
     for member, bias in (("main", [9.0, -9.0]), ("other", [-9.0, 9.0])):
         with torch.no_grad():
             team.members[member].model.policy_head.bias.copy_(torch.tensor(bias))
-    save_checkpoint(run.checkpoints, Version(1, 1), {"model": team.named_tensors()}, {})
+    save_policy(run, team)
     assert main([str(run.path), "--episodes", "8"]) == 0
     said = capsys.readouterr().out
     # Rewards are the step's number, and 10 more for action 1.
     assert "main: mean return of 4 greedy episodes: 1.00" in said
     assert "other: mean return of 4 greedy episodes: 36.0" in said
-
-
-def in_order(agents, rng):
-    return dict(zip(agents, ("main", "other"), strict=True))

@@ -1,5 +1,6 @@
-"""A terminal or a pipe that nobody reads holds up nobody who writes to it."""
+"""A terminal or a pipe that nobody reads holds up no writer; waits are told of."""
 
+import functools
 import io
 import os
 import sys
@@ -10,7 +11,14 @@ import pytest
 
 from impala_async import output
 from impala_async.doors import run_door
-from impala_async.output import MOST_WAITING, Unhurried, flush_output, write_unhurried
+from impala_async.output import (
+    MOST_WAITING,
+    Unhurried,
+    Wait,
+    flush_output,
+    told_of,
+    write_unhurried,
+)
 
 
 @pytest.fixture
@@ -105,3 +113,25 @@ def test_what_an_encoding_does_not_have_is_written_as_an_escape(monkeypatch):
     assert run_door(body) == 0
     assert kept.getvalue() == b"runs/\\u76ee\\u5f55\n" * 2
     monkeypatch.undo()
+
+
+def test_a_wait_is_told_of_after_a_while_and_then_now_and_then():
+    told, now = [], 100.0
+    wait = Wait(told.append, clock=lambda: now)
+    for second in range(28):
+        now = 100.0 + second
+        wait.look(lambda s: f"{s:.0f}")
+    assert told == ["3", "13", "23"]
+    earlier = Wait(told.append, after_s=10.0, since=90.0, clock=lambda: 101.0)
+    earlier.look(lambda s: f"{s:.0f} s")
+    earlier.look(lambda s: "too soon")
+    assert told[3:] == ["11 s"]
+
+
+def test_what_keeps_a_thread_busy_is_told_of_by_another(monkeypatch):
+    monkeypatch.setattr(output, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(output, "Wait", functools.partial(Wait, after_s=0.0))
+    told, is_told = [], threading.Event()
+    with told_of("starting: torch is loaded", lambda line: (told.append(line), is_told.set())):
+        assert is_told.wait(20.0)
+    assert told == ["starting: torch is loaded (0 s)"]

@@ -38,9 +38,22 @@ COMPOSITE = Schema(
     ),
     rows=5,
 )
+MASKED = Schema(
+    ObsSpec((ArraySpec("legal", (7,), "int8"), ArraySpec("see", (3,), "float32"))),
+    ActionSpec(
+        (
+            ActionPart("move", "discrete", (3,)),
+            ActionPart("push", "continuous"),
+            ActionPart("look", "discrete", (2, 2), (2,)),
+        ),
+        legal="legal",
+    ),
+    rows=5,
+)
 SCHEMAS = {
     "discrete": PLAIN,
     "composite": COMPOSITE,
+    "masked": MASKED,
     **{
         part.kind + str(part.shape): Schema(VECTOR, ActionSpec((part,)), rows=5)
         for part in (
@@ -52,6 +65,9 @@ SCHEMAS = {
     },
 }
 each_kind = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
+each_core = pytest.mark.parametrize("core", ["lstm", "gru"])
+LSTM = ModelSection(core="lstm", core_size=4)
+MEMORY = replace(PLAIN, state=recurrent_state("lstm", 4))
 
 
 def make_policy(schema=PLAIN, seed=0, sharpen=100.0, section=SECTION):
@@ -62,20 +78,36 @@ def make_policy(schema=PLAIN, seed=0, sharpen=100.0, section=SECTION):
     return policy
 
 
+def remembering(core, schema=PLAIN):
+    sizes = {"core_size": 12} if core else {}
+    section = ModelSection(hidden_sizes=(16,), core=core, **sizes)
+    return make_policy(replace(schema, rows=T, state=recurrent_state(core, 12)), section=section)
+
+
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
 def random_obs(schema, *leading, seed=0):
     rng = np.random.default_rng(seed)
-    return {
+    obs = {
         leaf.name: (rng.normal(size=(*leading, *leaf.shape)) * 3).astype(leaf.dtype)
         for leaf in schema.obs.leaves
     }
+    if (legal := schema.action.legal) is not None:
+        obs[legal] = rng.integers(0, 2, obs[legal].shape, np.int8)
+    return obs
 
 
 def to_torch(arrays):
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def first_actions(schema, columns, rows):
+    return {
+        part.name: torch.zeros(columns, rows, *part.shape, dtype=getattr(torch, part.array.dtype))
+        for part in schema.action.parts
+    }
 
 
 def evaluate(policy, obs_BS, actions_BT, mask_BT=None, state_B=None):
@@ -85,63 +117,104 @@ def evaluate(policy, obs_BS, actions_BT, mask_BT=None, state_B=None):
     return policy.evaluate(obs_BS, actions_BT, mask_BT, state_B or {})
 
 
+def weights_of(policy, layout, version):
+    return Snapshot(layout, policy.tensors).take().as_version(version)
+
+
+def are_equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
+
+
+# -------------------- weights
+
+
 def test_one_seed_gives_bit_equal_weights_whatever_the_global_generator_holds():
     torch.manual_seed(1)
     first = Policy(PLAIN, SECTION, seed=7)
     torch.manual_seed(2)
-    second, other = Policy(PLAIN, SECTION, seed=7), Policy(PLAIN, SECTION, seed=8)
-    assert all(torch.equal(a, b) for a, b in zip(first.tensors, second.tensors, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first.tensors, other.tensors, strict=True))
-
-
-def test_building_and_acting_leave_the_global_generator_alone():
     before = torch.get_rng_state()
-    Policy(PLAIN, SECTION, seed=7).act(random_obs(PLAIN, 2), {}, generator())
+    second, other = Policy(PLAIN, SECTION, seed=7), Policy(PLAIN, SECTION, seed=8)
+    assert are_equal(first, second)
+    assert not are_equal(first, other)
+    second.act(random_obs(PLAIN, 2), {}, generator())
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_layout_is_the_state_dict_in_its_order():
+def test_a_flat_buffer_is_the_state_dict_in_its_order():
     policy = make_policy()
     state = policy.model.state_dict()
-    assert [array.name for array in policy.layout.arrays] == list(state)
-    assert [array.shape for array in policy.layout.arrays] == [
-        tuple(v.shape) for v in state.values()
+    assert [(array.name, array.shape, array.dtype) for array in policy.layout.arrays] == [
+        (name, tuple(tensor.shape), "float32") for name, tensor in state.items()
     ]
-    assert {array.dtype for array in policy.layout.arrays} == {"float32"}
     assert policy.layout.digest == Policy(PLAIN, SECTION, seed=99).layout.digest
-
-
-def test_load_puts_the_flat_buffer_into_the_model():
-    policy = make_policy()
     assert policy.version == NO_VERSION
     numbers = np.arange(policy.layout.num_bytes // 4, dtype=np.float32)
     policy.load(Weights(Version(2, 5), numbers.view(np.uint8)))
-    flat = torch.cat([tensor.flatten() for tensor in policy.model.state_dict().values()])
-    assert flat.tolist() == numbers.tolist()
+    assert torch.cat([tensor.flatten() for tensor in state.values()]).tolist() == numbers.tolist()
     assert policy.version == Version(2, 5)
     assert all(parameter.requires_grad for parameter in policy.model.parameters())
-
-
-def test_load_takes_a_read_only_buffer_at_any_address_and_keeps_none_of_it():
-    policy = make_policy()
-    raw = bytes(1) + np.ones(policy.layout.num_bytes // 4, np.float32).tobytes()
-    policy.load(Weights(Version(1, 1), np.frombuffer(raw, np.uint8)[1:]))
+    # It may be read-only, at any address, and nothing of it is kept.
+    raw = bytes(1) + np.ones(len(numbers), np.float32).tobytes()
+    policy.load(Weights(Version(2, 6), np.frombuffer(raw, np.uint8)[1:]))
     assert all((tensor == 1).all() for tensor in policy.tensors)
     mine = np.zeros(policy.layout.num_bytes, np.uint8)
-    policy.load(Weights(Version(1, 2), mine))
+    policy.load(Weights(Version(2, 7), mine))
     mine[:] = 255
     assert not any(tensor.any() for tensor in policy.tensors)
 
 
-@pytest.mark.parametrize("missing", [-4, 4])
-def test_load_refuses_another_size_and_changes_nothing(missing):
-    policy = make_policy()
-    before = [tensor.clone() for tensor in policy.tensors]
-    buffer = np.zeros(policy.layout.num_bytes - missing, np.uint8)
-    with pytest.raises(ValueError, match="do not fit"):
-        policy.load(Weights(Version(1, 1), buffer))
-    assert all(torch.equal(a, b) for a, b in zip(policy.tensors, before, strict=True))
-    assert policy.version == NO_VERSION
+def test_load_refuses_another_size_or_layout_and_changes_nothing():
+    policy, same = make_policy(), make_policy()
+    size, third = policy.layout.num_bytes, policy.layout.coarse({"policy_head.weight"})
+    for wrong, digest in ((size - 4, b""), (size + 4, b""), (third.num_bytes, third.digest)):
+        with pytest.raises(ValueError, match="do not fit"):
+            policy.load(Weights(Version(1, 1), np.zeros(wrong, np.uint8), digest))
+        assert are_equal(policy, same)
+        assert policy.version == NO_VERSION
+
+
+def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_path):
+    section = ModelSection(hidden_sizes=(16,), normalize_obs=True)
+    learner, actor, restored = (make_policy(seed=seed, section=section) for seed in (0, 1, 2))
+    obs = random_obs(PLAIN, 64)
+    learner.model.update_statistics(to_torch(obs), torch.ones(64, dtype=torch.bool))
+    actor.load(weights_of(learner, learner.layout, Version(1, 3)))
+    path = save_checkpoint(tmp_path, Version(1, 3), {"model": learner.model.state_dict()}, {})
+    restored.model.load_state_dict(open_checkpoint(path).tensors["model"])
+    for policy in (actor, restored):
+        (normalizer,) = policy.model.normalizers
+        np.testing.assert_allclose(normalizer.mean, obs[""].mean(0), rtol=1e-5, atol=1e-5)
+        assert normalizer.count.item() == 64
+        assert are_equal(policy, learner)
+        one, other = (p.act(obs, {}, generator()) for p in (policy, learner))
+        assert one.log_probs.tolist() == other.log_probs.tolist()
+
+
+def test_acting_follows_the_weights_that_training_changes_in_place():
+    policy, obs = make_policy(), random_obs(PLAIN, 3)
+    before = policy.act(obs, {}).actions[""]
+    with torch.no_grad():
+        policy.model.policy_head.weight.zero_()
+        policy.model.policy_head.bias.copy_(torch.eye(4)[(before[0] + 1) % 4])
+    assert policy.act(obs, {}).actions[""].tolist() == [(before[0] + 1) % 4] * 3
+    assert any((tensor == 0).all() for tensor in policy.tensors)
+
+
+@pytest.mark.parametrize(
+    ("section", "state", "text"),
+    [
+        (SECTION, recurrent_state("gru", 4), "model.core: None of 256 here, the schema has"),
+        (ModelSection(core="gru"), (), r"model.core: gru of 256 here, the schema has \(\)"),
+        (ModelSection(core="gru"), recurrent_state("lstm", 256), "model.core: gru"),
+        (ModelSection(core="gru"), recurrent_state("gru", 4), "model.core: gru"),
+    ],
+)
+def test_a_state_that_is_not_the_cores_is_refused(section, state, text):
+    with pytest.raises(SpacesError, match=text):
+        Policy(replace(PLAIN, state=state), section, seed=0)
+
+
+# -------------------- acting
 
 
 @each_kind
@@ -158,46 +231,20 @@ def test_act_gives_an_array_per_part_and_one_log_probability_per_column(schema):
     assert action.state == {}
 
 
-@each_kind
-def test_the_log_probability_of_acting_is_that_of_evaluating(schema):
-    policy, columns = make_policy(schema), 7
-    obs_BS = random_obs(schema, columns, schema.rows + 1)
-    actions_BT = {
-        part.name: np.empty((columns, schema.rows, *part.shape), part.array.dtype)
-        for part in schema.action.parts
-    }
-    acted_TB = np.empty((schema.rows, columns), np.float32)
-    source = generator()
-    for row in range(schema.rows):
-        obs = {name: np.ascontiguousarray(leaf[:, row]) for name, leaf in obs_BS.items()}
-        action = policy.act(obs, {}, source)
-        acted_TB[row] = action.log_probs
-        for name, chosen in action.actions.items():
-            actions_BT[name][:, row] = chosen
-    evaluation = evaluate(policy, to_torch(obs_BS), to_torch(actions_BT))
-    assert acted_TB.std() > 0.1
-    np.testing.assert_allclose(evaluation.log_probs_TB.detach(), acted_TB, rtol=1e-4, atol=1e-5)
-
-
-def test_actions_come_from_the_given_generator_alone():
-    policy, obs = make_policy(), random_obs(PLAIN, 64)
-    first = policy.act(obs, {}, generator(1)).actions[""]
-    assert first.tolist() == policy.act(obs, {}, generator(1)).actions[""].tolist()
-    assert first.tolist() != policy.act(obs, {}, generator(2)).actions[""].tolist()
-
-
-def test_actions_are_as_frequent_as_their_probabilities_say():
-    policy = make_policy()
-    one = random_obs(PLAIN, 1)
-    action = policy.act({"": np.repeat(one[""], 40_000, axis=0)}, {}, generator())
+def test_actions_come_from_the_given_generator_as_often_as_their_probabilities_say():
+    policy, one = make_policy(), random_obs(PLAIN, 1)
+    obs = {"": np.repeat(one[""], 40_000, axis=0)}
+    first, again, other = (policy.act(obs, {}, generator(seed)).actions[""] for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
     logits = policy.model(to_torch(one)).parameters_NP[0]
-    frequencies = np.bincount(action.actions[""], minlength=4) / 40_000
+    frequencies = np.bincount(first, minlength=4) / 40_000
     np.testing.assert_allclose(frequencies, logits.softmax(-1).detach(), atol=0.01)
 
 
 def test_greedy_takes_the_likeliest_action_of_every_part():
     policy, obs = make_policy(COMPOSITE), random_obs(COMPOSITE, 9)
-    greedy, state = policy.act_greedy(obs, {})
+    greedy, _, state = policy.act(obs, {})
     parameters = policy.model(to_torch(obs)).parameters_NP.detach()
     move, push, left, right, turn = parameters.split([3, 4, 2, 4, 2], -1)
     assert greedy["move"].tolist() == move.argmax(-1).tolist()
@@ -208,6 +255,104 @@ def test_greedy_takes_the_likeliest_action_of_every_part():
         np.dtype(part.array.dtype) for part in COMPOSITE.action.parts
     ]
     assert state == {}
+
+
+def test_an_illegal_action_is_neither_sampled_nor_greedy():
+    policy, obs = make_policy(MASKED), random_obs(MASKED, 10_000)
+    legal = obs["legal"] != 0
+    for actions in (policy.act(obs, {}, generator()).actions, policy.act(obs, {}).actions):
+        choices = [(actions["move"], legal[:, :3])]
+        choices += [(actions["look"][:, i], legal[:, 3 + 2 * i : 5 + 2 * i]) for i in (0, 1)]
+        for chosen, allowed in choices:
+            is_legal = np.take_along_axis(allowed, chosen[:, None], 1)[:, 0]
+            assert (is_legal | ~allowed.any(1)).all()
+
+
+@each_core
+def test_acting_leaves_the_state_that_it_was_given_alone_and_columns_remember_for_themselves(core):
+    policy = remembering(core)
+    state, obs = policy.first_state(5), random_obs(PLAIN, 5)
+    after, greedy_after = (policy.act(obs, state, chosen).state for chosen in (generator(), None))
+    assert not any(part.any() for part in state.values())
+    assert list(state) == [array.name for array in policy.model.state]
+    for name, part in after.items():
+        assert (part.dtype, part.shape) == (np.float32, (5, 12))
+        assert part.any()
+        assert part.flags.writeable
+        assert part.tolist() == greedy_after[name].tolist()
+    together = policy.act(obs, after).state
+    for column in range(5):
+        one = slice(column, column + 1)
+        columns = ({name: leaf[one] for name, leaf in each.items()} for each in (obs, after))
+        for name, part in policy.act(*columns).state.items():
+            np.testing.assert_allclose(part[0], together[name][column], rtol=1e-5, atol=1e-6)
+
+
+# -------------------- evaluating
+
+T = 7
+# False: a masked row. The row after it is an episode's first.
+MASKS = torch.tensor(
+    [
+        [1, 1, 1, 1, 1, 1, 1],
+        [1, 1, 0, 1, 1, 1, 1],
+        [0, 1, 1, 1, 0, 1, 1],
+        [1, 0, 1, 0, 1, 0, 1],
+        # The bootstrap row begins an episode.
+        [1, 1, 1, 1, 1, 1, 0],
+        # Padding, as of a column that has no more rows.
+        [1, 1, 0, 0, 0, 0, 0],
+    ],
+    dtype=torch.bool,
+)
+B = len(MASKS)
+
+
+def act_through(policy, schema, obs_BS, state):
+    """Act as a sampler does; the trajectory's actions, log-probabilities, and the state after."""
+    source, rows, log_probs = generator(), [], []
+    for row in range(T):
+        obs = {name: np.ascontiguousarray(leaf[:, row]) for name, leaf in obs_BS.items()}
+        action = policy.act(obs, state, source)
+        rows.append(action.actions)
+        log_probs.append(action.log_probs)
+        state = action.state
+        for part in state.values():
+            part[~MASKS[:, row].numpy()] = 0
+    actions_BT = {
+        part.name: torch.from_numpy(np.stack([row[part.name] for row in rows], 1))
+        for part in schema.action.parts
+    }
+    return actions_BT, np.stack(log_probs), state
+
+
+@pytest.mark.parametrize("core", [None, "lstm", "gru"])
+@each_kind
+def test_acting_row_by_row_is_evaluating_at_once(core, schema):
+    policy = remembering(core, schema)
+    rng = np.random.default_rng(0)
+    # Trajectories that are cut in mid-episode: they begin with what came before them.
+    state = {
+        name: rng.normal(size=part.shape).astype(np.float32)
+        for name, part in policy.first_state(B).items()
+    }
+    last_obs, last_values_B = {}, None
+    for seed in (1, 2, 3):
+        obs_BS = random_obs(schema, B, T + 1, seed=seed)
+        # The bootstrap row is row 0 of the next trajectory.
+        for name, leaf in last_obs.items():
+            obs_BS[name][:, 0] = leaf
+        last_obs = {name: leaf[:, -1] for name, leaf in obs_BS.items()}
+        before = {name: torch.from_numpy(part.copy()) for name, part in state.items()}
+        actions_BT, acted_TB, state = act_through(policy, schema, obs_BS, state)
+        evaluation = evaluate(policy, to_torch(obs_BS), actions_BT, MASKS, before)
+        np.testing.assert_allclose(evaluation.log_probs_TB.detach(), acted_TB, rtol=1e-4, atol=1e-5)
+        assert core or acted_TB.std() > 0.1
+        assert evaluation.entropies_TB.isfinite().all()
+        values_SB = evaluation.values_SB.detach()
+        if last_values_B is not None:
+            torch.testing.assert_close(values_SB[0], last_values_B, rtol=1e-5, atol=1e-5)
+        last_values_B = values_SB[-1]
 
 
 def test_evaluation_is_time_major_and_every_row_of_its_own_observation():
@@ -242,12 +387,8 @@ def test_columns_that_lie_apart_in_memory_are_evaluated_alike():
 
 
 def test_the_joint_distribution_gives_what_the_evaluation_has():
-    policy = make_policy(COMPOSITE)
-    obs = to_torch(random_obs(COMPOSITE, 2, 6))
-    actions = {
-        part.name: torch.ones(2, 5, *part.shape, dtype=getattr(torch, part.array.dtype))
-        for part in COMPOSITE.action.parts
-    }
+    policy, obs = make_policy(COMPOSITE), to_torch(random_obs(COMPOSITE, 2, 6))
+    actions = first_actions(COMPOSITE, 2, 5)
     evaluation = evaluate(policy, obs, actions)
     joint = evaluation.joint_BT
     assert list(joint.parts) == [part.name for part in COMPOSITE.action.parts]
@@ -269,70 +410,19 @@ def test_the_bootstrap_row_has_a_value_and_no_say_in_the_policy():
     assert value_grad[:, -1].any(-1).all()
 
 
-def test_acting_follows_the_weights_that_training_changes_in_place():
-    policy, obs = make_policy(), random_obs(PLAIN, 3)
-    before = policy.act_greedy(obs, {})[0][""]
-    with torch.no_grad():
-        policy.model.policy_head.weight.zero_()
-        policy.model.policy_head.bias.copy_(torch.eye(4)[(before[0] + 1) % 4])
-    assert policy.act_greedy(obs, {})[0][""].tolist() == [(before[0] + 1) % 4] * 3
-    assert any((tensor == 0).all() for tensor in policy.tensors)
-
-
-@pytest.mark.parametrize(
-    ("section", "state", "text"),
-    [
-        (SECTION, recurrent_state("gru", 4), "model.core: None of 256 here, the schema has"),
-        (ModelSection(core="gru"), (), r"model.core: gru of 256 here, the schema has \(\)"),
-        (ModelSection(core="gru"), recurrent_state("lstm", 256), "model.core: gru"),
-        (ModelSection(core="gru"), recurrent_state("gru", 4), "model.core: gru"),
-    ],
-)
-def test_a_state_that_is_not_the_cores_is_refused(section, state, text):
-    with pytest.raises(SpacesError, match=text):
-        Policy(replace(PLAIN, state=state), section, seed=0)
-
-
-# -------------------- what travels with the weights
-
-
-def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_path):
-    section = ModelSection(hidden_sizes=(16,), normalize_obs=True)
-    learner, actor, restored = (make_policy(seed=seed, section=section) for seed in (0, 1, 2))
-    obs = random_obs(PLAIN, 64)
-    learner.model.update_statistics(to_torch(obs), torch.ones(64, dtype=torch.bool))
-    actor.load(Snapshot(learner.layout, learner.tensors).take(Version(1, 3)))
-    path = save_checkpoint(tmp_path, Version(1, 3), {"model": learner.model.state_dict()}, {})
-    restored.model.load_state_dict(open_checkpoint(path).tensors["model"])
-    for policy in (actor, restored):
-        (normalizer,) = policy.model.normalizers
-        np.testing.assert_allclose(normalizer.mean, obs[""].mean(0), rtol=1e-5, atol=1e-5)
-        assert normalizer.count.item() == 64
-        assert all(torch.equal(a, b) for a, b in zip(policy.tensors, learner.tensors, strict=True))
-        one, other = (p.act(obs, {}, generator()) for p in (policy, learner))
-        assert one.log_probs.tolist() == other.log_probs.tolist()
-
-
-# -------------------- masks of legal actions
-
-MASKED = Schema(
-    ObsSpec((ArraySpec("legal", (7,), "int8"), ArraySpec("see", (3,), "float32"))),
-    ActionSpec(
-        (
-            ActionPart("move", "discrete", (3,)),
-            ActionPart("push", "continuous"),
-            ActionPart("look", "discrete", (2, 2), (2,)),
-        ),
-        legal="legal",
-    ),
-    rows=5,
-)
-
-
-def masked_obs(*leading, seed=0):
-    obs = random_obs(MASKED, *leading, seed=seed)
-    obs["legal"] = np.random.default_rng(seed).integers(0, 2, (*leading, 7), np.int8)
-    return obs
+def test_the_mask_is_no_input_of_the_network():
+    policy, obs = make_policy(MASKED), random_obs(MASKED, 2, 6)
+    assert policy.model.policy_torso.layers[0].in_features == 3
+    actions = first_actions(MASKED, 2, 5)
+    everything = {**obs, "legal": np.ones_like(obs["legal"])}
+    nothing = {**obs, "legal": np.zeros_like(obs["legal"])}
+    masked, free, none = (
+        evaluate(policy, to_torch(one), actions) for one in (obs, everything, nothing)
+    )
+    assert torch.equal(masked.values_SB, free.values_SB)
+    # Nothing legal is read as everything.
+    assert torch.equal(none.log_probs_TB, free.log_probs_TB)
+    assert not torch.equal(masked.log_probs_TB, free.log_probs_TB)
 
 
 class Curious(torch.nn.Module):
@@ -352,72 +442,62 @@ class Curious(torch.nn.Module):
 def test_a_torso_sees_the_same_leaves_acting_and_learning():
     Curious.seen.clear()
     policy = Policy(MASKED, ModelSection(name="tests.test_policy:Curious"), seed=0)
-    obs = masked_obs(5)
-    policy.act(obs, {}, generator())
-    policy.act_greedy(obs, {})
-    obs_BS = {name: torch.from_numpy(leaf) for name, leaf in masked_obs(2, 6).items()}
-    actions_BT = {
-        part.name: torch.zeros(2, 5, *part.shape, dtype=torch.int32) for part in MASKED.action.parts
-    }
-    policy.evaluate(obs_BS, actions_BT, torch.ones(2, 5, dtype=torch.bool), {})
+    policy.act(random_obs(MASKED, 5), {}, generator())
+    policy.act(random_obs(MASKED, 5), {})
+    evaluate(policy, to_torch(random_obs(MASKED, 2, 6)), first_actions(MASKED, 2, 5))
     assert Curious.seen == {("see",)}
 
 
-def test_an_illegal_action_is_neither_sampled_nor_greedy():
-    policy, obs = make_policy(MASKED), masked_obs(10_000)
-    legal = obs["legal"] != 0
-    sampled = policy.act(obs, {}, generator()).actions
-    greedy, _ = policy.act_greedy(obs, {})
-    for actions in (sampled, greedy):
-        choices = [(actions["move"], legal[:, :3])]
-        choices += [(actions["look"][:, i], legal[:, 3 + 2 * i : 5 + 2 * i]) for i in (0, 1)]
-        for chosen, allowed in choices:
-            is_legal = np.take_along_axis(allowed, chosen[:, None], 1)[:, 0]
-            assert (is_legal | ~allowed.any(1)).all()
+@each_core
+def test_the_state_matters_until_an_episode_begins(core):
+    policy = remembering(core)
+    obs_BS = to_torch(random_obs(PLAIN, B, T + 1))
+    actions_BT = first_actions(PLAIN, B, T)
+    zero = {name: torch.from_numpy(part) for name, part in policy.first_state(B).items()}
+    one = {name: part + 1 for name, part in zero.items()}
+    with torch.no_grad():
+        values = [
+            evaluate(policy, obs_BS, actions_BT, MASKS, state).values_SB for state in (zero, one)
+        ]
+    is_same_SB = values[0] == values[1]
+    for column, mask_T in enumerate(MASKS):
+        masked = (~mask_T).nonzero().flatten().tolist()
+        # Up to the first masked row, which still belongs to the episode before.
+        first = masked[0] + 1 if masked else T + 1
+        assert is_same_SB[:, column].tolist() == [False] * first + [True] * (T + 1 - first)
 
 
-def test_acting_and_evaluating_apply_one_mask():
-    policy, obs_BS = make_policy(MASKED), masked_obs(4, 6)
-    actions, acted = {}, []
-    for row in range(5):
-        obs = {name: np.ascontiguousarray(leaf[:, row]) for name, leaf in obs_BS.items()}
-        action = policy.act(obs, {}, generator(row))
-        acted.append(action.log_probs)
-        for name, chosen in action.actions.items():
-            actions.setdefault(name, []).append(chosen)
-    actions_BT = {name: torch.from_numpy(np.stack(rows, 1)) for name, rows in actions.items()}
-    evaluation = evaluate(policy, to_torch(obs_BS), actions_BT)
-    np.testing.assert_allclose(evaluation.log_probs_TB.detach(), acted, rtol=1e-4, atol=1e-5)
-    assert evaluation.entropies_TB.isfinite().all()
-
-
-def test_the_mask_is_no_input_of_the_network():
-    policy, obs = make_policy(MASKED), masked_obs(2, 6)
-    assert policy.model.policy_torso.layers[0].in_features == 3
-    actions = {
-        "move": torch.zeros(2, 5, dtype=torch.int32),
-        "push": torch.zeros(2, 5),
-        "look": torch.zeros(2, 5, 2, dtype=torch.int32),
+@each_core
+def test_no_gradient_crosses_the_beginning_of_an_episode(core):
+    policy = remembering(core)
+    obs_BS = torch.randn(B, T + 1, 3, requires_grad=True)
+    state = {
+        name: torch.randn(part.shape).requires_grad_()
+        for name, part in policy.first_state(B).items()
     }
-    everything = {**obs, "legal": np.ones_like(obs["legal"])}
-    nothing = {**obs, "legal": np.zeros_like(obs["legal"])}
-    masked, free, none = (
-        evaluate(policy, to_torch(one), actions) for one in (obs, everything, nothing)
-    )
-    assert torch.equal(masked.values_SB, free.values_SB)
-    # Nothing legal is read as everything.
-    assert torch.equal(none.log_probs_TB, free.log_probs_TB)
-    assert not torch.equal(masked.log_probs_TB, free.log_probs_TB)
+    actions_BT = first_actions(PLAIN, B, T)
+    evaluation = evaluate(policy, {"": obs_BS}, actions_BT, MASKS, state)
+    # Column 1 ends at row 1, shows its last observation in row 2, and begins anew at row 3.
+    after = evaluation.log_probs_TB[3:, 1].sum() + evaluation.values_SB[3:, 1].sum()
+    gradients = torch.autograd.grad(after, [obs_BS, *state.values()], retain_graph=True)
+    assert not gradients[0][1, :3].any()
+    assert gradients[0][1, 3:].any(-1).all()
+    assert not any(part.any() for part in gradients[1:])
+    until = evaluation.values_SB[:3, 1].sum()
+    gradients = torch.autograd.grad(until, [obs_BS, *state.values()])
+    assert gradients[0][1, :3].any(-1).all()
+    assert not gradients[0][1, 3:].any()
+    assert all(part[1].any() for part in gradients[1:])
 
 
-# -------------------- acting in bfloat16
+# -------------------- bfloat16
 
 
 def test_an_actor_in_bfloat16_acts_nearly_as_in_float32_by_the_same_weights():
     exact, coarse = make_policy(sharpen=30.0), make_policy(seed=1)
     coarse.act_in(torch.bfloat16)
     assert coarse.layout == exact.layout
-    weights = Snapshot(exact.layout, exact.tensors).take(Version(1, 4))
+    weights = weights_of(exact, exact.layout, Version(1, 4))
     coarse.load(weights)
     assert coarse.version == Version(1, 4)
     obs = random_obs(PLAIN, 400)
@@ -431,16 +511,11 @@ def test_an_actor_in_bfloat16_acts_nearly_as_in_float32_by_the_same_weights():
 
 
 def test_the_weights_of_an_actor_in_bfloat16_are_rounded_once_and_only_the_torsos():
-    policy = make_policy(section=ModelSection(core="lstm", core_size=4), schema=with_memory())
+    policy = make_policy(MEMORY, section=LSTM)
     policy.act_in(torch.bfloat16)
-    names = policy.named_tensors()
-    kinds = {name: str(tensor.dtype) for name, tensor in names.items()}
-    assert {name.partition(".")[0] for name, kind in kinds.items() if kind != "torch.float32"} == {
-        "policy_torso"
-    }
-    assert {kind for name, kind in kinds.items() if name.startswith("policy_torso")} == {
-        "torch.bfloat16"
-    }
+    for name, tensor in policy.named_tensors().items():
+        is_torso = name.startswith("policy_torso")
+        assert tensor.dtype == (torch.bfloat16 if is_torso else torch.float32), name
     # What is loaded from now on is what acts.
     policy.load(Weights(Version(1, 1), np.zeros(policy.layout.num_bytes, np.uint8)))
     assert not any(tensor.any() for tensor in policy.named_tensors().values())
@@ -462,7 +537,7 @@ LOSSLESS = [
     (PLAIN, SECTION),
     (PLAIN, ModelSection(hidden_sizes=(7, 5), shared_torso=False)),
     (IMAGE, ModelSection(name="nature_cnn", hidden_sizes=(33,))),
-    (replace(PLAIN, state=recurrent_state("lstm", 4)), ModelSection(core="lstm", core_size=4)),
+    (MEMORY, LSTM),
 ]
 
 
@@ -474,7 +549,7 @@ def test_coarse_weights_act_in_bfloat16_bit_for_bit_as_fine_ones(schema, section
             parameter.add_(torch.randn(parameter.shape, generator=generator(7)), alpha=0.1)
     obs, parameters = random_obs(schema, 6), []
     for layout in (learner.layout, learner.coarse_layout):
-        weights = Snapshot(layout, learner.tensors).take(Version(1, 4))
+        weights = weights_of(learner, layout, Version(1, 4))
         # Torsos whose weights are float32, as at the learner, and those whose are not.
         autocast, cast = (make_policy(schema, section=section) for _ in range(2))
         autocast.compute_in(torch.bfloat16)
@@ -491,29 +566,12 @@ def test_coarse_weights_act_in_bfloat16_bit_for_bit_as_fine_ones(schema, section
 
 def test_an_actor_without_bfloat16_takes_coarse_weights():
     learner, actor = make_policy(seed=2), make_policy()
-    actor.load(Snapshot(learner.coarse_layout, learner.tensors).take(Version(1, 4)))
+    actor.load(weights_of(learner, learner.coarse_layout, Version(1, 4)))
     assert actor.version == Version(1, 4)
     for name, tensor in actor.named_tensors().items():
         sent = learner.named_tensors()[name]
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, sent.bfloat16().float() if "torso" in name else sent)
-
-
-def test_only_torsos_travel_in_bfloat16_and_none_that_is_ones_own():
-    policy = make_policy(with_memory(), section=ModelSection(core="lstm", core_size=4))
-    torso = {name for name in policy.named_tensors() if name.startswith("policy_torso.")}
-    assert policy.coarse_layout.rounded == torso
-    for name in ("Careful", "Normed", "normed"):
-        own = Policy(PLAIN, ModelSection(name=f"tests.test_policy:{name}"), seed=0)
-        assert own.coarse_layout == own.layout
-
-
-def test_a_third_layout_is_refused():
-    policy = make_policy()
-    third = policy.layout.coarse({"policy_head.weight"})
-    weights = Weights(Version(1, 1), np.zeros(third.num_bytes, np.uint8), third.digest)
-    with pytest.raises(ValueError, match="do not fit this model"):
-        policy.load(weights)
 
 
 class Careful(torch.nn.Module):
@@ -550,15 +608,14 @@ def normed(obs, section):
     return torso
 
 
-@pytest.mark.parametrize("name", ["Careful", "Normed", "normed"])
-def test_own_torsos_act_in_bfloat16_as_they_learn_in_it(name):
-    policy = Policy(PLAIN, ModelSection(name=f"tests.test_policy:{name}"), seed=0)
-    policy.act_in(torch.bfloat16)
-    # Their weights are their own affair.
-    kinds = {tensor.dtype for tensor in policy.model.policy_torso.state_dict().values()}
-    assert kinds == {torch.float32}
-    assert np.isfinite(policy.act(random_obs(PLAIN, 5), {}, generator()).log_probs).all()
-
-
-def with_memory():
-    return replace(PLAIN, state=recurrent_state("lstm", 4))
+def test_only_torsos_are_in_bfloat16_and_none_that_is_ones_own():
+    policy = make_policy(MEMORY, section=LSTM)
+    torso = {name for name in policy.named_tensors() if name.startswith("policy_torso.")}
+    assert policy.coarse_layout.rounded == torso
+    for name in ("Careful", "Normed", "normed"):
+        own = Policy(PLAIN, ModelSection(name=f"tests.test_policy:{name}"), seed=0)
+        assert own.coarse_layout == own.layout
+        own.act_in(torch.bfloat16)
+        kinds = {tensor.dtype for tensor in own.model.policy_torso.state_dict().values()}
+        assert kinds == {torch.float32}
+        assert np.isfinite(own.act(random_obs(PLAIN, 5), {}, generator()).log_probs).all()

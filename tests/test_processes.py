@@ -1,86 +1,50 @@
-"""Real processes: whoever holds a lifeline does not outlive the process at its other end."""
+"""Real processes: none outlives its parent, and each that is told to end does, with a word."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from impala_async import processes
+from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
 from impala_async.errors import EXIT_TRY_AGAIN
-from impala_async.processes import GATE_VARIABLE, VARIABLE, Gate, Lifeline, begin
+from impala_async.processes import (
+    GATE_VARIABLE,
+    REQUESTS,
+    VARIABLE,
+    Gate,
+    Lifeline,
+    begin,
+    deaf_children,
+    quit_at_once,
+)
+from impala_async.runs.folder import RunFolder
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
+# With their parent all are gone within this time.
+GONE_S = 2.0
 ENVIRONMENT = {
     **{key: value for key, value in os.environ.items() if key != VARIABLE},
     "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
 }
-# All are gone within this time.
-GONE_S = 2.0
-
-# A process that holds its lifeline, says its id, and stays until it is ended. Arguments: how it
-# takes a request to end, and how many generations follow.
-MEMBER = """
-    import os, signal, subprocess, sys, time
-    from impala_async import processes
-
-    manner, generations = sys.argv[1], int(sys.argv[2])
-    if manner == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    elif manner == "orderly":
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-    processes.hold()
-    if generations:
-        arguments = [manner, str(generations - 1)]
-        child = subprocess.Popen(
-            [sys.executable, sys.argv[0], *arguments], pass_fds=processes.inherited_fds()
-        )
-    os.write(1, b"%d\\n" % os.getpid())
-    while True:
-        time.sleep(0.01)
-"""
-# The one whose death they follow: it starts a member for each argument and then only waits.
-PARENT = """
-    import subprocess, sys, time, os
-    from impala_async.processes import Lifeline
-
-    line = Lifeline()
-    for manner in sys.argv[2:]:
-        subprocess.Popen(
-            [sys.executable, sys.argv[1], manner, "1"],
-            env={**os.environ, **line.environment},
-            pass_fds=line.fds,
-        )
-    time.sleep(1000)
-"""
 
 
-def write(path, program):
-    path.write_text(textwrap.dedent(program))
-    return str(path)
-
-
-@pytest.fixture
-def member(tmp_path):
-    return write(tmp_path / "member.py", MEMBER)
-
-
-@pytest.fixture
-def started():
-    """Processes of a test; what is left of them is ended by their ids."""
-    processes = []
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+def run(code, *args, **how):
+    """What a Python process says, with its exit code."""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *args],
+        **{"env": ENVIRONMENT, "timeout": PATIENCE_S, "capture_output": True, "text": True, **how},
+    )
+    return ended.returncode, ended.stdout, ended.stderr
 
 
 def until(condition, within_s=PATIENCE_S):
@@ -88,6 +52,74 @@ def until(condition, within_s=PATIENCE_S):
     while not condition():
         assert time.monotonic() < give_up_at, f"not within {within_s} s"
         time.sleep(0.005)
+
+
+# -------------------- with the parent
+
+# A process that holds its lifeline, says its id, and stays until it is ended. Arguments: how it
+# takes a request to end, and how many generations follow.
+MEMBER = """
+import ctypes, os, signal, subprocess, sys, time
+from impala_async import processes
+
+manner, generations = sys.argv[1], int(sys.argv[2])
+if manner in ("stubborn", "busy"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+elif manner == "orderly":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+processes.hold()
+if generations:
+    arguments = [manner, str(generations - 1)]
+    child = subprocess.Popen(
+        [sys.executable, sys.argv[0], *arguments], pass_fds=processes.inherited_fds()
+    )
+os.write(1, b"%d\\n" % os.getpid())
+if manner == "busy":
+    time.sleep(0.3)
+    ctypes.PyDLL(None).sleep(30)  # with the GIL held
+while True:
+    time.sleep(0.01)
+"""
+# The one whose death they follow: it starts a member for each argument and then only waits.
+PARENT = """
+import subprocess, sys, time, os
+from impala_async.processes import Lifeline
+
+line = Lifeline()
+for manner in sys.argv[2:]:
+    subprocess.Popen(
+        [sys.executable, sys.argv[1], manner, "1"],
+        env={**os.environ, **line.environment},
+        pass_fds=line.fds,
+    )
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts members; those that are left are ended by their ids."""
+    started = []
+    for name, program in (("member.py", MEMBER), ("parent.py", PARENT)):
+        (tmp_path / name).write_text(program)
+
+    def start(*args, environment=None, fds=(), num_pids=1):
+        process = subprocess.Popen(
+            [sys.executable, *args],
+            env=ENVIRONMENT | (environment or {}),
+            pass_fds=fds,
+            stdout=subprocess.PIPE,
+            cwd=tmp_path,
+        )
+        started.append(process)
+        process.pids = [int(process.stdout.readline()) for _ in range(num_pids)]
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def is_gone(pid):
@@ -99,84 +131,45 @@ def is_gone(pid):
     return status.rpartition(")")[2].split()[0] in "ZX"
 
 
-def read_pids(process, count):
-    assert process.stdout is not None
-    return [int(process.stdout.readline()) for _ in range(count)]
-
-
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_children_and_grandchildren_end_with_the_parent(tmp_path, member, started, end):
-    parent_program = write(tmp_path / "parent.py", PARENT)
-    parent = subprocess.Popen(
-        [sys.executable, parent_program, member, "default", "orderly", "stubborn"],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-    )
-    started.append(parent)
-    pids = read_pids(parent, count=6)
-    assert not any(map(is_gone, pids))
+def test_children_and_grandchildren_end_with_the_parent(start, end):
+    manners = ("default", "orderly", "stubborn")
+    parent = start("parent.py", "member.py", *manners, num_pids=6)
+    assert not any(map(is_gone, parent.pids))
     parent.send_signal(end)
     try:
-        until(lambda: all(map(is_gone, pids)), within_s=GONE_S)
+        until(lambda: all(map(is_gone, parent.pids)), within_s=GONE_S)
     finally:
-        for pid in pids:
+        for pid in parent.pids:
             if not is_gone(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
-def start_member(member, line, started, manner):
-    process = subprocess.Popen(
-        [sys.executable, member, manner, "0"],
-        env={**ENVIRONMENT, **line.environment},
-        pass_fds=line.fds,
-        stdout=subprocess.PIPE,
-    )
-    started.append(process)
-    read_pids(process, count=1)
-    return process
-
-
-@pytest.mark.parametrize(
-    ("manner", "code"),
-    [("default", -signal.SIGTERM), ("orderly", 7), ("stubborn", EXIT_TRY_AGAIN)],
-)
-def test_letting_go_ends_a_child_in_good_order_or_anyway(member, started, manner, code):
+def test_letting_go_ends_a_child_in_good_order_or_anyway(start):
     line = Lifeline()
-    process = start_member(member, line, started, manner)
-    assert process.poll() is None
+    bound = {
+        manner: start("member.py", manner, "0", environment=line.environment, fds=line.fds)
+        for manner in ("default", "orderly", "stubborn", "busy")
+    }
+    free = start("member.py", "default", "0")
+    assert not any(process.poll() for process in bound.values())
     line.close()
-    assert process.wait(GONE_S) == code
-
-
-def test_a_child_without_a_lifeline_stays(member, started):
-    line = Lifeline()
-    free = subprocess.Popen(
-        [sys.executable, member, "default", "0"],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-    )
-    started.append(free)
-    read_pids(free, count=1)
-    bound = start_member(member, line, started, "default")
-    line.close()
-    bound.wait(GONE_S)
+    codes = {manner: process.wait(2 * GONE_S) for manner, process in bound.items()}
+    # Only the kernel can end one that lets no thread run, as an interpreter that is torn down.
+    assert codes.pop("busy") in (-signal.SIGALRM, EXIT_TRY_AGAIN)
+    assert codes == {"default": -signal.SIGTERM, "orderly": 7, "stubborn": EXIT_TRY_AGAIN}
     assert free.poll() is None
 
 
-def test_a_child_that_comes_late_ends_too(member, started):
+def test_a_child_that_comes_late_ends_too(start):
     line = Lifeline()
     (fd,) = line.fds
     # The end of the parent's side comes before the child has begun to watch.
     late = os.dup(fd)
     line.close()
     os.dup2(late, fd)
-    process = subprocess.Popen(
-        [sys.executable, member, "stubborn", "0"],
-        env={**ENVIRONMENT, **line.environment},
-        pass_fds=(fd,),
-        stdout=subprocess.PIPE,
-    )
-    started.append(process)
+    fds, environment = (fd,), line.environment
+    process = start("member.py", "stubborn", "0", fds=fds, environment=environment, num_pids=0)
     os.close(fd)
     os.close(late)
     assert process.wait(PATIENCE_S) == EXIT_TRY_AGAIN
@@ -184,22 +177,16 @@ def test_a_child_that_comes_late_ends_too(member, started):
 
 def test_the_variable_names_the_descriptor(monkeypatch):
     line = Lifeline()
-    try:
-        monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(VARIABLE, line.environment[VARIABLE])
+    assert processes.inherited_fds() == line.fds
+    assert not os.get_inheritable(line.fds[0])
+    line.close()
+    for value in ("", "x", "-1", "3.5", " 3", "²"):
+        monkeypatch.setenv(VARIABLE, value)
         assert processes.inherited_fds() == ()
-        for key, value in line.environment.items():
-            monkeypatch.setenv(key, value)
-        assert processes.inherited_fds() == line.fds
-        assert not os.get_inheritable(line.fds[0])
-    finally:
-        line.close()
-
-
-@pytest.mark.parametrize("value", ["", "x", "-1", "3.5", " 3", "²"])
-def test_a_variable_that_names_none(monkeypatch, value):
-    monkeypatch.setenv(VARIABLE, value)
+        processes.hold()
+    monkeypatch.delenv(VARIABLE)
     assert processes.inherited_fds() == ()
-    processes.hold()
 
 
 @pytest.mark.parametrize("kind", ["file", "null", "closed"])
@@ -207,57 +194,20 @@ def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path, kind):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     fd = os.open(os.devnull if kind == "null" else path, os.O_RDONLY)
-    program = (
-        "import os, sys, threading\n"
-        "from impala_async import processes\n"
-        "if sys.argv[1] == 'closed': os.close(processes.inherited_fds()[0])\n"
-        "processes.hold()\n"
-        "for thread in threading.enumerate():\n"
-        "    if thread.name == 'lifeline': thread.join()\n"
-        "if sys.argv[1] == 'file':\n"
-        "    print(os.read(processes.inherited_fds()[0], 99).decode())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, kind],
-        env={**ENVIRONMENT, VARIABLE: str(fd)},
-        pass_fds=(fd,),
-        stdout=subprocess.PIPE,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    program = """
+        import os, sys, threading
+        from impala_async import processes
+        if sys.argv[1] == 'closed': os.close(processes.inherited_fds()[0])
+        processes.hold()
+        for thread in threading.enumerate():
+            if thread.name == 'lifeline': thread.join()
+        if sys.argv[1] == 'file':
+            print(os.read(processes.inherited_fds()[0], 99).decode())
+    """
+    code, out, _ = run(program, kind, env={**ENVIRONMENT, VARIABLE: str(fd)}, pass_fds=(fd,))
     os.close(fd)
-    assert done.returncode == 0
     # What belongs to somebody else was not read either.
-    assert kind != "file" or done.stdout == b"content\n"
-
-
-def test_a_child_that_lets_no_thread_run_ends_too():
-    """As an interpreter does that is being torn down: only the kernel can end it."""
-    code = (
-        "import ctypes, signal, sys\n"
-        "from impala_async import processes\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "processes.hold()\n"
-        "print('ready', flush=True)\n"
-        "import time; time.sleep(0.3)\n"
-        "ctypes.PyDLL(None).sleep(30)\n"  # with the GIL held
-    )
-    line = Lifeline()
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        env={**os.environ, **line.environment},
-        pass_fds=line.fds,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"ready\n"
-    line.close()
-    try:
-        assert child.wait(10) in (-signal.SIGALRM, 75)
-    finally:
-        child.kill()
-        child.wait()
-        child.stdout.close()
+    assert (code, out) == (0, "content\n" if kind == "file" else "")
 
 
 def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch):
@@ -284,19 +234,15 @@ def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch):
     assert len(passed) == 3
     assert gate.is_open
     gate.close()
-
-
-def test_without_a_gate_nobody_waits(monkeypatch):
-    monkeypatch.delenv(GATE_VARIABLE, raising=False)
+    # Without a gate nobody waits.
     processes.wait_at_gate()
     processes.open_gate()
 
 
-ROOT = Path(__file__).resolve().parents[1]
-WITHIN_S = 60.0
+# -------------------- the beginning
+
 OPEN = """
 import subprocess, sys
-sys.path.insert(0, sys.argv[1])
 from impala_async.doors import run_door
 
 def body():
@@ -323,12 +269,13 @@ sys.exit(run_door(body))
 )
 def test_no_file_of_ours_becomes_a_stream(closed, out, err, tmp_path):
     ended = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", OPEN, str(ROOT)],
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", OPEN],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=WITHIN_S,
+        env=ENVIRONMENT,
+        timeout=PATIENCE_S,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, out, err)
     assert int((tmp_path / "fd").read_text()) > 2
@@ -367,13 +314,168 @@ print(said.decode(), os.waitstatus_to_exitcode(status))
 
 
 def test_a_terminal_that_stops_those_in_the_background_does_not_stop_ours():
-    ended = subprocess.run(
-        [sys.executable, "-c", IN_BACKGROUND], capture_output=True, text=True, timeout=WITHIN_S
-    )
-    assert (ended.stdout, ended.stderr) == ("said 0\n", "")
+    assert run(IN_BACKGROUND) == (0, "said 0\n", "")
 
 
 def test_open_streams_are_left_as_they_are():
     before = sys.stdin, sys.stdout, sys.stderr
     begin()
     assert (sys.stdin, sys.stdout, sys.stderr) == before
+
+
+# -------------------- a signal
+
+ANY_PORT = "tcp://127.0.0.1:*"
+FLAGS = {
+    "train": ["--run-dir", "new"],
+    "learner": [
+        *("--run-dir", "new", "--set", "env.id=CartPole-v1"),
+        *("--set", f"bind.data={ANY_PORT}", "--set", f"bind.weights={ANY_PORT}"),
+    ],
+    "actor": ["--learner", "tcp://127.0.0.1:9"],
+    "evaluate": ["old"],
+}
+# Seconds after the first of its modules that take long was imported. What comes before belongs to
+# the interpreter. Evaluating nothing does not last longer than torch takes to be imported.
+DELAYS = [(door, s) for door in ("train", "learner", "actor") for s in (0.05, 0.3, 0.7, 1.5)]
+DELAYS += [("evaluate", s) for s in (0.05, 0.2)]
+ALL = [(door, s, signal.SIGINT) for door, s in DELAYS]
+ALL += [(door, 0.3, signal.SIGTERM) for door in FLAGS]
+ALL += [(door, s, signal.SIGTERM) for door in ("train", "learner") for s in (0.05, 1.0)]
+# Each door, early and late, and each signal.
+QUICK = [
+    *(("train", 0.3, signal.SIGINT), ("learner", 1.5, signal.SIGINT)),
+    *(("actor", 0.7, signal.SIGINT), ("evaluate", 0.05, signal.SIGINT)),
+    ("learner", 0.3, signal.SIGTERM),
+]
+CASES = [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in ALL]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("door", "delay_s", "number"), CASES)
+def test_a_door_that_is_interrupted_early_ends_with_a_word(door, delay_s, number, tmp_path):
+    old = RunFolder(tmp_path / "old")
+    old.begin(RunConfig(env=EnvSection(id="CartPole-v1")))
+    old.let_go()
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", f"impala_async.{door}", *FLAGS[door]],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
+    assert process.stderr is not None
+    while "pydantic" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(delay_s)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    lines = [line for line in said.splitlines() if not line.startswith("import time:")]
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 0}[number], lines
+    # "interrupted", or what a service says that was there already.
+    assert not [line for line in lines if re.search("Traceback|File|Error|Interrupt", line)]
+    # Either there is a run, or nothing that looks like one.
+    has_result = (tmp_path / "new" / "summary.json").exists()
+    assert (tmp_path / "new" / "config.json").exists() == has_result
+
+
+def told(code, number=signal.SIGINT, *, deaf=False):
+    """A process that sends itself a signal where the code says so, and then says that it lives."""
+    head = "import os, signal\nfrom impala_async.processes import *\n"
+    sent = code.replace("TELL", f"os.kill(os.getpid(), {int(number)})")
+    with deaf_children() if deaf else nullcontext():
+        return run(f"{head}{sent}\nprint('alive')\n")
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_signal_is_a_word_and_a_code_or_nothing_at_all(deaf):
+    assert told("with quit_at_once(): TELL", deaf=deaf) == (130, "", "interrupted\n")
+    assert told("with quit_at_once(): TELL", signal.SIGTERM, deaf=deaf) == (0, "", "terminated\n")
+    assert told("end_silently(); TELL", deaf=deaf) == (-signal.SIGINT, "", "")
+
+
+def test_a_deaf_child_hears_it_later():
+    assert told("TELL", deaf=True) == (0, "alive\n", "")
+    assert told("TELL\nwith quit_at_once(): pass", deaf=True) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("inherited", "outcome"),
+    [("SIG_DFL", (0, "", "terminated\n")), ("SIG_IGN", (0, "alive\n", ""))],
+)
+def test_a_closed_terminal_is_a_sigterm_unless_it_is_to_be_ignored(inherited, outcome):
+    code = f"""
+        import os, signal
+        signal.signal(signal.SIGHUP, signal.{inherited})
+        from impala_async.doors import run_door
+        def body():
+            os.kill(os.getpid(), signal.SIGHUP)
+            print('alive')
+            return 0
+        raise SystemExit(run_door(body))
+    """
+    assert run(code) == outcome
+
+
+def test_what_was_begun_is_taken_back_the_newest_first():
+    code = (
+        "def fail(): raise OSError\n"
+        "with quit_at_once(), undone(lambda: os.write(1, b'1')), undone(fail):\n"
+        "    with undone(lambda: os.write(1, b'done')): pass\n"
+        "    with undone(lambda: os.write(1, b'2')): TELL"
+    )
+    assert told(code, signal.SIGTERM) == (0, "21", "terminated\n")
+
+
+def test_afterwards_all_is_as_before():
+    handlers = list(map(signal.getsignal, REQUESTS))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with quit_at_once():
+        assert set(map(signal.getsignal, REQUESTS)).isdisjoint(handlers)
+    with deaf_children():
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert list(map(signal.getsignal, REQUESTS)) == handlers
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+
+
+# -------------------- the end in time
+
+
+def leave(code, grace_s, body):
+    head = "import atexit, multiprocessing, os, threading, time\nfrom impala_async import processes"
+    return run(f"{head}\nprocesses.GRACE_S = {grace_s}\n{body}\nprocesses.leave({code})")
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("threading.Thread(target=time.sleep, args=(1e6,), name='sim').start()", "Thread sim"),
+        (
+            "fork = multiprocessing.get_context('fork')\n"
+            "fork.Process(target=time.sleep, args=(1e6,), name='game').start()",
+            # It held our streams open.
+            "ForkProcess game",
+        ),
+    ],
+)
+def test_what_never_ends_is_named_and_left(body, name):
+    said = f"ending without what the environment left running: {name}\n"
+    assert leave(3, 0.05, f"{body}\nprint('result')") == (3, "result\n", said)
+
+
+def test_what_ends_by_itself_gets_the_time():
+    body = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "ThreadPoolExecutor(2).submit(print, 'worked').result()\n"
+        "atexit.register(print, 'closed')"
+    )
+    assert leave(0, 60.0, body) == (0, "worked\nclosed\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cuts_it_short_with_the_same_code(number):
+    body = (
+        f"tell = lambda: (time.sleep(0.1), os.kill(os.getpid(), {int(number)}), time.sleep(1e6))\n"
+        "threading.Thread(target=tell).start()"
+    )
+    assert leave(130, 60.0, body) == (130, "", "")

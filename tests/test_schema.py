@@ -1,24 +1,30 @@
-"""Column layouts byte by byte, and how two schemas differ."""
+"""Column layouts byte by byte, how two schemas differ, and what is sent in place of one."""
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async import schema
 from impala_async.errors import SpacesError
-from impala_async.layout import Leaf
 from impala_async.schema import (
     DTYPES,
+    POLICY,
     ActionKind,
     ActionPart,
     ActionSpec,
     ArraySpec,
+    ColumnLayout,
+    Leaf,
     ObsSpec,
     Schema,
+    policy_leaf,
     recurrent_state,
 )
 
@@ -28,62 +34,43 @@ SCHEMA = Schema(
     rows=3,
     state=(ArraySpec("core", (2,), "float64"),),
 )
-
-
-# -------------------- layout
-
-
-def test_golden_layout():
-    layout = SCHEMA.layout
-    assert layout.leaves == {
-        # S = 4 rows of 15 bytes, aligned to 8; then 4 floats.
-        "obs/image": Leaf("obs", 0, (4, 3, 5), "uint8"),
-        "obs/speed": Leaf("obs", 64, (4,), "float32"),
-        # State once per column; then T = 3 rows each.
-        "state/core": Leaf("small", 0, (2,), "float64"),
-        "log_prob": Leaf("small", 16, (3,), "float32"),
-        "reward": Leaf("small", 32, (3,), "float32"),
-        "action/move": Leaf("small", 48, (3,), "int32"),
-        "action/look": Leaf("small", 64, (3,), "int32"),
-        "terminated": Leaf("small", 80, (3,), "bool"),
-        "truncated": Leaf("small", 88, (3,), "bool"),
-        "mask": Leaf("small", 96, (3,), "bool"),
-    }
-    assert (layout.obs_bytes, layout.small_bytes, layout.column_bytes) == (128, 128, 256)
-
-
-def test_golden_layout_of_a_stack():
-    image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
-    layout = replace(SCHEMA, obs=ObsSpec((image, *SCHEMA.obs.leaves[1:]))).layout
-    # An empty frame, the four of row 0, and one for each of three rows.
-    assert layout.leaves["obs/image"] == Leaf("obs", 0, (8, 3, 5), "uint8")
-    assert layout.leaves["window/image"] == Leaf("obs", 120, (4, 4), "int32")
-    assert layout.leaves["obs/speed"] == Leaf("obs", 184, (4,), "float32")
-
-
-def test_only_a_schema_with_a_stack_says_so():
-    image = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
-    stacked = replace(SCHEMA, obs=ObsSpec((image,)))
-    assert b"is_stack" not in SCHEMA.to_json()
-    assert Schema.from_json(stacked.to_json()) == stacked
-    assert stacked.digest != replace(stacked, obs=ObsSpec((replace(image, is_stack=False),))).digest
-    with pytest.raises(SpacesError, match="is_stack must be true or false"):
-        Schema.from_json(stacked.to_json().replace(b'"is_stack":true', b'"is_stack":1'))
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        ("a", (4, 3, 5), "float32"),
-        ("a", (4,), "uint8"),
-        ("a", (2, 2), "uint8", (3, 3, 3, 3)),
-    ],
+STACK = ArraySpec("image", (4, 3, 5), "uint8", is_stack=True)
+STACKED = replace(SCHEMA, obs=ObsSpec((STACK, *SCHEMA.obs.leaves[1:])))
+WIDE = Schema(
+    obs=ObsSpec(
+        (
+            ArraySpec("image", (3, 5), "uint8"),
+            ArraySpec("lamp", (2,), "int64", (3, 4)),
+            ArraySpec("legal", (7,), "int8"),
+        )
+    ),
+    action=ActionSpec(
+        (
+            ActionPart("move", "discrete", (2, 5), (2,)),
+            ActionPart("push", "continuous", (), (2, 2)),
+            ActionPart("turn", "squashed"),
+        ),
+        legal="legal",
+    ),
+    rows=3,
+    state=(ArraySpec("core", (2,), "float64"),),
 )
-def test_what_is_no_stack_of_frames(spec):
-    ArraySpec(*spec)
-    with pytest.raises(SpacesError, match="a: no stack of frames of bytes"):
-        replace(ArraySpec(*spec), is_stack=True)
-
+TEAM = Schema(
+    obs=ObsSpec((ArraySpec("sight", (2,), "float32"), policy_leaf(("main", "past")))),
+    action=ActionSpec((ActionPart("", "discrete", (3,)),)),
+    rows=2,
+    policies=("main", "past"),
+)
+JSON = (
+    b'{"action":{"legal":"legal","parts":['
+    b'{"choices":[2,5],"kind":"discrete","name":"move","shape":[2]},'
+    b'{"choices":[],"kind":"continuous","name":"push","shape":[2,2]},'
+    b'{"choices":[],"kind":"squashed","name":"turn","shape":[]}]},'
+    b'"obs":{"leaves":[{"choices":[],"dtype":"uint8","name":"image","shape":[3,5]},'
+    b'{"choices":[3,4],"dtype":"int64","name":"lamp","shape":[2]},'
+    b'{"choices":[],"dtype":"int8","name":"legal","shape":[7]}]},'
+    b'"rows":3,"state":[{"choices":[],"dtype":"float64","name":"core","shape":[2]}]}'
+)
 
 names = st.text(max_size=3).filter(str.isprintable)
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -123,170 +110,267 @@ def schemas(draw):
     return Schema(ObsSpec(tuple(leaves)), action, draw(st.integers(1, 9)), tuple(draw(arrays)))
 
 
+# -------------------- layout
+
+
+def test_golden_layout():
+    layout = SCHEMA.layout
+    assert layout.leaves == {
+        # S = 4 rows of 15 bytes, aligned to 8; then 4 floats.
+        "obs/image": Leaf("obs", 0, (4, 3, 5), "uint8"),
+        "obs/speed": Leaf("obs", 64, (4,), "float32"),
+        # State once per column; then T = 3 rows each.
+        "state/core": Leaf("small", 0, (2,), "float64"),
+        "log_prob": Leaf("small", 16, (3,), "float32"),
+        "reward": Leaf("small", 32, (3,), "float32"),
+        "action/move": Leaf("small", 48, (3,), "int32"),
+        "action/look": Leaf("small", 64, (3,), "int32"),
+        "terminated": Leaf("small", 80, (3,), "bool"),
+        "truncated": Leaf("small", 88, (3,), "bool"),
+        "mask": Leaf("small", 96, (3,), "bool"),
+    }
+    assert (layout.obs_bytes, layout.small_bytes, layout.column_bytes) == (128, 128, 256)
+    stacked = STACKED.layout.leaves
+    # An empty frame, the four of row 0, and one for each of three rows.
+    assert stacked["obs/image"] == Leaf("obs", 0, (8, 3, 5), "uint8")
+    assert stacked["window/image"] == Leaf("obs", 120, (4, 4), "int32")
+    assert stacked["obs/speed"] == Leaf("obs", 184, (4,), "float32")
+
+
 @settings(deadline=None)
-@given(schemas())
-def test_every_leaf_has_its_rows_and_a_place(schema):
-    rows, leaves = schema.rows, schema.layout.leaves
-    for leaf in schema.obs.leaves:
-        placed = leaves[f"obs/{leaf.name}"]
-        assert placed[0] == "obs"
-        assert placed[2:] == ((rows + 1, *leaf.shape), leaf.dtype)
-    for part in schema.action.parts:
-        dtype = "int32" if part.kind == "discrete" else "float32"
-        placed = leaves[f"action/{part.name}"]
-        assert placed[0] == "small"
-        assert placed[2:] == ((rows, *part.shape), dtype)
-    for array in schema.state:
-        assert leaves[f"state/{array.name}"][2:] == (array.shape, array.dtype)
-    num_leaves = len(schema.obs.leaves) + len(schema.action.parts) + len(schema.state)
-    # Log-probability, reward and three flags are always there.
-    assert len(leaves) == num_leaves + 5
+@given(schemas(), st.integers(1, 4))
+def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
+    layout = schema.layout
+    obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
+    small = np.zeros((num_columns, layout.small_bytes), np.uint8)
+    assert layout.obs_bytes % 64 == layout.small_bytes % 64 == 0
+    for number, (name, view) in enumerate(layout.views(obs, small).items(), start=1):
+        leaf = layout.leaves[name]
+        assert leaf.offset % 8 == 0
+        assert (view.shape, view.dtype) == ((num_columns, *leaf.shape), leaf.dtype)
+        assert view.flags.aligned
+        plane = obs if leaf.plane == "obs" else small
+        before = plane.copy()
+        assert np.shares_memory(view, plane)
+        touched = view.view(np.uint8) if view.ndim > 1 else view[..., None].view(np.uint8)
+        assert not touched.any(), "somebody wrote here before"
+        touched[...] = number
+        assert (plane != before).sum(axis=1).tolist() == [view[0].nbytes] * num_columns
+    for plane, bytes_of in (("obs", obs), ("small", small)):
+        is_gap = np.zeros(bytes_of.shape[1], bool)
+        for gap in layout.gaps(plane):
+            is_gap[gap] = True
+        assert np.array_equal(is_gap, bytes_of[0] == 0)
+
+
+def test_views_of_some_columns_of_a_slot():
+    layout = ColumnLayout([("obs", (4,), "float32")], [("reward", (3,), "float32")])
+    obs = np.zeros((6, layout.obs_bytes), np.uint8)
+    small = np.zeros((6, layout.small_bytes), np.uint8)
+    layout.views(obs[2:4], small[2:4])["reward"][1] = (1.0, 2.0, 3.0)
+    assert layout.views(obs, small)["reward"][3].tolist() == [1.0, 2.0, 3.0]
+    assert not small[[0, 1, 2, 4, 5]].any()
+
+
+def test_a_column_has_a_largest_size(monkeypatch):
+    def one_leaf(rows):
+        return replace(TEAM, obs=ObsSpec((ArraySpec("", (100,), "uint8"),)), rows=rows, policies=())
+
+    assert schema.MAX_COLUMN_BYTES == 1 << 30
+    monkeypatch.setattr(schema, "MAX_COLUMN_BYTES", one_leaf(9).layout.column_bytes)
+    assert one_leaf(9).layout.obs_bytes > 1000
+    with pytest.raises(SpacesError, match=r"a column of 10 rows takes \d+ bytes.*trajectory\.rows"):
+        _ = one_leaf(10).layout
+    with pytest.raises(SpacesError, match="lower trajectory"):
+        Schema.from_json(one_leaf(10).to_json())
 
 
 # -------------------- arrays and parts
 
 
-def test_an_array_is_counted():
+def test_arrays_and_parts_are_counted():
     array = ArraySpec("x", (3, 4), "float16")
     assert (array.num_items, array.num_bytes, array.is_float) == (12, 24, True)
     assert ArraySpec("x", (), "bool").num_bytes == 1
     assert not ArraySpec("x", (), "bool").is_float
-
-
-@pytest.mark.parametrize(
-    ("part", "num_parameters", "dtype"),
-    [
+    for part, num_parameters, dtype in (
         (ActionPart("move", "discrete", (4,)), 4, "int32"),
         (ActionPart("move", "discrete", (4, 2, 3), (3,)), 9, "int32"),
         (ActionPart("move", "continuous", (), (2, 3)), 12, "float32"),
         (ActionPart("move", "squashed"), 2, "float32"),
-    ],
-)
-def test_a_part_is_counted(part, num_parameters, dtype):
-    assert part.num_parameters == num_parameters
-    assert part.array == ArraySpec("move", part.shape, dtype)
+    ):
+        assert part.num_parameters == num_parameters
+        assert part.array == ArraySpec("move", part.shape, dtype, part.choices)
+    assert (WIDE.action.num_choices, SCHEMA.action.num_choices) == (7, 6)
 
 
-def test_the_choices_of_an_action_are_those_of_its_discrete_parts():
-    parts = (
-        ActionPart("move", "discrete", (4,)),
-        ActionPart("turn", "continuous", (), (2,)),
-        ActionPart("look", "discrete", (2, 3), (2,)),
-    )
-    assert ActionSpec(parts).num_choices == 9
-
-
-def test_the_mask_of_legal_actions_is_no_input():
-    mask = ArraySpec("mask", (6,), "int8")
-    obs = ObsSpec((SCHEMA.obs.leaves[0], mask, SCHEMA.obs.leaves[1]))
-    schema = replace(SCHEMA, obs=obs, action=replace(SCHEMA.action, legal="mask"))
-    assert schema.inputs == SCHEMA.obs
+def test_neither_the_mask_nor_who_plays_is_an_input():
+    assert [leaf.name for leaf in WIDE.inputs.leaves] == ["image", "lamp"]
+    assert [leaf.name for leaf in TEAM.inputs.leaves] == ["sight"]
+    # A leaf of that name is one like any other where there is a single policy.
+    assert [leaf.name for leaf in replace(TEAM, policies=()).inputs.leaves] == ["sight", POLICY]
     assert SCHEMA.inputs == SCHEMA.obs
 
 
-@pytest.mark.parametrize(
-    ("core", "state"),
-    [
-        (None, ()),
-        ("gru", (ArraySpec("hidden", (7,), "float32"),)),
-        ("lstm", (ArraySpec("hidden", (7,), "float32"), ArraySpec("cell", (7,), "float32"))),
-    ],
-)
-def test_the_state_of_a_core(core, state):
-    assert recurrent_state(core, 7) == state
+def test_the_state_of_a_core():
+    hidden, cell = (ArraySpec(name, (7,), "float32") for name in ("hidden", "cell"))
+    cores = [recurrent_state(core, 7) for core in (None, "gru", "lstm")]
+    assert cores == [(), (hidden,), (hidden, cell)]
 
 
-@pytest.mark.parametrize(("shape", "counts"), [((), (2, 3)), ((2,), (2,)), ((2, 2), (2, 3))])
-def test_each_item_has_its_number_of_choices(
-    shape: tuple[int, ...], counts: tuple[int, ...]
-) -> None:
-    with pytest.raises(SpacesError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
-        ArraySpec("lamp", shape, "int8", counts)
-    with pytest.raises(SpacesError, match=rf"lamp: {len(counts)} numbers of choices for shape"):
-        ActionPart("lamp", "discrete", counts, shape)
+NO_ARRAYS = [
+    *((lambda d=d: ArraySpec("x", (), d), f"x: unsupported dtype {d}")
+      for d in ("float128", "complex64", "object", "<f4", "str", "uint32", "")),
+    *((lambda s=s: ArraySpec("x", s, "float32"), "x: empty shape") for s in ((0,), (3, 0), (-1,))),
+    (lambda: ActionPart("x", "continuous", (), (3, 0)), "x: empty shape"),
+    *((lambda s=s, n=n, make=make: make(s, n), f"x: {len(n)} numbers of choices for shape")
+      for s, n in (((), (2, 3)), ((2,), (2,)), ((2, 2), (2, 3)))
+      for make in (lambda s, n: ArraySpec("x", s, "int8", n),
+                   lambda s, n: ActionPart("x", "discrete", n, s))),
+    (lambda: ArraySpec("x", (), "float32", (2,)), "x: categories of dtype float32"),
+    (lambda: ActionPart("x", "squashed", (2,)), "'x': 1 numbers of choices for a squashed one"),
+    (lambda: ActionPart("x", "discrete"), "'x': 0 numbers of choices for a discrete one"),
+    *((lambda spec=spec: ArraySpec("x", *spec, is_stack=True), "x: no stack of frames of bytes")
+      for spec in (((4, 3, 5), "float32"), ((4,), "uint8"), ((2, 2), "uint8", (3, 3, 3, 3)))),
+]  # fmt: skip
 
 
-def test_categories_are_no_floats_and_numbers_have_no_choices() -> None:
-    with pytest.raises(SpacesError, match="lamp: categories of dtype float32"):
-        ArraySpec("lamp", (), "float32", (2,))
-    with pytest.raises(SpacesError, match="'lamp': a squashed one has no choices"):
-        ActionPart("lamp", "squashed", (2,))
-    with pytest.raises(SpacesError, match="lamp: 0 numbers of choices"):
-        ActionPart("lamp", "discrete")
+@pytest.mark.parametrize(("make", "says"), NO_ARRAYS)
+def test_an_array_that_nobody_could_hold(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(SpacesError, match=says):
+        make()
 
 
-@pytest.mark.parametrize("dtype", ["float128", "complex64", "object", "<f4", "str", "uint32", ""])
-def test_other_dtypes_are_unsupported(dtype: str) -> None:
-    with pytest.raises(SpacesError, match=f"speed: unsupported dtype {dtype}"):
-        ArraySpec("speed", (), dtype)
+# -------------------- JSON, and differences
 
 
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (-1,)])
-def test_arrays_without_items_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(SpacesError, match=r"speed: empty shape \("):
-        ArraySpec("speed", shape, "float32")
-    with pytest.raises(SpacesError, match=r"speed: empty shape \("):
-        ActionPart("speed", "continuous", (), shape)
+def test_golden_json():
+    assert WIDE.to_json() == JSON
+    assert Schema.from_json(JSON) == WIDE
+    assert WIDE.digest.hex() == "1ee6428360f8e29cbe0e2b95b429906c"
+    assert Schema.from_json(STACKED.to_json()) == STACKED
+    whole = replace(STACKED, obs=ObsSpec((replace(STACK, is_stack=False), SCHEMA.obs.leaves[1])))
+    assert STACKED.digest != whole.digest
+    assert json.loads(TEAM.to_json())["policies"] == ["main", "past"]
+    assert Schema.from_json(TEAM.to_json()) == TEAM
 
 
-def one_leaf(size, rows):
-    obs = ObsSpec((ArraySpec("", (size,), "uint8"),))
-    return Schema(obs, ActionSpec((ActionPart("", "discrete", (2,)),)), rows)
+@settings(deadline=None)
+@given(schemas(), schemas())
+def test_there_and_back(one, other):
+    again = Schema.from_json(one.to_json())
+    assert (again, again.digest, again.layout.leaves) == (one, one.digest, one.layout.leaves)
+    assert one.difference(again, "here", "there") == "nothing differs"
+    assert (one.digest == other.digest) == (one == other)
 
 
-def test_a_column_has_a_largest_size(monkeypatch):
-    fitting = one_leaf(100, 9)
-    assert schema.MAX_COLUMN_BYTES == 1 << 30
-    monkeypatch.setattr(schema, "MAX_COLUMN_BYTES", fitting.layout.column_bytes)
-    assert one_leaf(100, 9).layout.column_bytes == fitting.layout.column_bytes
-    with pytest.raises(SpacesError, match=r"a column of 10 rows takes \d+ bytes.*trajectory\.rows"):
-        _ = one_leaf(100, 10).layout
-    with pytest.raises(SpacesError, match="lower trajectory"):
-        Schema.from_json(one_leaf(100, 10).to_json())
+DIFFERENCES = {
+    "nothing differs": {},
+    "rows: 3 here, 5 there": {"rows": 5},
+    "state: absent here, () there; state.core.choices: () here, absent there; "
+    "state.core.dtype: float64 here, absent there": {"state": ()},
+    "obs.leaves.image.shape: (3, 5) here, (3, 6) there": {
+        "obs": ObsSpec((ArraySpec("image", (3, 6), "uint8"), SCHEMA.obs.leaves[1]))
+    },
+    "action.parts.move.choices: (4,) here, (9,) there": {
+        "action": ActionSpec((ActionPart("move", "discrete", (9,)), SCHEMA.action.parts[1]))
+    },
+}
 
 
-# -------------------- differences
+@pytest.mark.parametrize("text", DIFFERENCES)
+def test_a_difference_names_field_and_both_values(text):
+    assert SCHEMA.difference(replace(SCHEMA, **DIFFERENCES[text]), "here", "there") == text
 
 
-def replaced(**changes):
-    fields = {key: getattr(SCHEMA, key) for key in ("obs", "action", "rows", "state")}
-    return Schema(**{**fields, **changes})
+def changed(path: str, value: Any, of: bytes = JSON) -> bytes:
+    """A schema with another value at a path, such as `obs.leaves.0.name`."""
+    whole = json.loads(of)
+    *folders, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    inner = whole
+    for key in folders:
+        inner = inner[key]
+    inner[last] = value
+    return json.dumps(whole).encode()
 
 
-@pytest.mark.parametrize(
-    ("other", "text"),
-    [
-        (replaced(), "nothing differs"),
-        (replaced(rows=5), "rows: 3 here, 5 there"),
-        (
-            replaced(state=()),
-            "state: absent here, () there; state.core.choices: () here, absent there; "
-            "state.core.dtype: float64 here, absent there",
-        ),
-        (
-            replaced(obs=ObsSpec((ArraySpec("image", (3, 6), "uint8"), SCHEMA.obs.leaves[1]))),
-            "obs.leaves.image.shape: (3, 5) here, (3, 6) there",
-        ),
-        (
-            replaced(
-                action=ActionSpec((ActionPart("move", "discrete", (9,)), SCHEMA.action.parts[1]))
-            ),
-            "action.parts.move.choices: (4,) here, (9,) there",
-        ),
-    ],
-)
-def test_a_difference_names_field_and_both_values(other, text):
-    assert SCHEMA.difference(other, "here", "there") == text
+PARTS, LEAVES, STATE = (json.loads(JSON)[key] for key in ("action", "obs", "state"))
+WRONG_VALUES: dict[str, list[Any]] = {
+    "rows": [0, -1, 1.0, True, "3", None, 2**31, [3], float("nan"), 2_000_000_000],
+    "state.0.shape": [[0], [1.5], [True], ["2"], [[2]], None, 5, [2**31], [2**30] * 30],
+    "state.0.dtype": ["object", "O", "float128", None, 5, ["float32"], {}],
+    "state.0.name": [None, 5, ["x"], "a\nb", "\ud800", "\x1b[2J", "\0"],
+    "state": [None, 5, [*STATE, *STATE]],
+    "obs": [None, 5, []],
+    "obs.leaves": [[], "abc", [None], LEAVES["leaves"][2:]],
+    "obs.leaves.0.shape": [[1] * 31],
+    "obs.leaves.0.is_stack": [1, "yes"],
+    "obs.leaves.1.choices": [[0, 4], [3], None, 3, "ab"],
+    "obs.leaves.1.dtype": ["float32"],
+    "obs.leaves.1.name": ["image"],
+    "obs.leaves.2.dtype": ["float32"],
+    "obs.leaves.2.shape": [[6]],
+    "action.parts": [[], None, PARTS["parts"][1:]],
+    "action.parts.0.kind": ["box", None],
+    "action.parts.0.name": ["a\rb", "push"],
+    "action.parts.0.choices": [[0, 1], [2, -1], [2.0, 5], [True, 5], None, [2**31, 5], [2], [[2]]],
+    "action.parts.1.shape": [[0], [-1], None, 3, [1] * 31],
+    "action.parts.2.choices": [[2]],
+    "action.legal": ["image", "nothing", "", 5, ["legal"], True],
+    "policies": [["main", "past"], 5, [1, 2], None],
+}  # fmt: skip
+HOSTILE = [
+    *(b"", b"{", b'{"rows": "\xff"}', b"[]", b"null", b"7", b"{}", b"[" * 100_000 + b"]" * 100_000),
+    b'{"rows": ' + b"9" * 5000 + b"}",
+    *(changed(path, value) for path, values in WRONG_VALUES.items() for value in values),
+]
+
+
+def test_what_is_no_schema_is_refused_in_a_line() -> None:
+    for data in HOSTILE:
+        with pytest.raises(SpacesError) as error:
+            Schema.from_json(data)
+        assert str(error.value).isprintable(), data[:200]
+        assert 5 < len(str(error.value)) < 500, data[:200]
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"[" * 60_000, "not a schema: it is nested too deeply"),
-        (b"9" * 5000, "not a schema: a number in it is too long"),
-        (b"{}", "not a schema: it lacks 'obs'"),
+        (b"{}", "not a schema: obs: Field required"),
+        (changed("action.parts.0.choices", [2.5, 5]), "action.parts.0.choices.0: Input should be"),
+        (changed("policies", ["main", "past", "old"]), "no leaf 'policy' says which of 3"),
+        (changed("policies", ["main"]), "the team has too few parts: 1"),
+        (changed("policies", ["main", "main"]), "two parts of one name"),
+        (
+            changed("obs.leaves", json.loads(TEAM.to_json())["obs"]["leaves"][1:], TEAM.to_json()),
+            "nothing that a policy could see",
+        ),
     ],
 )
-def test_what_is_no_schema_is_told_without_a_word_about_python(data: bytes, says: str) -> None:
-    with pytest.raises(SpacesError, match=f"^{says}$"):
+def test_a_schema_that_is_refused_is_told_why(data: bytes, says: str) -> None:
+    with pytest.raises(SpacesError, match=says):
         Schema.from_json(data)
+
+
+def test_the_largest_number_of_dimensions_has_a_view():
+    layout = Schema.from_json(changed("obs.leaves.0.shape", [1] * 30)).layout
+    obs, small = np.zeros((2, layout.obs_bytes), "u1"), np.zeros((2, layout.small_bytes), "u1")
+    assert layout.views(obs, small)["obs/image"].ndim == 32
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(WRONG_VALUES)), json_values)
+def test_anything_anywhere_is_a_schema_or_refused(path, value):
+    try:
+        found = Schema.from_json(changed(path, value))
+    except SpacesError:
+        return
+    assert Schema.from_json(found.to_json()) == found

@@ -96,10 +96,10 @@ def test_each_column_is_acted_for_by_its_member_alone(core):
 def test_the_likeliest_actions_are_those_of_the_members(core):
     team = make_team(core)
     obs, state = inputs(team)
-    actions, after = team.act_greedy(obs, state)
+    actions, _, after = team.act(obs, state)
     for number, member in enumerate(team.members.values()):
         columns = np.flatnonzero(number == PLAYERS)
-        alone, alone_after = member.act_greedy(columns_of(obs, columns), columns_of(state, columns))
+        alone, _, alone_after = member.act(columns_of(obs, columns), columns_of(state, columns))
         assert are_equal(columns_of(actions, columns), alone)
         assert are_equal(columns_of(after, columns), alone_after)
 
@@ -127,8 +127,8 @@ def test_weights_of_all_members_travel_as_one():
     assert target.version == Version(2, 5)
     assert all(torch.equal(a, b) for a, b in zip(target.tensors, source.tensors, strict=True))
     obs, state = inputs(target)
-    actions, _ = target.act_greedy(obs, state)
-    assert are_equal(actions, source.act_greedy(obs, state)[0])
+    actions = target.act(obs, state).actions
+    assert are_equal(actions, source.act(obs, state).actions)
 
 
 def test_coarse_weights_of_all_members_travel_as_one_too():

@@ -49,7 +49,8 @@ class FakeRun:
 
     made: list["FakeRun"]
     code = 0
-    has_given_up = has_killed_learner = has_quit = False
+    has_given_up = False
+    how_it_was_quit = ""
 
     def __init__(self, learner_flags, data_url, run_dir, environment, name_actor, fds):
         # The learner holds the folder by the descriptor that it is told of.
@@ -88,8 +89,9 @@ def fake_run(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "LocalRun", FakeRun)
 
 
-def started(*flags, code=0):
-    assert train.main(flags) == code
+def started(*flags, code=0, main=train.main):
+    FakeRun.made.clear()
+    assert main(flags) == code
     (run,) = FakeRun.made
     return run
 
@@ -120,13 +122,10 @@ def test_settings_go_on_to_the_learner():
     assert load_config(Path(path), run.values("--set")).env.kwargs == {"a": "b=c"}
 
 
-def test_an_env_of_ones_own_comes_without_the_default_config():
+def test_what_is_trained_is_named_by_a_setting_or_a_file(tmp_path):
     run = started("--set", "env.id=Acrobot-v1")
     assert run.values("--config") == []
     assert run.settings["env.id"] == "Acrobot-v1"
-
-
-def test_a_config_file_is_handed_on(tmp_path):
     (tmp_path / "my.toml").write_text('env.id = "Acrobot-v1"\ntrain.num_actors = 3\n')
     run = started("--config", "my.toml")
     assert run.values("--config") == ["my.toml"]
@@ -141,9 +140,7 @@ def test_ports_that_are_named_are_kept_and_stars_are_chosen_here():
     assert host == "tcp://0.0.0.0"
     # The actors are told a port before the learner has one.
     assert port.isdigit()
-
-
-def test_a_port_that_is_named_is_kept_though_it_is_the_default_one():
+    # The default one, too, is one that is named.
     run = started("--set", "bind.data=tcp://127.0.0.1:5555")
     assert run.data_url == run.ports["data"] == "tcp://127.0.0.1:5555"
     assert run.settings["bind.weights"] == ANY
@@ -178,19 +175,13 @@ def write_down(folder):
     folder.write_json("config.json", {"run_id": "0" * 32, "config": config})
 
 
-def test_a_resumed_run_is_resumed_by_the_learner():
-    begin("train.num_actors=4")
+def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user():
+    first = started("--run-dir", "here", "--set", "bind.weights=tcp://127.0.0.1:7002")
+    begin(*first.values("--set"), "train.num_actors=4")
     run = started("--resume", "--run-dir", "here")
     assert run.num_actors == 4
     assert "--resume" in run.flags
     assert run.values("--config") == []
-
-
-def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user():
-    first = started("--run-dir", "here", "--set", "bind.weights=tcp://127.0.0.1:7002")
-    begin(*first.values("--set"))
-    FakeRun.made.clear()
-    run = started("--resume", "--run-dir", "here")
     assert run.settings == {}
     assert run.ports["data"].startswith(FREE)
     assert run.ports["data"] not in (ANY, first.ports["data"])
@@ -223,15 +214,41 @@ def said(capsys, monkeypatch):
     return lambda: capsys.readouterr().out
 
 
+# -------------------- the summary and the picture
+
+
 def test_the_summary_is_shown_with_a_picture(monkeypatch, said):
     write_summary(monkeypatch)
-    started("--run-dir", "here")
+    path = "/".join(["a-folder-of-some-length"] * 6)
+    started("--run-dir", path)
     shown = said()
     assert "CartPole-v1: ended (mean_return)" in shown
     for value in ("475", "123,456", "1,234", "12.3 (", "10,004", "2 (9) updates", "the learner"):
         assert value in shown
     assert any("dropped" in line and " 7 " in line for line in shown.splitlines())
-    assert Path("here/learning_curve.png").exists()
+    assert not any(each in shown for each in ("this start", "learning rate", "frames"))
+    # Paths are shown whole, however long.
+    pictured = [f"run folder: {path}", f"learning curve: {path}/learning_curve.png"]
+    assert shown.splitlines()[-2:] == pictured
+    assert Path(path, "learning_curve.png").exists()
+
+
+SHOWN = [
+    ({"lr_is_0_since": 400_000}, "0 since env step 400,000"),
+    ({"frames_per_s": 40018.0}, "10,004 (40,018 frames)"),
+    # Words of others are shown as they are.
+    ({"env_id": "kenvs:Printer"}, "kenvs:Printer"),
+    ({"advice": "no device [/dev/cam0] [red]"}, "no device [/dev/cam0] [red]"),
+    # A run without updates.
+    ({"mean_return": None, "episodes": 0, "lag_quantiles": [], "bottleneck": None}, "ended (mean_"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), SHOWN)
+def test_more_is_shown_where_there_is_more_to_say(monkeypatch, said, changes, text):
+    write_summary(monkeypatch, **changes)
+    started("--run-dir", "here")
+    assert text in said()
 
 
 def test_figures_of_a_resumed_run_that_are_of_this_start_alone_say_so(monkeypatch, said):
@@ -248,16 +265,6 @@ def test_figures_of_a_resumed_run_that_are_of_this_start_alone_say_so(monkeypatc
     }
 
 
-def test_steps_without_learning_are_shown(monkeypatch, said):
-    write_summary(monkeypatch)
-    started("--run-dir", "here")
-    assert "learning rate" not in said()
-    FakeRun.made.clear()
-    write_summary(monkeypatch, lr_is_0_since=400_000)
-    started("--run-dir", "there")
-    assert "0 since env step 400,000" in said()
-
-
 def test_a_summary_that_nobody_reads_does_not_change_the_end(monkeypatch):
     def show(*args, **more):
         raise BrokenPipeError
@@ -269,39 +276,42 @@ def test_a_summary_that_nobody_reads_does_not_change_the_end(monkeypatch):
     assert Path("here/learning_curve.png").exists()
 
 
-def test_frames_are_shown_where_a_step_takes_several(monkeypatch, said):
-    write_summary(monkeypatch, frames_per_s=40018.0)
-    started("--run-dir", "here")
-    assert "10,004 (40,018 frames)" in said()
-
-
-def test_words_of_others_are_shown_as_they_are(monkeypatch, said):
-    words = {"env_id": "kenvs:Printer", "advice": "no device [/dev/cam0] [red]"}
-    write_summary(monkeypatch, **words)
-    started("--run-dir", "here")
-    shown = said()
-    for each in words.values():
-        assert each in shown
-
-
-def test_paths_are_shown_whole_however_long(monkeypatch, said):
-    write_summary(monkeypatch)
-    path = "/".join(["a-folder-of-some-length"] * 6)
-    started("--run-dir", path)
-    last = said().splitlines()[-2:]
-    assert last == [f"run folder: {path}", f"learning curve: {path}/learning_curve.png"]
-
-
 @pytest.mark.parametrize(
-    ("mean_return", "title"),
-    [(475.25, "CartPole-v1: mean return 475"), (None, "CartPole-v1")],
+    ("changes", "title"),
+    [
+        ({"mean_return": 475.25}, "CartPole-v1: mean return 475"),
+        ({"mean_return": None}, "CartPole-v1"),
+        # A mean of few episodes says so.
+        (
+            {"mean_return": 399.996, "episodes": 12},
+            "CartPole-v1: mean return 400 (12 episodes)",
+        ),
+    ],
 )
-def test_the_picture_has_a_title_and_the_goal(monkeypatch, mean_return, title):
-    write_summary(monkeypatch, mean_return=mean_return)
+def test_the_picture_has_a_title_and_the_goal(monkeypatch, said, changes, title):
+    write_summary(monkeypatch, **changes)
     drawn = []
     monkeypatch.setattr(plot, "draw_learning_curve", lambda *paths, **how: drawn.append(how))
     started("--set", "stop.mean_return=400")
     assert drawn == [{"title": title, "goal": 400.0}]
+    # In the table it is never rounded up to the goal.
+    assert not re.search(r"episodes\W+400\b", said())
+
+
+def test_a_picture_that_cannot_be_written_is_no_matter(monkeypatch, said):
+    write_summary(monkeypatch)
+    write = FakeRun.during
+
+    def during(folder):
+        write(folder)
+        (folder.path / "learning_curve.png").mkdir()
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    started("--run-dir", "here")
+    assert "cannot be written: Is a directory" in said()
+
+
+# -------------------- ends without a summary
 
 
 def test_a_run_that_was_given_up_has_no_table(monkeypatch, said, caplog):
@@ -336,22 +346,6 @@ def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(capsy
     assert sorted(Path("here").iterdir()) == before
     folder.let_go()
     started("--resume", "--run-dir", "here")
-
-
-def test_a_run_without_updates_has_a_summary_too(monkeypatch, said):
-    monkeypatch.setattr(FakeRun, "code", 130)
-    write_summary(monkeypatch, mean_return=None, episodes=0, lag_quantiles=[], bottleneck=None)
-    started("--run-dir", "here", code=130)
-    assert "ended (mean_return)" in said()
-
-
-def test_a_mean_of_few_episodes_says_so_and_is_never_rounded_up_to_the_goal(monkeypatch, said):
-    write_summary(monkeypatch, mean_return=0.8996, episodes=12)
-    drawn = []
-    monkeypatch.setattr(plot, "draw_learning_curve", lambda *paths, **how: drawn.append(how))
-    started("--set", "stop.mean_return=0.9")
-    assert re.search(r"mean return of 12 episodes\W+0\.8996\b", said())
-    assert drawn[0]["title"] == "CartPole-v1: mean return 0.900 (12 episodes)"
 
 
 def test_the_summary_of_an_earlier_start_is_not_shown(monkeypatch, said):
@@ -391,20 +385,13 @@ def test_an_end_without_a_summary_is_told(monkeypatch, caplog, code, is_told):
     assert ("to go on: " in caplog.text) == is_told
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("has_killed_learner", "did not answer, and was killed"),
-        ("has_quit", "was told to quit at once"),
-    ],
-)
-def test_a_learner_that_a_second_ctrl_c_ended_is_told_of_too(monkeypatch, caplog, how, said):
+def test_a_learner_that_a_second_ctrl_c_ended_is_told_of_too(monkeypatch, caplog):
     monkeypatch.setattr(FakeRun, "code", 130)
-    monkeypatch.setattr(FakeRun, how, True)
+    monkeypatch.setattr(FakeRun, "how_it_was_quit", "was told to quit at once")
     monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
     started("--run-dir", "here", code=130)
     (told,) = caplog.messages
-    assert told.startswith(f"the learner {said}{LOST}; to go on: ")
+    assert told.startswith(f"the learner was told to quit at once{LOST}; to go on: ")
 
 
 @pytest.mark.parametrize(
@@ -427,22 +414,8 @@ def test_a_learner_that_was_killed_is_told_with_the_command_that_resumes(
     resume = f"{LOST}; to go on: impala-async train --resume --run-dir 'my run'"
     assert caplog.messages == [told + resume if has_begun else told]
     if has_begun:
-        FakeRun.made.clear()
         Path("my run/checkpoints").mkdir()
         started(*shlex.split(resume)[-3:], code=code)
-
-
-def test_a_picture_that_cannot_be_written_is_no_matter(monkeypatch, said):
-    write_summary(monkeypatch)
-    write = FakeRun.during
-
-    def during(folder):
-        write(folder)
-        (folder.path / "learning_curve.png").mkdir()
-
-    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
-    started("--run-dir", "here")
-    assert "cannot be written: Is a directory" in said()
 
 
 PICKY = """

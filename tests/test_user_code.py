@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import ConfigError, EnvError
-from impala_async.interrupts import Interrupted
+from impala_async.processes import Interrupted
 from impala_async.user_code import NamedInSetting, UserCode, import_callable, one_line
 
 

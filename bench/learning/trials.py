@@ -79,7 +79,7 @@ def _load(run: Path) -> tuple[EnvBatch, AnyPolicy]:
 
 
 def _greedy(policy: AnyPolicy) -> Choose:
-    return lambda obs: policy.act_greedy(obs, {})[0]
+    return lambda obs: policy.act(obs, {}).actions
 
 
 def _sampled(policy: AnyPolicy) -> Choose:

@@ -17,7 +17,7 @@ from impala_async.doors import (
     start_told_of,
 )
 from impala_async.errors import ConfigError
-from impala_async.interrupts import leave
+from impala_async.processes import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:

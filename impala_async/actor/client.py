@@ -23,7 +23,7 @@ from impala_async.actor.link import Link
 from impala_async.actor.retrying import SeldomLog
 from impala_async.actor.sending import ActorSpec, Compressor, Finished, MessageBuffer, tell_refusals
 from impala_async.config.run import ActorSettings
-from impala_async.waiting import AFTER_S
+from impala_async.output import AFTER_S
 from impala_async.weights import NO_VERSION, Weights
 from impala_async.wire.actor_side import ActorSide
 from impala_async.wire.messages import (

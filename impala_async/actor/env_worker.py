@@ -33,7 +33,7 @@ from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
-from impala_async.interrupts import CTRL_C, REQUESTS, leave
+from impala_async.processes import CTRL_C, REQUESTS, leave
 
 STEP, RESET = b"s", b"r"
 # All replies below it are bits.

@@ -13,7 +13,7 @@ from impala_async import __version__
 from impala_async.actor.retrying import Inquiry, Log
 from impala_async.config.run import ActorSettings
 from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, UnreachableError
-from impala_async.waiting import Wait
+from impala_async.output import Wait
 from impala_async.wire.actor_side import Handshake, read_answer
 from impala_async.wire.codec import Frame, decode_settings
 from impala_async.wire.messages import Bye, ByeOk, Message, Reject, Welcome, pack, plain

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from impala_async.waiting import EVERY_S
+from impala_async.output import EVERY_S
 
 CONNECT_S = 3.0
 UNKNOWN = "it is not known yet why"

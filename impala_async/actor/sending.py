@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from impala_async.config.learner import is_loopback
-from impala_async.layout import Bytes2D
-from impala_async.schema import Schema
+from impala_async.schema import Bytes2D, Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import PLAIN, Frame, compress, encode_data

@@ -28,10 +28,10 @@ from impala_async.errors import (
     EnvHangsError,
     MismatchError,
 )
-from impala_async.interrupts import REQUESTS
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
 from impala_async.policy import AnyPolicy
+from impala_async.processes import REQUESTS
 from impala_async.schema import Schema, recurrent_state
 from impala_async.team import build_policy, check_default_dtype
 from impala_async.user_code import one_line

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 
 from impala_async.envs.faults import RUNNING, WHERES, tell_stderr
-from impala_async.interrupts import REQUESTS, last_word
-from impala_async.waiting import Wait
+from impala_async.output import Wait
+from impala_async.processes import REQUESTS, last_word
 
 LOOK_EVERY_S = 0.5
 # A step or a reset gets so long to come back, that the actor may say goodbye.

@@ -26,8 +26,7 @@ from impala_async.actor.env_worker import FAULT, STEP, TELL_STACKS, Order, read_
 from impala_async.envs.describe import Described, read_answer
 from impala_async.envs.faults import RUNNING, Blame
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
-from impala_async.interrupts import deaf_children
-from impala_async.processes import Lifeline
+from impala_async.processes import Lifeline, deaf_children
 
 logger = logging.getLogger(__name__)
 

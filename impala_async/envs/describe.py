@@ -30,7 +30,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.faults import Watch, tell_stderr, with_id
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError, SpacesError
-from impala_async.interrupts import end_silently, leave
+from impala_async.processes import end_silently, leave
 from impala_async.schema import ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
 

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, EnvHangsError
+from impala_async.output import AFTER_S, Wait
 from impala_async.user_code import UserCode, missing_advice, one_line
-from impala_async.waiting import AFTER_S, Wait
 
 AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
 WANTED = {

@@ -6,8 +6,8 @@ again and again, ends the run.
 """
 
 import contextlib
-import functools
 import logging
+import math
 import os
 import random
 import re
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import IO
@@ -33,9 +34,8 @@ from impala_async.errors import (
     how_it_ended,
 )
 from impala_async.files import find_object
-from impala_async.interrupts import GIVE_UP, REQUESTS, deaf_children
-from impala_async.processes import Gate, Lifeline
-from impala_async.waiting import Wait
+from impala_async.output import Wait
+from impala_async.processes import GIVE_UP, REQUESTS, Gate, Lifeline, deaf_children
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ def free_ports(count: int) -> list[int]:
 
 
 class _Actor:
+    """One number, its log, and the process that has it now."""
+
     def __init__(self, number: int, log_path: Path) -> None:
         self.number = number
         self.log_path = log_path
@@ -101,9 +103,15 @@ class _Actor:
             if self.spoke_at is None and self.log_path.stat().st_size > self.log_begin:
                 self.spoke_at = time.monotonic()
 
-    @property
-    def lived_s(self) -> float:
-        return 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
+    def count_death(self) -> int:
+        """How often it died quickly, one time after the other."""
+        lived_s = 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
+        self.num_quick_deaths = self.num_quick_deaths + 1 if lived_s < QUICK_DEATH_S else 0
+        return self.num_quick_deaths
+
+    def tell_restart(self, how: str) -> None:
+        told = "actor %d %s: starting it again; its log: %s"
+        logger.warning(told, self.number, how, self.log_path)
 
     def how_it_ended(self, code: int) -> str:
         # A process that is killed has no last word.
@@ -112,7 +120,8 @@ class _Actor:
 
     def why_it_cannot_run(self, code: int) -> str:
         said, is_reason = self._last_words(code)
-        return f"{said} ({code})" if is_reason and code >= 0 else f"it {self.how_it_ended(code)}"
+        why = f"{said} ({code})" if is_reason and code >= 0 else f"it {self.how_it_ended(code)}"
+        return f"actor {self.number} cannot run: {why}; its log: {self.log_path}"
 
     def _last_words(self, code: int) -> tuple[str, bool]:
         """Those since its start, and whether they say why it ended: an environment prints too."""
@@ -151,24 +160,22 @@ class LocalRun:
         name_actor: Callable[[int, int], Mapping[str, str]] = lambda number, life: {},
         fds: Sequence[int] = (),
     ) -> None:
-        log_dir = run_dir / "actors"
+        self._log_dir = run_dir / "actors"
         try:
-            log_dir.mkdir(parents=True, exist_ok=True)
+            self._log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--run-dir: cannot write to {log_dir}: {error.strerror}") from None
+            raise ConfigError(
+                f"--run-dir: cannot write to {self._log_dir}: {error.strerror}"
+            ) from None
         self._data_url = data_url
         self._name_actor = name_actor
+        self._run_dir = run_dir
         self._lifeline = Lifeline()
         self._gate = Gate()
-        self._run_dir = run_dir
-        self._log_dir = log_dir
         self._actors: list[_Actor] = []
-        self._verdict: int | None = None
-        self._reason = ""
-        self._is_told_to_end = False
-        self._is_interrupted = False
-        self._answer: Wait | None = None
-        self._quitting: tuple[Wait, float] | None = None
+        self._verdict: tuple[int, str] | None = None
+        self._heard: list[int] = []
+        self._kill_at = math.inf
         self._learner = spawn(
             "learner",
             learner_flags,
@@ -176,36 +183,33 @@ class LocalRun:
             environment={**environment, **self._gate.environment},
             fds=(*self._gate.fds, *fds),
         )
-        self._beginning = Wait(logger.info)
         self._has_begun = False
+        self._wait = Wait(logger.info)
 
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
         self._actors = [_Actor(n, self._log_dir / f"actor-{n}.log") for n in range(num_actors)]
         previous = {number: signal.signal(number, self._pass_on) for number in REQUESTS}
         try:
-            while self._learner.poll() is None and self._verdict is None:
+            while self._learner.poll() is None and self._verdict is None and not self._is_hurried():
                 for actor in self._actors:
-                    if self._verdict is None and not self._is_told_to_end:
+                    if self._verdict is None and not self._heard:
                         self._look_after(actor)
-                if self._is_hurried():
-                    break
                 self._tell_wait()
                 time.sleep(POLL_S)
         finally:
             self._end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        if self._verdict is None:
-            code = exit_code(self._learner.returncode)
-            # A learner that was met in its first second had not learned yet what a signal means.
-            is_untaught = -self._learner.returncode in (signal.SIGTERM, signal.SIGHUP)
-            if is_untaught and self._is_told_to_end:
-                code = EXIT_DONE
-            return EXIT_INTERRUPTED if self._is_interrupted and code != EXIT_DONE else code
-        # Only now, so that it comes after what the learner had to say at its end.
-        logger.error("%s", self._reason)
-        return self._verdict
+        if self._verdict is not None:
+            code, reason = self._verdict
+            # Only now, so that it comes after what the learner had to say at its end.
+            logger.error("%s", reason)
+            return code
+        # A learner that was met in its first second had not learned yet what a signal means.
+        is_untaught = -self._learner.returncode in (signal.SIGTERM, signal.SIGHUP)
+        code = EXIT_DONE if is_untaught and self._heard else exit_code(self._learner.returncode)
+        return EXIT_INTERRUPTED if signal.SIGINT in self._heard and code != EXIT_DONE else code
 
     @property
     def has_given_up(self) -> bool:
@@ -213,14 +217,12 @@ class LocalRun:
         return self._verdict is not None
 
     @property
-    def has_killed_learner(self) -> bool:
-        """Whether it did not end when it was told to quit."""
-        return self._learner.returncode == -signal.SIGKILL and self._is_hurried()
-
-    @property
-    def has_quit(self) -> bool:
-        """Whether a learner that had begun was told to end at once."""
-        return self._quitting is not None and self._has_begun
+    def how_it_was_quit(self) -> str:
+        """How a learner that was told to quit at once came to its end; empty where none was."""
+        if self._learner.returncode == -signal.SIGKILL and self._is_hurried():
+            return "did not answer, and was killed"
+        has_quit = self._kill_at < math.inf and self._has_begun
+        return "was told to quit at once" if has_quit else ""
 
     def remove_logs(self) -> None:
         """The run never began: leave nothing of it."""
@@ -243,8 +245,11 @@ class LocalRun:
         if actor.is_done:
             # The learner has said goodbye to it, or somebody has ended it.
             actor.start_at = time.monotonic() + GOODBYE_S
+        elif actor.count_death() > MAX_QUICK_DEATHS or code in HOPELESS:
+            self._verdict = exit_code(code), actor.why_it_cannot_run(code)
         else:
-            self._mind_death(actor, code)
+            actor.tell_restart(actor.how_it_ended(code))
+            actor.start_at = time.monotonic() + RESTART_AFTER_S
 
     def _serves(self) -> bool:
         """Whether the learner takes actors, as it says itself."""
@@ -253,20 +258,6 @@ class LocalRun:
         except CheckpointError:
             return False
         return service.get("pid") == self._learner.pid
-
-    def _mind_death(self, actor: _Actor, code: int) -> None:
-        is_quick = actor.lived_s < QUICK_DEATH_S
-        actor.num_quick_deaths = actor.num_quick_deaths + 1 if is_quick else 0
-        if code in HOPELESS or actor.num_quick_deaths > MAX_QUICK_DEATHS:
-            self._give_up(actor, code)
-            return
-        logger.warning(
-            "actor %d %s: starting it again; its log: %s",
-            actor.number,
-            actor.how_it_ended(code),
-            actor.log_path,
-        )
-        actor.start_at = time.monotonic() + RESTART_AFTER_S
 
     def _try_to_start(self, actor: _Actor) -> None:
         """Once it has run, what keeps it from running again may pass, and the others go on."""
@@ -280,17 +271,13 @@ class LocalRun:
             actor.start_at = time.monotonic() + RESTART_AFTER_S
             return
         if actor.is_done:
-            logger.warning(
-                "actor %d %s, though the run goes on: starting it again; its log: %s",
-                actor.number,
-                how_it_ended(EXIT_DONE),
-                actor.log_path,
-            )
+            actor.tell_restart(f"{how_it_ended(EXIT_DONE)}, though the run goes on")
 
     def _start(self, actor: _Actor) -> None:
         if actor.num_starts and self._serves():  # and so the run folder is ours
             with contextlib.suppress(OSError):  # to open the log says why
                 self._log_dir.mkdir(exist_ok=True)
+        named = self._name_actor(actor.number, actor.num_starts)
         with _open_log(actor.log_path) as log:
             actor.log_begin = log.tell()
             actor.process = spawn(
@@ -299,64 +286,51 @@ class LocalRun:
                 ["--learner", self._data_url, "--connect-s", "inf"],
                 self._lifeline,
                 output=log,
-                environment={
-                    **self._name_actor(actor.number, actor.num_starts),
-                    **self._gate.environment,
-                },
+                environment={**named, **self._gate.environment},
                 fds=self._gate.fds,
             )
         actor.num_starts += 1
         actor.spoke_at = None
 
-    def _give_up(self, actor: _Actor, code: int) -> None:
-        why = actor.why_it_cannot_run(code)
-        self._reason = f"actor {actor.number} cannot run: {why}; its log: {actor.log_path}"
-        self._verdict = exit_code(code)
-
     def _pass_on(self, number: int, frame: object) -> None:
         """Only the learner decides what a signal means; the actors end with it."""
-        if self._is_told_to_end and number == signal.SIGINT and self._quitting is None:
-            told = Wait(logger.warning, after_s=QUIT_TOLD_AFTER_S)
-            self._quitting = told, time.monotonic() + QUIT_S
-        if self._answer is None:
-            self._answer = Wait(logger.warning)
+        if not self._heard:
+            self._wait = Wait(logger.warning)
             self._has_begun = self._has_begun or self._serves()
-        self._is_told_to_end = True
-        self._is_interrupted |= number == signal.SIGINT
+        elif number == signal.SIGINT and self._kill_at == math.inf:
+            self._wait = Wait(logger.warning, after_s=QUIT_TOLD_AFTER_S)
+            self._kill_at = time.monotonic() + QUIT_S
+        self._heard.append(number)
         if self._learner.poll() is None:
             self._learner.send_signal(number)
 
     def _is_hurried(self) -> bool:
         """Whether a second Ctrl-C was not answered in time: it may hang, or be stopped."""
-        if self._quitting is None:
-            return False
-        wait, kill_at = self._quitting
-        wait.look(lambda _: f"quitting: what has not ended {QUIT_S:.0f} s after this is killed")
-        return time.monotonic() >= kill_at
+        if self._kill_at < math.inf:
+            told = f"quitting: what has not ended {QUIT_S:.0f} s after this is killed"
+            self._wait.look(lambda _: told)
+        return time.monotonic() >= self._kill_at
 
     def _tell_wait(self) -> None:
-        if self._answer is None:
+        waits = "waiting for the learner, which"
+        if not self._heard:
             self._has_begun = self._has_begun or self._serves()
-            if not self._has_begun:
+            does = "loads torch and tries the environment"
+            if self._gate.is_open:
                 does = "builds what it trains"
-                if not self._gate.is_open:
-                    does = "loads torch and tries the environment"
-                self._beginning.look(
-                    lambda s: f"starting: waiting for the learner, which {does} ({s:.0f} s)"
-                )
+            if not self._has_begun:
+                self._wait.look(lambda s: f"starting: {waits} {does} ({s:.0f} s)")
         # One that has heard it serves no more, and says itself what it waits for.
-        elif not self._gate.is_open or self._serves():
-            self._answer.look(
-                lambda s: (
-                    f"ending: waiting for the learner, which has not answered yet ({s:.0f} s); "
-                    "press Ctrl-C again to quit at once"
-                )
+        elif self._kill_at == math.inf and (not self._gate.is_open or self._serves()):
+            quit_now = "press Ctrl-C again to quit at once"
+            self._wait.look(
+                lambda s: f"ending: {waits} has not answered yet ({s:.0f} s); {quit_now}"
             )
 
     def _end(self) -> None:
         """The learner has ended, or the run is given up: nobody stays behind."""
+        is_finished = self._learner.poll() == EXIT_DONE and not self._heard
         if self._learner.poll() is None:
-            self._is_told_to_end = True
             # One that does not serve yet knows no other signal.
             is_given_up = self.has_given_up and self._serves()
             self._learner.send_signal(GIVE_UP if is_given_up else signal.SIGTERM)
@@ -364,9 +338,7 @@ class LocalRun:
         running = [actor.process for actor in self._actors if actor.process]
         # A learner that reached its goal has told them so; one that was told to end may be started
         # again, as far as they know, and they would look for it.
-        is_finished = self._learner.returncode == EXIT_DONE and not self._is_told_to_end
-        grace_s = ACTOR_END_S if is_finished else 0.0
-        end_in_time(running, grace_s, self._is_hurried)
+        end_in_time(running, ACTOR_END_S if is_finished else 0.0, self._is_hurried)
         self._lifeline.close()
         self._gate.close()
 
@@ -414,11 +386,6 @@ def exit_code(code: int) -> int:
     return code if code >= 0 else SHELL_SIGNAL - code
 
 
-def _say_end(num_left: int, waited_s: float) -> str:
-    processes = "one process" if num_left == 1 else f"{num_left} processes"
-    return f"ending: waiting for {processes} to end ({waited_s:.0f} s)"
-
-
 def end_in_time(
     processes: Sequence[subprocess.Popen[bytes]],
     grace_s: float,
@@ -435,7 +402,9 @@ def end_in_time(
         while left := sum(process.poll() is None for process in processes):
             if time.monotonic() >= until or is_hurried():
                 break
-            wait.look(functools.partial(_say_end, left))
+            wait.look(
+                partial("ending: waiting for processes to end, {} are left ({:.0f} s)".format, left)
+            )
             time.sleep(POLL_S)
     for process in processes:
         process.wait()

@@ -24,8 +24,8 @@ from impala_async.doors import (
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
-from impala_async.interrupts import leave, undone
 from impala_async.output import WRITER, flush_output
+from impala_async.processes import leave, undone
 from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.describe import read_answer
 from impala_async.envs.faults import with_id
 from impala_async.errors import EnvError, SpacesError, how_it_ended
-from impala_async.interrupts import deaf_children
-from impala_async.processes import Lifeline
+from impala_async.processes import Lifeline, deaf_children
 from impala_async.schema import Schema, recurrent_state
 
 PROBE_TIMEOUT_S = 120.0

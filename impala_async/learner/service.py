@@ -30,7 +30,6 @@ from impala_async.errors import (
     ServiceError,
     SpacesError,
 )
-from impala_async.interrupts import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.learner.build import Learner, build_learner, find_layout
 from impala_async.learner.handoff import (
     NOT_FINITE,
@@ -50,10 +49,11 @@ from impala_async.learner.slots import Episodes
 from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
+from impala_async.output import Wait, told_of
+from impala_async.processes import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.runs.summary import summarise
 from impala_async.schema import Schema
-from impala_async.waiting import Wait, told_of
 from impala_async.weights import Lineage
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.layout import Bytes2D
-from impala_async.schema import Schema
+from impala_async.schema import Bytes2D, Schema
 from impala_async.trajectory import Columns, columns_over
 
 Allocate = Callable[[int], NDArray[np.uint8]]

@@ -18,9 +18,8 @@ from impala_async.doors import (
     typed_path,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
-from impala_async.interrupts import REQUESTS, interrupt, leave, undone
 from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, free_ports, spawn
-from impala_async.processes import Lifeline
+from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async.files import write_whole
-from impala_async.interrupts import REQUESTS
 from impala_async.metrics.report import format_mean_return
+from impala_async.output import told_of
+from impala_async.processes import REQUESTS
 from impala_async.user_code import one_line
-from impala_async.waiting import told_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from impala_async.errors import ProtocolError
-from impala_async.layout import Bytes2D, ColumnLayout
+from impala_async.schema import Bytes2D, ColumnLayout
 from impala_async.weights import Version, Weights
 from impala_async.wire.messages import (
     MAX_INLINE_BYTES,

@@ -17,7 +17,7 @@ from impala_async.actor.joining import (
 from impala_async.actor.retrying import Inquiry
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, UnreachableError
-from impala_async.waiting import Wait
+from impala_async.output import Wait
 from impala_async.wire import actor_side
 from impala_async.wire.actor_side import Handshake, raise_if_final
 from impala_async.wire.codec import encode_settings

@@ -6,7 +6,7 @@ import pytest
 
 from impala_async.actor import retrying
 from impala_async.actor.retrying import UNKNOWN, Inquiry, SeldomLog, why_silent
-from impala_async.waiting import EVERY_S
+from impala_async.output import EVERY_S
 
 
 def test_of_each_kind_of_line_one_is_said_in_ten_seconds(

@@ -13,8 +13,8 @@ from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
 from impala_async.config.run import PaceSection
 from impala_async.errors import EnvError, MismatchError
-from impala_async.interrupts import REQUESTS
 from impala_async.policy import Policy
+from impala_async.processes import REQUESTS
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
 from impala_async.wire.codec import body_sizes

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.unroll import Unroll
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.trajectory import columns_over, find_fault
+from impala_async.trajectory import columns_over
 from impala_async.weights import Version
 from tests.actor.fakes import Row, make_dirty, rows_of, schema_of, streams_of
+from tests.columns import find_fault
 
 V1 = Version(1, 3)
 NO = (False, False)

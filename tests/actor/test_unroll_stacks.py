@@ -18,8 +18,8 @@ from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
-from impala_async.trajectory import find_fault
 from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+from tests.columns import find_fault
 
 STACKED = SpaceOptions(is_stacked=True)
 LEAF = ArraySpec("", (3, 2, 4), "uint8", is_stack=True)

@@ -15,7 +15,7 @@ from impala_async.envs.faults import RUNNING, Blame, close_all, env_name, with_i
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
-from impala_async.interrupts import Interrupted
+from impala_async.processes import Interrupted
 
 
 class Closing:

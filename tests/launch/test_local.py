@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import ConfigError, how_it_ended
-from impala_async.interrupts import GIVE_UP
 from impala_async.launch import local
 from impala_async.launch.local import LocalRun, free_ports
-from impala_async.waiting import EVERY_S, Wait
+from impala_async.output import EVERY_S, Wait
+from impala_async.processes import GIVE_UP
 from tests.e2e.zygote import children
 
 URL = "tcp://127.0.0.1:1"
@@ -83,7 +83,7 @@ def quick(monkeypatch, tmp_path):
     Path("events").touch()
 
 
-def prepare(learner, actor, fds=()):
+def prepare(learner, actor=ACTOR_UNTIL_KILLED, fds=()):
     package = Path("impala_async")
     package.mkdir()
     (package / "__init__.py").touch()
@@ -99,7 +99,7 @@ def prepare(learner, actor, fds=()):
     )
 
 
-def run(learner, actor, num_actors=1):
+def run(learner, actor=ACTOR_UNTIL_KILLED, num_actors=1):
     code = prepare(learner, actor).run(num_actors)
     assert children() == []
     return code
@@ -110,14 +110,36 @@ def events(who, *keys):
     return [e for e in noted if e["who"] == who and e.keys() >= set(keys)]
 
 
-def test_when_the_learner_is_done_everybody_is():
-    learner = "note(flags=sys.argv[1:])\nwait_for(lambda: count('actor') == 3)\n"
-    code = run(learner, "note(flags=sys.argv[1:])\nprint('heard')\n", num_actors=3)
-    assert code == 0
-    assert [e["flags"] for e in events("learner")] == [["--flag", "1"]]
+# -------------------- what each is given, and how it ends
+
+
+def test_each_process_is_given_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    look = f"""
+import stat
+fd = int(os.environ["IMPALA_ASYNC_LIFELINE"])
+note(
+    flags=sys.argv[1:],
+    threads=[os.environ[f"{{each}}_NUM_THREADS"] for each in ("MKL", "OMP")],
+    ports=os.environ.get("PORTS"),
+    has_fd=os.path.exists("/proc/self/fd/{fd}"),
+    # A group of its own is spared the terminal's signals.
+    is_held=stat.S_ISFIFO(os.fstat(fd).st_mode) and os.getpgid(0) == os.getpid(),
+)
+"""
+    learner = f"{look}\nwait_for(lambda: count('actor') == 3)"
+    started = prepare(learner, f"{look}\nprint('heard')", fds=(fd,))
+    os.close(fd)
+    assert started.run(3) == 0
+    keys = ("flags", "threads", "ports", "has_fd", "is_held")
+    given = [[e[key] for key in keys] for e in events("learner") + events("actor")]
     # As long as there is a learner to wait for, an actor waits.
     flags = ["--learner", URL, "--connect-s", "inf"]
-    assert [e["flags"] for e in events("actor")] == [flags] * 3
+    assert given == [
+        [["--flag", "1"], ["1", "3"], "7", True, True],
+        *[[flags, ["1", "3"], None, False, True]] * 3,
+    ]
     logs = sorted(Path("run/actors").iterdir())
     assert [log.name for log in logs] == ["actor-0.log", "actor-1.log", "actor-2.log"]
     assert [log.read_text() for log in logs] == ["heard\n"] * 3
@@ -128,8 +150,7 @@ def test_when_the_learner_is_done_everybody_is():
     [("sys.exit(2)", 2), ("sys.exit(70)", 70), ("os.kill(os.getpid(), signal.SIGKILL)", 137)],
 )
 def test_the_learner_decides_the_exit_code(end, code):
-    learner = f"wait_for(lambda: count('actor') == 1)\n{end}\n"
-    assert run(learner, ACTOR_UNTIL_KILLED) == code
+    assert run(f"wait_for(lambda: count('actor') == 1)\n{end}\n") == code
 
 
 def test_an_actor_that_ignores_the_end_is_killed(monkeypatch):
@@ -138,6 +159,65 @@ def test_an_actor_that_ignores_the_end_is_killed(monkeypatch):
     ignore = "signal.signal(signal.SIGTERM, lambda *_: note(told=True))\n"
     assert run("wait_for(lambda: count('actor') == 1)", ignore + ACTOR_UNTIL_KILLED) == 0
     assert len(events("actor", "told")) == 1
+
+
+def test_a_run_that_never_began_leaves_nothing():
+    ended = prepare("wait_for(lambda: count('actor') == 2)\nsys.exit(2)", "note()\nprint('x')")
+    assert ended.run(2) == 2
+    assert len(list(Path("run/actors").iterdir())) == 2
+    Path("run/actors/mine").touch()
+    ended.remove_logs()
+    assert list(Path("run/actors").iterdir()) == [Path("run/actors/mine")]
+    Path("run/actors/mine").unlink()
+    ended.remove_logs()
+    assert not Path("run/actors").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkdir, r"cannot write to run/actors/actor-0\.log: Is a directory"),
+        (os.mkfifo, r"run/actors/actor-0\.log: is no regular file: remove it"),
+    ],
+)
+def test_a_log_that_cannot_be_written_is_a_wrong_flag(make, why):
+    Path("run/actors").mkdir(parents=True)
+    make("run/actors/actor-0.log")
+    with pytest.raises(ConfigError, match=f"--run-dir: {why}"):
+        run(LEARNER_UNTIL_TOLD)
+    assert children() == []
+
+
+def test_what_cannot_begin_is_told_in_a_line(monkeypatch):
+    Path("file").touch()
+    with pytest.raises(ConfigError, match="--run-dir: cannot write to file/actors"):
+        LocalRun([], URL, Path("file"), {})
+    monkeypatch.setattr("sys.executable", "nothing")
+    with pytest.raises(ConfigError, match="cannot start a process of the learner: No such file"):
+        prepare("")
+    assert children() == []
+
+
+def test_the_learner_opens_the_gate_for_all_actors_that_come():
+    learner = """
+note(was_open=is_gate_open())
+wait_for(lambda: count("actor") == 1)
+open_gate()
+wait_for(lambda: count("actor") >= 4)
+"""
+    actor = """
+note(was_open=is_gate_open())
+wait_for(is_gate_open)
+note(is_open=is_gate_open())
+sys.exit(75)
+"""
+    assert run(learner, actor) == 0
+    assert not events("learner")[0]["was_open"]
+    assert [e["was_open"] for e in events("actor", "was_open")[:2]] == [False, True]
+    assert all(e["is_open"] for e in events("actor", "is_open"))
+
+
+# -------------------- actors that end before the learner
 
 
 def test_a_dead_actor_is_started_again_after_a_pause(monkeypatch, caplog):
@@ -158,10 +238,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     (again,) = (e for e in began if e["began"] in ("0 1", "1 1"))
     assert {e["began"] for e in began if e is not again} == {"0 0", "1 0"}
     assert again["at"] - death["at"] >= 0.2
-    assert (
-        f" {how_it_ended(-signal.SIGKILL)}: starting it again; its log: run/actors/actor-"
-        in caplog.text
-    )
+    told = f" {how_it_ended(-signal.SIGKILL)}: starting it again; its log: run/actors/actor-"
+    assert told in caplog.text
 
 
 def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(monkeypatch, caplog):
@@ -169,27 +247,22 @@ def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(monk
     monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 0)
     assert run("serve()\nwait_for(lambda: count('actor') == 3)", "note()") == 0
     first, second, third = (e["at"] for e in events("actor"))
-    assert second - first >= 0.2
-    assert third - second >= 0.2
-    (*_, last) = caplog.messages
-    assert last == (
+    assert min(second - first, third - second) >= 0.2
+    assert caplog.messages[-1] == (
         "actor 0 ended with exit code 0, though the run goes on: starting it again; "
         "its log: run/actors/actor-0.log"
     )
 
 
-def test_actors_that_the_learner_said_goodbye_to_are_not_started_again(caplog):
-    actor = """
+# The first actor is told that the run is over, the second one looks for its learner.
+ONE_IS_DONE = """
 try:
     open("good", "x").close()
 except FileExistsError:
     note()
     sys.exit(75)
+note()
 """
-    # The other one comes again three times before the learner has ended.
-    assert run("serve()\nwait_for(lambda: count('actor') == 4)", actor, num_actors=2) == 0
-    assert "ended with exit code 75" in caplog.text
-    assert "the run goes on" not in caplog.text
 
 
 @pytest.mark.parametrize("service", [None, '{"pid": 1}', "{torn"])
@@ -204,70 +277,17 @@ wait_for(lambda: count("actor") == 5)
 serve()
 wait_for(lambda: count("actor") >= 12)
 """
-    actor = """
-try:
-    open("good", "x").close()
-except FileExistsError:
-    note()
-    sys.exit(75)
-note()
-"""
-    assert run(learner, actor, num_actors=2) == 0
+    assert run(learner, ONE_IS_DONE, num_actors=2) == 0
     (at,) = (n for n, text in enumerate(caplog.messages) if "the run goes on" in text)
     assert at >= 3
 
 
-def test_nobody_is_started_again_once_the_run_is_told_to_end(monkeypatch, caplog):
-    monkeypatch.setattr(local, "GOODBYE_S", 0.0)
-    learner = """
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-note()
-wait_for(lambda: told)
-open("told", "x").close()
-wait_for(lambda: count("actor") == 4)
-time.sleep(0.2)
-"""
-    actor = """
-note()
-wait_for(Path("told").exists)
-note()
-sys.exit(78 * (count("actor") % 2))
-"""
-    thread = signal_when(
-        lambda n: len(events("learner")) + len(events("actor")) == 3, signal.SIGTERM
-    )
-    assert run(learner, actor, num_actors=2) == 0
-    thread.join()
-    assert len(events("actor")) == 4
-    assert caplog.messages == []
-
-
-def test_a_learner_that_does_not_know_signals_yet_ends_as_it_was_asked_to():
-    thread = signal_when(lambda n: len(events("learner")) == 1, signal.SIGTERM)
-    assert run("note()\ntime.sleep(30)", ACTOR_UNTIL_KILLED) == 0
-    thread.join()
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (os.mkdir, r"cannot write to run/actors/actor-0\.log: Is a directory"),
-        (os.mkfifo, r"run/actors/actor-0\.log: is no regular file: remove it"),
-    ],
-)
-def test_a_log_that_cannot_be_written_is_a_wrong_flag(make, why):
-    Path("run/actors").mkdir(parents=True)
-    make("run/actors/actor-0.log")
-    with pytest.raises(ConfigError, match=f"--run-dir: {why}"):
-        run(LEARNER_UNTIL_TOLD, ACTOR_UNTIL_KILLED)
-    assert children() == []
-
-
-def test_a_process_that_cannot_be_started_is_told_in_a_line(monkeypatch):
-    monkeypatch.setattr("sys.executable", "nothing")
-    with pytest.raises(ConfigError, match="cannot start a process of the learner: No such file"):
-        prepare("", "")
+def test_actors_that_the_learner_said_goodbye_to_are_not_started_again(caplog):
+    # The other one comes again three times before the learner has ended.
+    learner = "serve()\nwait_for(lambda: count('actor') == 5)"
+    assert run(learner, ONE_IS_DONE, num_actors=2) == 0
+    assert "ended with exit code 75" in caplog.text
+    assert "the run goes on" not in caplog.text
 
 
 def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(monkeypatch, caplog):
@@ -283,10 +303,6 @@ def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(monkeypa
         return spawn(door, *args, **how)
 
     monkeypatch.setattr(local, "spawn", fail_now_and_then)
-    learner = """
-serve()
-wait_for(lambda: count("actor") == 2)
-"""
     actor = """
 note()
 if count("actor") > 1:
@@ -296,26 +312,15 @@ wait_for(lambda: Path("run/service.json").exists())
 shutil.rmtree("run/actors")
 sys.exit(2)
 """
-    assert run(learner, actor) == 0
+    assert run('serve()\nwait_for(lambda: count("actor") == 2)', actor) == 0
     assert num_failures == 0
-    (_, told) = caplog.messages
+    (died, told) = caplog.messages
+    assert "its log cannot be read: No such file or directory" in died
     assert told == (
         "actor 0 cannot be started again yet: cannot start a process of the actor: Too many open "
         "files; still trying"
     )
     assert Path("run/actors/actor-0.log").exists()
-
-
-def test_a_log_that_somebody_removes_does_not_end_the_run(caplog):
-    actor = """
-note()
-if count("actor") > 1:
-    wait_for(lambda: False)
-os.remove("run/actors/actor-0.log")
-sys.exit(2)
-"""
-    assert run("wait_for(lambda: count('actor') == 2)", actor) == 0
-    assert "its log cannot be read: No such file or directory" in caplog.text
 
 
 @pytest.mark.parametrize("code", [77, 78])
@@ -336,157 +341,14 @@ sys.exit({code})
     assert len(events("actor")) == 1
 
 
+HOPELESS = 'wait_for(lambda: count("learner") == 1)\nsys.exit(78)\n'
+
+
 def test_a_learner_that_serves_is_told_that_its_run_is_given_up():
     numbers = "(signal.SIGTERM, signal.SIGINT"
     learner = LEARNER_UNTIL_TOLD.replace(numbers, f"{numbers}, {int(GIVE_UP)}")
-    actor = 'wait_for(lambda: count("learner") == 1)\nsys.exit(78)\n'
-    assert run(learner.replace("hear()", "serve()\nhear()"), actor) == 78
+    assert run(learner.replace("hear()", "serve()\nhear()"), HOPELESS) == 78
     assert [e["signal"] for e in events("learner", "signal")] == [GIVE_UP]
-
-
-@pytest.mark.parametrize(("end", "code"), [("1 / 0", 1), ("os.abort()", 134)])
-def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(monkeypatch, caplog, end, code):
-    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
-    actor = f'wait_for(lambda: count("learner") == 1)\nnote()\n{end}\n'
-    assert run(LEARNER_UNTIL_TOLD, actor) == code
-    assert len(events("actor")) == 3
-    assert "cannot run: " in caplog.text
-    if code == 1:
-        assert "ZeroDivisionError: division by zero" in caplog.text
-    else:
-        assert "cannot run: it died of SIGABRT (it said nothing); its log: " in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ("03:52:22 INFO actor 0: 2 environments of X", "it said nothing"),
-        ("03:52:22 INFO actor 0: it is well\\nFatal: no GL context", "LAST: Fatal: no GL context"),
-        ("03:52:22 WARNING environment 0 has been in step for 12 s", "LAST: 03:52:22 WARNING env"),
-    ],
-)
-def test_what_went_well_is_no_reason_for_a_death(monkeypatch, caplog, said, reason):
-    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.0)
-    actor = f"""
-wait_for(lambda: count("learner") == 1)
-note()
-print("{said}", flush=True)
-os.kill(os.getpid(), signal.SIGSEGV)
-"""
-    assert run("note()\nwait_for(lambda: count('actor') >= 2)", actor) == 0
-    reason = reason.replace("LAST", "the last line of its log")
-    assert f"actor 0 died of SIGSEGV ({reason}" in caplog.messages[0]
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        (
-            "07:16:24 WARNING no learner answers at X yet (23 s)",
-            "it ended with exit code 78 (it said nothing)",
-        ),
-        (
-            "error: no such world\\n07:16:24 WARNING no learner answers at X yet",
-            "no such world (78)",
-        ),
-        # It may be its environment's, and no reason.
-        (
-            "episode 7 is over",
-            "it ended with exit code 78 (the last line of its log: episode 7 is over)",
-        ),
-    ],
-)
-def test_what_an_actor_warned_of_is_not_why_it_ended(caplog, said, reason):
-    """As where its environment has closed stderr: then it could not say why."""
-    actor = f"""
-wait_for(lambda: count("learner") == 1)
-print("{said}", flush=True)
-sys.exit(78)
-"""
-    assert run(LEARNER_UNTIL_TOLD, actor) == 78
-    assert f"actor 0 cannot run: {reason}; its log: " in caplog.text
-
-
-def test_of_a_long_log_only_the_end_is_read(tmp_path):
-    log = tmp_path / "log"
-    log.write_text("error: of the life before\n")
-    actor = local._Actor(0, log)
-    actor.log_begin = log.stat().st_size
-    assert actor.how_it_ended(1) == "ended with exit code 1 (it said nothing)"
-    with log.open("a") as file:
-        file.truncate(1 << 30)
-        file.seek(0, os.SEEK_END)
-        file.write("\nerror: it raised\n" + "word " * 9999)
-    tracemalloc.start()
-    assert actor.how_it_ended(1) == "ended with exit code 1 (it raised)"
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
-
-
-def test_a_slow_start_is_no_life(monkeypatch, caplog):
-    """On a busy machine imports may take longer than any death that is called quick."""
-    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.4)
-    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
-    actor = """
-note()
-time.sleep(0.5)
-print("error: it raised", flush=True)
-sys.exit(2)
-"""
-    assert run(LEARNER_UNTIL_TOLD, actor) == 2
-    assert len(events("actor")) == 3
-    assert "actor 0 cannot run: it raised (2)" in caplog.text
-
-
-def test_an_environment_that_raised_in_mid_run_gets_another_try(caplog):
-    """It is an actor that ends with 2, as it would for a wrong flag."""
-    actor = """
-note()
-print("error: the simulator crashed", flush=True)
-sys.exit(2)
-"""
-    assert run("wait_for(lambda: count('actor') == 3)", actor) == 0
-    assert caplog.text.count("actor 0 ended with exit code 2 (the simulator crashed)") >= 2
-    assert "cannot run" not in caplog.text
-
-
-def test_only_the_last_try_says_why_an_actor_cannot_run(monkeypatch, caplog):
-    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 1)
-    actor = """
-note()
-if count("actor") == 1:
-    print("error: something else", flush=True)
-sys.exit(1)
-"""
-    given_up = prepare("wait_for(lambda: False)", actor)
-    assert given_up.run(1) == 1
-    assert given_up.has_given_up
-    (*_, last) = caplog.messages
-    why = "it ended with exit code 1 (it said nothing)"
-    assert last == f"actor 0 cannot run: {why}; its log: run/actors/actor-0.log"
-    assert "something else" in Path("run/actors/actor-0.log").read_text()
-
-
-def test_the_reason_comes_after_the_last_words_of_the_learner(caplog, monkeypatch):
-    learner = """
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-note()
-wait_for(lambda: told)
-note(last_words=True)
-"""
-    ended_before = []
-    monkeypatch.setattr(
-        local.logger, "error", lambda *_: ended_before.append(bool(events("learner", "last_words")))
-    )
-    assert run(learner, "wait_for(lambda: count('learner') == 1)\nsys.exit(78)") == 78
-    assert ended_before == [True]
-
-
-def test_an_actor_that_lived_for_a_while_may_die_as_often_as_it_likes(monkeypatch):
-    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 1)
-    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.0)
-    assert run("wait_for(lambda: count('actor') >= 5)", "note()\nsys.exit(75)\n") == 0
 
 
 def test_a_learner_that_does_not_end_when_the_run_is_given_up_is_killed(monkeypatch):
@@ -497,8 +359,105 @@ signal.signal(signal.SIGTERM, lambda *_: note(told=True))
 note(began=True)
 wait_for(lambda: False)
 """
-    assert run(learner, "wait_for(lambda: count('learner') == 1)\nsys.exit(78)") == 78
+    assert run(learner, HOPELESS) == 78
     assert events("learner", "told")
+
+
+def test_the_reason_comes_after_the_last_words_of_the_learner(monkeypatch):
+    ended_before = []
+    monkeypatch.setattr(
+        local.logger, "error", lambda *_: ended_before.append(bool(events("learner", "signal")))
+    )
+    assert run(LEARNER_UNTIL_TOLD, HOPELESS) == 78
+    assert ended_before == [True]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "why"),
+    [
+        ("1 / 0", 1, "the last line of its log: ZeroDivisionError: division by zero"),
+        ("os.abort()", 134, "it died of SIGABRT (it said nothing)"),
+        # A start that lasts longer than any death that is called quick is no life.
+        ("time.sleep(0.5)\nprint('error: it raised', flush=True)\nsys.exit(2)", 2, "it raised (2)"),
+        # Only the last try says why it cannot run.
+        (
+            "if count('actor') == 1:\n    print('error: something else', flush=True)\nsys.exit(1)",
+            1,
+            "it ended with exit code 1 (it said nothing)",
+        ),
+    ],
+)
+def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
+    monkeypatch, caplog, end, code, why
+):
+    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.4)
+    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
+    started = prepare(LEARNER_UNTIL_TOLD, f'wait_for(lambda: count("learner"))\nnote()\n{end}\n')
+    assert started.run(1) == code
+    assert started.has_given_up
+    assert len(events("actor")) == 3
+    last = caplog.messages[-1]
+    assert last.startswith("actor 0 cannot run: ")
+    assert f"{why}" in last
+    assert last.endswith("; its log: run/actors/actor-0.log")
+
+
+@pytest.mark.parametrize(("most", "quick_s"), [(1, 0.0), (5, 10.0)])
+def test_an_actor_that_lived_for_a_while_or_died_not_often_gets_another_try(
+    monkeypatch, caplog, most, quick_s
+):
+    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", most)
+    monkeypatch.setattr(local, "QUICK_DEATH_S", quick_s)
+    actor = "note()\nprint('error: the simulator crashed', flush=True)\nsys.exit(2)"
+    assert run("wait_for(lambda: count('actor') == 5)", actor) == 0
+    assert caplog.text.count("actor 0 ended with exit code 2 (the simulator crashed)") >= 4
+    assert "cannot run" not in caplog.text
+
+
+INFO, WARNING = "03:52:22 INFO actor 0: it is well", "03:52:22 WARNING in step for 12 s"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "how", "why"),
+    [
+        (INFO, -11, "died of SIGSEGV (it said nothing)", None),
+        (f"{INFO}\nno GL", -11, "died of SIGSEGV (the last line of its log: no GL)", None),
+        (WARNING, -11, f"died of SIGSEGV (the last line of its log: {WARNING})", None),
+        # As where its environment has closed stderr: then it could not say why.
+        (WARNING, 78, "ended with exit code 78 (it said nothing)", None),
+        (f"error: no such world\n{WARNING}", 78, None, "no such world (78)"),
+        # It may be its environment's, and no reason.
+        ("ep 7", 78, "ended with exit code 78 (the last line of its log: ep 7)", None),
+        ("error: it raised", -9, how_it_ended(-9), None),
+        ("x" * 9999, 1, f"ended with exit code 1 (the last line of its log: {'x' * 300})", None),
+    ],
+)
+def test_last_words_are_told_where_they_may_be_a_reason(tmp_path, said, code, how, why):
+    log = tmp_path / "log"
+    log.write_text("error: of the life before\n")
+    actor = local._Actor(0, log)
+    actor.log_begin = log.stat().st_size
+    with log.open("a") as file:
+        file.write(said)
+    if how is not None:
+        assert actor.how_it_ended(code) == how
+    why = why or f"it {how}"
+    assert actor.why_it_cannot_run(code) == f"actor 0 cannot run: {why}; its log: {log}"
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path):
+    log = tmp_path / "log"
+    with log.open("a") as file:
+        file.truncate(1 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write("\nerror: it raised\n" + "word " * 9999)
+    tracemalloc.start()
+    assert local._Actor(0, log).how_it_ended(1) == "ended with exit code 1 (it raised)"
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+# -------------------- signals
 
 
 def signal_when(is_ready, *numbers):
@@ -537,10 +496,62 @@ def test_a_signal_reaches_the_learner_once_and_the_actors_end_with_it(monkeypatc
     assert signal.getsignal(number) is before
 
 
+def test_nobody_is_started_again_once_the_run_is_told_to_end(monkeypatch, caplog):
+    monkeypatch.setattr(local, "GOODBYE_S", 0.0)
+    learner = """
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+note()
+wait_for(lambda: told)
+open("told", "x").close()
+wait_for(lambda: count("actor") == 4)
+time.sleep(0.2)
+"""
+    actor = """
+note()
+wait_for(Path("told").exists)
+note()
+sys.exit(78 * (count("actor") % 2))
+"""
+    thread = signal_when(
+        lambda n: len(events("learner")) + len(events("actor")) == 3, signal.SIGTERM
+    )
+    assert run(learner, actor, num_actors=2) == 0
+    thread.join()
+    assert len(events("actor")) == 4
+    assert caplog.messages == []
+
+
+STARTS = """
+note()
+wait_for(lambda: signal.SIGINT in signal.sigpending())
+signal.signal(signal.SIGINT, lambda number, frame: sys.exit(130))
+hear()
+"""
+
+
 @pytest.mark.parametrize(
-    ("first", "has_begun"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True)]
+    ("learner", "number", "code"),
+    [("note()\ntime.sleep(30)", signal.SIGTERM, 0), (STARTS, signal.SIGINT, 130)],
 )
-def test_a_second_ctrl_c_reaches_the_learner_too(first, has_begun):
+def test_a_learner_that_only_starts_ends_as_it_was_asked_to(learner, number, code):
+    thread = signal_when(lambda n: len(events("learner")) == 1, number)
+    assert run(learner) == code
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "has_begun", "how"),
+    [
+        (signal.SIGINT, signal.SIGINT, False, ""),
+        (signal.SIGINT, signal.SIGINT, True, "was told to quit at once"),
+        (signal.SIGTERM, signal.SIGINT, True, "was told to quit at once"),
+        # It leaves the learner its time.
+        (signal.SIGTERM, signal.SIGTERM, True, ""),
+    ],
+)
+def test_a_second_signal_reaches_the_learner_too(monkeypatch, first, second, has_begun, how):
+    monkeypatch.setattr(local, "QUIT_S", 0.0 if second == signal.SIGTERM else 3.0)
     learner = f"""
 signals = []
 if {has_begun}:
@@ -555,14 +566,15 @@ signal.signal(signal.SIGTERM, take)
 hear()
 note()
 wait_for(lambda: len(signals) == 2)
+time.sleep(0.2)
 sys.exit(130)
 """
-    thread = signal_when(lambda n: len(events("learner")) == n + 1, first, signal.SIGINT)
-    started = prepare(learner, ACTOR_UNTIL_KILLED)
+    thread = signal_when(lambda n: len(events("learner")) == n + 1, first, second)
+    started = prepare(learner)
     assert started.run(1) == 130
     thread.join()
-    assert len(events("learner", "signal")) == 2
-    assert started.has_quit == has_begun
+    assert [e["signal"] for e in events("learner", "signal")] == [first, second]
+    assert started.how_it_was_quit == how
 
 
 def test_a_second_ctrl_c_kills_a_learner_that_does_not_answer(monkeypatch, caplog):
@@ -587,83 +599,11 @@ wait_for(lambda: False)
     started = prepare(learner, stubborn)
     assert started.run(1) == 130
     thread.join()
-    assert started.has_killed_learner
+    assert started.how_it_was_quit == "did not answer, and was killed"
     assert children() == []
     told = [text for text in caplog.messages if not text.startswith("starting: ")]
     assert "waiting for the learner, which has not answered yet (0 s); press Ctrl-C" in told[0]
     assert told[1] == "quitting: what has not ended 0 s after this is killed"
-
-
-def test_a_second_sigterm_leaves_a_learner_its_time(monkeypatch):
-    monkeypatch.setattr(local, "QUIT_S", 0.0)
-    learner = """
-signals = []
-signal.signal(signal.SIGTERM, lambda number, frame: (signals.append(1), note(signal=number)))
-note()
-wait_for(lambda: len(signals) == 2)
-time.sleep(0.2)
-sys.exit(0)
-"""
-    thread = signal_when(lambda n: len(events("learner")) == n + 1, signal.SIGTERM, signal.SIGTERM)
-    assert run(learner, ACTOR_UNTIL_KILLED) == 0
-    thread.join()
-
-
-def test_a_learner_that_only_starts_hears_of_ctrl_c_later():
-    learner = """
-note()
-wait_for(lambda: signal.SIGINT in signal.sigpending())
-signal.signal(signal.SIGINT, lambda number, frame: sys.exit(130))
-hear()
-"""
-    thread = signal_when(lambda _: bool(events("learner")), signal.SIGINT)
-    assert run(learner, ACTOR_UNTIL_KILLED) == 130
-    thread.join()
-
-
-def test_each_process_has_one_thread_unless_told_otherwise(monkeypatch):
-    learner = "note(threads=os.environ['MKL_NUM_THREADS'])\nwait_for(lambda: count('actor'))\n"
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert run(learner, "note(threads=os.environ['OMP_NUM_THREADS'])\n") == 0
-    assert events("learner")[0]["threads"] == "1"
-    assert events("actor")[0]["threads"] == "3"
-
-
-def test_only_the_learner_gets_its_environment():
-    note = "note(ports=os.environ.get('PORTS'))\n"
-    assert run(f"{note}wait_for(lambda: count('actor'))", note) == 0
-    assert [e["ports"] for e in events("learner") + events("actor")] == ["7", None]
-
-
-def test_a_run_that_never_began_leaves_nothing():
-    ended = prepare("wait_for(lambda: count('actor') == 2)\nsys.exit(2)", "note()\nprint('x')")
-    assert ended.run(2) == 2
-    assert len(list(Path("run/actors").iterdir())) == 2
-    Path("run/actors/mine").touch()
-    ended.remove_logs()
-    assert list(Path("run/actors").iterdir()) == [Path("run/actors/mine")]
-    Path("run/actors/mine").unlink()
-    ended.remove_logs()
-    assert not Path("run/actors").exists()
-
-
-def test_the_learner_opens_the_gate_for_all_actors_that_come():
-    learner = """
-note(was_open=is_gate_open())
-wait_for(lambda: count("actor") == 1)
-open_gate()
-wait_for(lambda: count("actor") >= 4)
-"""
-    actor = """
-note(was_open=is_gate_open())
-wait_for(is_gate_open)
-note(is_open=is_gate_open())
-sys.exit(75)
-"""
-    assert run(learner, actor) == 0
-    assert not events("learner")[0]["was_open"]
-    assert [e["was_open"] for e in events("actor", "was_open")[:2]] == [False, True]
-    assert all(e["is_open"] for e in events("actor", "is_open"))
 
 
 def quick_wait(tell, **how):
@@ -696,39 +636,6 @@ serve()
     ]
     # Two, or one and the other is gone already.
     assert said[-1].startswith("ending: waiting for ")
-
-
-def test_only_the_learner_gets_descriptors_of_its_own(tmp_path):
-    fd = os.open(tmp_path, os.O_RDONLY)
-    look = f"""
-try:
-    os.fstat({fd})
-    note(has=True)
-except OSError:
-    note(has=False)
-"""
-    started = prepare(f"{look}\nwait_for(lambda: count('actor'))", look, fds=(fd,))
-    os.close(fd)
-    assert started.run(1) == 0
-    assert [e["has"] for e in events("learner") + events("actor")] == [True, False]
-
-
-def test_children_hold_a_lifeline_and_are_spared_the_terminal_s_signals():
-    hold = """
-import stat
-fd = int(os.environ["IMPALA_ASYNC_LIFELINE"])
-note(holds=stat.S_ISFIFO(os.fstat(fd).st_mode), leads=os.getpgid(0) == os.getpid())
-"""
-    assert run(f"{hold}\nwait_for(lambda: count('actor'))", hold) == 0
-    both = events("learner") + events("actor")
-    assert [(e["holds"], e["leads"]) for e in both] == [(True, True)] * 2
-
-
-def test_a_folder_that_cannot_be_written_is_a_config_error():
-    Path("file").touch()
-    with pytest.raises(ConfigError, match="--run-dir: cannot write to file/actors"):
-        LocalRun([], URL, Path("file"), {})
-    assert children() == []
 
 
 def test_free_ports_can_be_bound_all_at_once():

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from impala_async.layout import Bytes2D
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, Bytes2D, ObsSpec, Schema
 from impala_async.trajectory import Columns, columns_over
 
 NUM_CHOICES = 3

@@ -15,16 +15,16 @@ import pytest
 from safetensors.torch import load_file
 
 from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, ConfigError
-from impala_async.interrupts import GIVE_UP
 from impala_async.learner import build, service
 from impala_async.learner.loop.saver import Saver
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
 from impala_async.learner.threads import learner_thread
 from impala_async.metrics.names import undeclared
+from impala_async.output import Wait
+from impala_async.processes import GIVE_UP
 from impala_async.training.checkpoint import newest_checkpoint
 from impala_async.training.snapshot import Snapshot
-from impala_async.waiting import Wait
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
 from tests.learner.service_run import SCHEMA, ServiceRun, service_run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.config.run import SINKS, ReportSection
+from impala_async.config.run import ReportSection
 from impala_async.errors import ConfigError
 from impala_async.metrics import sinks as sinks_module
 from impala_async.metrics.sinks import ChosenSinks, Run

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from impala_async import interrupts
+from impala_async import processes
 from impala_async.config.load import load_config
 from impala_async.doors import BIND_VARIABLE
 from impala_async.launch import local
@@ -183,7 +183,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPa
         folder.let_go()
 
     def interrupted(self: FakePlayer) -> None:
-        for undo in reversed(interrupts._undoings):
+        for undo in reversed(processes._undoings):
             undo()
 
     monkeypatch.setattr(FakeLearner, "__init__", begin)

@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 from matplotlib import pyplot as plt
 
-from impala_async import waiting
+from impala_async import output
+from impala_async.output import Wait
 from impala_async.runs import plot
 from impala_async.runs.folder import RunFolder
 from impala_async.runs.plot import _without_lost_branches, draw_learning_curve, read_reports
-from impala_async.waiting import Wait
 
 
 def report(steps, **changes):
@@ -97,7 +97,7 @@ def test_drawing_that_takes_long_is_told_of(tmp_path, monkeypatch):
     def draw(*paths, **how):
         assert is_told.wait(30)
 
-    monkeypatch.setattr(waiting, "Wait", partial(Wait, after_s=0.0))
+    monkeypatch.setattr(output, "Wait", partial(Wait, after_s=0.0))
     monkeypatch.setattr(plot.logger, "info", say)
     monkeypatch.setattr(plot, "draw_learning_curve", draw)
     assert plot.draw_at_end(SUMMARY, RunFolder(tmp_path), None, 0) == "no report to draw"

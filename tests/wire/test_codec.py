@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ProtocolError
-from impala_async.layout import Bytes2D
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, Bytes2D, ObsSpec, Schema
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
 from impala_async.wire.codec import (

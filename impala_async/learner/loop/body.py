@@ -69,7 +69,7 @@ class BodyReader:
         faults = [_find_episode_fault(episodes) for _, episodes in received]
         if len(received) > 1:
             whole = received[0][0].through(received[-1][0])
-            if self._checks.is_sound(whole.obs, whole.small):
+            if self._checks.find_fault(whole.obs, whole.small) is None:
                 return faults
         return [
             self._checks.find_fault(region.obs, region.small) or fault

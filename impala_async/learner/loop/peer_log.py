@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from impala_async.envs.faults import WHERES, say_hang
-from impala_async.waiting import Wait
+from impala_async.output import Wait
 from impala_async.wire.messages import MAX_COLUMNS, plain
 
 MAX_LINES_PER_S = 20

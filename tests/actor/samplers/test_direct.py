@@ -12,7 +12,6 @@ from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import Schema
-from impala_async.trajectory import find_fault
 from impala_async.weights import Version
 from tests.actor.fakes import (
     FakeBuffers,
@@ -23,6 +22,7 @@ from tests.actor.fakes import (
     streams_of,
     weights_of,
 )
+from tests.columns import find_fault
 
 MODES = ["NextStep", "SameStep"]
 

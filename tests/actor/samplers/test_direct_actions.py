@@ -14,8 +14,8 @@ from impala_async.config.model import ModelSection
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.policy import Policy
 from impala_async.schema import Schema, recurrent_state
-from impala_async.trajectory import find_fault
 from tests.actor.fakes import FakeBuffers, NoNews
+from tests.columns import find_fault
 
 
 class Echo(gym.Env[Any, Any]):

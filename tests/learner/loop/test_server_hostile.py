@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from impala_async.learner.loop import endpoint
-from impala_async.trajectory import columns_over, find_fault
+from impala_async.trajectory import columns_over
 from impala_async.wire import sockets
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (
@@ -27,6 +27,7 @@ from impala_async.wire.messages import (
     Spec,
     pack,
 )
+from tests.columns import find_fault
 from tests.learner.columns import Planes, big_schema, planes_of, same
 from tests.learner.hand_actor import LAYOUT, Actor, until
 from tests.learner.server_harness import ServerHarness

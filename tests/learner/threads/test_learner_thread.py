@@ -236,10 +236,8 @@ def test_a_run_whose_losses_are_all_nan_says_so_now_and_then_and_reaches_its_tim
     assert ends == ["1 skipped so far)", "11 skipped so far)", "21 skipped so far)"]
 
 
-def test_a_run_of_updates_that_all_fail_is_ended_and_its_last_batch_kept(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    batches: list[Any] = [batch_of(number) for number in range(20)]
+def test_a_run_of_updates_that_all_fail_is_ended_and_its_last_batch_kept(monkeypatch, caplog):
+    batches = [batch_of(number) for number in range(20)]
     # One that is taken in between, and they are counted anew.
     step = FakeStep(nonfinite={*range(4), *range(5, 99)})
     monkeypatch.setattr(learner_thread, "MOST_SKIPPED_IN_A_ROW", 5)
