@@ -161,7 +161,7 @@ def send_ours(case: str, url: str, *, is_tcp: bool, num_streams: int) -> None:
     client.join(ActorSpec(schema, LAYOUT, columns, num_streams))
     try:
         while True:
-            buffer = client.take(columns)
+            buffer = client.take()
             if not buffer.rows.mask[0][0]:
                 buffer.rows.mask.fill(True)
                 buffer.rows.log_probs.fill(-0.7)

@@ -133,12 +133,11 @@ class Client:
         while not self.side.is_joined:
             self.pump(POLL_S)
 
-    def take(self, num_columns: int) -> MessageBuffer:
+    def take(self) -> MessageBuffer:
         """A buffer to write to, once everything finished is under way.
 
         To unroll further without credit would only make the data older.
         """
-        assert num_columns == self.spec.columns
         before = time.perf_counter()
         while self.side.outbox.num_unsent or not self._free:
             self.pump(POLL_S)

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 from impala_async import processes
 from impala_async.actor.shared_memory import SharedColumns
-from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.batch import EnvBatch
@@ -49,7 +48,6 @@ _SIZE_BYTES = 4
 class Order(NamedTuple):
     """Which environments to make: `first_env` is the place of the first among all of the actor."""
 
-    sampler: SamplerName
     env: dict[str, Any]
     policies: dict[str, Any]
     num_envs: int
@@ -99,7 +97,7 @@ def _work(commands: int, replies: int, memory: int) -> None:
     order = Order(**read_json(commands))
     section = EnvSection.model_validate(order.env)
     policies = PoliciesSection.model_validate(order.policies)
-    envs = build_envs(order.sampler, section, order.num_envs, policies)
+    envs = build_envs("parallel", section, order.num_envs, policies)
     try:
         write_json(replies, _look(envs), before=REPLIES[0])
         num_columns, first = read_json(commands)

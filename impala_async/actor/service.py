@@ -14,8 +14,8 @@ import torch
 
 from impala_async.actor.client import Client, NewRun, RunFinished
 from impala_async.actor.samplers.choose import Play, choose_setup
-from impala_async.actor.samplers.protocols import Newest
-from impala_async.actor.samplers.setup import Sampler, Setup, close_quietly, make_setup
+from impala_async.actor.samplers.direct import DirectSampler, Newest, build_sampler
+from impala_async.actor.samplers.setup import Setup, close_quietly, make_setup
 from impala_async.actor.sending import ActorSpec
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
@@ -103,7 +103,7 @@ class ActorService:
         self._watch.limit(settings.env.step_timeout_s)
         with ExitStack() as stack:
             setup = self._make_setup(settings)
-            stack.callback(close_quietly, setup)
+            stack.callback(close_quietly, setup.envs)
             sampler = self._join(settings, setup)
             # From here on they are the sampler's to close.
             stack.pop_all()
@@ -120,25 +120,26 @@ class ActorService:
             finally:
                 self._is_sampling = False
 
-    def _join(self, settings: ActorSettings, setup: Setup) -> Sampler:
+    def _join(self, settings: ActorSettings, setup: Setup) -> DirectSampler:
         schema = _schema_of(setup, settings)
         policy = _build_policy(schema, settings, setup.device)
-        width, num_streams = setup.columns_per_message, setup.num_streams
-        spec = ActorSpec(schema, policy.layout, width, num_streams, policy.coarse_layout)
+        num_columns, width = setup.envs.num_envs, setup.columns_per_message
+        spec = ActorSpec(schema, policy.layout, width, num_columns // width, policy.coarse_layout)
         self._client.join(spec)
         newest, seed = self._begin(settings)
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
             self._client.welcome.rank,
-            setup.num_columns,
+            num_columns,
             settings.env.id,
             str(_precision_of(settings, setup.device)).removeprefix("torch."),
         )
-        return setup.build_sampler(
+        return build_sampler(
             schema,
+            setup.envs,
             policy,
             torch.Generator(setup.device).manual_seed(seed),
-            buffers=self._client,
+            take_buffer=self._client.take,
             newest=newest,
             seed=seed,
         )
@@ -206,7 +207,7 @@ class ActorService:
                 f"{num_envs}: start fewer environments, or more actors"
             )
 
-    def _sample(self, sampler: Sampler, rows: int) -> None:
+    def _sample(self, sampler: DirectSampler, rows: int) -> None:
         num_steps = 0
         now = time.monotonic()
         report_at, pump_at = now + TIMERS_EVERY_S, now + PUMP_EVERY_S
@@ -225,7 +226,7 @@ class ActorService:
                 self._client.pump(0)
                 pump_at = now + PUMP_EVERY_S
 
-    def _times(self, sampler: Sampler, rows: int) -> dict[str, float]:
+    def _times(self, sampler: DirectSampler, rows: int) -> dict[str, float]:
         """Where the time went since the last call, in milliseconds per trajectory."""
         spent = sampler.timers.take()
         send_wait_s, weights_wait_s = self._client.take_waits()
@@ -246,7 +247,7 @@ class ActorService:
 def _schema_of(setup: Setup, settings: ActorSettings) -> Schema:
     state = recurrent_state(settings.model.core, settings.model.core_size)
     rows, policies = settings.trajectory.rows, settings.policies.names
-    return Schema(setup.obs_spec, setup.action_spec, rows, state, policies)
+    return Schema(setup.envs.obs_spec, setup.envs.action_spec, rows, state, policies)
 
 
 def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:

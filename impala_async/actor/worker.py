@@ -22,9 +22,17 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from impala_async.actor.env_worker import FAULT, STEP, TELL_STACKS, Order, read_json, write_json
+from impala_async.actor.env_worker import (
+    FAULT,
+    RESET,
+    STEP,
+    TELL_STACKS,
+    Order,
+    read_json,
+    write_json,
+)
 from impala_async.envs.describe import Described, read_answer
-from impala_async.envs.faults import RUNNING, Blame
+from impala_async.envs.faults import RETURNS, RUNNING, Blame
 from impala_async.envs.watch import too_long
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
 from impala_async.interrupts import deaf_children
@@ -76,7 +84,7 @@ class Worker:
         self._replies, replies = os.pipe()
         self._waiter = select.poll()
         self._waiter.register(self._replies, select.POLLIN)
-        self.is_stepping = self._is_made = False
+        self._where = "to be made"
         given = (theirs, replies, memory)
         try:
             with deaf_children():
@@ -98,19 +106,22 @@ class Worker:
         except BrokenPipeError:
             raise self._death() from None
 
+    def begin_reset(self, seed: int) -> None:
+        self._where = "in reset"
+        self.tell(seed, RESET)
+
     def begin_step(self) -> None:
+        self._where = "in step"
         try:
             os.write(self._commands, STEP)
         except BrokenPipeError:
             raise self._death() from None
-        self.is_stepping = True
 
     def hear(self) -> int:
         """Wait for the reply."""
         if not self._waiter.poll(POLL_MS):
             self._wait()
         reply = os.read(self._replies, 1)
-        self.is_stepping = False
         if not reply:
             raise self._death()
         if reply[0] == FAULT:
@@ -126,7 +137,6 @@ class Worker:
             raise self._death() from None
         self.name, self.autoreset = look["name"], AutoresetMode(look["autoreset"])
         self.spaces = read_answer(json.dumps(look["spaces"]).encode())
-        self._is_made = True
 
     def hang_up(self) -> None:
         """It ends when it has finished its step."""
@@ -161,8 +171,7 @@ class Worker:
         return f"the env worker of {which} of {self._env_id}"
 
     def _wait(self) -> None:
-        where = "in step" if self.is_stepping else "in reset" if self._is_made else "to be made"
-        call = Blame(self._env_id, where, self._num_envs, is_here=False)
+        call = Blame(self._env_id, self._where, self._num_envs, is_here=False)
         call.first = self.first_env
         since = looked_at = time.monotonic()
         waited_s = 0.0
@@ -184,7 +193,8 @@ class Worker:
             RUNNING.call, RUNNING.place = None, former
 
     def _check_time(self, call: Blame, waited_s: float) -> None:
-        if self._is_made and self._timeout_s is not None and waited_s > self._timeout_s:
+        limit_s = self._timeout_s if self._where in RETURNS else None
+        if limit_s is not None and waited_s > limit_s:
             self.process.send_signal(TELL_STACKS)
             # It writes to where our own log goes.
             with contextlib.suppress(subprocess.TimeoutExpired):

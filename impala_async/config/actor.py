@@ -9,9 +9,7 @@ from pydantic import Field, field_validator
 from impala_async.config.section import MOST_S, Section
 
 MAX_COLUMNS = 4096
-SamplerName = Literal["auto", "serial", "vector", "parallel", "alternating"]
-# These step environments in processes of their own.
-WITH_WORKERS = ("parallel", "alternating")
+SamplerName = Literal["auto", "serial", "vector", "parallel"]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -24,8 +22,7 @@ class ActorSection(Section):
     sampler: SamplerName = Field(
         "auto",
         description="serial: environments in turn; vector: the environment's own numpy code; "
-        "parallel: in processes of their own; alternating: in two groups of those, one steps while "
-        "the policy acts for the other; auto: what a short measurement finds to be fastest.",
+        "parallel: in processes of their own; auto: what a short measurement finds to be fastest.",
     )
     num_workers: int | None = Field(
         None,
@@ -64,27 +61,15 @@ class ActorSection(Section):
     def broken_rules(self) -> Iterator[str]:
         if DEVICE.fullmatch(self.device) is None:
             yield f"device wants auto, cpu, cuda or cuda:N, got {self.device!r}"
-        if self.num_workers is not None:
-            yield from self._broken_workers(self.num_workers)
-        if self.sampler == "alternating" and self.num_envs % 2:
-            yield (
-                f"num_envs ({self.num_envs}) must be even with sampler alternating, which steps "
-                "them in two groups of one size"
-            )
-
-    def _broken_workers(self, num_workers: int) -> Iterator[str]:
+        if self.num_workers is None:
+            return
         if self.sampler in ("serial", "vector"):
             yield (
                 f"num_workers does nothing with sampler {self.sampler}, which steps environments "
-                f"in the actor itself: drop it, or set sampler to {', '.join(WITH_WORKERS)} or auto"
+                "in the actor itself: drop it, or set sampler to parallel or auto"
             )
-        elif num_workers > self.num_envs:
+        elif self.num_workers > self.num_envs:
             yield (
-                f"num_workers ({num_workers}) must not exceed num_envs ({self.num_envs}): each "
-                "worker steps at least one"
-            )
-        if self.sampler == "alternating" and num_workers % 2:
-            yield (
-                f"num_workers ({num_workers}) must be even with sampler alternating, which has "
-                "two groups of them"
+                f"num_workers ({self.num_workers}) must not exceed num_envs ({self.num_envs}): "
+                "each worker steps at least one"
             )

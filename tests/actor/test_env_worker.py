@@ -42,7 +42,7 @@ class Spoken:
 
     def order(self, env=POLE, num_envs=2, first_env=3):
         given = env.model_dump(mode="json"), ONE_POLICY.model_dump(mode="json")
-        write_json(self.commands, Order("parallel", *given, num_envs, first_env)._asdict())
+        write_json(self.commands, Order(*given, num_envs, first_env)._asdict())
 
     def hang_up(self):
         if self.commands >= 0:

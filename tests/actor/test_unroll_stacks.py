@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 
-from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.unroll import StackWriter
 from impala_async.config.env import EnvSection
 from impala_async.envs.make import build_envs
@@ -19,7 +18,7 @@ from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
 from impala_async.trajectory import find_fault
-from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+from tests.actor.fakes import sampler_over
 
 STACKED = SpaceOptions(is_stacked=True)
 LEAF = ArraySpec("", (3, 2, 4), "uint8", is_stack=True)
@@ -58,8 +57,7 @@ def batch_of(mode, make, options):
 
 def messages_of(envs, rows, num_steps):
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
-    policy, buffers = FakePolicy(), FakeBuffers(schema)
-    sampler = build_sampler(schema, envs, policy, None, buffers=buffers, newest=NoNews(), seed=3)
+    sampler, _ = sampler_over(envs, schema, seed=3)
     finished = [message for _ in range(num_steps) for message in sampler.step()]
     return schema, [message.buffer.columns for message in finished]
 

@@ -34,7 +34,7 @@ def working(env, look_up=lambda: None, num_envs=1):
     """A worker that has been reset."""
     given = env.model_dump(mode="json"), ONE_POLICY.model_dump(mode="json")
     memory = new_memory()
-    worker = Worker(Order("parallel", *given, num_envs, 0), memory, look_up)
+    worker = Worker(Order(*given, num_envs, 0), memory, look_up)
     try:
         worker.hear_look()
         spaces = worker.spaces
@@ -145,10 +145,10 @@ def is_alive(process):
 ACTOR = """
 import sys
 import numpy as np
-from impala_async.actor.workers import Workers
+from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.env import EnvSection
 
-envs = Workers("parallel", EnvSection(id=sys.argv[1], kwargs={"after": 1}), 2, 2).whole()
+envs = WorkerEnvs(EnvSection(id=sys.argv[1], kwargs={"after": 1}), 2, 2)
 envs.reset(0)
 envs.step({"": np.zeros(2, np.int32)})
 print("ready", flush=True)

@@ -8,7 +8,7 @@ import pytest
 
 from impala_async.actor import worker as worker_module
 from impala_async.actor import workers as module
-from impala_async.actor.workers import Workers, count_cores, shares
+from impala_async.actor.workers import WorkerEnvs, count_cores
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError
@@ -69,7 +69,7 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(
 ):
     env = section(name, **settings)
     expected = play(build_envs("parallel", env, 5, policies), 64)
-    found = play(Workers("parallel", env, 5, num_workers, policies).whole(), 64)
+    found = play(WorkerEnvs(env, 5, num_workers, policies), 64)
     assert len(found) >= 8
     assert bytes_of(found) == bytes_of(expected)
     assert any(message.episodes for message in found)
@@ -77,19 +77,17 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(
 
 def test_it_looks_like_the_batch_in_one_process():
     env = section("short_poles")
-    workers, here = Workers("parallel", env, 4, 2), build_envs("vector", env, 4)
-    both = workers.whole(), here
+    workers, here = WorkerEnvs(env, 4, 2), build_envs("vector", env, 4)
+    both = workers, here
     for name in ("name", "num_envs", "obs_spec", "action_spec", "autoreset"):
         there, expected = (getattr(envs, name) for envs in both)
         assert there == expected
-    assert workers.can_alternate
-    assert [half.num_envs for half in workers.halves()] == [2, 2]
     workers.close()
     here.close()
 
 
 def test_workers_are_processes_of_their_own_without_torch():
-    envs = Workers("parallel", section("Telling"), 4, 2).whole()
+    envs = WorkerEnvs(section("Telling"), 4, 2)
     envs.reset(0)
     seen = envs.step(STILL).obs[""]
     # A process id may be more than a float32 holds; two of them are still two.
@@ -100,7 +98,7 @@ def test_workers_are_processes_of_their_own_without_torch():
 
 def test_an_environment_that_raises_is_named_and_where():
     env = section("bench.probes:Failing", kwargs={"after": 2})
-    envs = Workers("parallel", env, 4, 2).whole()
+    envs = WorkerEnvs(env, 4, 2)
     envs.reset(0)
     envs.step(STILL)
     envs.step(STILL)
@@ -122,7 +120,7 @@ def test_an_environment_that_raises_is_named_and_where():
     ],
 )
 def test_a_worker_that_dies_is_named(how, says):
-    envs = Workers("parallel", section("Dying", kwargs={"after": 0, "how": how}), 4, 2).whole()
+    envs = WorkerEnvs(section("Dying", kwargs={"after": 0, "how": how}), 4, 2)
     envs.reset(0)
     with pytest.raises(EnvError, match=says):
         envs.step(STILL)
@@ -132,7 +130,7 @@ def test_a_worker_that_dies_is_named(how, says):
 
 
 def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe():
-    envs = Workers("parallel", section("Forking"), 2, 1).whole()
+    envs = WorkerEnvs(section("Forking"), 2, 1)
     envs.reset(0)
     before = time.monotonic()
     with pytest.raises(EnvError, match=r"was killed \(SIGKILL"):
@@ -143,9 +141,9 @@ def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe():
 
 def test_a_worker_that_cannot_make_its_environments_says_why():
     with pytest.raises(EnvError, match="Unmade failed to be made: ValueError: not today"):
-        Workers("parallel", section("Unmade"), 2, 2)
+        WorkerEnvs(section("Unmade"), 2, 2)
     with pytest.raises(EnvError, match="nobody_has_this"):
-        Workers("parallel", section("nobody_has_this:Env"), 2, 2)
+        WorkerEnvs(section("nobody_has_this:Env"), 2, 2)
 
 
 class Enough(Exception):
@@ -154,7 +152,7 @@ class Enough(Exception):
 
 def test_environments_that_look_unlike_are_refused():
     with pytest.raises(EnvError, match=r"env worker of environment 1 .* has other spaces than"):
-        Workers("parallel", section("Moody"), 2, 2)
+        WorkerEnvs(section("Moody"), 2, 2)
 
 
 def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
@@ -166,9 +164,7 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
             raise Enough
 
     is_patient = True
-    envs = Workers(
-        "parallel", section("Hanging", kwargs={"after": 1}), 4, 2, look_up=look_up
-    ).whole()
+    envs = WorkerEnvs(section("Hanging", kwargs={"after": 1}), 4, 2, look_up=look_up)
     envs.reset(0)
     envs.step(STILL)
     is_patient = False
@@ -181,39 +177,14 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
 
 
 def test_a_fault_in_close_is_told():
-    envs = Workers("parallel", section("BadEnd"), 4, 2).whole()
+    envs = WorkerEnvs(section("BadEnd"), 4, 2)
     with pytest.raises(EnvError, match="BadEnd failed in close: RuntimeError: cannot close"):
         envs.close()
 
 
 def test_what_an_environment_starts_holds_nobody_up():
-    envs = Workers("parallel", section("Parent"), 2, 2).whole()
+    envs = WorkerEnvs(section("Parent"), 2, 2)
     envs.reset(0)
     before = time.monotonic()
     envs.close()
     assert time.monotonic() - before < 3
-
-
-def test_a_step_that_was_given_up_does_not_get_into_the_next_run():
-    workers = Workers("parallel", section("CartPole-v1"), 4, 2)
-    first, second = workers.halves()
-    expected = {name: array.copy() for name, array in first.reset(3).items()}
-    second.reset(3)
-    first.send({"": np.zeros(2, np.int32)})
-    whole = workers.whole().reset(3)
-    np.testing.assert_array_equal(whole[""][:2], expected[""])
-    workers.close()
-
-
-@pytest.mark.parametrize(
-    ("num_envs", "num_workers", "expected"),
-    [
-        (5, 3, [2, 2, 1]),
-        (4, 4, [1, 1, 1, 1]),
-        (10, 4, [3, 2, 3, 2]),
-        (7, 2, [4, 3]),
-        (8, 1, [8]),
-    ],
-)
-def test_shares_are_equal_and_so_are_halves(num_envs, num_workers, expected):
-    assert shares(num_envs, num_workers) == expected

@@ -11,7 +11,7 @@ def config_of(**actor):
     return validate_config(nested({"env.id": "X", **{f"actor.{k}": v for k, v in actor.items()}}))
 
 
-@pytest.mark.parametrize("sampler", ["auto", "parallel", "alternating"])
+@pytest.mark.parametrize("sampler", ["auto", "parallel"])
 def test_as_many_workers_as_environments_and_no_more(sampler):
     assert config_of(sampler=sampler, num_envs=4, num_workers=4).actor.num_workers == 4
     with pytest.raises(ConfigError, match=r"num_workers \(6\) must not exceed num_envs \(4\)"):
@@ -24,15 +24,7 @@ def test_samplers_without_workers_are_given_none(sampler):
         config_of(sampler=sampler, num_workers=2)
 
 
-def test_groups_that_alternate_are_of_one_size():
-    with pytest.raises(ConfigError, match=r"num_envs \(7\) must be even"):
-        config_of(sampler="alternating", num_envs=7)
-    with pytest.raises(ConfigError, match=r"num_workers \(3\) must be even"):
-        config_of(sampler="alternating", num_envs=8, num_workers=3)
-    assert config_of(sampler="parallel", num_envs=7, num_workers=3).actor.num_envs == 7
-
-
-@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel", "alternating"])
+@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel"])
 def test_any_sampler_acts_on_a_device(sampler):
     assert config_of(sampler=sampler, device="cuda:1").actor.device == "cuda:1"
 
@@ -44,10 +36,3 @@ def test_a_device_is_no_sampler():
         "config: actor.sampler: wants parallel, with where the policy acts in actor.device, "
         'got "central"'
     )
-
-
-def test_lockstep_has_one_message_per_actor():
-    settings = {"env.id": "X", "pace.mode": "lockstep", "actor.sampler": "alternating"}
-    with pytest.raises(ConfigError, match=r"actor\.sampler alternating sends two messages"):
-        validate_config(nested(settings))
-    validate_config(nested({**settings, "actor.sampler": "parallel"}))

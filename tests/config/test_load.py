@@ -333,7 +333,7 @@ def test_all_mistakes_are_told_at_once(toml):
             f"{toml}: sede: unknown key; did you mean seed?",
             f'{toml}: env.id: wants text that is not empty, got ""',
             f"{toml}: learner.max_lag: wants a whole number from 1 to 10000, got 0",
-            '--set: actor.sampler: wants auto, serial, vector, parallel or alternating, got "best"',
+            '--set: actor.sampler: wants auto, serial, vector or parallel, got "best"',
             "--set: algorithm.lr: wants a number over 0, got -1",
         ]
     )

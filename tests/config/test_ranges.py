@@ -120,7 +120,7 @@ RANGES = {
     "trajectory.rows": ([1, 65535], [*COUNT, 65536]),
     "actor.num_envs": ([1, 4096], [*COUNT, 4097]),
     "actor.sampler": (
-        ["auto", "serial", "vector", "parallel", "alternating"],
+        ["auto", "serial", "vector", "parallel"],
         ["threads", "central", None],
     ),
     "actor.num_workers": ([1, 8, None], [*OPTIONAL_COUNT, 1025]),

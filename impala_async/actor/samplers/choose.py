@@ -1,7 +1,7 @@
-"""`actor.sampler = "auto"` plays a few steps with each sampler that may win, and takes the best.
+"""`actor.sampler = "auto"` plays a few steps with each setup that may win, and takes the best.
 
 First in this process, with the environment's own vector code where it has some. How long that takes
-says what others could do at best; those that do not promise enough are not even made. Rounds
+says what env workers could do at best; if that is not enough, they are not even started. Rounds
 are compared: to step all columns once, acting included.
 
 Runs on: sampler thread
@@ -10,26 +10,27 @@ Runs on: sampler thread
 import logging
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
-from impala_async.actor.samplers.protocols import ActingPolicy, SamplerTimers
+from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.samplers.setup import Setup, close_quietly, count_gpus, count_workers
 from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.worker import LookUp
-from impala_async.actor.workers import Workers, count_cores
+from impala_async.actor.workers import WorkerEnvs, count_cores
 from impala_async.config.actor import ActorSection
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, MismatchError
+from impala_async.policy import AnyPolicy
 from impala_async.schema import Schema
 
 logger = logging.getLogger(__name__)
 
-# A sampler must be faster by this much to be taken instead of a simpler one.
+# A setup must be faster by this much to be taken instead of a simpler one.
 MARGIN = 0.9
 # And must promise this much to be tried: environments are made anew for it.
 PROMISE = 0.75
@@ -60,43 +61,41 @@ class Play(NamedTuple):
     """All that is needed to try a setup, besides the setup."""
 
     schema: Schema
-    make_player: Callable[[str], tuple[ActingPolicy, Any]]
+    make_player: Callable[[str], tuple[AnyPolicy, Any]]
     """On a device: a policy, and the generator that it acts with."""
     look_up: LookUp
 
 
 def measure(setup: Setup, play: Play) -> Measured:
     """Play with a setup's environments, which a later reset starts anew."""
-    buffers = Scrap(play.schema)
+    # Nobody reads the messages.
+    free: list[MessageBuffer] = []
+    width = setup.columns_per_message
     policy, rng = play.make_player(setup.device)
-    sampler = setup.build_sampler(
-        play.schema, policy, rng, buffers=buffers, newest=lambda: None, seed=0
+    sampler = build_sampler(
+        play.schema,
+        setup.envs,
+        policy,
+        rng,
+        take_buffer=lambda: free.pop() if free else MessageBuffer(play.schema, width),
+        newest=lambda: None,
+        seed=0,
     )
-    rounds: list[float] = []
-    spent: list[SamplerTimers] = []
+    rounds: list[Measured] = []
     ends_at = time.monotonic() + BUDGET_S
-    # The first one warms up. It may be all there is time for; of two groups it is not whole.
-    least = len(setup.groups)
     cpu_s, num_sleeps = time.process_time(), _count_sleeps()
-    while len(rounds) < least or (len(rounds) <= MAX_ROUNDS and time.monotonic() < ends_at):
+    # The first one warms up. It may be all there is time for.
+    while not rounds or (len(rounds) <= MAX_ROUNDS and time.monotonic() < ends_at):
         play.look_up()
         before = time.perf_counter()
-        for _ in setup.groups:
-            for finished in sampler.step():
-                buffers.give_back(finished.buffer)
-        rounds.append(time.perf_counter() - before)
-        spent.append(sampler.timers.take())
+        free += [finished.buffer for finished in sampler.step()]
+        round_s, spent = time.perf_counter() - before, sampler.timers.take()
+        rounds.append(Measured(round_s, spent.env_time_s, spent.act_time_s))
     # A busy machine takes the processor away too, but then nothing here went to sleep.
-    is_waiting = time.process_time() - cpu_s < WAIT_SHARE * sum(
-        one.env_time_s for one in spent
-    ) and _count_sleeps() - num_sleeps >= len(rounds)
-    rounds, spent = rounds[1:] or rounds, spent[1:] or spent
-    return Measured(
-        median(rounds),
-        median(one.env_time_s for one in spent),
-        median(one.act_time_s for one in spent),
-        is_waiting,
-    )
+    is_idle = time.process_time() - cpu_s < WAIT_SHARE * sum(one.env_s for one in rounds)
+    is_waiting = is_idle and _count_sleeps() - num_sleeps >= len(rounds)
+    round_s, env_s, act_s, _ = map(median, zip(*(rounds[1:] or rounds), strict=True))
+    return Measured(round_s, env_s, act_s, is_waiting)
 
 
 def _count_sleeps() -> int:
@@ -104,65 +103,26 @@ def _count_sleeps() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-class Scrap:
-    """Message buffers that nobody reads."""
-
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
-        self._free: list[MessageBuffer] = []
-
-    def take(self, num_columns: int) -> MessageBuffer:
-        return self._free.pop() if self._free else MessageBuffer(self._schema, num_columns)
-
-    def give_back(self, buffer: MessageBuffer) -> None:
-        self._free.append(buffer)
-
-
 class Contest:
-    """Holds the best setup so far, and closes those that lose; tells what was measured."""
+    """Holds the best setup so far, closes those that lose, and notes what was measured."""
 
     def __init__(self, usual: Setup, play: Play) -> None:
-        self.best, self.best_s = usual, float("inf")
+        self.best, self.found = usual, Measured(float("inf"), 0.0, 0.0)
         self.told: list[str] = []
         self.play = play
-        self.owner: Setup | Workers = usual
 
-    def measure_first(self, may_move: bool) -> Measured:
-        """The setup that there is, and where its policy may move, also on a GPU."""
-        found = self._measure(self.best)
-        self.best_s = found.round_s
-        if may_move and found.act_s > QUICK_ACT_S and count_gpus():
-            moved = Setup(self.best.name, self.best.groups, "cuda")
-            there = self._measure(moved)
-            if there.round_s < MARGIN * found.round_s:
-                self.best, self.best_s, found = moved, there.round_s, there
-        return found
-
-    def enter(self, setups: Sequence[Setup], owner: Setup | Workers) -> None:
-        """Measure setups over the same environments, which `owner` closes."""
-        best, best_s = None, self.best_s
-        with ExitStack() as losers:
-            losers.callback(close_quietly, owner)
-            for setup in setups:
-                found = self._measure(setup)
-                if found.round_s < MARGIN * best_s:
-                    best, best_s = setup, found.round_s
-            if best is not None:
-                losers.pop_all()
-                losers.callback(close_quietly, self.owner)
-                self.best, self.best_s, self.owner = best, best_s, owner
-
-    def could_win(self, name: str, at_best_s: float) -> bool:
-        """Whether it is worth a try, if nothing stands in its way."""
-        if at_best_s < PROMISE * self.best_s:
-            return True
-        self.told.append(f"{name} not tried, at best {1000 * at_best_s:.3g}")
-        return False
-
-    def _measure(self, setup: Setup) -> Measured:
-        found = measure(setup, self.play)
-        self.told.append(f"{setup} {1000 * found.round_s:.3g}")
-        return found
+    def enter(self, setup: Setup) -> None:
+        """Measure a setup, which may be over the environments of the best one."""
+        with ExitStack() as loser:
+            if setup.envs is not self.best.envs:
+                loser.callback(close_quietly, setup.envs)
+            found = measure(setup, self.play)
+            self.told.append(f"{setup} {1000 * found.round_s:.3g}")
+            if found.round_s < MARGIN * self.found.round_s:
+                loser.pop_all()
+                if setup.envs is not self.best.envs:
+                    close_quietly(self.best.envs)
+                self.best, self.found = setup, found
 
 
 def choose_setup(
@@ -179,7 +139,7 @@ def choose_setup(
     """
     contest = Contest(usual, play)
     with ExitStack() as on_failure:
-        on_failure.callback(lambda: close_quietly(contest.owner))
+        on_failure.callback(lambda: close_quietly(contest.best.envs))
         # A fault here is not the end: the sampler will meet it, and tells it as it does all others.
         with _is_optional("measuring"):
             _compare(contest, actor, env, num_envs, policies)
@@ -187,7 +147,7 @@ def choose_setup(
     logger.info(
         "actor.sampler auto takes %s; ms for a step of all %d columns: %s",
         contest.best,
-        usual.num_columns,
+        usual.envs.num_envs,
         ", ".join(contest.told) or "not measured",
     )
     return contest.best
@@ -200,46 +160,32 @@ def _compare(
     num_envs: int,
     policies: PoliciesSection,
 ) -> None:
-    found = contest.measure_first(may_move=actor.device == "auto")
-    device = contest.best.device
+    contest.enter(contest.best)
+    if actor.device == "auto" and contest.found.act_s > QUICK_ACT_S and count_gpus():
+        contest.enter(contest.best._replace(device="cuda"))
+    best, found, play = contest.best, contest.found, contest.play
     single_s, is_waiting = found.env_s / num_envs, found.is_waiting
-    if contest.best.name == "vector":
+    if best.name == "vector":
         # Nothing is wrong with an environment that is only a vector.
-        with _is_optional("serial", logging.INFO):
-            alone = _try_serial(contest, env, num_envs, policies)
+        with (
+            _is_optional("serial", logging.INFO),
+            closing(build_envs("serial", env, 1, policies)) as envs,
+        ):
+            alone = measure(Setup("serial", envs, best.device), play)
             single_s, is_waiting = alone.env_s, alone.is_waiting
-    num_workers = count_workers("auto", actor.num_workers, num_envs)
+    num_workers = count_workers(actor.num_workers, num_envs)
     if is_waiting and actor.num_workers is None:
         num_workers = min(num_envs, max(num_workers, MOST_WAITING))
         contest.told.append(f"steps wait more than they compute, so {num_workers} workers")
     at_best_s = max(found.act_s, single_s * num_envs / num_workers) + num_workers * HAND_OVER_S
     if num_workers < 2 or (count_cores() < 2 and not is_waiting):
         contest.told.append("no workers for want of cores or environments")
-    elif contest.could_win("workers", at_best_s):
+    elif at_best_s >= PROMISE * found.round_s:
+        contest.told.append(f"workers not tried, at best {1000 * at_best_s:.3g}")
+    else:
         with _is_optional("workers"):
-            workers = Workers(
-                "parallel", env, num_envs, num_workers, policies, contest.play.look_up
-            )
-            setups = [Setup("parallel", [workers.whole()], device)]
-            if workers.can_alternate:
-                setups.append(Setup("alternating", workers.halves(), device))
-            contest.enter(setups, workers)
-
-
-def _try_serial(
-    contest: Contest, env: EnvSection, num_envs: int, policies: PoliciesSection
-) -> Measured:
-    """One environment alone, and all of them if that promises enough."""
-    device = contest.best.device
-    alone = Setup("serial", [build_envs("serial", env, 1, policies)], device)
-    try:
-        found = measure(alone, contest.play)
-    finally:
-        alone.close()
-    if contest.could_win("serial", found.env_s * num_envs):
-        setup = Setup("serial", [build_envs("serial", env, num_envs, policies)], device)
-        contest.enter([setup], setup)
-    return found
+            envs = WorkerEnvs(env, num_envs, num_workers, policies, play.look_up)
+            contest.enter(Setup("parallel", envs, best.device))
 
 
 @contextmanager

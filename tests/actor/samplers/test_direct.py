@@ -4,7 +4,6 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector, Endless, Failing, Slow
-from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.sending import MessageBuffer
 from impala_async.config.run import EnvSection
 from impala_async.envs.batch import spread_seed
@@ -14,15 +13,7 @@ from impala_async.errors import EnvError
 from impala_async.schema import Schema
 from impala_async.trajectory import find_fault
 from impala_async.weights import Version
-from tests.actor.fakes import (
-    FakeBuffers,
-    FakePolicy,
-    NoNews,
-    Row,
-    rows_of,
-    streams_of,
-    weights_of,
-)
+from tests.actor.fakes import FakePolicy, Row, rows_of, sampler_over, streams_of, weights_of
 
 MODES = ["NextStep", "SameStep"]
 
@@ -34,15 +25,8 @@ class Rig:
         self.envs = envs
         self.schema = Schema(envs.obs_spec, envs.action_spec, rows)
         self.policy = FakePolicy(envs.action_spec.parts[0].choices[0])
-        self.buffers = FakeBuffers(self.schema)
-        self.sampler = build_sampler(
-            self.schema,
-            envs,
-            self.policy,
-            None,
-            buffers=self.buffers,
-            newest=newest or NoNews(),
-            seed=seed,
+        self.sampler, self.buffers = sampler_over(
+            envs, self.schema, self.policy, newest=newest, seed=seed
         )
 
     def run(self, num_steps):
@@ -302,7 +286,7 @@ class Strict:
     def __init__(self, schema, num_columns, num_buffers):
         self.idle = [MessageBuffer(schema, num_columns) for _ in range(num_buffers)]
 
-    def take(self, num_columns):
+    def take(self):
         assert self.idle, "a sampler must not hold a message back while it waits for a buffer"
         return self.idle.pop()
 
@@ -314,9 +298,7 @@ def test_a_buffer_per_group_is_enough(mode, rows):
     is_split = mode == "SameStep"
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
     buffers = Strict(schema, 1 if is_split else 2, num_buffers=2 if is_split else 1)
-    sampler = build_sampler(
-        schema, envs, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0
-    )
+    sampler, _ = sampler_over(envs, schema, buffers=buffers)
     num_messages = 0
     for _ in range(60):
         for message in sampler.step():
