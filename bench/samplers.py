@@ -16,9 +16,9 @@ import torch
 
 from bench.door import run
 from bench.paired import Figure, figure, new_parser, publish
-from impala_async.actor.samplers.direct import build_sampler
-from impala_async.actor.samplers.setup import make_setup
+from impala_async.actor.sampler import build_sampler
 from impala_async.actor.sending import MessageBuffer
+from impala_async.actor.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.model import ModelSection

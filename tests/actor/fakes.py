@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from impala_async.actor.samplers.direct import build_sampler
+from impala_async.actor.sampler import build_sampler
 from impala_async.actor.sending import MessageBuffer
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Version, Weights

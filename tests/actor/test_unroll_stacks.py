@@ -100,10 +100,9 @@ def test_a_column_of_atari_is_less_than_a_third():
 
 def writer_of(*rows):
     """One column whose frames are filled with these numbers."""
-    writer = StackWriter(LEAF, 1)
+    writer = StackWriter(LEAF, filled(rows[0]))
     frames = np.full((1, 1 + 3 + 5, 2, 4), 77, np.uint8)
     windows = np.full((1, 6, 3), -1, np.int32)
-    writer.show(filled(rows[0]))
     writer.begin(frames, windows)
     for number, row in enumerate(rows[1:], 1):
         writer.write(number, filled(row))

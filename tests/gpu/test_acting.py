@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.actor.samplers.setup import make_setup
+from impala_async.actor.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy

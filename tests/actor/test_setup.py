@@ -1,18 +1,20 @@
 """What each sampler is made of, and what does not fit."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
 from bench.probes import CountingVector
-from impala_async.actor.samplers import setup as making
-from impala_async.actor.samplers.direct import (
-    DirectSampler,
+from impala_async.actor import setup as making
+from impala_async.actor.sampler import (
     SameStepSampler,
+    Sampler,
 )
-from impala_async.actor.samplers.setup import (
+from impala_async.actor.setup import (
     Setup,
+    count_cores,
     count_workers,
     make_setup,
     pick_device,
@@ -40,7 +42,7 @@ def build(envs, schema):
 def test_next_step_batches_get_one_message_of_all_columns(sampler):
     envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 3)
     made = build(envs, schema_for(envs))
-    assert type(made) is DirectSampler
+    assert type(made) is Sampler
     assert Setup("vector", envs).columns_per_message == 3
     (message,) = [message for _ in range(4) for message in made.step()]
     assert message.buffer.num_columns == 3
@@ -139,3 +141,35 @@ def test_a_device_that_is_there(monkeypatch):
     assert pick_device("auto") == pick_device("cpu") == "cpu"
     with pytest.raises(MismatchError, match=r"cuda is not on this machine, which has 0 GPUs"):
         pick_device("cuda")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Eight cores, and control groups without a word about them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(making, "CGROUPS", tmp_path)
+    monkeypatch.setattr(making, "OWN_CGROUP", tmp_path / "own")
+    (tmp_path / "own").write_text("0::/outer/inner\n")
+    (tmp_path / "outer/inner").mkdir(parents=True)
+    return tmp_path
+
+
+def test_those_of_the_affinity(machine):
+    assert count_cores() == 8
+    (machine / "own").unlink()
+    assert count_cores() == 8
+
+
+@pytest.mark.parametrize("group", [".", "outer", "outer/inner"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8), ("", 8)],
+)
+def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, expected):
+    (machine / group / "cpu.max").write_text(text + "\n")
+    assert count_cores() == expected
+
+
+def test_this_machine_has_some():
+    assert 1 <= count_cores() <= (os.cpu_count() or 1)

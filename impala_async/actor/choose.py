@@ -15,11 +15,10 @@ from contextlib import ExitStack, closing, contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
-from impala_async.actor.samplers.direct import build_sampler
-from impala_async.actor.samplers.setup import Setup, close_quietly, count_gpus, count_workers
+from impala_async.actor.sampler import build_sampler
 from impala_async.actor.sending import MessageBuffer
-from impala_async.actor.worker import LookUp
-from impala_async.actor.workers import WorkerEnvs, count_cores
+from impala_async.actor.setup import Setup, close_quietly, count_cores, count_gpus, count_workers
+from impala_async.actor.workers import LookUp, WorkerEnvs
 from impala_async.config.actor import ActorSection
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
@@ -42,14 +41,12 @@ QUICK_ACT_S = 1e-3
 MOST_WAITING = 32
 # A setup is tried for so long; a round that takes longer is the only one.
 BUDGET_S = 0.15
-MAX_ROUNDS = 100
 # Steps wait if the process computes for less than this share of their time.
 WAIT_SHARE = 0.5
 
 
 class Measured(NamedTuple):
-    """Seconds of a round, how much of it environments and policy took, and whether the steps waited
-    more than they computed."""
+    """Seconds of a round, of its steps and of acting; whether steps wait more than they compute."""
 
     round_s: float
     env_s: float
@@ -85,7 +82,7 @@ def measure(setup: Setup, play: Play) -> Measured:
     ends_at = time.monotonic() + BUDGET_S
     cpu_s, num_sleeps = time.process_time(), _count_sleeps()
     # The first one warms up. It may be all there is time for.
-    while not rounds or (len(rounds) <= MAX_ROUNDS and time.monotonic() < ends_at):
+    while not rounds or time.monotonic() < ends_at:
         play.look_up()
         before = time.perf_counter()
         free += [finished.buffer for finished in sampler.step()]

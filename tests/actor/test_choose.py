@@ -2,12 +2,13 @@
 
 import time
 
+import psutil
 import pytest
 
-from impala_async.actor.samplers import choose as choose_module
-from impala_async.actor.samplers import setup as making
-from impala_async.actor.samplers.choose import Measured, Play, choose_setup, measure
-from impala_async.actor.samplers.setup import make_setup
+from impala_async.actor import choose as choose_module
+from impala_async.actor import setup as making
+from impala_async.actor.choose import Measured, Play, choose_setup, measure
+from impala_async.actor.setup import make_setup
 from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection
 from impala_async.config.policies import ONE_POLICY
@@ -38,19 +39,24 @@ def test_steps_that_wait_are_told_from_those_that_compute():
             assert found.env_s >= 0.02
 
 
-def test_it_ends_after_its_time_or_its_rounds(monkeypatch):
+def test_it_ends_after_its_time_or_a_round(monkeypatch):
     setup = make_setup("serial", ActorSection(), section("CartPole-v1"), 1)
     looks = []
     play = play_of(setup, lambda: looks.append(time.monotonic()))
-    monkeypatch.setattr(choose_module, "BUDGET_S", 60.0)
-    monkeypatch.setattr(choose_module, "MAX_ROUNDS", 10)
+    monkeypatch.setattr(choose_module, "BUDGET_S", 0.05)
     measure(setup, play)
-    assert len(looks) == 11
+    assert len(looks) > 2
+    assert looks[-1] - looks[0] <= 0.05
     monkeypatch.setattr(choose_module, "BUDGET_S", 0.0)
     looks.clear()
     measure(setup, play)
     assert len(looks) == 1
     setup.envs.close()
+
+
+def workers_running():
+    children = psutil.Process().children()
+    return [child for child in children if "impala_async.actor.env_worker" in child.cmdline()]
 
 
 @pytest.fixture
@@ -151,8 +157,8 @@ def test_workers_that_fail_are_not_taken_and_are_ended(choose, told, monkeypatch
     monkeypatch.setattr(choose_module, "measure", measure)
     assert choose(SLOW).name == "serial"
     assert told().endswith("serial 1e+03")
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        failed[0].envs.reset(0)
+    assert len(failed) == 1
+    assert not workers_running()
 
 
 def gpu_takes(times, monkeypatch):
@@ -219,5 +225,4 @@ def test_an_end_that_comes_while_it_measures_leaves_nothing_open(choose, monkeyp
         choose(SLOW)
     assert [setup.name for setup in seen] == ["serial", "parallel"]
     assert closed == ["serial"]
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        seen[1].envs.reset(0)
+    assert not workers_running()

@@ -6,14 +6,15 @@ Runs on: sampler thread
 """
 
 import logging
+import os
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch
 from gymnasium.vector import AutoresetMode
 
-from impala_async.actor.samplers.direct import DirectSampler
-from impala_async.actor.worker import LookUp
-from impala_async.actor.workers import WorkerEnvs, count_cores
+from impala_async.actor.sampler import Sampler
+from impala_async.actor.workers import LookUp, WorkerEnvs
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
@@ -24,6 +25,8 @@ from impala_async.errors import EnvError, MismatchError
 logger = logging.getLogger(__name__)
 
 CPU = "cpu"
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 class Setup(NamedTuple):
@@ -42,7 +45,7 @@ class Setup(NamedTuple):
         return self.envs.num_envs if is_whole else 1
 
 
-def close_quietly(owner: EnvBatch | DirectSampler) -> None:
+def close_quietly(owner: EnvBatch | Sampler) -> None:
     """A fault in close must not hide why it is closed."""
     try:
         owner.close()
@@ -97,6 +100,32 @@ def pick_device(name: str) -> str:
             "can use: set it to cpu or auto"
         )
     return name
+
+
+def count_cores() -> int:
+    """How many this process may use: those of its affinity, and no more than its quota.
+
+    At least one. A container's quota counts in whole cores.
+    """
+    return max(1, min(len(os.sched_getaffinity(0)), *_quotas()))
+
+
+def _quotas() -> list[int]:
+    """The quotas of this control group and those around it; containers see theirs as the root."""
+    try:
+        (own,) = [
+            line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")
+        ]
+    except (OSError, ValueError):
+        own = "/"
+    found = [os.cpu_count() or 1]
+    for group in (PurePosixPath(own), *PurePosixPath(own).parents):
+        try:
+            quota, period = (CGROUPS / str(group).lstrip("/") / "cpu.max").read_text().split()
+            found.append(int(quota) // int(period))
+        except (OSError, ValueError):
+            continue  # there is no such file, or it says "max"
+    return found
 
 
 def count_gpus() -> int:

@@ -1,6 +1,6 @@
-"""The samplers that act for all columns at once and step them in their own thread.
+"""The sampler: policy and environments in a loop that writes trajectories.
 
-One loop for both autoreset modes; they differ in how a step becomes rows:
+It acts for all columns at once. The autoreset modes differ in how a step becomes rows:
 
     NEXT_STEP   all columns share a cursor and travel as one message. The step after an end is a
                 row of its own (masked), so nothing needs to be added.
@@ -53,7 +53,7 @@ class SamplerTimers:
         return taken
 
 
-class DirectSampler:
+class Sampler:
     """All columns share a cursor and travel in one message."""
 
     def __init__(
@@ -105,10 +105,8 @@ class DirectSampler:
         self._envs.close()
 
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
-        unroll = Unroll(schema, self._envs.num_envs)
-        unroll.start(self._obs)
         self._was_over = np.zeros(self._envs.num_envs, np.bool_)
-        return [unroll]
+        return [Unroll(schema, self._obs)]
 
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
         """The state before the next row of the unroll in this place."""
@@ -150,7 +148,7 @@ class DirectSampler:
         return [] if finished is None else [finished]
 
 
-class SameStepSampler(DirectSampler):
+class SameStepSampler(Sampler):
     """Each column in its own message.
 
     The masked row of a column that ended needs no act: its action is ignored by nature. It is
@@ -166,10 +164,7 @@ class SameStepSampler(DirectSampler):
         self._no_actions = {part.name: np.zeros(1, np.int32) for part in schema.action.parts}
         self._no_numbers = np.zeros(1, np.float32)
         self._no_flags = np.zeros(1, np.bool_)
-        unrolls = [Unroll(schema, 1) for _ in range(num_envs)]
-        for unroll, one in zip(unrolls, self._slices, strict=True):
-            unroll.start(_cut(self._obs, one))
-        return unrolls
+        return [Unroll(schema, _cut(self._obs, one)) for one in self._slices]
 
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
         # A masked row belongs to the episode that ended, and so does the state before it.
@@ -238,7 +233,7 @@ def build_sampler(
     take_buffer: TakeBuffer,
     newest: Newest,
     seed: int,
-) -> DirectSampler:
+) -> Sampler:
     """A sampler over these environments, which it resets now and closes in its own `close`.
 
     MismatchError when they are not what the schema says: the learner described another version of
@@ -251,7 +246,7 @@ def build_sampler(
             f"{here.difference(schema, 'here', 'at the learner')}"
         )
     is_same_step = envs.autoreset is AutoresetMode.SAME_STEP
-    kind = SameStepSampler if is_same_step else DirectSampler
+    kind = SameStepSampler if is_same_step else Sampler
     return kind(schema, envs, policy, rng, take_buffer=take_buffer, newest=newest, seed=seed)
 
 
