@@ -140,7 +140,7 @@ def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
         newest=lambda: None,
         seed=0,
     )
-    stack.callback(sampler.close)
+    stack.callback(envs.close)
 
     def rate(slice_s: float) -> float:
         begun, num_steps = time.perf_counter(), 0

@@ -1,8 +1,7 @@
 """`actor.sampler = "auto"` plays a few steps with each setup that may win, and takes the best.
 
-First in this process, with the environment's own vector code where it has some. How long that takes
-says what env workers could do at best; if that is not enough, they are not even started. Rounds
-are compared: to step all columns once, acting included.
+First in this process, which says what env workers could do at best: if that is not enough, they are
+not even started. Rounds are compared: to step all columns once, acting included.
 
 Runs on: sampler thread
 """
@@ -11,7 +10,7 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,9 +19,7 @@ from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.setup import Setup, close_quietly, count_cores, count_gpus, count_workers
 from impala_async.actor.workers import LookUp, WorkerEnvs
 from impala_async.config.actor import ActorSection
-from impala_async.config.env import EnvSection
-from impala_async.config.policies import PoliciesSection
-from impala_async.envs.make import build_envs
+from impala_async.config.run import ActorSettings
 from impala_async.errors import EnvError, MismatchError
 from impala_async.policy import AnyPolicy
 from impala_async.schema import Schema
@@ -31,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # A setup must be faster by this much to be taken instead of a simpler one.
 MARGIN = 0.9
-# And must promise this much to be tried: environments are made anew for it.
+# Workers must promise this much to be tried: environments are made anew for them.
 PROMISE = 0.75
 # The step of a worker costs so much besides that of its environments.
 HAND_OVER_S = 30e-6
@@ -106,14 +103,14 @@ class Contest:
     def __init__(self, usual: Setup, play: Play) -> None:
         self.best, self.found = usual, Measured(float("inf"), 0.0, 0.0)
         self.told: list[str] = []
-        self.play = play
+        self._play = play
 
     def enter(self, setup: Setup) -> None:
         """Measure a setup, which may be over the environments of the best one."""
         with ExitStack() as loser:
             if setup.envs is not self.best.envs:
                 loser.callback(close_quietly, setup.envs)
-            found = measure(setup, self.play)
+            found = measure(setup, self._play)
             self.told.append(f"{setup} {1000 * found.round_s:.3g}")
             if found.round_s < MARGIN * self.found.round_s:
                 loser.pop_all()
@@ -122,14 +119,7 @@ class Contest:
                 self.best, self.found = setup, found
 
 
-def choose_setup(
-    usual: Setup,
-    actor: ActorSection,
-    env: EnvSection,
-    num_envs: int,
-    policies: PoliciesSection,
-    play: Play,
-) -> Setup:
+def choose_setup(usual: Setup, settings: ActorSettings, num_envs: int, play: Play) -> Setup:
     """The setup with the shortest round, told in the log with what was measured.
 
     `usual` is the one in this process, and is closed here if another one is better.
@@ -139,7 +129,17 @@ def choose_setup(
         on_failure.callback(lambda: close_quietly(contest.best.envs))
         # A fault here is not the end: the sampler will meet it, and tells it as it does all others.
         with _is_optional("measuring"):
-            _compare(contest, actor, env, num_envs, policies)
+            contest.enter(usual)
+            may_move = settings.actor.device == "auto" and contest.found.act_s > QUICK_ACT_S
+            if may_move and count_gpus():
+                contest.enter(usual._replace(device="cuda"))
+            num_workers = _count_worthwhile(contest, settings.actor, num_envs)
+            with _is_optional("workers"):
+                if num_workers:
+                    envs = WorkerEnvs(
+                        settings.env, num_envs, num_workers, settings.policies, play.look_up
+                    )
+                    contest.enter(Setup("parallel", envs, contest.best.device))
         on_failure.pop_all()
     logger.info(
         "actor.sampler auto takes %s; ms for a step of all %d columns: %s",
@@ -150,45 +150,27 @@ def choose_setup(
     return contest.best
 
 
-def _compare(
-    contest: Contest,
-    actor: ActorSection,
-    env: EnvSection,
-    num_envs: int,
-    policies: PoliciesSection,
-) -> None:
-    contest.enter(contest.best)
-    if actor.device == "auto" and contest.found.act_s > QUICK_ACT_S and count_gpus():
-        contest.enter(contest.best._replace(device="cuda"))
-    best, found, play = contest.best, contest.found, contest.play
-    single_s, is_waiting = found.env_s / num_envs, found.is_waiting
-    if best.name == "vector":
-        # Nothing is wrong with an environment that is only a vector.
-        with (
-            _is_optional("serial", logging.INFO),
-            closing(build_envs("serial", env, 1, policies)) as envs,
-        ):
-            alone = measure(Setup("serial", envs, best.device), play)
-            single_s, is_waiting = alone.env_s, alone.is_waiting
+def _count_worthwhile(contest: Contest, actor: ActorSection, num_envs: int) -> int:
+    """How many workers to try; 0 if they could not win."""
+    found, told = contest.found, contest.told
     num_workers = count_workers(actor.num_workers, num_envs)
-    if is_waiting and actor.num_workers is None:
+    if found.is_waiting and actor.num_workers is None:
         num_workers = min(num_envs, max(num_workers, MOST_WAITING))
-        contest.told.append(f"steps wait more than they compute, so {num_workers} workers")
-    at_best_s = max(found.act_s, single_s * num_envs / num_workers) + num_workers * HAND_OVER_S
-    if num_workers < 2 or (count_cores() < 2 and not is_waiting):
-        contest.told.append("no workers for want of cores or environments")
-    elif at_best_s >= PROMISE * found.round_s:
-        contest.told.append(f"workers not tried, at best {1000 * at_best_s:.3g}")
-    else:
-        with _is_optional("workers"):
-            envs = WorkerEnvs(env, num_envs, num_workers, policies, play.look_up)
-            contest.enter(Setup("parallel", envs, best.device))
+        told.append(f"steps wait more than they compute, so {num_workers} workers")
+    if num_workers < 2 or (count_cores() < 2 and not found.is_waiting):
+        told.append("no workers for want of cores or environments")
+        return 0
+    at_best_s = max(found.act_s, found.env_s / num_workers) + num_workers * HAND_OVER_S
+    if at_best_s >= PROMISE * found.round_s:
+        told.append(f"workers not tried, at best {1000 * at_best_s:.3g}")
+        return 0
+    return num_workers
 
 
 @contextmanager
-def _is_optional(what: str, level: int = logging.WARNING) -> Iterator[None]:
+def _is_optional(what: str) -> Iterator[None]:
     """An environment that cannot be had, or not as the learner knows it, is no candidate."""
     try:
         yield
     except (EnvError, MismatchError) as error:
-        logger.log(level, "actor.sampler auto leaves out %s: %s", what, error)
+        logger.warning("actor.sampler auto leaves out %s: %s", what, error)

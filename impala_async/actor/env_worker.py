@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from impala_async import processes
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.envs.batch import EnvBatch, Obs, Step
+from impala_async.envs.batch import Obs, Step
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
@@ -51,7 +51,6 @@ REPLIES = [bytes([bits]) for bits in range(FAULT)]
 MAX_TRACEBACK = 20_000
 # Asks it for its stacks: heard even where an environment holds the interpreter's lock.
 TELL_STACKS = signal.SIGUSR1
-_SIZE_BYTES = 4
 ALIGNMENT = 64
 OTHERS = (
     *(ArraySpec(name, (), "bool") for name in ("terminated", "truncated", "idle", "untrained")),
@@ -139,16 +138,21 @@ class SharedColumns:
 
 
 def write_json(fd: int, value: Any, before: bytes = b"") -> None:
-    """Send a value that a single byte cannot hold."""
-    body = json.dumps(value).encode()
-    rest = memoryview(before + len(body).to_bytes(_SIZE_BYTES, "little") + body)
+    """Send a value that a single byte cannot hold, as a line."""
+    rest = memoryview(before + json.dumps(value).encode() + b"\n")
     while rest:
         rest = rest[os.write(fd, rest) :]
 
 
 def read_json(fd: int) -> Any:
     """Read what `write_json` sent; EOFError when the other side is gone."""
-    return json.loads(_read(fd, int.from_bytes(_read(fd, _SIZE_BYTES), "little")))
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        # Behind it there may be what is not of this line.
+        if not (byte := os.read(fd, 1)):
+            raise EOFError
+        line += byte
+    return json.loads(line)
 
 
 def main() -> int:
@@ -183,51 +187,31 @@ def _work(commands: int, replies: int, memory: int) -> None:
     policies = PoliciesSection.model_validate(order["policies"])
     envs = build_envs("parallel", section, order["num_envs"], policies)
     try:
-        write_json(replies, _look(envs), before=REPLIES[0])
+        spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
+        look = {
+            "name": envs.name,
+            "autoreset": envs.autoreset.value,
+            "spaces": {**spaces, "num_columns": envs.num_envs},
+        }
+        write_json(replies, look, before=REPLIES[0])
         num_columns, first = read_json(commands)
         shared = SharedColumns.over(memory, envs.obs_spec, envs.action_spec, num_columns)
         os.close(memory)
         mine = shared.columns(first, first + envs.num_envs)
         RUNNING.place = mine.place
-        _serve(envs, mine, order["first_env"], commands, replies)
+        while command := os.read(commands, 1):
+            brought = 0
+            if command == STEP:
+                brought = mine.write(envs.step(mine.actions))
+            else:
+                mine.write_obs(envs.reset(read_json(commands), order["first_env"]))
+            os.write(replies, REPLIES[brought])
     except (EnvError, EOFError, BrokenPipeError):
         # Nor must a fault in close hide why they are closed.
         with contextlib.suppress(EnvError):
             envs.close()
         raise
     envs.close()
-
-
-def _serve(
-    envs: EnvBatch, shared: SharedColumns, first_env: int, commands: int, replies: int
-) -> None:
-    actions = shared.actions
-    while command := os.read(commands, 1):
-        brought = 0
-        if command == STEP:
-            brought = shared.write(envs.step(actions))
-        else:
-            shared.write_obs(envs.reset(read_json(commands), first_env))
-        os.write(replies, REPLIES[brought])
-
-
-def _look(envs: EnvBatch) -> dict[str, Any]:
-    spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
-    return {
-        "name": envs.name,
-        "autoreset": envs.autoreset.value,
-        "spaces": {**spaces, "num_columns": envs.num_envs},
-    }
-
-
-def _read(fd: int, num_bytes: int) -> bytes:
-    found = b""
-    while len(found) < num_bytes:
-        part = os.read(fd, num_bytes - len(found))
-        if not part:
-            raise EOFError
-        found += part
-    return found
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ OUTDATED = (
     "a learner of epoch %d answered, but this run is in epoch %d: is an old learner process still "
     "alive?"
 )
-MAX_NAMED, MAX_NAMED_CHARS = 3, 100
+MAX_FAULT_CHARS = 200
 
 
 class SeldomLog(logging.LoggerAdapter[logging.Logger]):
@@ -188,20 +188,12 @@ def _read_settings(frames: Sequence[Frame]) -> ActorSettings:
         if len(frames) != 2:
             raise ProtocolError("wrong_frame_count", "a welcome comes with one frame")
         return ActorSettings.model_validate(decode_settings(frames[1]))
-    except (ImpalaAsyncError, ValidationError) as error:
-        raise MismatchError(
-            f"the learner's settings do not fit impala-async {__version__}, which runs here; "
-            f"install the same release of impala-async on both sides: {_first_faults(error)}"
-        ) from None
-
-
-def _first_faults(error: Exception) -> str:
-    """In one line, whatever the learner wrote."""
-    if not isinstance(error, ValidationError):
-        return plain(str(error))
-    faults = [
-        plain(f"{'.'.join(map(str, each['loc']))}: {each['msg']}")[:MAX_NAMED_CHARS]
-        for each in error.errors(include_url=False, include_input=False)
-    ]
-    more = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
-    return "; ".join(faults[:MAX_NAMED] + more)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except ImpalaAsyncError as error:
+        fault = str(error)
+    raise MismatchError(
+        f"the learner's settings do not fit impala-async {__version__}, which runs here; install "
+        f"the same release of impala-async on both sides: {plain(fault)[:MAX_FAULT_CHARS]}"
+    )

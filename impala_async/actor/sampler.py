@@ -100,10 +100,6 @@ class Sampler:
         self._is_any_waiting = bool(finished)
         return finished
 
-    def close(self) -> None:
-        """Close the environments; trajectories that are not full are lost."""
-        self._envs.close()
-
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
         self._was_over = np.zeros(self._envs.num_envs, np.bool_)
         return [Unroll(schema, self._obs)]
@@ -234,7 +230,7 @@ def build_sampler(
     newest: Newest,
     seed: int,
 ) -> Sampler:
-    """A sampler over these environments, which it resets now and closes in its own `close`.
+    """A sampler over these environments, which it resets now.
 
     MismatchError when they are not what the schema says: the learner described another version of
     the environment, or the same one as another sampler sees it.

@@ -7,7 +7,6 @@ import logging
 import signal
 import sys
 import time
-from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -63,10 +62,7 @@ class ActorService:
         self._is_sampling = False
         self._context = new_context()
         self._client = Client(
-            self._context,
-            url,
-            should_stop=lambda: self._signal is not None,
-            connect_s=connect_s,
+            self._context, url, should_stop=lambda: self._signal is not None, connect_s=connect_s
         )
         self._client.side.number, self._life = start
         self._watch = Watch(logger.warning, whose=self._whose)
@@ -100,24 +96,20 @@ class ActorService:
         """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
         self._watch.limit(settings.env.step_timeout_s)
-        with ExitStack() as stack:
-            setup = self._make_setup(settings)
-            stack.callback(close_quietly, setup.envs)
+        setup = self._make_setup(settings)
+        try:
             sampler = self._join(settings, setup)
-            # From here on they are the sampler's to close.
-            stack.pop_all()
-            stack.callback(close_quietly, sampler)
-            try:
-                self._is_sampling = True
-                self._sample(sampler, settings.trajectory.rows)
-            except (EnvError, EnvHangsError) as error:
-                # It may be the user's own: where it failed is what they need.
-                if error.__cause__ is not None:
-                    logger.error("the environment failed", exc_info=error.__cause__)
-                with_id(error, settings.env.id)
-                raise
-            finally:
-                self._is_sampling = False
+            self._is_sampling = True
+            self._sample(sampler, settings.trajectory.rows)
+        except (EnvError, EnvHangsError) as error:
+            # It may be the user's own: where it failed is what they need.
+            if error.__cause__ is not None:
+                logger.error("the environment failed", exc_info=error.__cause__)
+            with_id(error, settings.env.id)
+            raise
+        finally:
+            self._is_sampling = False
+            close_quietly(setup.envs)
 
     def _join(self, settings: ActorSettings, setup: Setup) -> Sampler:
         schema = _schema_of(setup, settings)
@@ -126,12 +118,10 @@ class ActorService:
         spec = ActorSpec(schema, policy.layout, width, num_columns // width, policy.coarse_layout)
         self._client.join(spec)
         newest, seed = self._begin(settings)
+        precision = str(_precision_of(settings, setup.device)).removeprefix("torch.")
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
-            self._client.welcome.rank,
-            num_columns,
-            settings.env.id,
-            str(_precision_of(settings, setup.device)).removeprefix("torch."),
+            *(self._client.welcome.rank, num_columns, settings.env.id, precision),
         )
         return build_sampler(
             schema,
@@ -184,7 +174,7 @@ class ActorService:
             return _build_policy(schema, settings, device), torch.Generator(device)
 
         play = Play(schema, make_player, self._look_up)
-        return choose_setup(setup, actor, env, num_envs, policies, play)
+        return choose_setup(setup, settings, num_envs, play)
 
     def _look_up(self) -> None:
         """Called while env workers are waited for, however long they take."""

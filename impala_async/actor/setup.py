@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from gymnasium.vector import AutoresetMode
 
-from impala_async.actor.sampler import Sampler
 from impala_async.actor.workers import LookUp, WorkerEnvs
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.env import EnvSection
@@ -45,10 +44,10 @@ class Setup(NamedTuple):
         return self.envs.num_envs if is_whole else 1
 
 
-def close_quietly(owner: EnvBatch | Sampler) -> None:
+def close_quietly(envs: EnvBatch) -> None:
     """A fault in close must not hide why it is closed."""
     try:
-        owner.close()
+        envs.close()
     except EnvError as error:
         logger.warning("%s", error)
 
@@ -69,8 +68,7 @@ def make_setup(
     """
     device = pick_device(actor.device)
     if sampler == "auto":
-        name, envs = build_usual(env, num_envs, policies)
-        return Setup(name, envs, device)
+        return Setup(*build_usual(env, num_envs, policies), device)
     if sampler == "parallel":
         num_workers = count_workers(actor.num_workers, num_envs)
         return Setup(sampler, WorkerEnvs(env, num_envs, num_workers, policies, look_up), device)
@@ -105,27 +103,21 @@ def pick_device(name: str) -> str:
 def count_cores() -> int:
     """How many this process may use: those of its affinity, and no more than its quota.
 
-    At least one. A container's quota counts in whole cores.
+    At least one. A container's quota counts in whole cores; containers see theirs as the root.
     """
-    return max(1, min(len(os.sched_getaffinity(0)), *_quotas()))
-
-
-def _quotas() -> list[int]:
-    """The quotas of this control group and those around it; containers see theirs as the root."""
     try:
-        (own,) = [
-            line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")
-        ]
-    except (OSError, ValueError):
-        own = "/"
-    found = [os.cpu_count() or 1]
+        lines = OWN_CGROUP.read_text().splitlines()
+    except OSError:
+        lines = []
+    (own, *_) = [*(line[3:] for line in lines if line.startswith("0::")), "/"]
+    found = [len(os.sched_getaffinity(0))]
     for group in (PurePosixPath(own), *PurePosixPath(own).parents):
         try:
             quota, period = (CGROUPS / str(group).lstrip("/") / "cpu.max").read_text().split()
             found.append(int(quota) // int(period))
         except (OSError, ValueError):
             continue  # there is no such file, or it says "max"
-    return found
+    return max(1, min(found))
 
 
 def count_gpus() -> int:

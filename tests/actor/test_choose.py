@@ -11,11 +11,11 @@ from impala_async.actor.choose import Measured, Play, choose_setup, measure
 from impala_async.actor.setup import make_setup
 from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection
-from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import Schema
 from tests.actor.fakes import FakePolicy
+from tests.actor.scripted import settings_of
 from tests.actor.worlds import section
 
 SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
@@ -71,7 +71,8 @@ def choose(monkeypatch):
         schema = Schema(usual.envs.obs_spec, usual.envs.action_spec, 4)
         choices = usual.envs.action_spec.parts[0].choices[0]
         play = Play(schema, lambda _: (FakePolicy(choices), None), lambda: None)
-        chosen = choose_setup(usual, ActorSection(**actor), env, 4, ONE_POLICY, play)
+        settings = settings_of().model_copy(update={"env": env, "actor": ActorSection(**actor)})
+        chosen = choose_setup(usual, settings, 4, play)
         made.append(chosen)
         return chosen
 

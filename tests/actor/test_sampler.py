@@ -198,7 +198,7 @@ def test_cartpole_gives_sound_trajectories(sampler):
     assert found == sorted(expected)
     assert all(episode_return == length for episode_return, length in found)
     assert max(length for _, length in found) <= 20
-    rig.sampler.close()
+    rig.envs.close()
 
 
 def test_the_columns_of_an_actor_are_those_that_its_seed_says():
@@ -342,5 +342,5 @@ def test_closing_closes_the_environments():
     vector = CountingVector(2)
     rig = Rig(VectorEnvs(vector), rows=2)
     assert not vector.closed
-    rig.sampler.close()
+    rig.envs.close()
     assert vector.closed

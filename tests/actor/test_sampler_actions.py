@@ -79,4 +79,4 @@ def test_rows_hold_what_was_done(mode, rows, core):
         num_masked += sum(check(columns, place) for place in range(message.buffer.num_columns))
     assert num_masked >= 6
     assert num_beyond > 0, "what is stored is not clipped"
-    sampler.close()
+    envs.close()

@@ -46,7 +46,7 @@ def test_next_step_batches_get_one_message_of_all_columns(sampler):
     assert Setup("vector", envs).columns_per_message == 3
     (message,) = [message for _ in range(4) for message in made.step()]
     assert message.buffer.num_columns == 3
-    made.close()
+    envs.close()
 
 
 def test_same_step_batches_get_a_message_per_column():

@@ -179,7 +179,7 @@ def play(envs, num_steps, rows=8, seed=3):
     schema = Schema(envs.obs_spec, envs.action_spec, rows, policies=names)
     sampler, _ = sampler_over(envs, schema, FakePolicy(num_choices), seed=seed)
     messages = [message for _ in range(num_steps) for message in sampler.step()]
-    sampler.close()
+    envs.close()
     return messages
 
 

@@ -28,7 +28,7 @@ def test_it_acts_there_as_the_same_policy_would_here(
     generator = torch.Generator(setup.device).manual_seed(0)
     sampler, _ = sampler_over(setup.envs, schema, there, generator)
     (message,) = [message for _ in range(8) for message in sampler.step()]
-    sampler.close()
+    setup.envs.close()
     columns = message.buffer.columns
     evaluated = here.evaluate(
         {name: torch.from_numpy(array) for name, array in columns.obs.items()},
