@@ -161,10 +161,10 @@ def send_ours(case: str, url: str, *, is_tcp: bool, num_streams: int) -> None:
     client.join(ActorSpec(schema, LAYOUT, columns, num_streams))
     try:
         while True:
-            buffer = client.take(columns)
-            if not buffer.rows.mask[0][0]:
-                buffer.rows.mask.fill(True)
-                buffer.rows.log_probs.fill(-0.7)
+            buffer = client.take()
+            if not buffer.mask_TC[0][0]:
+                buffer.mask_TC.fill(True)
+                buffer.log_probs_TC.fill(-0.7)
             client.send(Finished(buffer, VERSION, []))
     except RunFinished:
         client.leave()

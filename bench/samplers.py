@@ -16,8 +16,9 @@ import torch
 
 from bench.door import run
 from bench.paired import Figure, figure, new_parser, publish
-from impala_async.actor.samplers.choose import Scrap
-from impala_async.actor.samplers.setup import make_setup
+from impala_async.actor.sampler import build_sampler
+from impala_async.actor.sending import MessageBuffer
+from impala_async.actor.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.model import ModelSection
@@ -26,7 +27,7 @@ from impala_async.errors import EnvError
 from impala_async.policy import Policy
 from impala_async.schema import Schema
 
-SAMPLERS: tuple[SamplerName, ...] = ("serial", "vector", "parallel", "alternating")
+SAMPLERS: tuple[SamplerName, ...] = ("serial", "vector", "parallel")
 ROWS = 20
 Rate = Callable[[float], float]
 """Rows per second, measured for so many seconds."""
@@ -40,17 +41,14 @@ class Case(NamedTuple):
     num_envs: int
     model: str = "mlp"
     needs: str = "gymnasium"
-    num_workers: int | None = None
 
 
 SLEEP = EnvSection(id="bench.probes:Slow", kwargs={"step_s": 0.001, "length": 100})
-SLOW_IMAGES = EnvSection(id="bench.sliding:Sliding", kwargs={"step_s": 0.02})
 CASES = (
     Case("CartPole, 8", EnvSection(id="CartPole-v1"), 8),
     Case("CartPole, 64", EnvSection(id="CartPole-v1"), 64),
     Case("sleeps 1 ms, 8", SLEEP, 8),
     Case("computes 1 ms, 8", EnvSection(id="bench.probes:Burning"), 8),
-    Case("images that sleep 20 ms, 16", SLOW_IMAGES, 16, "impala_resnet", num_workers=8),
     Case("Pong, 8", EnvSection(id="ALE/Pong-v5"), 8, "nature_cnn", needs="ale_py"),
 )
 
@@ -127,23 +125,29 @@ def bare_rate(case: Case, stack: ExitStack) -> Rate:
 
 def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
     """All that an actor does but for sending."""
-    actor = ActorSection(num_envs=case.num_envs, num_workers=case.num_workers)
+    actor = ActorSection(num_envs=case.num_envs)
     setup = make_setup(name, actor, case.env, case.num_envs)
-    schema = Schema(setup.obs_spec, setup.action_spec, ROWS)
+    envs, width = setup.envs, setup.columns_per_message
+    schema = Schema(envs.obs_spec, envs.action_spec, ROWS)
     policy = Policy(schema, ModelSection(name=case.model), seed=0, device=setup.device)
-    scrap = Scrap(schema)
-    rng = torch.Generator(setup.device)
-    sampler = setup.build_sampler(schema, policy, rng, buffers=scrap, newest=lambda: None, seed=0)
-    stack.callback(sampler.close)
-    num_rows = setup.num_columns / len(setup.groups)
+    free: list[MessageBuffer] = []
+    sampler = build_sampler(
+        schema,
+        envs,
+        policy,
+        torch.Generator(setup.device),
+        take_buffer=lambda: free.pop() if free else MessageBuffer(schema, width),
+        newest=lambda: None,
+        seed=0,
+    )
+    stack.callback(envs.close)
 
     def rate(slice_s: float) -> float:
         begun, num_steps = time.perf_counter(), 0
         while (spent_s := time.perf_counter() - begun) < slice_s:
-            for finished in sampler.step():
-                scrap.give_back(finished.buffer)
+            free.extend(finished.buffer for finished in sampler.step())
             num_steps += 1
-        return num_steps * num_rows / spent_s
+        return num_steps * envs.num_envs / spent_s
 
     return rate
 

@@ -19,7 +19,6 @@ LAGS = first_of(1, 0)
 PROBES = first_of("learner", "actor")
 SPACES = first_of("Mixed", "Masked", "Several")
 AUTORESETS = first_of("NextStep", "SameStep")
-SAMPLERS = first_of("parallel", "alternating")
 ARE_SQUASHED = first_of("true", "false")
 ENDS_OF_ACTORS = first_of(signal.SIGKILL, signal.SIGTERM)
 # The benchmarks' tests take these.

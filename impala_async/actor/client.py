@@ -16,18 +16,18 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from impala_async.actor import joining
+from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
-from impala_async.actor.retrying import SeldomLog
-from impala_async.actor.sending import ActorSpec, Compressor, Finished, MessageBuffer, tell_refusals
+from impala_async.actor.sending import ActorSpec, Compressor, Finished, MessageBuffer
 from impala_async.config.run import ActorSettings
 from impala_async.output import AFTER_S
 from impala_async.weights import NO_VERSION, Weights
 from impala_async.wire.actor_side import ActorSide
 from impala_async.wire.messages import (
     BYE_REASONS,
+    VERDICTS,
     Bye,
     ByeOk,
     Grant,
@@ -58,6 +58,11 @@ class NewRun(Exception):
 class Client:
     """One actor's connections, and the buffers that are under way over them."""
 
+    settings: ActorSettings
+    """There from `connect` on."""
+    spec: ActorSpec
+    """There from `join` on."""
+
     def __init__(
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
     ) -> None:
@@ -67,12 +72,9 @@ class Client:
         self._should_stop = should_stop
         self._connect_s = connect_s
         self._data = Dealer(context, url)
-        self._settings: ActorSettings | None = None
-        self._spec: ActorSpec | None = None
         self._link: Link | None = None
         self._free: deque[MessageBuffer] = deque()
         self._compressor = Compressor("off", url)
-        self._timers: Mapping[str, float] = {}
         self._send_wait_s = 0.0
         self._weights_wait_s = 0.0
         self._has_left = False
@@ -82,16 +84,6 @@ class Client:
     @property
     def welcome(self) -> Welcome:
         return self.side.welcome
-
-    @property
-    def settings(self) -> ActorSettings:
-        assert self._settings is not None, "connect comes first"
-        return self._settings
-
-    @property
-    def spec(self) -> ActorSpec:
-        assert self._spec is not None, "join comes first"
-        return self._spec
 
     @property
     def link(self) -> Link:
@@ -107,7 +99,7 @@ class Client:
             MismatchError, NotAllowedError: this learner refuses this actor for good.
             NewRun: another run is at this address now.
         """
-        found = joining.find_learner(
+        welcome, settings = find_learner(
             self._data,
             self.side.handshake(time.monotonic()),
             url=self._url,
@@ -115,7 +107,18 @@ class Client:
             check_stop=self._check_stop,
             log=self._log,
         )
-        return self._accept(*found)
+        self.settings = settings
+        if self._connect_s != math.inf:
+            self._connect_s = settings.actor.reconnect_s
+        is_same_run = self.side.accept(
+            welcome,
+            time.monotonic(),
+            max_lag=settings.max_lag,
+            lockstep_lag=settings.pace.lag if settings.pace.is_lockstep else None,
+        )
+        if not is_same_run:
+            raise NewRun
+        return settings
 
     def begin_new_run(self) -> ActorSettings:
         """After NewRun: forget the old run; what the new one wants to be run."""
@@ -124,7 +127,7 @@ class Client:
 
     def join(self, spec: ActorSpec) -> None:
         """Tell the learner what this actor runs; from then on credit comes."""
-        self._spec = spec
+        self.spec = spec
         self.side.set_spec(spec.schema, spec.layout.digest, spec.columns, spec.streams)
         self._free = deque(spec.make_buffers())
         if not self._open_session():
@@ -135,12 +138,11 @@ class Client:
         while not self.side.is_joined:
             self.pump(POLL_S)
 
-    def take(self, num_columns: int) -> MessageBuffer:
+    def take(self) -> MessageBuffer:
         """A buffer to write to, once everything finished is under way.
 
         To unroll further without credit would only make the data older.
         """
-        assert num_columns == self.spec.columns
         before = time.perf_counter()
         while self.side.outbox.num_unsent or not self._free:
             self.pump(POLL_S)
@@ -175,11 +177,6 @@ class Client:
         self._send_wait_s = self._weights_wait_s = 0.0
         return waits
 
-    def set_timers(self, timers: Mapping[str, float]) -> None:
-        """Where the time goes, for the next heartbeat."""
-        self._timers = timers
-        self.link.timers = timers
-
     def pump(self, timeout_s: float) -> None:
         """Take what came in, send what may go, and find out whether the learner is still there."""
         self._check_stop()
@@ -187,7 +184,7 @@ class Client:
             frames = self._data.receive(0 if number else timeout_s)
             if frames is None:
                 break
-            message = joining.read(frames[0], self._log)
+            message = read(frames[0], self._log)
             if message is not None:
                 self._follow(self.side.take(message, time.monotonic()))
         for grant in self.link.take_grants():
@@ -210,7 +207,7 @@ class Client:
             return
         self._has_left = True
         if bye := self.side.bye(why):
-            joining.say_goodbye(self._data, bye)
+            say_goodbye(self._data, bye, self._log)
         if self._link is not None:
             self._link.close()
         self._data.close()
@@ -248,24 +245,17 @@ class Client:
         if self._should_stop():
             raise RunFinished
 
-    def _accept(self, welcome: Welcome, settings: ActorSettings) -> ActorSettings:
-        self._settings = settings
-        if self._connect_s != math.inf:
-            self._connect_s = settings.actor.reconnect_s
-        is_same_run = self.side.accept(
-            welcome,
-            time.monotonic(),
-            max_lag=settings.max_lag,
-            lockstep_lag=settings.pace.lag if settings.pace.is_lockstep else None,
-        )
-        if not is_same_run:
-            raise NewRun
-        return settings
+    def _sleep(self, seconds: float) -> None:
+        over_at = time.monotonic() + seconds
+        self._check_stop()
+        while (left_s := over_at - time.monotonic()) > 0:
+            time.sleep(min(left_s, POLL_S))
+            self._check_stop()
 
     def _open_session(self) -> bool:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
-        welcome, spec = self.welcome, self.spec
-        data_url, weights_url = joining.best_urls(welcome, self._url)
+        welcome, spec, former = self.welcome, self.spec, self._link
+        data_url, weights_url = best_urls(welcome, self._url)
         self._compressor = Compressor(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
@@ -279,22 +269,21 @@ class Client:
             heartbeat_s=welcome.heartbeat_s,
             reply_timeout_s=welcome.lease_s + spec.weights_s,
             num_kept=1 + self.settings.pace.lag,
+            timers=former.timers if former is not None else {},
             log=self._log,
         )
-        self._link.timers = self._timers
         give_up_at = time.monotonic() + welcome.lease_s
         while not self._data.greet(self.side.spec_frames()):
             if time.monotonic() > give_up_at:
                 return False
-            self._check_stop()
-            time.sleep(SPEC_POLL_S)
+            self._sleep(SPEC_POLL_S)
         self.side.said_spec(time.monotonic())
         return True
 
     def _follow(self, message: Grant | Reject | Bye | None) -> None:
         """Do what has to be done about something that the learner said."""
         if isinstance(message, Grant):
-            tell_refusals(message, self.settings.env.id)
+            self._tell_refusals(message)
             self._free.extend(finished.buffer for finished in self.side.settled)
             self.side.settled.clear()
             self.link.want(self.side.named)
@@ -309,6 +298,18 @@ class Client:
             if reason == "finished":
                 raise RunFinished
             self._come_back("it said goodbye")
+
+    def _tell_refusals(self, grant: Grant) -> None:
+        """Mostly it is nobody's fault; numbers that are not finite are the environment's, or its
+        policy's."""
+        for seq, verdict in grant.verdicts:
+            logger.debug("trajectory %d was refused: %s", seq, VERDICTS[verdict])
+            if VERDICTS[verdict] == "nonfinite":
+                self._log.warning(
+                    "the learner refuses trajectories of %s: an observation, a reward or an "
+                    "action in them is not finite",
+                    self.settings.env.id,
+                )
 
     def _send_all(self) -> None:
         if not self._data.is_greeted:
@@ -347,15 +348,9 @@ class Client:
             self._free.extend(finished.buffer for finished in given_up)
         while not is_open:
             self.link.close()
-            self._pause()
+            # Longer each time, until something comes of a session.
+            self._sleep(next(self.side.pauses))
             self._data.close()
             self._data = Dealer(self._context, self._url)
             self.connect()
             is_open = self._open_session()
-
-    def _pause(self) -> None:
-        """Longer each time, until something comes of a session."""
-        over_at = time.monotonic() + next(self.side.pauses)
-        while (left_s := over_at - time.monotonic()) > 0:
-            self._check_stop()
-            time.sleep(min(left_s, POLL_S))

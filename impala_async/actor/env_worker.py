@@ -3,37 +3,45 @@
     python -m impala_async.actor.env_worker COMMANDS REPLIES MEMORY
 
 The arguments are descriptors that it inherits: a pipe of commands, one of replies, and the memory.
-First it gets an `Order` and answers with what its environments look like. Then it gets the number
-of all columns in the memory, and which is the first of its own. From then on a command and its
-reply are a byte each: RESET (with a seed behind it) or STEP, answered by the bits of what the step
-brought. FAULT, with the reason behind it, is its last word. It ends when the pipe of commands is
-closed, which the death of its actor does as well; in mid-step the lifeline tells it.
+First it gets an order, which environments to make, and answers with what they look like. Then it
+gets the number of all columns in the memory, and which is the first of its own. From then on a
+command and its reply are a byte each: RESET (with a seed behind it) or STEP, answered by the bits
+of what the step brought. FAULT, with the reason behind it, is its last word. It ends when the pipe
+of commands is closed, which the death of its actor does as well; in mid-step the lifeline tells it.
+
+The memory has a row for each column of the actor, which writes actions; a worker writes all else,
+and only the rows of its own columns. It has no name: the kernel frees it with the last process that
+has it, however that ends.
 
 Never imports torch, which would cost each worker a second and some hundred megabytes.
 
-Runs on: env worker
+Runs on: env worker; `SharedColumns` on the sampler thread too
 """
 
 import contextlib
 import faulthandler
 import json
+import mmap
 import os
 import signal
 import sys
 import traceback
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from impala_async import processes
-from impala_async.actor.shared_memory import SharedColumns
-from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.envs.batch import EnvBatch
+from impala_async.envs.batch import Obs, Step
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
 from impala_async.processes import CTRL_C, REQUESTS, leave
+from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
 STEP, RESET = b"s", b"r"
 # All replies below it are bits.
@@ -43,30 +51,108 @@ REPLIES = [bytes([bits]) for bits in range(FAULT)]
 MAX_TRACEBACK = 20_000
 # Asks it for its stacks: heard even where an environment holds the interpreter's lock.
 TELL_STACKS = signal.SIGUSR1
-_SIZE_BYTES = 4
+ALIGNMENT = 64
+OTHERS = (
+    *(ArraySpec(name, (), "bool") for name in ("terminated", "truncated", "idle", "untrained")),
+    *(ArraySpec("reward", (), "float32"), ArraySpec("place", (), "int32")),
+)
 
 
-class Order(NamedTuple):
-    """Which environments to make: `first_env` is the place of the first among all of the actor."""
+class SharedColumns:
+    """Typed views of the memory, or of some columns in it: actions, and the step they came to."""
 
-    sampler: SamplerName
-    env: dict[str, Any]
-    policies: dict[str, Any]
-    num_envs: int
-    first_env: int
+    def __init__(self, *groups: dict[str, NDArray[Any]]) -> None:
+        """Observations, final observations, actions, and what has a number for each column."""
+        self._groups = groups
+        self.obs, final_obs, self.actions, others = groups
+        self._places_C = others["place"]
+        self._step = Step(
+            self.obs,
+            others["reward"],
+            others["terminated"],
+            others["truncated"],
+            final_obs,
+            others["idle"],
+            others["untrained"],
+        )
+
+    @staticmethod
+    def over(memory: int, obs: ObsSpec, action: ActionSpec, num_columns: int) -> "SharedColumns":
+        """Give the memory its size, and map it."""
+        actions = tuple(part.array for part in action.parts)
+        groups = (obs.leaves, obs.leaves, actions, OTHERS)
+        sizes = [
+            -(-num_columns * spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in chain(*groups)
+        ]
+        *offsets, num_bytes = accumulate(sizes, initial=0)
+        os.ftruncate(memory, num_bytes)
+        buffer, places = mmap.mmap(memory, num_bytes), iter(offsets)
+
+        def view(spec: ArraySpec) -> NDArray[Any]:
+            return np.ndarray((num_columns, *spec.shape), spec.dtype, buffer, next(places))
+
+        return SharedColumns(*({spec.name: view(spec) for spec in group} for group in groups))
+
+    @property
+    def place(self) -> memoryview:
+        """Where the worker of these columns says which environment it is in: `Running.place`."""
+        return self._places_C[:1].data
+
+    def touch(self) -> None:
+        """Write to every page, so that none has to be found while environments step."""
+        for group in self._groups:
+            for array in group.values():
+                array.fill(0)
+
+    def columns(self, first: int, last: int) -> "SharedColumns":
+        """Views of the columns from `first` to before `last`."""
+        return SharedColumns(
+            *({name: array[first:last] for name, array in group.items()} for group in self._groups)
+        )
+
+    def write_obs(self, obs: Obs) -> None:
+        for name, array in self.obs.items():
+            array[...] = obs[name]
+
+    def write(self, step: Step) -> int:
+        """Store what a step gave; a bit for each part that it has."""
+        brought = 0
+        mine: Any
+        for number, (mine, part) in enumerate(zip(self._step, step, strict=True)):
+            if part is None:
+                continue
+            brought |= 1 << number
+            if isinstance(part, dict):
+                for name, array in mine.items():
+                    array[...] = part[name]
+            else:
+                mine[...] = part
+        return brought
+
+    def read(self, brought: int) -> Step:
+        """The step that was stored, without copies."""
+        parts: list[Any] = [
+            part if brought & 1 << number else None for number, part in enumerate(self._step)
+        ]
+        return Step(*parts)
 
 
 def write_json(fd: int, value: Any, before: bytes = b"") -> None:
-    """Send a value that a single byte cannot hold."""
-    body = json.dumps(value).encode()
-    rest = memoryview(before + len(body).to_bytes(_SIZE_BYTES, "little") + body)
+    """Send a value that a single byte cannot hold, as a line."""
+    rest = memoryview(before + json.dumps(value).encode() + b"\n")
     while rest:
         rest = rest[os.write(fd, rest) :]
 
 
 def read_json(fd: int) -> Any:
     """Read what `write_json` sent; EOFError when the other side is gone."""
-    return json.loads(_read(fd, int.from_bytes(_read(fd, _SIZE_BYTES), "little")))
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        # Behind it there may be what is not of this line.
+        if not (byte := os.read(fd, 1)):
+            raise EOFError
+        line += byte
+    return json.loads(line)
 
 
 def main() -> int:
@@ -96,56 +182,36 @@ def main() -> int:
 
 
 def _work(commands: int, replies: int, memory: int) -> None:
-    order = Order(**read_json(commands))
-    section = EnvSection.model_validate(order.env)
-    policies = PoliciesSection.model_validate(order.policies)
-    envs = build_envs(order.sampler, section, order.num_envs, policies)
+    order = read_json(commands)
+    section = EnvSection.model_validate(order["env"])
+    policies = PoliciesSection.model_validate(order["policies"])
+    envs = build_envs("parallel", section, order["num_envs"], policies)
     try:
-        write_json(replies, _look(envs), before=REPLIES[0])
+        spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
+        look = {
+            "name": envs.name,
+            "autoreset": envs.autoreset.value,
+            "spaces": {**spaces, "num_columns": envs.num_envs},
+        }
+        write_json(replies, look, before=REPLIES[0])
         num_columns, first = read_json(commands)
         shared = SharedColumns.over(memory, envs.obs_spec, envs.action_spec, num_columns)
         os.close(memory)
         mine = shared.columns(first, first + envs.num_envs)
         RUNNING.place = mine.place
-        _serve(envs, mine, order.first_env, commands, replies)
+        while command := os.read(commands, 1):
+            brought = 0
+            if command == STEP:
+                brought = mine.write(envs.step(mine.actions))
+            else:
+                mine.write_obs(envs.reset(read_json(commands), order["first_env"]))
+            os.write(replies, REPLIES[brought])
     except (EnvError, EOFError, BrokenPipeError):
         # Nor must a fault in close hide why they are closed.
         with contextlib.suppress(EnvError):
             envs.close()
         raise
     envs.close()
-
-
-def _serve(
-    envs: EnvBatch, shared: SharedColumns, first_env: int, commands: int, replies: int
-) -> None:
-    actions = shared.actions
-    while command := os.read(commands, 1):
-        brought = 0
-        if command == STEP:
-            brought = shared.write(envs.step(actions))
-        else:
-            shared.write_obs(envs.reset(read_json(commands), first_env))
-        os.write(replies, REPLIES[brought])
-
-
-def _look(envs: EnvBatch) -> dict[str, Any]:
-    spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
-    return {
-        "name": envs.name,
-        "autoreset": envs.autoreset.value,
-        "spaces": {**spaces, "num_columns": envs.num_envs},
-    }
-
-
-def _read(fd: int, num_bytes: int) -> bytes:
-    found = b""
-    while len(found) < num_bytes:
-        part = os.read(fd, num_bytes - len(found))
-        if not part:
-            raise EOFError
-        found += part
-    return found
 
 
 if __name__ == "__main__":

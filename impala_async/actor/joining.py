@@ -1,19 +1,25 @@
 """The first and the last words between an actor and a learner: hello, welcome or refusal, goodbye.
 
-Runs on: sampler thread; `read` on the link thread too
+An actor that gets nowhere says little, and finds out why.
+
+Runs on: sampler thread; `read` and `SeldomLog` on the link thread too
 """
 
+import contextlib
 import logging
+import math
+import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
 from impala_async import __version__
-from impala_async.actor.retrying import Inquiry, Log
 from impala_async.config.run import ActorSettings
 from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, UnreachableError
-from impala_async.output import Wait
+from impala_async.output import EVERY_S, Wait
 from impala_async.wire.actor_side import Handshake, read_answer
 from impala_async.wire.codec import Frame, decode_settings
 from impala_async.wire.messages import Bye, ByeOk, Message, Reject, Welcome, pack, plain
@@ -24,22 +30,78 @@ logger = logging.getLogger(__name__)
 CONNECT_POLL_S = 0.02
 ANSWER_POLL_S = 0.1
 BYE_OK_S = 0.5
+DIAL_S = 3.0
 NOT_UNDERSTOOD = "what it answers is not understood: it may be no learner, or another release"
 OUTDATED = (
     "a learner of epoch %d answered, but this run is in epoch %d: is an old learner process still "
     "alive?"
 )
-MAX_NAMED, MAX_NAMED_CHARS = 3, 100
+MAX_FAULT_CHARS = 200
+
+
+class SeldomLog(logging.LoggerAdapter[logging.Logger]):
+    """Says of each kind of line, which is its text before any arguments, one in ten seconds."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logger)
+        self._clock = clock
+        self._said_at: dict[object, float] = {}
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        now = self._clock()
+        if now - self._said_at.get(msg, -math.inf) >= EVERY_S:
+            self._said_at[msg] = now
+            self.logger.log(level, msg, *args, **kwargs)
+
+
+class Inquiry:
+    """Finds out why a learner is silent; in a thread, since to look up a name may take long."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._found = "it is not known yet why"
+        self._thread: threading.Thread | None = None
+
+    def why(self, wait_s: float = 0.2) -> str:
+        """Return what is known now; a later call returns what is found out after this one."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._ask, name="inquiry", daemon=True)
+            self._thread.start()
+        self._thread.join(wait_s)
+        return self._found
+
+    def _ask(self) -> None:
+        self._found = why_silent(self._url)
+
+
+def why_silent(url: str) -> str:
+    """One clause, as far as a plain connection can tell; takes up to `DIAL_S`, and what it takes to
+    look up the name."""
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), DIAL_S)
+    except socket.gaierror:
+        return f"the name {host} does not resolve"
+    except ConnectionRefusedError:
+        return "the connection is refused, nothing listens there"
+    except TimeoutError:
+        return "there is no answer at all from that host"
+    except OSError as error:
+        return f"there is no way to it ({error.strerror or error})"
+    except (ValueError, UnicodeError):
+        return "that is no address"
+    with contextlib.closing(connection):
+        return "something listens there, but has said nothing: it may be starting, or no learner"
 
 
 def find_learner(
-    socket: Dealer,
+    dealer: Dealer,
     handshake: Handshake,
     *,
     url: str,
     within_s: float,
     check_stop: Callable[[], None],
-    log: Log = logger,
+    log: SeldomLog,
 ) -> tuple[Welcome, ActorSettings]:
     """Say hello now and then, until a learner of this run or of another one welcomes us.
 
@@ -56,7 +118,7 @@ def find_learner(
 
     def say_wait(seconds: float) -> str:
         # Until it is asked again, what it said last is how things are.
-        if handshake.is_refused and socket.is_greeted:
+        if handshake.is_refused and dealer.is_greeted:
             refusal = handshake.refusal
             return f"the learner at {url} refuses us for now ({seconds:.0f} s): {refusal}"
         return f"no learner answers at {url} yet ({seconds:.0f} s): {why()}"
@@ -64,11 +126,11 @@ def find_learner(
     while now < give_up_at:
         check_stop()
         wait.look(say_wait)
-        is_due = handshake.is_due(now, is_greeted=socket.is_greeted)
-        if is_due and socket.greet([pack(handshake.hello)]):
+        is_due = handshake.is_due(now, is_greeted=dealer.is_greeted)
+        if is_due and dealer.greet([pack(handshake.hello)]):
             handshake.said(now)
         wait_s = max(handshake.wait_s(now), CONNECT_POLL_S)
-        frames = socket.receive(min(ANSWER_POLL_S, wait_s, give_up_at - now))
+        frames = dealer.receive(min(ANSWER_POLL_S, wait_s, give_up_at - now))
         message = read(frames[0], log) if frames else None
         if frames:
             is_understood = isinstance(message, Reject | Welcome)
@@ -91,18 +153,18 @@ def find_learner(
     )
 
 
-def say_goodbye(socket: Dealer, bye: Bye) -> None:
+def say_goodbye(dealer: Dealer, bye: Bye, log: SeldomLog) -> None:
     """End a session, and wait a moment until the learner has understood."""
-    if not socket.send([pack(bye)]):
+    if not dealer.send([pack(bye)]):
         return
     give_up_at = time.monotonic() + BYE_OK_S
     while (left_s := give_up_at - time.monotonic()) > 0:
-        frames = socket.receive(left_s)
-        if frames and isinstance(read(frames[0]), ByeOk | Reject):
+        frames = dealer.receive(left_s)
+        if frames and isinstance(read(frames[0], log), ByeOk | Reject):
             return
 
 
-def read(frame: Frame, log: Log = logger) -> Message | None:
+def read(frame: Frame, log: SeldomLog) -> Message | None:
     """Read what the learner says; None, and a line in the log, if it is no message of ours."""
     try:
         return read_answer(frame)
@@ -125,21 +187,12 @@ def _read_settings(frames: Sequence[Frame]) -> ActorSettings:
         if len(frames) != 2:
             raise ProtocolError("wrong_frame_count", "a welcome comes with one frame")
         return ActorSettings.model_validate(decode_settings(frames[1]))
-    except (ImpalaAsyncError, ValidationError) as error:
-        raise MismatchError(
-            f"the learner's settings do not fit impala-async {__version__}, which runs here; "
-            f"install the same release of impala-async on both sides: {_first_faults(error)}"
-        ) from None
-
-
-def _first_faults(error: Exception) -> str:
-    """In one line, whatever the learner wrote."""
-    if not isinstance(error, ValidationError):
-        return plain(str(error))
-    details = error.errors(include_url=False, include_input=False)
-    faults = [
-        plain(f"{'.'.join(map(str, each['loc']))}: {each['msg']}")[:MAX_NAMED_CHARS]
-        for each in details
-    ]
-    more = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
-    return "; ".join(faults[:MAX_NAMED] + more)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except ImpalaAsyncError as error:
+        fault = str(error)
+    raise MismatchError(
+        f"the learner's settings do not fit impala-async {__version__}, which runs here; install "
+        f"the same release of impala-async on both sides: {plain(fault)[:MAX_FAULT_CHARS]}"
+    )

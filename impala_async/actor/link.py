@@ -6,15 +6,13 @@ present trajectory is being unrolled.
 Runs on: link thread (`_run`); the other methods on the sampler thread
 """
 
-import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from impala_async.actor.joining import read
-from impala_async.actor.retrying import Log
+from impala_async.actor.joining import SeldomLog, read
 from impala_async.envs.faults import hang_now
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
@@ -22,8 +20,6 @@ from impala_async.wire.codec import Frame
 from impala_async.wire.messages import Grant, Heartbeat, Reject, pack
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.sockets import Context, Dealer
-
-logger = logging.getLogger(__name__)
 
 CONNECT_POLL_S = 0.02
 # Messages between two looks at whether it is time for a heartbeat, or to end.
@@ -45,14 +41,15 @@ class Link:
         have: Version,
         heartbeat_s: float,
         reply_timeout_s: float,
-        num_kept: int = 1,
-        log: Log = logger,
+        num_kept: int,
+        timers: Mapping[str, float],
+        log: SeldomLog,
     ) -> None:
         self.url = url
         # A peer that is no learner must not fill our memory with a message that never ends.
         self._max_frame_bytes = max(layout.num_bytes for layout in layouts) + SPARE_BYTES
         self.opened_at = time.monotonic()
-        self.timers: Mapping[str, float] = {}
+        self.timers = timers
         self.pulls = Pulls(
             session,
             have=have,

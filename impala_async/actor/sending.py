@@ -1,12 +1,10 @@
 """Messages that an actor sends: what it runs, and its trajectories, which are compressed where the
-line is long and it pays. Trajectories that the learner refused are reported here too.
+line is long and it pays.
 
 Runs on: sampler thread
 """
 
-import logging
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,26 +14,24 @@ from impala_async.schema import Bytes2D, Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import PLAIN, Frame, compress, encode_data
-from impala_async.wire.messages import SLOWEST_BYTES_PER_S, VERDICTS, Data, Grant
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Data
 from impala_async.wire.peer import WINDOW
-
-logger = logging.getLogger(__name__)
 
 # Compression must make data this much smaller, or its time is better spent on acting.
 WORTH = 0.8
 # So many messages go plain before it is tried again.
 RETRY_AFTER = 100
 
-
-class Episode(NamedTuple):
-    """One finished episode: the sum of its rewards as the environment gave them, and its steps."""
-
-    episode_return: float
-    length: int
+Episode = tuple[float, int]
+"""A finished one: the sum of its rewards as the environment gave them, and its steps."""
 
 
 class MessageBuffer:
-    """The memory of one message: some columns of one trajectory each, in two planes."""
+    """The memory of one message: some columns of one trajectory each, in two planes.
+
+    It is written to by the row, through time-major views: `[t]` is a row of all columns, found
+    without a slice.
+    """
 
     def __init__(self, schema: Schema, num_columns: int) -> None:
         layout = schema.layout
@@ -46,7 +42,14 @@ class MessageBuffer:
         self.obs.fill(0)
         self.small.fill(0)
         self.columns: Columns = columns_over(schema, self.obs, self.small)
-        self.rows = Rows(self.columns)
+        columns = self.columns
+        self.obs_SC = {name: array.swapaxes(0, 1) for name, array in columns.obs.items()}
+        self.actions_TC = {name: array.swapaxes(0, 1) for name, array in columns.actions.items()}
+        self.log_probs_TC = columns.log_probs_CT.T
+        self.rewards_TC = columns.rewards_CT.T
+        self.terminated_TC = columns.terminated_CT.T
+        self.truncated_TC = columns.truncated_CT.T
+        self.mask_TC = columns.mask_CT.T
 
 
 class Finished(NamedTuple):
@@ -55,21 +58,6 @@ class Finished(NamedTuple):
     buffer: MessageBuffer
     version: Version
     episodes: list[Episode]
-
-
-class Rows:
-    """Time-major views of a buffer: `[t]` is a row of all columns, found without a slice."""
-
-    __slots__ = ("actions", "log_probs", "mask", "obs", "rewards", "terminated", "truncated")
-
-    def __init__(self, columns: Columns) -> None:
-        self.obs = {name: array.swapaxes(0, 1) for name, array in columns.obs.items()}
-        self.actions = {name: array.swapaxes(0, 1) for name, array in columns.actions.items()}
-        self.log_probs = columns.log_probs_CT.T
-        self.rewards = columns.rewards_CT.T
-        self.terminated = columns.terminated_CT.T
-        self.truncated = columns.truncated_CT.T
-        self.mask = columns.mask_CT.T
 
 
 class Compressor:
@@ -130,20 +118,3 @@ class ActorSpec:
         rows, columns = self.schema.rows, buffer.num_columns
         data = Data(session, seq, *finished.version, rows, columns, PLAIN, 0, None)
         return encode_data(data, buffer.obs, buffer.small, finished.episodes, compressor.compress)
-
-
-def tell_refusals(grant: Grant, env_id: str) -> None:
-    """Mostly it is nobody's fault; numbers that are not finite are the environment's, or its
-    policy's."""
-    for seq, verdict in grant.verdicts:
-        logger.debug("trajectory %d was refused: %s", seq, VERDICTS[verdict])
-        if VERDICTS[verdict] == "nonfinite":
-            _warn_once(
-                f"the learner refuses trajectories of {env_id}: an observation, a reward or an "
-                "action in them is not finite"
-            )
-
-
-@cache
-def _warn_once(line: str) -> None:
-    logger.warning("%s", line)

@@ -7,16 +7,15 @@ import logging
 import signal
 import sys
 import time
-from contextlib import ExitStack
 
 import numpy as np
 import torch
 
+from impala_async.actor.choose import Play, choose_setup
 from impala_async.actor.client import Client, NewRun, RunFinished
-from impala_async.actor.samplers.choose import Play, choose_setup
-from impala_async.actor.samplers.protocols import Newest
-from impala_async.actor.samplers.setup import Sampler, Setup, close_quietly, make_setup
+from impala_async.actor.sampler import Newest, Sampler, build_sampler
 from impala_async.actor.sending import ActorSpec
+from impala_async.actor.setup import Setup, close_quietly, make_setup
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import Watch, with_id
@@ -35,7 +34,6 @@ from impala_async.processes import REQUESTS
 from impala_async.schema import Schema, recurrent_state
 from impala_async.team import build_policy, check_default_dtype
 from impala_async.user_code import one_line
-from impala_async.weights import Weights
 from impala_async.wire.messages import NO_NUMBER, plain
 from impala_async.wire.sockets import new_context
 
@@ -63,10 +61,7 @@ class ActorService:
         self._is_sampling = False
         self._context = new_context()
         self._client = Client(
-            self._context,
-            url,
-            should_stop=lambda: self._signal is not None,
-            connect_s=connect_s,
+            self._context, url, should_stop=lambda: self._signal is not None, connect_s=connect_s
         )
         self._client.side.number, self._life = start
         self._watch = Watch(logger.warning, whose=self._whose)
@@ -100,44 +95,39 @@ class ActorService:
         """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
         self._watch.limit(settings.env.step_timeout_s)
-        with ExitStack() as stack:
-            setup = self._make_setup(settings)
-            stack.callback(close_quietly, setup)
+        setup = self._make_setup(settings)
+        try:
             sampler = self._join(settings, setup)
-            # From here on they are the sampler's to close.
-            stack.pop_all()
-            stack.callback(close_quietly, sampler)
-            try:
-                self._is_sampling = True
-                self._sample(sampler, settings.trajectory.rows)
-            except (EnvError, EnvHangsError) as error:
-                # It may be the user's own: where it failed is what they need.
-                if error.__cause__ is not None:
-                    logger.error("the environment failed", exc_info=error.__cause__)
-                with_id(error, settings.env.id)
-                raise
-            finally:
-                self._is_sampling = False
+            self._is_sampling = True
+            self._sample(sampler, settings.trajectory.rows)
+        except (EnvError, EnvHangsError) as error:
+            # It may be the user's own: where it failed is what they need.
+            if error.__cause__ is not None:
+                logger.error("the environment failed", exc_info=error.__cause__)
+            with_id(error, settings.env.id)
+            raise
+        finally:
+            self._is_sampling = False
+            close_quietly(setup.envs)
 
     def _join(self, settings: ActorSettings, setup: Setup) -> Sampler:
         schema = _schema_of(setup, settings)
         policy = _build_policy(schema, settings, setup.device)
-        width, num_streams = setup.columns_per_message, setup.num_streams
-        spec = ActorSpec(schema, policy.layout, width, num_streams, policy.coarse_layout)
+        num_columns, width = setup.envs.num_envs, setup.columns_per_message
+        spec = ActorSpec(schema, policy.layout, width, num_columns // width, policy.coarse_layout)
         self._client.join(spec)
         newest, seed = self._begin(settings)
+        precision = str(_precision_of(settings, setup.device)).removeprefix("torch.")
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
-            self._client.welcome.rank,
-            setup.num_columns,
-            settings.env.id,
-            str(_precision_of(settings, setup.device)).removeprefix("torch."),
+            *(self._client.welcome.rank, num_columns, settings.env.id, precision),
         )
-        return setup.build_sampler(
+        return build_sampler(
             schema,
+            setup.envs,
             policy,
             torch.Generator(setup.device).manual_seed(seed),
-            buffers=self._client,
+            take_buffer=self._client.take,
             newest=newest,
             seed=seed,
         )
@@ -147,23 +137,24 @@ class ActorService:
 
         In lockstep, ranks are given out again: there the first weights tell one's beginning.
         """
+        client = self._client
         if not settings.pace.is_lockstep:
-            self._client.wait_until_joined()
-            welcome = self._client.welcome
+            client.wait_until_joined()
+            welcome = client.welcome
             seed = seed_of(settings.seed, welcome.rank, welcome.epoch, life=self._life)
-            return self._client.newest, seed
-        first = self._client.newest()
+            return client.newest, seed
+        first = client.newest()
         assert first is not None, "in lockstep the first weights are waited for"
         # It may have come back with another rank while it waited.
-        rank, (epoch, begins_at) = self._client.welcome.rank, first.version
-        seed = seed_of(settings.seed, rank, epoch, begins_at)
-        return _beginning_with(first, self._client.newest), seed
+        seed = seed_of(settings.seed, client.welcome.rank, *first.version)
+        held = [first]
+        return lambda: held.pop() if held else client.newest(), seed
 
     def _make_setup(self, settings: ActorSettings) -> Setup:
         """The environments that `actor.sampler` asks for, where it wants them."""
-        num_envs = self._num_envs or settings.actor.num_envs
-        self._check_num_envs(num_envs, settings)
         actor, env, policies = settings.actor, settings.env, settings.policies
+        num_envs = self._num_envs or actor.num_envs
+        self._check_num_envs(num_envs, settings)
         try:
             setup = make_setup(actor.sampler, actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
@@ -182,7 +173,7 @@ class ActorService:
             return _build_policy(schema, settings, device), torch.Generator(device)
 
         play = Play(schema, make_player, self._look_up)
-        return choose_setup(setup, actor, env, num_envs, policies, play)
+        return choose_setup(setup, settings, num_envs, play)
 
     def _look_up(self) -> None:
         """Called while env workers are waited for, however long they take."""
@@ -193,16 +184,13 @@ class ActorService:
 
     def _check_num_envs(self, num_envs: int, settings: ActorSettings) -> None:
         """The learner would refuse them too, but only when all of them are built."""
-        wanted, most = settings.actor.num_envs, self._client.welcome.max_columns
-        if settings.pace.is_lockstep and num_envs != wanted:
+        key, least, most = "learner.batch_columns", 1, self._client.welcome.max_columns
+        if settings.pace.is_lockstep:
+            key, least, most = "pace.mode lockstep", *[settings.actor.num_envs] * 2
+        if not least <= num_envs <= most:
             raise MismatchError(
-                f"--num-envs: pace.mode lockstep wants {wanted} environments of each actor, got "
-                f"{num_envs}: start it without the flag"
-            )
-        if num_envs > most:
-            raise MismatchError(
-                f"--num-envs: a batch of this learner has learner.batch_columns = {most}, got "
-                f"{num_envs}: start fewer environments, or more actors"
+                f"--num-envs: with {key} this learner takes {least} to {most} environments of "
+                f"each actor, got {num_envs}"
             )
 
     def _sample(self, sampler: Sampler, rows: int) -> None:
@@ -214,7 +202,7 @@ class ActorService:
                 self._client.send(finished)
                 now = time.monotonic()
                 if now >= report_at:
-                    self._client.set_timers(self._times(sampler, rows))
+                    self._client.link.timers = self._times(sampler, rows)
                     report_at = now + TIMERS_EVERY_S
             num_steps += 1
             if self._signal is not None:
@@ -227,11 +215,10 @@ class ActorService:
     def _times(self, sampler: Sampler, rows: int) -> dict[str, float]:
         """Where the time went since the last call, in milliseconds per trajectory."""
         spent = sampler.timers.take()
-        send_wait_s, weights_wait_s = self._client.take_waits()
-        ms_per_trajectory = 1000 * rows / max(1, spent.num_steps)
-        spent_s = spent.env_time_s, spent.act_time_s, send_wait_s, weights_wait_s
+        per_trajectory = 1000 * rows / max(1, spent.num_steps)
+        spent_s = spent.env_time_s, spent.act_time_s, *self._client.take_waits()
         return {
-            name: seconds * ms_per_trajectory
+            name: seconds * per_trajectory
             for name, seconds in zip(ACTOR_TIMERS, spent_s, strict=True)
         }
 
@@ -245,7 +232,7 @@ class ActorService:
 def _schema_of(setup: Setup, settings: ActorSettings) -> Schema:
     state = recurrent_state(settings.model.core, settings.model.core_size)
     rows, policies = settings.trajectory.rows, settings.policies.names
-    return Schema(setup.obs_spec, setup.action_spec, rows, state, policies)
+    return Schema(setup.envs.obs_spec, setup.envs.action_spec, rows, state, policies)
 
 
 def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:
@@ -276,9 +263,3 @@ def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, *, lif
     # Zeros at the end change nothing, up to four words.
     words = (run_seed, rank, epoch - 1, begins_at, *([life] if life else []))
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
-
-
-def _beginning_with(first: Weights, newest: Newest) -> Newest:
-    """Give out the first weights, which were fetched before, and then what is new."""
-    held = [first]
-    return lambda: held.pop() if held else newest()

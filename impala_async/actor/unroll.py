@@ -1,8 +1,7 @@
 """Writes rows of env steps into message buffers, one trajectory after the other.
 
-`Unroll` owns what outlives a trajectory: the
-observation that ends one and begins the next, which columns wait for their reset, and the running
-episodes. Its columns share a cursor; columns that do not complete together need one `Unroll` each.
+`Unroll` owns what outlives a trajectory: the observation that ends one and begins the next, which
+columns wait for their reset, and the running episodes. Its columns share a cursor.
 
 A row after an episode's end (the final observation) is no transition: mask False, action,
 log-probability and reward 0, no flags. Such a row is in no return and no length. Rows of columns
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.actor.sending import Episode, Finished, MessageBuffer, Rows
+from impala_async.actor.sending import Episode, Finished, MessageBuffer
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version
@@ -40,18 +39,14 @@ EMPTY = 0
 class StackWriter:
     """The frames of one leaf of some columns that share a cursor."""
 
-    def __init__(self, leaf: ArraySpec, num_columns: int) -> None:
+    def __init__(self, leaf: ArraySpec, obs: NDArray[Any]) -> None:
         self._name = leaf.name
         self._num_window = leaf.shape[0]
         # The last row that was seen: what the next one continues.
-        self._last = np.zeros((num_columns, *leaf.shape), leaf.dtype)
+        self._last = np.array(obs, leaf.dtype)
         self._words = _wide(self._last)
         self._frames: NDArray[np.uint8]
         self._windows: NDArray[np.int32]
-
-    def show(self, obs: NDArray[Any]) -> None:
-        """The row at which the next trajectory begins."""
-        np.copyto(self._last, obs)
 
     def begin(self, frames: NDArray[np.uint8], windows: NDArray[np.int32]) -> None:
         """Open a trajectory in `[C, frames, ...]` and `[C, S, K]`, with the last row as row 0."""
@@ -99,27 +94,25 @@ def _wide(stacks: NDArray[Any]) -> NDArray[Any]:
 
 
 class Unroll:
-    """The trajectories of some columns that share a cursor.
+    """The trajectories of some columns that share a cursor: `begin` when `needs_buffer`, else
+    `append`."""
 
-    `start` once, then in turn: `begin` when `needs_buffer`, else `append`.
-    """
-
-    def __init__(self, schema: Schema, num_columns: int) -> None:
-        self.num_columns = num_columns
+    def __init__(self, schema: Schema, obs: Obs) -> None:
+        """Begin with the observations of environments that were just reset."""
         self._num_rows = schema.rows
         self._buffer: MessageBuffer | None = None
         self._version = NO_VERSION
         self._episodes: list[Episode] = []
+        leaves = schema.obs.leaves
         self._stacks = {
-            leaf.name: StackWriter(leaf, num_columns) for leaf in schema.obs.leaves if leaf.is_stack
+            leaf.name: StackWriter(leaf, obs[leaf.name]) for leaf in leaves if leaf.is_stack
         }
         # The observation of the row at which the next trajectory begins.
         self._carry = {
-            leaf.name: np.zeros((num_columns, *leaf.shape), leaf.dtype)
-            for leaf in schema.obs.leaves
-            if not leaf.is_stack
+            leaf.name: np.array(obs[leaf.name], leaf.dtype) for leaf in leaves if not leaf.is_stack
         }
         self._cursor = 0
+        num_columns = len(obs[leaves[0].name])
         self._is_over = np.zeros(num_columns, np.bool_)
         self._num_over = 0
         self._returns = np.zeros(num_columns)
@@ -131,30 +124,18 @@ class Unroll:
     def needs_buffer(self) -> bool:
         return self._buffer is None
 
-    def start(self, obs: Obs) -> None:
-        """Take the observations of environments that were just reset."""
-        self._buffer = None
-        self._is_over.fill(False)
-        self._num_over = 0
-        self._returns.fill(0)
-        self._begun_at = [self._num_appended] * self.num_columns
-        for name, stack in self._stacks.items():
-            stack.show(obs[name])
-        self._copy_carry(obs)
-
     def begin(self, buffer: MessageBuffer, version: Version, state: State = NO_STATE) -> None:
         """Open a trajectory in a buffer: the weights and the state that act at its first row."""
-        rows = buffer.rows
         for name, carry in self._carry.items():
-            rows.obs[name][0] = carry
+            buffer.obs_SC[name][0] = carry
         for name, stack in self._stacks.items():
             stack.begin(buffer.columns.obs[name], buffer.columns.windows[name])
         for name, array in buffer.columns.state.items():
             array[...] = state[name]
         # Most rows have these; `append` writes only the others.
-        rows.mask.fill(True)
-        rows.terminated.fill(False)
-        rows.truncated.fill(False)
+        buffer.mask_TC.fill(True)
+        buffer.terminated_TC.fill(False)
+        buffer.truncated_TC.fill(False)
         self._buffer = buffer
         self._version = version
         self._episodes = []
@@ -174,25 +155,35 @@ class Unroll:
         assert self._buffer is not None, "begin comes before append"
         if masked is not None:
             self._mark(masked)
-        rows, t = self._buffer.rows, self._cursor
+        buffer, t = self._buffer, self._cursor
         for name, values in actions.items():
-            rows.actions[name][t] = values
-        rows.log_probs[t] = log_probs
-        rewards_t = rows.rewards[t]
-        rewards_t[:] = rewards
+            buffer.actions_TC[name][t] = values
+        buffer.log_probs_TC[t] = log_probs
+        rewards_C = buffer.rewards_TC[t]
+        rewards_C[:] = rewards
         for name in self._carry:
-            rows.obs[name][t + 1] = next_obs[name]
+            buffer.obs_SC[name][t + 1] = next_obs[name]
         for name, stack in self._stacks.items():
             stack.write(t + 1, next_obs[name])
         if self._num_over:
-            self._mask_row(rows, t)
-        self._returns += rewards_t
+            self._mask_row(buffer, t)
+        self._returns += rewards_C
         is_ending = terminated | truncated
         if self._num_over or np.count_nonzero(is_ending):
-            self._end_episodes(rows, t, terminated, truncated, is_ending)
+            is_valid = ~self._is_over
+            np.logical_and(terminated, is_valid, out=buffer.terminated_TC[t])
+            np.logical_and(truncated, is_valid, out=buffer.truncated_TC[t])
+            np.logical_and(is_ending, is_valid, out=self._is_over)
+            self._end_episodes()
         self._num_appended += 1
         self._cursor = t + 1
-        return self._finish(next_obs) if self._cursor == self._num_rows else None
+        if self._cursor < self._num_rows:
+            return None
+        # From here on the buffer belongs to whoever gets the message.
+        self._buffer = None
+        for name, carry in self._carry.items():
+            np.copyto(carry, next_obs[name])
+        return Finished(buffer, self._version, self._episodes)
 
     def _mark(self, masked: NDArray[np.bool_]) -> None:
         """Mask this row of these columns; an episode counts from the row after it."""
@@ -201,45 +192,20 @@ class Unroll:
         for column in np.flatnonzero(masked).tolist():
             self._begun_at[column] = self._num_appended + 1
 
-    def _mask_row(self, rows: Rows, t: int) -> None:
+    def _mask_row(self, buffer: MessageBuffer, t: int) -> None:
         """Take out of row t the columns that are being reset in it."""
         is_over = self._is_over
-        rows.mask[t][is_over] = False
-        rows.rewards[t][is_over] = 0
-        rows.log_probs[t][is_over] = 0
-        for array in rows.actions.values():
+        buffer.mask_TC[t][is_over] = False
+        for array in (buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()):
             array[t][is_over] = 0
 
-    def _end_episodes(
-        self,
-        rows: Rows,
-        t: int,
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        is_ending: NDArray[np.bool_],
-    ) -> None:
-        """Write row t's flags, and note the episodes that end with it."""
-        is_valid = ~self._is_over
-        np.logical_and(terminated, is_valid, out=rows.terminated[t])
-        np.logical_and(truncated, is_valid, out=rows.truncated[t])
-        np.logical_and(is_ending, is_valid, out=self._is_over)
-        ended = np.flatnonzero(self._is_over)
-        for column in ended.tolist():
+    def _end_episodes(self) -> None:
+        """Note the episodes that end with this row."""
+        ended = np.flatnonzero(self._is_over).tolist()
+        for column in ended:
             length = self._num_appended - self._begun_at[column] + 1
-            self._episodes.append(Episode(float(self._returns[column]), length))
+            self._episodes.append((float(self._returns[column]), length))
             self._returns[column] = 0
             # The next row is the one that is masked.
             self._begun_at[column] = self._num_appended + 2
         self._num_over = len(ended)
-
-    def _finish(self, last_obs: Obs) -> Finished:
-        assert self._buffer is not None
-        finished = Finished(self._buffer, self._version, self._episodes)
-        self._copy_carry(last_obs)
-        # From here on the buffer belongs to whoever gets the message.
-        self._buffer = None
-        return finished
-
-    def _copy_carry(self, obs: Obs) -> None:
-        for name, carry in self._carry.items():
-            np.copyto(carry, obs[name])

@@ -1,111 +1,231 @@
-"""An actor's env workers together, and the batch of environments that they are to a sampler.
+"""The actor's side of env workers: each a process with two pipes, together a batch of environments.
 
-`Workers` starts them and lays out the memory that they share. `WorkerEnvs` is an `EnvBatch` over
-all or half of them: its columns have the seeds that they would have in one process, so a policy
-that chooses alike gets the same trajectories to the last bit.
+Nothing here spins: who waits, sleeps in the kernel. A worker that dies, or whose environment fails,
+is an EnvError: its columns' episodes are lost, and no other environment could go on with their
+trajectories. One that hangs is waited for, while `look_up` is called again and again, and
+`RUNNING` says where it is; after `env.step_timeout_s` that is an EnvHangsError, and it is killed.
 
 Runs on: sampler thread
 """
 
+import contextlib
+import json
+import logging
 import os
-from collections.abc import Sequence
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import accumulate
-from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
-from impala_async.actor.env_worker import RESET, Order
-from impala_async.actor.shared_memory import SharedColumns, new_memory
-from impala_async.actor.worker import LookUp, Worker, end_workers
-from impala_async.config.actor import SamplerName
+from impala_async.actor.env_worker import (
+    FAULT,
+    RESET,
+    STEP,
+    TELL_STACKS,
+    SharedColumns,
+    read_json,
+    write_json,
+)
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step
-from impala_async.errors import EnvError
+from impala_async.envs.describe import Described, read_answer
+from impala_async.envs.faults import RUNNING, WHERES, Blame
+from impala_async.errors import EnvError, EnvHangsError, how_it_ended
+from impala_async.processes import Lifeline, deaf_children
 
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
+logger = logging.getLogger(__name__)
+
+POLL_MS = 50
+# More than that between two looks is not the worker's time.
+LOOK_S = 1.0
+# A worker gets so long to finish its step and to close its environments.
+CLOSE_S = 1.0
+DEATH_S = 1.0
+STACKS_S = 0.5
+PROGRAM = (sys.executable, "-m", "impala_async.actor.env_worker")
+# There is a worker for each core, so what they call must not take more.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+LookUp = Callable[[], None]
 
 
-def count_cores() -> int:
-    """How many this process may use: those of its affinity, and no more than its quota.
+class Worker:
+    """One process, which answers each command once; all of this may raise EnvError.
 
-    At least one. A container's quota counts in whole cores.
+    What its environments look like is known after `hear_look`.
     """
-    return max(1, min(len(os.sched_getaffinity(0)), *_quotas()))
 
+    name: str
+    autoreset: AutoresetMode
+    spaces: Described
 
-def _quotas() -> list[int]:
-    """The quotas of this control group and those around it; containers see theirs as the root."""
-    try:
-        (own,) = [
-            line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")
-        ]
-    except (OSError, ValueError):
-        own = "/"
-    found = [os.cpu_count() or 1]
-    for group in (PurePosixPath(own), *PurePosixPath(own).parents):
+    def __init__(self, order: dict[str, Any], memory: int, look_up: LookUp) -> None:
+        self._env_id, self._timeout_s = order["env"]["id"], order["env"]["step_timeout_s"]
+        self._num_envs, self._first_env = order["num_envs"], order["first_env"]
+        self._look_up = look_up
+        self._where = "to be made"
+        self.place = RUNNING.place
+        self._lifeline = Lifeline()
+        theirs, self._commands = os.pipe()
+        self._replies, replies = os.pipe()
+        self._waiter = select.poll()
+        self._waiter.register(self._replies, select.POLLIN)
+        given = (theirs, replies, memory)
         try:
-            quota, period = (CGROUPS / str(group).lstrip("/") / "cpu.max").read_text().split()
-            found.append(int(quota) // int(period))
-        except (OSError, ValueError):
-            continue  # there is no such file, or it says "max"
-    return found
+            with deaf_children():
+                self.process = subprocess.Popen(
+                    [*PROGRAM, *map(str, given)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(*given, *self._lifeline.fds),
+                    env={**ONE_THREAD, **os.environ, **self._lifeline.environment},
+                )
+        finally:
+            os.close(theirs)
+            os.close(replies)
+        self.tell(order)
+
+    def tell(self, value: Any, command: bytes = b"") -> None:
+        """Send a command with what belongs to it."""
+        try:
+            write_json(self._commands, value, command)
+        except BrokenPipeError:
+            raise self._death() from None
+
+    def begin_reset(self, seed: int) -> None:
+        self._where = "in reset"
+        self.tell(seed, RESET)
+
+    def begin_step(self) -> None:
+        self._where = "in step"
+        try:
+            os.write(self._commands, STEP)
+        except BrokenPipeError:
+            raise self._death() from None
+
+    def hear(self) -> int:
+        """Wait for the reply."""
+        if not self._waiter.poll(POLL_MS):
+            self._wait()
+        reply = os.read(self._replies, 1)
+        if not reply:
+            raise self._death()
+        if reply[0] == FAULT:
+            raise self._fault()
+        return reply[0]
+
+    def hear_look(self) -> None:
+        """Take in what it has made: the rest of its first reply."""
+        self.hear()
+        try:
+            look = read_json(self._replies)
+        except EOFError:
+            raise self._death() from None
+        self.name, self.autoreset = look["name"], AutoresetMode(look["autoreset"])
+        self.spaces = read_answer(json.dumps(look["spaces"]).encode())
+
+    def hang_up(self) -> None:
+        """It ends when it has finished its step."""
+        os.close(self._commands)
+
+    def end(self, deadline: float) -> EnvError | None:
+        """Wait, then kill; what its environments had to say to being closed."""
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            # Environments are closed when it hangs up; an interpreter may take longer to end.
+            if all(events != select.POLLHUP for _, events in self._waiter.poll(0)):
+                logger.warning("%s does not end, and is killed", self)
+            self.process.kill()
+            self.process.wait()
+        fault = self._last_words()
+        os.close(self._replies)
+        self._lifeline.close()
+        return fault
+
+    def __str__(self) -> str:
+        last = self._first_env + self._num_envs - 1
+        which = f"environment {last}"
+        if self._num_envs > 1:
+            which = f"environments {self._first_env} to {last}"
+        return f"the env worker of {which} of {self._env_id}"
+
+    def _wait(self) -> None:
+        call = Blame(self._env_id, self._where, self._num_envs, is_here=False)
+        call.first = self._first_env
+        since = looked_at = time.monotonic()
+        waited_s = 0.0
+        former, RUNNING.place = RUNNING.place, self.place
+        RUNNING.call = (call, since)
+        try:
+            while True:
+                self._look_up()
+                if self._waiter.poll(POLL_MS):
+                    return
+                if self.process.poll() is not None and not self._waiter.poll(0):
+                    # A process that its environment forked may hold the pipe open.
+                    raise self._death()
+                # A process that was stopped for a while has not hung meanwhile.
+                now = time.monotonic()
+                waited_s, looked_at = waited_s + min(now - looked_at, LOOK_S), now
+                self._check_time(call, waited_s)
+        finally:
+            RUNNING.call, RUNNING.place = None, former
+
+    def _check_time(self, call: Blame, waited_s: float) -> None:
+        limit_s = self._timeout_s if self._where in WHERES else None
+        if limit_s is not None and waited_s > limit_s:
+            self.process.send_signal(TELL_STACKS)
+            # It writes to where our own log goes.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STACKS_S)
+            raise EnvHangsError(call.too_long(waited_s))
+
+    def _fault(self) -> EnvError:
+        try:
+            told = read_json(self._replies)
+        except EOFError:
+            return EnvError(f"{self} was killed while it told of a fault", is_death=True)
+        error = EnvError(told["error"])
+        error.__cause__ = RuntimeError(f"in an env worker\n{told['traceback']}")
+        return error
+
+    def _death(self) -> EnvError:
+        """Why it is gone: it may have said so before."""
+        # Who ends this actor may have ended its workers in the same breath.
+        self._look_up()
+        try:
+            code = self.process.wait(DEATH_S)
+        except subprocess.TimeoutExpired:
+            return EnvError(f"{self} has closed its pipes", is_death=True)
+        printed = "" if code < 0 else "; what it printed, if anything, is above"
+        text = f"{self} {how_it_ended(code)}{printed}"
+        return self._last_words() or EnvError(text, is_death=True)
+
+    def _last_words(self) -> EnvError | None:
+        """Read what an ended process has said: steps that nobody waits for, then maybe a fault."""
+        while self._waiter.poll(0) and (reply := os.read(self._replies, 1)):
+            if reply[0] == FAULT:
+                return self._fault()
+        return None
 
 
 class WorkerEnvs:
-    """Workers that stand side by side, as one batch. `send` and `receive` are a `step` in two."""
+    """Workers with about as many environments each.
 
-    def __init__(self, workers: Sequence[Worker], shared: SharedColumns) -> None:
-        first = workers[0]
-        self.name, self.autoreset = first.name, first.autoreset
-        self.obs_spec, self.action_spec, _ = first.spaces
-        self.num_envs = sum(worker.spaces.num_columns for worker in workers)
-        self._workers = list(workers)
-        self._shared = shared
-        self._steps = [shared.read(brought) for brought in range(8)]
-
-    def reset(self, seed: int, first_env: int = 0) -> Obs:
-        """Start all columns anew, wherever these workers stand among those of the actor."""
-        for worker in self._workers:
-            if worker.is_stepping:  # for a sampler that was given up
-                worker.hear()
-            worker.tell(seed, RESET)
-        for worker in self._workers:
-            worker.hear()
-        return self._shared.obs
-
-    def step(self, actions: Actions) -> Step:
-        self.send(actions)
-        return self.receive()
-
-    def send(self, actions: Actions) -> None:
-        """Begin a step; until `receive`, nothing of the last one may be looked at."""
-        for name, array in self._shared.actions.items():
-            np.copyto(array, actions[name])
-        for worker in self._workers:
-            worker.begin_step()
-
-    def receive(self) -> Step:
-        """Wait for the step that was begun."""
-        brought = 0
-        for worker in self._workers:
-            brought |= worker.hear()
-        return self._steps[brought]
-
-    def close(self) -> None:
-        """End the workers, all at once; then raise what their environments had to say."""
-        end_workers(self._workers)
-
-
-class Workers:
-    """The workers of an actor, with about as many environments each. The batches that step them
-    close them: `whole`, or both of `halves`."""
+    Columns have the seeds that they would have in one process, so a policy that chooses alike gets
+    the same trajectories to the last bit.
+    """
 
     def __init__(
         self,
-        sampler: SamplerName,
         section: EnvSection,
         num_envs: int,
         num_workers: int,
@@ -113,64 +233,71 @@ class Workers:
         look_up: LookUp = lambda: None,
     ) -> None:
         """Start them; EnvError when one cannot make its environments."""
-        env, named = section.model_dump(mode="json"), policies.model_dump(mode="json")
+        order = {
+            "env": section.model_dump(mode="json"),
+            "policies": policies.model_dump(mode="json"),
+        }
         self._workers: list[Worker] = []
-        with ExitStack() as stack:
-            memory = new_memory()
-            stack.callback(os.close, memory)
-            with ExitStack() as on_failure:
-                on_failure.callback(end_workers, self._workers, is_quiet=True)
-                first = 0
-                for share in shares(num_envs, num_workers):
-                    order = Order(sampler, env, named, share, first)
-                    self._workers.append(Worker(order, memory, look_up))
-                    first += share
-                for worker in self._workers:
-                    worker.hear_look()
-                self._widths = [worker.spaces.num_columns for worker in self._workers]
-                self._shared = self._lay_out(memory)
-                on_failure.pop_all()
+        few, num_more = divmod(num_envs, num_workers)
+        first = 0
+        memory = os.memfd_create("impala-async-columns")
+        with ExitStack() as always, ExitStack() as on_failure:
+            always.callback(os.close, memory)
+            on_failure.callback(self._end)
+            for number in range(num_workers):
+                share = few + (number < num_more)
+                place = {"num_envs": share, "first_env": first}
+                self._workers.append(Worker({**order, **place}, memory, look_up))
+                first += share
+            for worker in self._workers:
+                worker.hear_look()
+            self._lay_out(memory)
+            on_failure.pop_all()
 
-    @property
-    def can_alternate(self) -> bool:
-        """Whether both halves have as many columns."""
-        middle = len(self._widths) // 2
-        return sum(self._widths[:middle]) == sum(self._widths[middle:])
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        for worker in self._workers:
+            worker.begin_reset(seed)
+        for worker in self._workers:
+            worker.hear()
+        return self._shared.obs
 
-    def whole(self) -> WorkerEnvs:
-        return self._batch(0, len(self._workers))
-
-    def halves(self) -> list[WorkerEnvs]:
-        assert self.can_alternate, "the config has even numbers"
-        middle = len(self._workers) // 2
-        return [self._batch(0, middle), self._batch(middle, len(self._workers))]
+    def step(self, actions: Actions) -> Step:
+        for name, array in self._shared.actions.items():
+            np.copyto(array, actions[name])
+        for worker in self._workers:
+            worker.begin_step()
+        brought = 0
+        for worker in self._workers:
+            brought |= worker.hear()
+        return self._steps[brought]
 
     def close(self) -> None:
         """End the workers, all at once; then raise what their environments had to say."""
-        end_workers(self._workers)
+        if faults := self._end():
+            raise faults[0]
 
-    def _lay_out(self, memory: int) -> SharedColumns:
+    def _end(self) -> list[EnvError]:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.hang_up()
+        deadline = time.monotonic() + CLOSE_S
+        faults = [worker.end(deadline) for worker in workers]
+        return [fault for fault in faults if fault is not None]
+
+    def _lay_out(self, memory: int) -> None:
         """Only now is it known what goes into the memory."""
-        obs, action, _ = self._workers[0].spaces
+        one = self._workers[0]
+        self.name, self.autoreset = one.name, one.autoreset
+        self.obs_spec, self.action_spec, _ = one.spaces
         for worker in self._workers:
-            if (worker.spaces.obs, worker.spaces.action) != (obs, action):
+            if worker.spaces[:2] != one.spaces[:2]:
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
-        *firsts, num_columns = accumulate(self._widths, initial=0)
-        shared = SharedColumns.over(memory, obs, action, num_columns)
-        shared.touch()
-        for worker, first, width in zip(self._workers, firsts, self._widths, strict=True):
-            worker.place = shared.columns(first, first + width).place
-            worker.tell([num_columns, first])
-        return shared
-
-    def _batch(self, begin: int, end: int) -> WorkerEnvs:
-        columns = self._shared.columns(sum(self._widths[:begin]), sum(self._widths[:end]))
-        return WorkerEnvs(self._workers[begin:end], columns)
-
-
-def shares(num_envs: int, num_workers: int) -> list[int]:
-    """How many environments each worker has: as equal as they can be, and their halves too."""
-    if num_envs % 2 == num_workers % 2 == 0:
-        return shares(num_envs // 2, num_workers // 2) * 2
-    few, num_more = divmod(num_envs, num_workers)
-    return [few + (worker < num_more) for worker in range(num_workers)]
+        *firsts, self.num_envs = accumulate(
+            (worker.spaces.num_columns for worker in self._workers), initial=0
+        )
+        self._shared = SharedColumns.over(memory, self.obs_spec, self.action_spec, self.num_envs)
+        self._shared.touch()
+        self._steps = [self._shared.read(brought) for brought in range(1 << len(Step._fields))]
+        for worker, first in zip(self._workers, firsts, strict=True):
+            worker.place = self._shared.columns(first, self.num_envs).place
+            worker.tell([self.num_envs, first])

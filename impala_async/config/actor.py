@@ -9,9 +9,7 @@ from pydantic import AfterValidator, Field
 from impala_async.config.section import MOST_S, Section
 
 MAX_COLUMNS = 4096
-SamplerName = Literal["auto", "serial", "vector", "parallel", "alternating"]
-# These step environments in processes of their own.
-WITH_WORKERS = ("parallel", "alternating")
+SamplerName = Literal["auto", "serial", "vector", "parallel"]
 
 
 def _check_device(name: str) -> str:
@@ -32,8 +30,7 @@ class ActorSection(Section):
     sampler: SamplerName = Field(
         "auto",
         description="serial: environments in turn; vector: the environment's own numpy code; "
-        "parallel: in processes of their own; alternating: in two groups of those, one steps while "
-        "the policy acts for the other; auto: what a short measurement finds to be fastest.",
+        "parallel: in processes of their own; auto: what a short measurement finds to be fastest.",
     )
     num_workers: int | None = Field(
         None,
@@ -61,16 +58,9 @@ class ActorSection(Section):
     )
 
     def broken_rules(self) -> Iterator[str]:
-        yield from self.idle("num_workers", "sampler", self.sampler, [*WITH_WORKERS, "auto"])
+        yield from self.idle("num_workers", "sampler", self.sampler, ["parallel", "auto"])
         if self.num_workers is not None and self.num_workers > self.num_envs:
             yield (
                 f"num_workers ({self.num_workers}) must not exceed num_envs ({self.num_envs}): "
                 "each worker steps at least one"
             )
-        if self.sampler == "alternating":
-            for key in ("num_envs", "num_workers"):
-                if (number := getattr(self, key)) is not None and number % 2:
-                    yield (
-                        f"{key} ({number}) must be even with sampler alternating, which steps in "
-                        "two groups of one size"
-                    )

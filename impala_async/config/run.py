@@ -172,11 +172,6 @@ class RunConfig(Section):
 
     def _broken_lockstep(self) -> Iterator[str]:
         learner, width = self.learner, self._lockstep_columns
-        if self.actor.sampler == "alternating":
-            yield (
-                "pace.mode lockstep: actor.sampler alternating sends two messages where lockstep "
-                "wants one: set it to parallel"
-            )
         if width > MAX_COLUMNS:
             yield (
                 f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "

@@ -9,8 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from impala_async.actor.joining import best_urls, find_learner, read, say_goodbye
-from impala_async.actor.retrying import SeldomLog
+from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
 from impala_async.config.run import ActorSettings
 from impala_async.errors import UnreachableError
 from impala_async.schema import Schema
@@ -146,7 +145,7 @@ class ReplayClient:
     def leave(self) -> None:
         """Say goodbye and close everything."""
         if bye := self._side.bye():
-            say_goodbye(self._data, bye)
+            say_goodbye(self._data, bye, self._log)
         self._data.close()
         if self._weights is not None:
             self._weights.close()

@@ -3,8 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from impala_async.actor.sampler import build_sampler
 from impala_async.actor.sending import MessageBuffer
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Version, Weights
@@ -56,13 +58,14 @@ class FakePolicy:
 class FakeBuffers:
     """New buffers, dirty ones at that: whatever is not written shows."""
 
-    def __init__(self, schema):
+    def __init__(self, schema, num_columns):
         self.schema = schema
+        self.num_columns = num_columns
         self.num_taken = 0
 
-    def take(self, num_columns):
+    def take(self):
         self.num_taken += 1
-        buffer = MessageBuffer(self.schema, num_columns)
+        buffer = MessageBuffer(self.schema, self.num_columns)
         make_dirty(buffer)
         return buffer
 
@@ -70,6 +73,22 @@ class FakeBuffers:
 def make_dirty(buffer):
     buffer.obs.fill(0xAB)
     buffer.small.fill(0xAB)
+
+
+def sampler_over(envs, schema, policy=None, rng=None, *, buffers=None, newest=None, seed=0):
+    """A sampler, with fakes for all that is not given; and its buffers."""
+    width = 1 if envs.autoreset is AutoresetMode.SAME_STEP else envs.num_envs
+    buffers = buffers or FakeBuffers(schema, width)
+    sampler = build_sampler(
+        schema,
+        envs,
+        policy or FakePolicy(),
+        rng,
+        take_buffer=buffers.take,
+        newest=newest or NoNews(),
+        seed=seed,
+    )
+    return sampler, buffers
 
 
 class NoNews:

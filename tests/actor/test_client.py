@@ -36,7 +36,7 @@ def fill(buffer: MessageBuffer, seq: int) -> None:
 
 def unroll(actor: Actor, seq: int) -> MessageBuffer:
     """Write a trajectory that shows its seq, and hand it over; on the sampler's thread."""
-    buffer = actor.client.take(2)
+    buffer = actor.client.take()
     fill(buffer, seq)
     actor.client.send(Finished(buffer, V1, []))
     return buffer
@@ -118,7 +118,7 @@ def test_take_waits_for_credit(scene: Scene) -> None:
     actor = scene.actor()
     session = scene.join(actor, actor_spec_of(), heartbeat_s=0.1)
     actor.do(unroll, actor, 0)
-    taken = actor.begin(actor.client.take, 2)
+    taken = actor.begin(actor.client.take)
     assert scene.stays_blocked(taken)
     session.grant(1)
     assert isinstance(taken.result(WITHIN_S), MessageBuffer)
@@ -134,7 +134,7 @@ def test_take_waits_until_a_buffer_is_settled(scene: Scene) -> None:
     session.grant(MANY)
     buffers = [actor.do(unroll, actor, seq) for seq in range(6)]
     assert len({id(buffer) for buffer in buffers}) == 6
-    taken = actor.begin(actor.client.take, 2)
+    taken = actor.begin(actor.client.take)
     assert scene.stays_blocked(taken)
     session.grant(MANY, settled=1)
     assert taken.result(WITHIN_S) is buffers[0]
@@ -152,7 +152,7 @@ def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int)
 
     def unroll_all() -> None:
         for seq in range(num_messages):
-            buffer = actor.client.take(2)
+            buffer = actor.client.take()
             # Only what the learner has settled may come back.
             assert all(owner < settled for owner, b in in_use.items() if b == id(buffer)), in_use
             in_use[seq] = id(buffer)

@@ -44,7 +44,7 @@ def all_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def unroll(actor: Actor) -> None:
-    actor.client.send(Finished(actor.client.take(2), V1, []))
+    actor.client.send(Finished(actor.client.take(), V1, []))
 
 
 def of_session(scene: Scene, session: Session, kind: type[Get | Heartbeat]) -> Heard:

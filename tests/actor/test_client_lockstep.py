@@ -88,7 +88,7 @@ def test_with_a_lag_no_version_is_passed_over(scene: Scene) -> None:
 
 
 def unroll(actor: Actor, version: Version) -> None:
-    buffer = actor.client.take(2)
+    buffer = actor.client.take()
     buffer.obs.fill(1)
     actor.client.send(Finished(buffer, version, []))
 
@@ -104,7 +104,7 @@ def test_after_a_lost_session_it_begins_anew(scene: Scene, lag: int, num_boundar
     # One is under way, one is being unrolled.
     actor.do(unroll, actor, version_of(5))
     assert seq_of(scene.data_of(actor)) == 0
-    buffer = actor.do(actor.client.take, 2)
+    buffer = actor.do(actor.client.take)
     session.reject("hello_again")
     with actor.pumping():
         hello = scene.learner.data.find(Hello)

@@ -51,7 +51,7 @@ def bound(scene: Scene, url: str, ipc_path: str) -> Router:
 
 
 def unroll(actor: Actor, value: int) -> None:
-    buffer = actor.client.take(2)
+    buffer = actor.client.take()
     buffer.obs.fill(value)
     actor.client.send(Finished(buffer, V1, []))
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("quick_hellos")
 
 
 def unroll(actor: Actor) -> None:
-    buffer = actor.client.take(2)
+    buffer = actor.client.take()
     buffer.obs.fill(1)
     actor.client.send(Finished(buffer, V1, []))
 
@@ -205,7 +205,7 @@ def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene: Scene) -> None:
         pass  # it was asked in the old session
     assert asked == Get(again.id, *NO_VERSION)
     again.grant(5)
-    buffer = actor.do(actor.client.take, 4)
+    buffer = actor.do(actor.client.take)
     actor.do(actor.client.send, Finished(buffer, V1, []))
     data = scene.data_of(actor).message
     assert (data.session, data.seq, data.rows, data.columns) == (again.id, 0, 7, 4)
@@ -309,9 +309,7 @@ def test_a_stop_is_heard_wherever_it_waits(scene: Scene, stage: str) -> None:
     else:
         scene.join(actor, ACTOR_SPEC)
         actor.do(unroll, actor)
-        waiting = actor.begin(
-            *((actor.client.take, 2) if stage == "take" else [actor.client.newest])
-        )
+        waiting = actor.begin(getattr(actor.client, stage))
     stopped_at = time.monotonic()
     actor.stop.set()
     with pytest.raises(RunFinished):

@@ -84,7 +84,7 @@ def test_timers_go_up_with_the_heartbeat(
     scene: Scene, joined: Callable[..., tuple[Actor, Session]]
 ) -> None:
     actor, _ = joined()
-    actor.do(actor.client.set_timers, {"env_time_ms": 1.25})
+    actor.do(setattr, actor.client.link, "timers", {"env_time_ms": 1.25})
     give_up_at = time.monotonic() + WITHIN_S
     while scene.learner.weights.find(Heartbeat).message.timers != {"env_time_ms": 1.25}:
         assert time.monotonic() < give_up_at

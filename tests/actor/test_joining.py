@@ -1,5 +1,6 @@
 import logging
-import socket as socket_module
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,14 +11,16 @@ import pytest
 
 from impala_async.actor import joining
 from impala_async.actor.joining import (
+    Inquiry,
+    SeldomLog,
     best_urls,
     find_learner,
     say_goodbye,
+    why_silent,
 )
-from impala_async.actor.retrying import Inquiry
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, UnreachableError
-from impala_async.output import Wait
+from impala_async.output import EVERY_S, Wait
 from impala_async.wire import actor_side
 from impala_async.wire.actor_side import Handshake, raise_if_final
 from impala_async.wire.codec import encode_settings
@@ -50,8 +53,12 @@ class Stopped(Exception):
     pass
 
 
+def seldom() -> SeldomLog:
+    return SeldomLog(joining.logger)
+
+
 @pytest.fixture
-def socket(scene: Scene) -> Iterator[Dealer]:
+def dealer(scene: Scene) -> Iterator[Dealer]:
     context = new_context()
     dealer = Dealer(context, scene.learner.url)
     yield dealer
@@ -60,7 +67,7 @@ def socket(scene: Scene) -> Iterator[Dealer]:
 
 
 @pytest.fixture
-def find(socket: Dealer, quick_hellos: None) -> Iterator[Find]:
+def find(dealer: Dealer, quick_hellos: None) -> Iterator[Find]:
     """Looks for the learner on a thread of its own."""
     with ThreadPoolExecutor(1) as thread:
 
@@ -68,8 +75,13 @@ def find(socket: Dealer, quick_hellos: None) -> Iterator[Find]:
             within_s: float = WITHIN_S, check_stop: Callable[[], None] = lambda: None
         ) -> Future[Answer]:
             return thread.submit(
-                *(find_learner, socket, Handshake(HELLO, time.monotonic())),
-                **{"url": "tcp://there:1", "within_s": within_s, "check_stop": check_stop},
+                *(find_learner, dealer, Handshake(HELLO, time.monotonic())),
+                **{
+                    "url": "tcp://there:1",
+                    "within_s": within_s,
+                    "check_stop": check_stop,
+                    "log": seldom(),
+                },
             )
 
         yield begin
@@ -205,7 +217,7 @@ def settings_frame(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("frame", "says"),
     [
-        (encode_settings({"seed": 0}), ": env: Field required; model: Field required; .* more$"),
+        (encode_settings({"seed": 0}), ": env: Field required$"),
         (settings_frame(**{"evil\n\x1b[31m": 1}), r": evil\\n\\x1b\[31m: Extra inputs are not"),
         (
             settings_frame(env={"id": "x", "step_timeout_s": 1e10}),
@@ -247,7 +259,7 @@ def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path: Path) -> None:
     nonce, other = tmp_path / "nonce", tmp_path / "other"
     there = {"ipc_data": str(tmp_path / "d"), "ipc_weights": str(tmp_path / "w")}
     for path in there.values():
-        with socket_module.socket(socket_module.AF_UNIX) as end:
+        with socket.socket(socket.AF_UNIX) as end:
             end.bind(path)
     nonce.write_bytes(WELCOME.nonce)
     other.write_bytes(b"o" * 16)
@@ -269,15 +281,15 @@ def test_ports_are_joined_to_the_host_that_was_dialled() -> None:
 
 @pytest.mark.parametrize("last_word", [ByeOk(b"s" * 16), reject("hello_again", "gone", 0.0)])
 def test_goodbye_is_answered(
-    scene: Scene, socket: Dealer, monkeypatch: pytest.MonkeyPatch, last_word: Any
+    scene: Scene, dealer: Dealer, monkeypatch: pytest.MonkeyPatch, last_word: Any
 ) -> None:
     monkeypatch.setattr(joining, "BYE_OK_S", WITHIN_S)
     with ThreadPoolExecutor(1) as thread:
         # Sent at once, or not at all: there must be a connection.
-        while not socket.send([pack(HELLO)]):
+        while not dealer.send([pack(HELLO)]):
             pass
         hello = scene.learner.data.hear(Hello)
-        said = thread.submit(say_goodbye, socket, BYE)
+        said = thread.submit(say_goodbye, dealer, BYE, seldom())
         bye = scene.learner.data.hear(Bye)
         assert bye.message == BYE
         hello.answer(Grant(b"s" * 16, 0, 0, 0, 0, []))
@@ -286,11 +298,11 @@ def test_goodbye_is_answered(
         said.result(WITHIN_S / 2)
 
 
-def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, socket: Dealer) -> None:
-    while not socket.send([pack(HELLO)]):
+def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, dealer: Dealer) -> None:
+    while not dealer.send([pack(HELLO)]):
         pass
     started = time.monotonic()
-    say_goodbye(socket, BYE)
+    say_goodbye(dealer, BYE, seldom())
     assert time.monotonic() - started < 2.0
 
 
@@ -305,3 +317,67 @@ def test_a_hello_that_was_lost_with_its_connection_is_said_again_at_once(
         network.reset()
         scene.learner.welcome(scene.learner.data.hear(Hello), settings_of())
         assert connected.result(WITHIN_S).env.id == "some:Env"
+
+
+def test_of_each_kind_of_line_one_is_said_in_ten_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    now = 100.0
+    log = SeldomLog(logging.getLogger("some"), lambda: now)
+    for number in range(3):
+        log.warning("refused: %d", number)
+        log.info("looking")
+    assert caplog.messages == ["refused: 0", "looking"]
+    now += EVERY_S
+    log.warning("refused: %d", 7)
+    assert caplog.messages[2:] == ["refused: 7"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+
+
+def test_a_port_that_nobody_listens_at_refuses() -> None:
+    with socket.socket() as taken:
+        # Bound, so that nobody else takes it, and not listening.
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert "refused" in why_silent(f"tcp://127.0.0.1:{port}")
+
+
+def test_what_listens_and_says_nothing_is_told_apart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert "something listens there" in why_silent(f"tcp://127.0.0.1:{port}")
+
+
+def test_a_name_that_does_not_resolve_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    assert why_silent("tcp://no-such-host:5555") == "the name no-such-host does not resolve"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(TimeoutError(), "no answer at all"), (OSError(101, "Network is unreachable"), "unreachable")],
+)
+def test_other_reasons(monkeypatch: pytest.MonkeyPatch, error: OSError, says: str) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    assert says in why_silent("tcp://10.0.0.1:5555")
+
+
+def test_nobody_waits_long_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer = threading.Event()
+
+    def ask(url: str) -> str:
+        assert may_answer.wait(20)
+        return f"found of {url}"
+
+    monkeypatch.setattr(joining, "why_silent", ask)
+    inquiry = Inquiry("tcp://there:1")
+    assert inquiry.why(0.01) == inquiry.why(0.01) == "it is not known yet why"
+    may_answer.set()
+    assert inquiry.why(20) == "found of tcp://there:1"

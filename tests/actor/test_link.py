@@ -1,3 +1,4 @@
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -5,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from impala_async.actor.joining import SeldomLog
 from impala_async.actor.link import Link
 from impala_async.errors import MismatchError
 from impala_async.schema import ArraySpec
@@ -36,9 +38,10 @@ def open_link(scene: Scene) -> Iterator[Open]:
 
     def make(host: str = LEARNER_HOST, **changes: Any) -> Link:
         terms = {"session": SESSION, "layouts": (LAYOUT,), "have": NO_VERSION}
-        times = {"heartbeat_s": 60.0, "reply_timeout_s": 60.0}
+        times = {"heartbeat_s": 60.0, "reply_timeout_s": 60.0, "num_kept": 1}
+        said = {"timers": {}, "log": SeldomLog(logging.getLogger("impala_async.actor.link"))}
         url = scene.learner.weights.router.url.replace(LEARNER_HOST, host)
-        links.append(Link(context, url, **(terms | times | changes)))
+        links.append(Link(context, url, **(terms | times | said | changes)))
         return links[-1]
 
     yield make

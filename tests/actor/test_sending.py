@@ -7,14 +7,12 @@ from impala_async.actor.sending import (
     RETRY_AFTER,
     ActorSpec,
     Compressor,
-    Episode,
     Finished,
-    tell_refusals,
 )
 from impala_async.schema import ArraySpec
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import decode_episodes, decompress_into
-from impala_async.wire.messages import VERDICTS, Data, Grant, unpack
+from impala_async.wire.messages import Data, unpack
 from impala_async.wire.peer import WINDOW
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import LAYOUT
@@ -74,7 +72,7 @@ def test_data_carries_the_buffer_its_version_and_its_episodes() -> None:
         (buffer, *_) = spec.make_buffers()
         buffer.obs[:] = np.arange(buffer.obs.size).reshape(buffer.obs.shape) % 251
         buffer.small[:] = 7
-        finished = Finished(buffer, Version(2, 9), [Episode(1.5, 3), Episode(-2.0, 8)])
+        finished = Finished(buffer, Version(2, 9), [(1.5, 3), (-2.0, 8)])
         frames = spec.data_frames(SESSION, 41, finished, Compressor("off", "tcp://far:1"))
         assert len(frames) == num_frames
         data = unpack(frames[0])
@@ -90,10 +88,3 @@ def test_data_carries_the_buffer_its_version_and_its_episodes() -> None:
 def test_weights_have_the_time_that_a_thin_line_needs() -> None:
     layout = WeightsLayout((ArraySpec("w", (1_000_000,), "float32"),))
     assert ActorSpec(schema_of(1), layout, 1, 1).weights_s == 20.0
-
-
-def test_numbers_that_are_none_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    refused = [[seq, VERDICTS.index(why)] for seq, why in enumerate(("stale", "nonfinite") * 2)]
-    tell_refusals(Grant(bytes(16), 0, 0, 0, 0, refused), "told:Once")
-    (line,) = caplog.messages
-    assert line.startswith("the learner refuses trajectories of told:Once: an observation, a")

@@ -26,10 +26,9 @@ class Driver:
 
     def __init__(self, schema, ends, c=2):
         self.schema, self.ends, self.num_columns = schema, ends, c
-        self.unroll = Unroll(schema, c)
+        self.unroll = Unroll(schema, self.obs(0))
         self.num_fed = 0
         self.messages = []
-        self.unroll.start(self.obs(0))
 
     def obs(self, n):
         return {"": np.array([(c, n) for c in range(self.num_columns)], np.float32)}
@@ -71,8 +70,8 @@ def test_a_message_buffer_is_the_planes_of_its_columns():
     assert buffer.num_columns == 3
     assert not buffer.obs.any()
     assert not buffer.small.any()
-    buffer.rows.rewards[2][1] = 7
-    buffer.rows.obs[""][4][1] = 5
+    buffer.rewards_TC[2][1] = 7
+    buffer.obs_SC[""][4][1] = 5
     again = columns_over(schema, buffer.obs, buffer.small)
     assert again.rewards_CT[1, 2] == 7
     assert again.obs[""][1, 4].tolist() == [5, 5]
@@ -120,10 +119,9 @@ def test_the_bootstrap_row_is_row_0_of_the_next_trajectory():
 
 
 def test_the_bootstrap_row_survives_its_source():
-    unroll = Unroll(schema_of(rows=1), 1)
     obs, no = {"": np.ones((1, 2), np.float32)}, np.array([False])
     number, action = np.zeros(1, np.float32), {"": np.zeros(1, np.int32)}
-    unroll.start(obs)
+    unroll = Unroll(schema_of(rows=1), obs)
     buffers = [MessageBuffer(schema_of(rows=1), 1) for _ in range(2)]
     unroll.begin(buffers[0], V1)
     unroll.append(action, number, number, no, no, obs)
@@ -159,9 +157,8 @@ def test_lengths_and_returns_count_valid_rows_across_trajectories():
 
 def test_returns_are_summed_in_double_precision():
     schema, num_rows = schema_of(rows=1), 3000
-    unroll = Unroll(schema, 1)
     obs = {"": np.zeros((1, 2), np.float32)}
-    unroll.start(obs)
+    unroll = Unroll(schema, obs)
     one = {"": np.zeros(1, np.int32)}
     number, no, yes = np.zeros(1, np.float32), np.array([False]), np.array([True])
     reward = np.array([1e6 + 0.25], np.float32)
@@ -185,9 +182,8 @@ def test_the_version_is_that_of_the_first_row():
 def test_a_buffer_that_comes_back_is_written_anew():
     schema = schema_of(rows=3)
     buffer = MessageBuffer(schema, 1)
-    unroll = Unroll(schema, 1)
     obs = {"": np.ones((1, 2), np.float32)}
-    unroll.start(obs)
+    unroll = Unroll(schema, obs)
     number, no, yes = np.full(1, -1, np.float32), np.array([False]), np.array([True])
     messages = []
     for is_over in (True, False):
@@ -204,18 +200,6 @@ def test_a_buffer_that_comes_back_is_written_anew():
     assert episodes == []
     assert [row.mask for row in rows] == [False, True, True]
     assert not any(row.terminated or row.truncated for row in rows)
-
-
-def test_a_start_forgets_what_was_before():
-    driver = Driver(schema_of(rows=3), {(1, 0): (True, False)})
-    driver.feed(2)
-    driver.unroll.start(driver.obs(2))
-    assert driver.unroll.needs_buffer
-    driver.ends = {(4, 0): (False, True), (4, 1): (True, False)}
-    driver.feed(3)
-    (message,) = driver.messages
-    assert message.buffer.columns.mask_CT.all()
-    assert message.episodes == [(3.0 + 4.0 + 5.0, 3)] * 2
 
 
 def test_a_finished_buffer_is_not_touched_any_more():
@@ -235,12 +219,11 @@ def test_initial_state_and_several_leaves_are_written():
         rows=2,
         state=(ArraySpec("core", (4,), "float32"),),
     )
-    unroll = Unroll(schema, 2)
 
     def obs(n):
         return {"a/b": np.full((2, 2, 3), n, np.uint8), "z": np.array([n, -n])}
 
-    unroll.start(obs(0))
+    unroll = Unroll(schema, obs(0))
     buffer = MessageBuffer(schema, 2)
     state = np.arange(8, dtype=np.float32).reshape(2, 4)
     unroll.begin(buffer, V1, {"core": state})
@@ -295,8 +278,7 @@ def test_any_script_becomes_the_rows_that_it_was(script):
 @pytest.mark.parametrize("rows", [1, 3, 4, 20])
 def test_rows_in_which_a_column_only_waits_are_masked(rows):
     """Column 1 ends at row 1 and waits with rows 2 to 4 for the others; row 4 resets both."""
-    unroll, messages = Unroll(schema_of(rows), 2), []
-    unroll.start({"": np.zeros((2, 2), np.float32)})
+    unroll, messages = Unroll(schema_of(rows), {"": np.zeros((2, 2), np.float32)}), []
     ends = {(1, 1), (3, 0)}
     for n in range(20):
         if unroll.needs_buffer:

@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 
-from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.unroll import StackWriter
 from impala_async.config.env import EnvSection
 from impala_async.envs.make import build_envs
@@ -18,7 +17,7 @@ from impala_async.envs.spaces import SpaceOptions
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
-from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+from tests.actor.fakes import sampler_over
 from tests.columns import find_fault
 
 STACKED = SpaceOptions(is_stacked=True)
@@ -58,8 +57,7 @@ def batch_of(mode, make, options):
 
 def messages_of(envs, rows, num_steps):
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
-    policy, buffers = FakePolicy(), FakeBuffers(schema)
-    sampler = build_sampler(schema, envs, policy, None, buffers=buffers, newest=NoNews(), seed=3)
+    sampler, _ = sampler_over(envs, schema, seed=3)
     finished = [message for _ in range(num_steps) for message in sampler.step()]
     return schema, [message.buffer.columns for message in finished]
 
@@ -102,10 +100,9 @@ def test_a_column_of_atari_is_less_than_a_third():
 
 def writer_of(*rows):
     """One column whose frames are filled with these numbers."""
-    writer = StackWriter(LEAF, 1)
+    writer = StackWriter(LEAF, filled(rows[0]))
     frames = np.full((1, 1 + 3 + 5, 2, 4), 77, np.uint8)
     windows = np.full((1, 6, 3), -1, np.int32)
-    writer.show(filled(rows[0]))
     writer.begin(frames, windows)
     for number, row in enumerate(rows[1:], 1):
         writer.write(number, filled(row))

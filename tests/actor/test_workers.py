@@ -1,51 +1,26 @@
 """Env workers are to a sampler what the same environments are in one process."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
-from impala_async.actor import worker as worker_module
-from impala_async.actor import workers as module
-from impala_async.actor.workers import Workers, count_cores, shares
+from impala_async.actor import workers as worker_module
+from impala_async.actor.env_worker import SharedColumns
+from impala_async.actor.workers import CLOSE_S, Worker, WorkerEnvs
 from impala_async.config.policies import ONE_POLICY
+from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
-from impala_async.errors import EnvError
+from impala_async.errors import EnvError, EnvHangsError
 from tests.actor.worlds import PAIR, bytes_of, play, section
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Eight cores, and control groups without a word about them."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(module, "CGROUPS", tmp_path)
-    monkeypatch.setattr(module, "OWN_CGROUP", tmp_path / "own")
-    (tmp_path / "own").write_text("0::/outer/inner\n")
-    (tmp_path / "outer/inner").mkdir(parents=True)
-    return tmp_path
-
-
-def test_those_of_the_affinity(machine):
-    assert count_cores() == 8
-    (machine / "own").unlink()
-    assert count_cores() == 8
-
-
-@pytest.mark.parametrize("group", [".", "outer", "outer/inner"])
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8), ("", 8)],
-)
-def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, expected):
-    (machine / group / "cpu.max").write_text(text + "\n")
-    assert count_cores() == expected
-
-
-def test_this_machine_has_some():
-    assert 1 <= count_cores() <= (os.cpu_count() or 1)
-
 
 LIVES = "tests.envs.test_agents:Lives"
 STILL = {"": np.zeros(4, np.int32)}
@@ -69,7 +44,7 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(
 ):
     env = section(name, **settings)
     expected = play(build_envs("parallel", env, 5, policies), 64)
-    found = play(Workers("parallel", env, 5, num_workers, policies).whole(), 64)
+    found = play(WorkerEnvs(env, 5, num_workers, policies), 64)
     assert len(found) >= 8
     assert bytes_of(found) == bytes_of(expected)
     assert any(message.episodes for message in found)
@@ -77,19 +52,17 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(
 
 def test_it_looks_like_the_batch_in_one_process():
     env = section("short_poles")
-    workers, here = Workers("parallel", env, 4, 2), build_envs("vector", env, 4)
-    both = workers.whole(), here
+    workers, here = WorkerEnvs(env, 4, 2), build_envs("vector", env, 4)
+    both = workers, here
     for name in ("name", "num_envs", "obs_spec", "action_spec", "autoreset"):
         there, expected = (getattr(envs, name) for envs in both)
         assert there == expected
-    assert workers.can_alternate
-    assert [half.num_envs for half in workers.halves()] == [2, 2]
     workers.close()
     here.close()
 
 
 def test_workers_are_processes_of_their_own_without_torch():
-    envs = Workers("parallel", section("Telling"), 4, 2).whole()
+    envs = WorkerEnvs(section("Telling"), 4, 2)
     envs.reset(0)
     seen = envs.step(STILL).obs[""]
     # A process id may be more than a float32 holds; two of them are still two.
@@ -100,7 +73,7 @@ def test_workers_are_processes_of_their_own_without_torch():
 
 def test_an_environment_that_raises_is_named_and_where():
     env = section("bench.probes:Failing", kwargs={"after": 2})
-    envs = Workers("parallel", env, 4, 2).whole()
+    envs = WorkerEnvs(env, 4, 2)
     envs.reset(0)
     envs.step(STILL)
     envs.step(STILL)
@@ -122,7 +95,7 @@ def test_an_environment_that_raises_is_named_and_where():
     ],
 )
 def test_a_worker_that_dies_is_named(how, says):
-    envs = Workers("parallel", section("Dying", kwargs={"after": 0, "how": how}), 4, 2).whole()
+    envs = WorkerEnvs(section("Dying", kwargs={"after": 0, "how": how}), 4, 2)
     envs.reset(0)
     with pytest.raises(EnvError, match=says):
         envs.step(STILL)
@@ -132,7 +105,7 @@ def test_a_worker_that_dies_is_named(how, says):
 
 
 def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe():
-    envs = Workers("parallel", section("Forking"), 2, 1).whole()
+    envs = WorkerEnvs(section("Forking"), 2, 1)
     envs.reset(0)
     before = time.monotonic()
     with pytest.raises(EnvError, match=r"was killed \(SIGKILL"):
@@ -143,9 +116,9 @@ def test_its_death_is_seen_though_a_child_of_its_own_holds_the_pipe():
 
 def test_a_worker_that_cannot_make_its_environments_says_why():
     with pytest.raises(EnvError, match="Unmade failed to be made: ValueError: not today"):
-        Workers("parallel", section("Unmade"), 2, 2)
+        WorkerEnvs(section("Unmade"), 2, 2)
     with pytest.raises(EnvError, match="nobody_has_this"):
-        Workers("parallel", section("nobody_has_this:Env"), 2, 2)
+        WorkerEnvs(section("nobody_has_this:Env"), 2, 2)
 
 
 class Enough(Exception):
@@ -154,7 +127,7 @@ class Enough(Exception):
 
 def test_environments_that_look_unlike_are_refused():
     with pytest.raises(EnvError, match=r"env worker of environment 1 .* has other spaces than"):
-        Workers("parallel", section("Moody"), 2, 2)
+        WorkerEnvs(section("Moody"), 2, 2)
 
 
 def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
@@ -166,9 +139,7 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
             raise Enough
 
     is_patient = True
-    envs = Workers(
-        "parallel", section("Hanging", kwargs={"after": 1}), 4, 2, look_up=look_up
-    ).whole()
+    envs = WorkerEnvs(section("Hanging", kwargs={"after": 1}), 4, 2, look_up=look_up)
     envs.reset(0)
     envs.step(STILL)
     is_patient = False
@@ -181,39 +152,173 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
 
 
 def test_a_fault_in_close_is_told():
-    envs = Workers("parallel", section("BadEnd"), 4, 2).whole()
+    envs = WorkerEnvs(section("BadEnd"), 4, 2)
     with pytest.raises(EnvError, match="BadEnd failed in close: RuntimeError: cannot close"):
         envs.close()
 
 
 def test_what_an_environment_starts_holds_nobody_up():
-    envs = Workers("parallel", section("Parent"), 2, 2).whole()
+    envs = WorkerEnvs(section("Parent"), 2, 2)
     envs.reset(0)
     before = time.monotonic()
     envs.close()
     assert time.monotonic() - before < 3
 
 
-def test_a_step_that_was_given_up_does_not_get_into_the_next_run():
-    workers = Workers("parallel", section("CartPole-v1"), 4, 2)
-    first, second = workers.halves()
-    expected = {name: array.copy() for name, array in first.reset(3).items()}
-    second.reset(3)
-    first.send({"": np.zeros(2, np.int32)})
-    whole = workers.whole().reset(3)
-    np.testing.assert_array_equal(whole[""][:2], expected[""])
-    workers.close()
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    ("num_envs", "num_workers", "expected"),
-    [
-        (5, 3, [2, 2, 1]),
-        (4, 4, [1, 1, 1, 1]),
-        (10, 4, [3, 2, 3, 2]),
-        (7, 2, [4, 3]),
-        (8, 1, [8]),
-    ],
-)
-def test_shares_are_equal_and_so_are_halves(num_envs, num_workers, expected):
-    assert shares(num_envs, num_workers) == expected
+class Stopped(Exception):
+    pass
+
+
+def order_of(env, num_envs, first_env=0):
+    return {
+        "env": env.model_dump(mode="json"),
+        "policies": ONE_POLICY.model_dump(mode="json"),
+        "num_envs": num_envs,
+        "first_env": first_env,
+    }
+
+
+@contextmanager
+def working(env, look_up=lambda: None, num_envs=1):
+    """A worker that has been reset."""
+    memory = os.memfd_create("columns")
+    worker = Worker(order_of(env, num_envs), memory, look_up)
+    try:
+        worker.hear_look()
+        spaces = worker.spaces
+        worker.place = SharedColumns.over(memory, spaces.obs, spaces.action, num_envs).place
+        worker.tell([num_envs, 0])
+        worker.begin_reset(1)
+        worker.hear()
+        yield worker
+    finally:
+        os.close(memory)
+        worker.hang_up()
+        worker.end(time.monotonic() + CLOSE_S)
+
+
+def test_one_that_takes_long_is_told_of():
+    """By whoever looks at what runs, as it is told of a call in this process."""
+    seen = []
+
+    def look_up():
+        is_in_step = RUNNING.call is not None and RUNNING.call[0].where == "in step"
+        # And the worker has said which of its environments it steps.
+        if RUNNING.call is not None and is_in_step and RUNNING.place[0]:
+            call, _ = RUNNING.call
+            seen.append(call.describe(12.0, "actor 2"))
+            raise Stopped
+
+    with working(section("Hanging", kwargs={"after": 0}), look_up) as worker:
+        worker.begin_step()
+        with pytest.raises(Stopped):
+            worker.hear()
+    assert seen == ["environment 0 of actor 2 has been in step for 12 s"]
+    assert RUNNING.call is None
+
+
+def test_one_that_takes_too_long_tells_its_stack(capfd):
+    with working(section("Hanging", kwargs={"after": 0})) as worker:
+        # Not before: a reset may take longer on a busy machine.
+        worker._timeout_s = 0.1
+        worker.begin_step()
+        said = r"worlds:Hanging has been in step for \d+ s, longer than env.step_timeout_s"
+        with pytest.raises(EnvHangsError, match=said) as caught:
+            worker.hear()
+    assert caught.value.exit_code == 70
+    assert "in step" in capfd.readouterr().err
+
+
+def test_an_actor_that_was_stopped_for_a_while_has_not_waited_meanwhile(monkeypatch):
+    times = []
+
+    def read_clock():
+        times.append(10_000.0 if times else 0.0)
+        return times[-1]
+
+    def look_up():
+        if len(times) > 3:
+            raise Stopped
+
+    with working(section("Hanging", kwargs={"after": 0}), look_up) as worker:
+        worker.begin_step()
+        monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=read_clock))
+        with pytest.raises(Stopped):
+            worker.hear()
+        monkeypatch.undo()
+
+
+def test_one_that_was_ended_with_its_actor_is_no_fault_of_its_own():
+    """Who ends an actor may end all processes of its group."""
+    is_told = False
+
+    def look_up():
+        if is_told:
+            raise Stopped
+
+    with working(section("CartPole-v1"), look_up) as worker:
+        worker.process.kill()
+        worker.process.wait()
+        with pytest.raises(EnvError, match=r"was killed \(SIGKILL\)"):
+            worker.begin_step()
+        is_told = True
+        with pytest.raises(Stopped):
+            worker.begin_step()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_left_to_its_actor(number):
+    with working(section("CartPole-v1")) as worker:
+        worker.process.send_signal(number)
+        for _ in range(3):
+            worker.begin_step()
+            worker.hear()
+        assert worker.process.poll() is None
+
+
+def is_alive(process):
+    """Nobody may be there to take note of its end."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+ACTOR = """
+import sys
+import numpy as np
+from impala_async.actor.workers import WorkerEnvs
+from impala_async.config.env import EnvSection
+
+envs = WorkerEnvs(EnvSection(id=sys.argv[1], kwargs={"after": 1}), 2, 2)
+envs.reset(0)
+envs.step({"": np.zeros(2, np.int32)})
+print("ready", flush=True)
+if sys.argv[2] == "in step":
+    envs.step({"": np.zeros(2, np.int32)})
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("when", ["in step", "between steps"])
+def test_when_its_actor_is_killed_it_ends_and_leaves_nothing(when: str) -> None:
+    command = [sys.executable, "-c", ACTOR, "tests.actor.worlds:Hanging", when]
+    actor = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert actor.stdout is not None
+    assert actor.stdin is not None
+    try:
+        assert actor.stdout.readline() == b"ready\n"
+        workers = psutil.Process(actor.pid).children()
+        assert len(workers) == 2
+    finally:
+        actor.kill()
+        actor.wait()
+        actor.stdout.close()
+        actor.stdin.close()
+    give_up_at = time.monotonic() + 20
+    while any(is_alive(worker) for worker in workers):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)

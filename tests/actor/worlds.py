@@ -172,23 +172,14 @@ class Parent(Counting):
 def play(envs, num_steps, rows=8, seed=3):
     """Everything that a sampler makes of a batch; it is closed then."""
     # Here, as env workers import this module, and are to have no torch.
-    from impala_async.actor.samplers.direct import build_sampler
-    from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+    from tests.actor.fakes import FakePolicy, sampler_over
 
     num_choices = envs.action_spec.parts[0].choices[0]
     names = PAIR.names if any(leaf.name == "policy" for leaf in envs.obs_spec.leaves) else ()
     schema = Schema(envs.obs_spec, envs.action_spec, rows, policies=names)
-    sampler = build_sampler(
-        schema,
-        envs,
-        FakePolicy(num_choices),
-        None,
-        buffers=FakeBuffers(schema),
-        newest=NoNews(),
-        seed=seed,
-    )
+    sampler, _ = sampler_over(envs, schema, FakePolicy(num_choices), seed=seed)
     messages = [message for _ in range(num_steps) for message in sampler.step()]
-    sampler.close()
+    envs.close()
     return messages
 
 

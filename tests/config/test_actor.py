@@ -5,7 +5,7 @@ import pytest
 from tests.config.made import complaint, config_of
 
 
-@pytest.mark.parametrize("sampler", ["auto", "parallel", "alternating"])
+@pytest.mark.parametrize("sampler", ["auto", "parallel"])
 def test_as_many_workers_as_environments_and_no_more(sampler):
     settings = {"actor__sampler": sampler, "actor__num_envs": 4}
     config_of(**settings, actor__num_workers=4)
@@ -17,15 +17,6 @@ def test_as_many_workers_as_environments_and_no_more(sampler):
 def test_samplers_without_workers_are_given_none(sampler):
     text = complaint(actor__sampler=sampler, actor__num_workers=2)
     assert f"num_workers (2) does nothing where sampler is {sampler}: drop it, or set" in text
-
-
-def test_groups_that_alternate_are_of_one_size():
-    for settings, says in (
-        ({"actor__num_envs": 7}, "num_envs (7) must be even"),
-        ({"actor__num_workers": 3}, "num_workers (3) must be even"),
-    ):
-        assert says in complaint(actor__sampler="alternating", **settings)
-        config_of(actor__sampler="parallel", **settings)
 
 
 @pytest.mark.parametrize("key", ["actor__device", "learner__device"])

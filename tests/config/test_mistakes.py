@@ -112,7 +112,7 @@ def test_an_environment_is_required_and_the_hint_says_how(toml):
 def test_all_mistakes_are_told_at_once_each_with_its_source(toml):
     toml.write_text("sede = 1\n[env]\nid = ''\n[learner]\nmax_lag = 0\n")
     assert sorted(mistakes(toml, "actor.sampler=best", "algorithm.lr=-1", "pace.lag=1")) == [
-        '--set: actor.sampler: wants auto, serial, vector, parallel or alternating, got "best"',
+        '--set: actor.sampler: wants auto, serial, vector or parallel, got "best"',
         "--set: algorithm.lr: wants a number over 0, got -1",
         "--set: pace: lag (1) does nothing where mode is async: drop it, or set mode = lockstep",
         f'{toml}: env.id: wants text that is not empty, got ""',

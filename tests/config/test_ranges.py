@@ -134,7 +134,7 @@ RANGES = {
     "actor.num_envs": (8, [1, 4096], [*COUNT, 4097]),
     "actor.sampler": (
         "auto",
-        ["auto", "serial", "vector", "parallel", "alternating"],
+        ["auto", "serial", "vector", "parallel"],
         ["threads", None],
     ),
     "actor.num_workers": (None, [1, 8, None], [*OPTIONAL_COUNT, 1025]),

@@ -240,7 +240,6 @@ def test_a_batch_of_lockstep_holds_every_actor_once(actors, envs):
             {**PPO, "algorithm__num_minibatches": 17},
             "algorithm.num_minibatches (17) must not exceed learner.batch_columns (16)",
         ),
-        ({"actor__sampler": "alternating"}, "actor.sampler alternating sends two messages"),
     ],
 )
 def test_what_lockstep_cannot_have_is_refused(settings, says):

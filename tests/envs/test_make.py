@@ -411,12 +411,11 @@ def test_a_single_agent_has_one_policy(env_id: str, sampler: Any) -> None:
         build_envs(sampler, section(env_id), 2, PAIR)
 
 
-@pytest.mark.parametrize("sampler", ["parallel", "alternating"])
-def test_workers_step_single_environments_where_there_are_any(sampler: Any) -> None:
-    envs = build_envs(sampler, section("CartPole-v1"), 2)
+def test_workers_step_single_environments_where_there_are_any() -> None:
+    envs = build_envs("parallel", section("CartPole-v1"), 2)
     assert isinstance(envs, SerialEnvs)
     envs.close()
-    envs = build_envs(sampler, section(f"{PROBES}:CountingVector"), 2)
+    envs = build_envs("parallel", section(f"{PROBES}:CountingVector"), 2)
     assert isinstance(envs, VectorEnvs)
     envs.close()
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.actor.samplers.setup import make_setup
+from impala_async.actor.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
 from impala_async.schema import Schema
-from tests.actor.fakes import FakeBuffers, NoNews
+from tests.actor.fakes import sampler_over
 from tests.actor.worlds import section
 
 pytestmark = pytest.mark.gpu
@@ -22,15 +22,13 @@ def test_it_acts_there_as_the_same_policy_would_here(
     actor = ActorSection(sampler=sampler, device=str(device), num_workers=num_workers)
     setup = make_setup(sampler, actor, section("Masked"), 6)
     assert setup.device == str(device)
-    schema = Schema(setup.obs_spec, setup.action_spec, 8)
+    schema = Schema(setup.envs.obs_spec, setup.envs.action_spec, 8)
     there = Policy(schema, ModelSection(), seed=1, device=setup.device)
     here = Policy(schema, ModelSection(), seed=1)
     generator = torch.Generator(setup.device).manual_seed(0)
-    sampler = setup.build_sampler(
-        schema, there, generator, buffers=FakeBuffers(schema), newest=NoNews(), seed=0
-    )
+    sampler, _ = sampler_over(setup.envs, schema, there, generator)
     (message,) = [message for _ in range(8) for message in sampler.step()]
-    sampler.close()
+    setup.envs.close()
     columns = message.buffer.columns
     evaluated = here.evaluate(
         {name: torch.from_numpy(array) for name, array in columns.obs.items()},

@@ -1,6 +1,6 @@
-"""The samplers that act for all columns at once and step them in their own thread.
+"""The sampler: policy and environments in a loop that writes trajectories.
 
-One loop for both autoreset modes; they differ in how a step becomes rows:
+It acts for all columns at once. The autoreset modes differ in how a step becomes rows:
 
     NEXT_STEP   all columns share a cursor and travel as one message. The step after an end is a
                 row of its own (masked), so nothing needs to be added.
@@ -14,8 +14,8 @@ step that filled the last one: a finished message is never held back by the wait
 Runs on: sampler thread
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -23,31 +23,47 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from impala_async.actor.samplers.protocols import (
-    ActingPolicy,
-    BufferSource,
-    Newest,
-    SamplerTimers,
-)
-from impala_async.actor.sending import Finished
+from impala_async.actor.sending import Finished, MessageBuffer
 from impala_async.actor.unroll import Unroll
 from impala_async.envs.batch import EnvBatch, Step
 from impala_async.errors import MismatchError
-from impala_async.policy import Action
+from impala_async.policy import Action, AnyPolicy
 from impala_async.schema import Schema
+from impala_async.weights import Weights
+
+TakeBuffer = Callable[[], MessageBuffer]
+"""A buffer that nobody reads any more; may wait until there is one."""
+Newest = Callable[[], Weights | None]
+"""Weights newer than those in use, or None. Asked at trajectory boundaries only; it may wait."""
 
 
-class DirectSampler(ABC):
-    """The loop; `_write` makes rows of a step."""
+@dataclass
+class SamplerTimers:
+    """Where a sampler's time went since the last `take`; one thread owns it."""
+
+    act_time_s: float = 0.0
+    env_time_s: float = 0.0
+    num_steps: int = 0
+
+    def take(self) -> "SamplerTimers":
+        """A copy; the sums begin anew."""
+        taken = replace(self)
+        self.act_time_s = self.env_time_s = 0.0
+        self.num_steps = 0
+        return taken
+
+
+class Sampler:
+    """All columns share a cursor and travel in one message."""
 
     def __init__(
         self,
         schema: Schema,
         envs: EnvBatch,
-        policy: ActingPolicy,
+        policy: AnyPolicy,
         rng: Any,
         *,
-        buffers: BufferSource,
+        take_buffer: TakeBuffer,
         newest: Newest,
         seed: int,
     ) -> None:
@@ -55,7 +71,7 @@ class DirectSampler(ABC):
         self._envs = envs
         self._policy = policy
         self._rng = rng
-        self._buffers = buffers
+        self._take_buffer = take_buffer
         self._newest = newest
         self._obs = envs.reset(seed)
         # The columns carry it from row to row: as it is before the row that comes next.
@@ -68,45 +84,29 @@ class DirectSampler(ABC):
 
         A message must be sent before the next call, which may wait for the credit for another.
         """
-        finished, chosen = self.choose()
-        before = perf_counter()
-        step = self._envs.step(chosen.actions)
-        self.timers.env_time_s += perf_counter() - before
-        return finished + self.take(chosen, step)
-
-    def choose(self) -> tuple[list[Finished], Action]:
-        """The first half of a step: act, at a boundary with newer weights."""
         finished: list[Finished] = []
         while self._is_any_waiting:
             finished += self._begin()
+        timers = self.timers
         before = perf_counter()
         chosen = self._policy.act(self._obs, self._state, self._rng)
-        self.timers.act_time_s += perf_counter() - before
-        self._is_any_waiting = bool(finished)
-        return finished, chosen
-
-    def take(self, chosen: Action, step: Step) -> list[Finished]:
-        """The second half: write down what came of it; the messages that this completed."""
-        self.timers.num_steps += 1
+        acted = perf_counter()
+        step = self._envs.step(chosen.actions)
+        timers.act_time_s += acted - before
+        timers.env_time_s += perf_counter() - acted
+        timers.num_steps += 1
         self._obs, self._state = step.obs, chosen.state
-        finished = self._write(chosen, step)
-        if finished:
-            self._is_any_waiting = True
+        finished += self._write(chosen, step)
+        self._is_any_waiting = bool(finished)
         return finished
 
-    def close(self) -> None:
-        """Close the environments; trajectories that are not full are lost."""
-        self._envs.close()
+    def _make_unrolls(self, schema: Schema) -> list[Unroll]:
+        self._was_over = np.zeros(self._envs.num_envs, np.bool_)
+        return [Unroll(schema, self._obs)]
 
-    @abstractmethod
-    def _make_unrolls(self, schema: Schema) -> list[Unroll]: ...
-
-    @abstractmethod
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
         """The state before the next row of the unroll in this place."""
-
-    @abstractmethod
-    def _write(self, chosen: Action, step: Step) -> list[Finished]: ...
+        return self._state
 
     def _begin(self) -> list[Finished]:
         """Open the trajectories that are due, with the newest weights; messages this completes.
@@ -115,7 +115,7 @@ class DirectSampler(ABC):
         row: lag is never understated.
         """
         due = [place for place, unroll in enumerate(self._unrolls) if unroll.needs_buffer]
-        buffers = [self._buffers.take(self._unrolls[place].num_columns) for place in due]
+        buffers = [self._take_buffer() for _ in due]
         weights = self._newest()
         if weights is not None:
             self._policy.load(weights)
@@ -124,20 +124,8 @@ class DirectSampler(ABC):
         self._is_any_waiting = False
         return []
 
-
-class NextStepSampler(DirectSampler):
-    """All columns in one message."""
-
-    def _make_unrolls(self, schema: Schema) -> list[Unroll]:
-        unroll = Unroll(schema, self._envs.num_envs)
-        unroll.start(self._obs)
-        self._was_over = np.zeros(self._envs.num_envs, np.bool_)
-        return [unroll]
-
-    def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
-        return self._state
-
     def _write(self, chosen: Action, step: Step) -> list[Finished]:
+        """Make rows of a step; the messages that this completes."""
         if self._state:
             # The row after an end resets the environment; an episode's first row comes after it.
             # Who is not trained plays on, and remembers: its rows are masked, no resets.
@@ -156,7 +144,7 @@ class NextStepSampler(DirectSampler):
         return [] if finished is None else [finished]
 
 
-class SameStepSampler(DirectSampler):
+class SameStepSampler(Sampler):
     """Each column in its own message.
 
     The masked row of a column that ended needs no act: its action is ignored by nature. It is
@@ -172,10 +160,7 @@ class SameStepSampler(DirectSampler):
         self._no_actions = {part.name: np.zeros(1, np.int32) for part in schema.action.parts}
         self._no_numbers = np.zeros(1, np.float32)
         self._no_flags = np.zeros(1, np.bool_)
-        unrolls = [Unroll(schema, 1) for _ in range(num_envs)]
-        for unroll, one in zip(unrolls, self._slices, strict=True):
-            unroll.start(_cut(self._obs, one))
-        return unrolls
+        return [Unroll(schema, _cut(self._obs, one)) for one in self._slices]
 
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
         # A masked row belongs to the episode that ended, and so does the state before it.
@@ -238,14 +223,14 @@ class SameStepSampler(DirectSampler):
 def build_sampler(
     schema: Schema,
     envs: EnvBatch,
-    policy: ActingPolicy,
+    policy: AnyPolicy,
     rng: Any,
     *,
-    buffers: BufferSource,
+    take_buffer: TakeBuffer,
     newest: Newest,
     seed: int,
-) -> DirectSampler:
-    """A sampler over these environments, which it resets now and closes in its own `close`.
+) -> Sampler:
+    """A sampler over these environments, which it resets now.
 
     MismatchError when they are not what the schema says: the learner described another version of
     the environment, or the same one as another sampler sees it.
@@ -256,10 +241,9 @@ def build_sampler(
             "the environment of this actor is not the one that the learner knows: "
             f"{here.difference(schema, 'here', 'at the learner')}"
         )
-    kind: type[DirectSampler] = NextStepSampler
-    if envs.autoreset is AutoresetMode.SAME_STEP:
-        kind = SameStepSampler
-    return kind(schema, envs, policy, rng, buffers=buffers, newest=newest, seed=seed)
+    is_same_step = envs.autoreset is AutoresetMode.SAME_STEP
+    kind = SameStepSampler if is_same_step else Sampler
+    return kind(schema, envs, policy, rng, take_buffer=take_buffer, newest=newest, seed=seed)
 
 
 def _cut(arrays: Mapping[str, NDArray[Any]], columns: slice) -> dict[str, NDArray[Any]]:

@@ -11,13 +11,12 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from bench.probes import Counting, CountingVector
-from impala_async.actor.samplers.direct import build_sampler
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import Version
-from tests.actor.fakes import FakeAction, FakeBuffers, NoNews
+from tests.actor.fakes import FakeAction, sampler_over
 
 STATE = (ArraySpec("hidden", (2,), "float32"), ArraySpec("cell", (), "float32"))
 LENGTHS = (1, 2, 3, 7)
@@ -60,10 +59,7 @@ def run(mode, rows, num_steps=60):
     """Of each column its trajectories: the state that travelled with it, and its rows."""
     envs = envs_of(mode)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE)
-    buffers = FakeBuffers(schema)
-    sampler = build_sampler(
-        schema, envs, CountingPolicy(), None, buffers=buffers, newest=NoNews(), seed=0
-    )
+    sampler, _ = sampler_over(envs, schema, CountingPolicy())
     found = [[] for _ in LENGTHS]
     serials = mode == "serial"
     for message in [message for _ in range(num_steps) for message in sampler.step()]:
@@ -125,9 +121,7 @@ def test_both_ways_to_reset_give_the_same_states():
 def test_a_message_keeps_its_state_while_acting_goes_on(mode):
     envs = VectorEnvs(CountingVector(1, (50,), autoreset=mode))
     schema = Schema(envs.obs_spec, envs.action_spec, 4, STATE)
-    sampler = build_sampler(
-        schema, envs, CountingPolicy(), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=0
-    )
+    sampler, _ = sampler_over(envs, schema, CountingPolicy())
     messages = [message for _ in range(20) for message in sampler.step()]
     states = [float(message.buffer.columns.state["cell"][0]) for message in messages]
     assert states == [0, 4, 8, 12, 16]
@@ -186,8 +180,8 @@ def test_who_is_not_trained_remembers_and_is_masked(rows):
     pair = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=1)
     envs = AgentEnvs([Duel(), Duel()], policies=pair)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE, pair.names)
-    policy, buffers = Watched(), FakeBuffers(schema)
-    sampler = build_sampler(schema, envs, policy, None, buffers=buffers, newest=NoNews(), seed=0)
+    policy = Watched()
+    sampler, _ = sampler_over(envs, schema, policy)
     messages = [message for _ in range(60) for message in sampler.step()]
     # Whoever plays has seen as many rows as the episode has had, the one after its end included.
     assert {who for who, _, _ in policy.noted} == {0, 1}

@@ -9,12 +9,11 @@ import torch
 from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from impala_async.actor.samplers.direct import build_sampler
 from impala_async.config.model import ModelSection
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.policy import Policy
 from impala_async.schema import Schema, recurrent_state
-from tests.actor.fakes import FakeBuffers, NoNews
+from tests.actor.fakes import sampler_over
 from tests.columns import find_fault
 
 
@@ -71,15 +70,7 @@ def test_rows_hold_what_was_done(mode, rows, core):
         envs = VectorEnvs(SyncVectorEnv([Echo] * 2, autoreset_mode=AutoresetMode(mode)))
     schema = Schema(envs.obs_spec, envs.action_spec, rows, recurrent_state(core, 256))
     policy = Policy(schema, ModelSection(core=core), seed=0)
-    sampler = build_sampler(
-        schema,
-        envs,
-        policy,
-        torch.Generator().manual_seed(0),
-        buffers=FakeBuffers(schema),
-        newest=NoNews(),
-        seed=0,
-    )
+    sampler, _ = sampler_over(envs, schema, policy, torch.Generator().manual_seed(0))
     num_masked = num_beyond = 0
     for message in [message for _ in range(16) for message in sampler.step()]:
         columns = message.buffer.columns
@@ -88,4 +79,4 @@ def test_rows_hold_what_was_done(mode, rows, core):
         num_masked += sum(check(columns, place) for place in range(message.buffer.num_columns))
     assert num_masked >= 6
     assert num_beyond > 0, "what is stored is not clipped"
-    sampler.close()
+    envs.close()

@@ -1,21 +1,20 @@
 """What each sampler is made of, and what does not fit."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
 from bench.probes import CountingVector
-from impala_async.actor.samplers import setup as making
-from impala_async.actor.samplers.direct import (
-    DirectSampler,
-    NextStepSampler,
+from impala_async.actor import setup as making
+from impala_async.actor.sampler import (
     SameStepSampler,
-    build_sampler,
+    Sampler,
 )
-from impala_async.actor.samplers.setup import (
-    AlternatingSampler,
+from impala_async.actor.setup import (
     Setup,
+    count_cores,
     count_workers,
     make_setup,
     pick_device,
@@ -25,9 +24,9 @@ from impala_async.config.actor import ActorSection
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.errors import EXIT_MISMATCH, EnvError, MismatchError
+from impala_async.errors import EXIT_MISMATCH, MismatchError
 from impala_async.schema import Schema
-from tests.actor.fakes import FakeBuffers, FakePolicy, NoNews
+from tests.actor.fakes import sampler_over
 from tests.actor.worlds import section
 
 
@@ -36,26 +35,25 @@ def schema_for(envs, rows=4):
 
 
 def build(envs, schema):
-    buffers = FakeBuffers(schema)
-    return build_sampler(schema, envs, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0)
+    return sampler_over(envs, schema)[0]
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector", "auto"])
 def test_next_step_batches_get_one_message_of_all_columns(sampler):
     envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 3)
     made = build(envs, schema_for(envs))
-    assert isinstance(made, NextStepSampler)
-    assert Setup("vector", [envs]).columns_per_message == 3
+    assert type(made) is Sampler
+    assert Setup("vector", envs).columns_per_message == 3
     (message,) = [message for _ in range(4) for message in made.step()]
     assert message.buffer.num_columns == 3
-    made.close()
+    envs.close()
 
 
 def test_same_step_batches_get_a_message_per_column():
     envs = VectorEnvs(CountingVector(3, autoreset="SameStep"))
     made = build(envs, schema_for(envs))
     assert isinstance(made, SameStepSampler)
-    assert Setup("vector", [envs]).columns_per_message == 1
+    assert Setup("vector", envs).columns_per_message == 1
     messages = [message for _ in range(4) for message in made.step()]
     assert {message.buffer.num_columns for message in messages} == {1}
 
@@ -83,80 +81,53 @@ def set_for(sampler, num_envs=4, env=POLE, **actor):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "kind", "widths", "has_two_groups"),
+    ("sampler", "kind"),
     [
-        ("serial", SerialEnvs, [4], False),
-        ("vector", VectorEnvs, [4], False),
-        ("auto", VectorEnvs, [4], False),
-        ("parallel", WorkerEnvs, [4], False),
-        ("alternating", WorkerEnvs, [2, 2], True),
+        ("serial", SerialEnvs),
+        ("vector", VectorEnvs),
+        ("auto", VectorEnvs),
+        ("parallel", WorkerEnvs),
     ],
 )
-def test_each_name_has_its_environments_and_its_loop(sampler, kind, widths, has_two_groups):
+def test_each_name_has_its_environments(sampler, kind):
     setup = set_for(sampler)
-    assert all(type(envs) is kind for envs in setup.groups)
-    assert [envs.num_envs for envs in setup.groups] == widths
-    assert (setup.columns_per_message, setup.num_streams) == (widths[0], len(widths))
+    assert type(setup.envs) is kind
+    assert setup.envs.num_envs == setup.columns_per_message == 4
     assert setup.name == ("vector" if sampler == "auto" else sampler)
     assert setup.device == "cpu"
     assert str(setup) == setup.name
-    schema = Schema(setup.obs_spec, setup.action_spec, 4)
-    made = setup.build_sampler(
-        schema, FakePolicy(), None, buffers=FakeBuffers(schema), newest=NoNews(), seed=0
-    )
-    assert isinstance(made, AlternatingSampler if has_two_groups else DirectSampler)
-    calls = 4 * len(widths) + len(widths) - 1
-    messages = [message for _ in range(calls) for message in made.step()]
-    assert [message.buffer.num_columns for message in messages] == widths
-    made.close()
+    setup.envs.close()
 
 
-@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel", "alternating"])
+@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel"])
 def test_any_sampler_acts_on_the_device_that_is_named(sampler, monkeypatch):
     monkeypatch.setattr(making, "count_gpus", lambda: 2)
     setup = set_for(sampler, device="cuda:1")
     assert setup.device == "cuda:1"
     assert str(setup) == f"{setup.name} on cuda:1"
-    setup.close()
+    setup.envs.close()
 
 
 def test_columns_that_reset_in_their_step_travel_alone():
-    setup = set_for("alternating", env=section("short_poles"))
-    assert (setup.columns_per_message, setup.num_streams) == (1, 4)
-    setup.close()
-
-
-def test_all_groups_are_closed_and_the_first_fault_is_told():
-    setup = set_for("alternating", env=section("BadEnd"))
-    with pytest.raises(EnvError, match="BadEnd failed in close"):
-        setup.close()
+    setup = set_for("parallel", env=section("short_poles"))
+    assert (setup.columns_per_message, setup.envs.num_envs) == (1, 4)
+    setup.envs.close()
 
 
 @pytest.mark.parametrize(
-    ("sampler", "wanted", "num_envs", "num_cores", "expected"),
-    [
-        ("parallel", None, 8, 4, 4),
-        ("parallel", None, 3, 4, 3),
-        ("parallel", None, 8, 1, 1),
-        ("parallel", 6, 8, 2, 6),
-        ("parallel", None, 8, 5, 5),
-        ("alternating", None, 8, 5, 4),
-        ("alternating", None, 8, 1, 2),
-        ("alternating", None, 2, 16, 2),
-    ],
+    ("wanted", "num_envs", "num_cores", "expected"),
+    [(None, 8, 4, 4), (None, 3, 4, 3), (None, 8, 1, 1), (6, 8, 2, 6), (None, 8, 5, 5)],
 )
 def test_a_worker_for_each_core_unless_the_config_says_otherwise(
-    monkeypatch, sampler, wanted, num_envs, num_cores, expected
+    monkeypatch, wanted, num_envs, num_cores, expected
 ):
     monkeypatch.setattr(making, "count_cores", lambda: num_cores)
-    assert count_workers(sampler, wanted, num_envs) == expected
+    assert count_workers(wanted, num_envs) == expected
 
 
 def test_an_actors_own_number_of_environments_must_fit():
     with pytest.raises(MismatchError, match=r"--num-envs: actor\.num_workers is 4.*got 3"):
-        count_workers("parallel", 4, 3)
-    with pytest.raises(MismatchError, match=r"--num-envs: .*alternating.*got 5: .*even number"):
-        count_workers("alternating", None, 5)
+        count_workers(4, 3)
 
 
 def test_a_device_that_is_there(monkeypatch):
@@ -170,3 +141,35 @@ def test_a_device_that_is_there(monkeypatch):
     assert pick_device("auto") == pick_device("cpu") == "cpu"
     with pytest.raises(MismatchError, match=r"cuda is not on this machine, which has 0 GPUs"):
         pick_device("cuda")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Eight cores, and control groups without a word about them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(making, "CGROUPS", tmp_path)
+    monkeypatch.setattr(making, "OWN_CGROUP", tmp_path / "own")
+    (tmp_path / "own").write_text("0::/outer/inner\n")
+    (tmp_path / "outer/inner").mkdir(parents=True)
+    return tmp_path
+
+
+def test_those_of_the_affinity(machine):
+    assert count_cores() == 8
+    (machine / "own").unlink()
+    assert count_cores() == 8
+
+
+@pytest.mark.parametrize("group", [".", "outer", "outer/inner"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8), ("", 8)],
+)
+def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, expected):
+    (machine / group / "cpu.max").write_text(text + "\n")
+    assert count_cores() == expected
+
+
+def test_this_machine_has_some():
+    assert 1 <= count_cores() <= (os.cpu_count() or 1)

@@ -4,7 +4,6 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector, Endless, Failing, Slow
-from impala_async.actor.samplers.direct import build_sampler
 from impala_async.actor.sending import MessageBuffer
 from impala_async.config.run import EnvSection
 from impala_async.envs.batch import spread_seed
@@ -13,15 +12,7 @@ from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import Schema
 from impala_async.weights import Version
-from tests.actor.fakes import (
-    FakeBuffers,
-    FakePolicy,
-    NoNews,
-    Row,
-    rows_of,
-    streams_of,
-    weights_of,
-)
+from tests.actor.fakes import FakePolicy, Row, rows_of, sampler_over, streams_of, weights_of
 from tests.columns import find_fault
 
 MODES = ["NextStep", "SameStep"]
@@ -34,15 +25,8 @@ class Rig:
         self.envs = envs
         self.schema = Schema(envs.obs_spec, envs.action_spec, rows)
         self.policy = FakePolicy(envs.action_spec.parts[0].choices[0])
-        self.buffers = FakeBuffers(self.schema)
-        self.sampler = build_sampler(
-            self.schema,
-            envs,
-            self.policy,
-            None,
-            buffers=self.buffers,
-            newest=newest or NoNews(),
-            seed=seed,
+        self.sampler, self.buffers = sampler_over(
+            envs, self.schema, self.policy, newest=newest, seed=seed
         )
 
     def run(self, num_steps):
@@ -214,7 +198,7 @@ def test_cartpole_gives_sound_trajectories(sampler):
     assert found == sorted(expected)
     assert all(episode_return == length for episode_return, length in found)
     assert max(length for _, length in found) <= 20
-    rig.sampler.close()
+    rig.envs.close()
 
 
 def test_the_columns_of_an_actor_are_those_that_its_seed_says():
@@ -302,7 +286,7 @@ class Strict:
     def __init__(self, schema, num_columns, num_buffers):
         self.idle = [MessageBuffer(schema, num_columns) for _ in range(num_buffers)]
 
-    def take(self, num_columns):
+    def take(self):
         assert self.idle, "a sampler must not hold a message back while it waits for a buffer"
         return self.idle.pop()
 
@@ -314,9 +298,7 @@ def test_a_buffer_per_group_is_enough(mode, rows):
     is_split = mode == "SameStep"
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
     buffers = Strict(schema, 1 if is_split else 2, num_buffers=2 if is_split else 1)
-    sampler = build_sampler(
-        schema, envs, FakePolicy(), None, buffers=buffers, newest=NoNews(), seed=0
-    )
+    sampler, _ = sampler_over(envs, schema, buffers=buffers)
     num_messages = 0
     for _ in range(60):
         for message in sampler.step():
@@ -360,5 +342,5 @@ def test_closing_closes_the_environments():
     vector = CountingVector(2)
     rig = Rig(VectorEnvs(vector), rows=2)
     assert not vector.closed
-    rig.sampler.close()
+    rig.envs.close()
     assert vector.closed

@@ -1,1 +1,0 @@
-"""Samplers: policy and environments in a loop that writes trajectories."""
