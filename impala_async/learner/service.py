@@ -37,7 +37,7 @@ from impala_async.learner.handoff import Inbox, Mailbox, Threads
 from impala_async.learner.lock_watch import LockWatch
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.learner.loop.saver import Restored, Saver, begin_epoch
-from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes
 from impala_async.learner.watchdog import Watchdog
@@ -100,18 +100,15 @@ class LearnerService:
         self._awaited = "the last updates"
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport(self._start)
-        told = Events(
-            self._open_told,
-            self._on_episodes,
-            functools.partial(self.stop, ACTOR_LOST),
-            functools.partial(find_layout, self._config.model),
-        )
         self._server = ActorServer(
             config,
             run_id=folder.run_id,
             lineage=lineage,
             schema=schema,
-            events=told,
+            on_schema=self._open_told,
+            on_episodes=self._on_episodes,
+            on_loss=functools.partial(self.stop, ACTOR_LOST),
+            find_layout=functools.partial(find_layout, self._config.model),
             accounts=restored.accounts if restored else None,
             recorder=recorder,
         )
@@ -138,7 +135,8 @@ class LearnerService:
         """The tasks, until `_ended`; the death of one of them is such an end."""
         bodies = {
             "reporter": self._reporter.report_regularly(),
-            **self._server.tasks(),
+            "loop lag": self._reporter.watch_lag(),
+            "connections": self._server.watch_connections(),
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
         }

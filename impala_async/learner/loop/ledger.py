@@ -48,13 +48,19 @@ class Ledger:
         self._dropped = Counters(DROP_REASONS)
         self._passes = Counters(PASSES)
         self._partial = Counters(DROP_REASONS)
+        self._groups = {
+            "counts": self._counts,
+            "rejected": self._rejected,
+            "dropped": self._dropped,
+            "passes": self._passes,
+            "partial": self._partial,
+        }
         self._filling = 0
         self._batches: dict[int, int] = {}
 
-    def receive(self, columns: int) -> None:
-        self._counts.add("received", columns)
-
     def reject(self, columns: int, reason: str) -> None:
+        """Some were received, and refused."""
+        self._counts.add("received", columns)
         self._rejected.add(reason, columns)
 
     def rejected(self, reason: str) -> int:
@@ -62,6 +68,8 @@ class Ledger:
         return self._rejected[reason]
 
     def admit(self, columns: int) -> None:
+        """Some were received, and lie in the slot that is filling."""
+        self._counts.add("received", columns)
         self._counts.add("admitted", columns)
         self._filling += columns
 
@@ -82,10 +90,10 @@ class Ledger:
             f"batch {settlement.batch} held {columns} columns and {settlement.num_columns} came out"
         )
         self._counts.add("trained", settlement.trained)
-        for reason, count in settlement.dropped.items():
-            self._dropped.add(reason, count)
         self._passes.add("done", settlement.passes_done)
         self._passes.add("init_short", settlement.passes_init_short)
+        for reason, count in settlement.dropped.items():
+            self._dropped.add(reason, count)
         for reason, count in settlement.passes_partial.items():
             self._partial.add(reason, count)
 
@@ -100,32 +108,22 @@ class Ledger:
 
     def report(self) -> dict[str, int]:
         """All counters, under the names of the registry."""
-        groups = {
-            "rejected": self._rejected,
-            "dropped": self._dropped,
-            "passes": self._passes,
-            "partial": self._partial,
+        report = {
+            "trajectories/rejected": self._rejected.total,
+            "trajectories/dropped": self._dropped.total,
+            "trajectories/in_slots": self.in_slots,
+            "passes/partial": self._partial.total,
         }
-        report = {f"trajectories/{name}": self._counts[name] for name in COUNTS}
-        report["trajectories/rejected"] = self._rejected.total
-        report["trajectories/dropped"] = self._dropped.total
-        report["trajectories/in_slots"] = self.in_slots
-        report["passes/partial"] = self._partial.total
-        for group, counters in groups.items():
-            report |= {f"{group}/{name}": count for name, count in counters.snapshot().items()}
+        for group, counters in self._groups.items():
+            prefix = "trajectories" if group == "counts" else group
+            report |= {f"{prefix}/{name}": count for name, count in counters.snapshot().items()}
         return report
 
     def save(self) -> dict[str, dict[str, int]]:
         """For a checkpoint. A start that resumes from it has lost what is in slots now."""
-        dropped = self._dropped.snapshot()
-        dropped["shutdown"] += self.in_slots
-        return {
-            "counts": self._counts.snapshot(),
-            "rejected": self._rejected.snapshot(),
-            "dropped": dropped,
-            "passes": self._passes.snapshot(),
-            "partial": self._partial.snapshot(),
-        }
+        saved = {group: counters.snapshot() for group, counters in self._groups.items()}
+        saved["dropped"]["shutdown"] += self.in_slots
+        return saved
 
     def restore(self, saved: dict[str, dict[str, int]]) -> None:
         """Continue those of a checkpoint; raises CheckpointError where they do not add up."""
@@ -134,8 +132,5 @@ class Ledger:
         received = counts["admitted"] + sum(saved["rejected"].values())
         if (counts["received"], counts["admitted"]) != (received, admitted):
             raise CheckpointError("its accounts of trajectories do not add up")
-        self._counts.restore(saved["counts"])
-        self._rejected.restore(saved["rejected"])
-        self._dropped.restore(saved["dropped"])
-        self._passes.restore(saved["passes"])
-        self._partial.restore(saved["partial"])
+        for group, counters in self._groups.items():
+            counters.restore(saved[group])

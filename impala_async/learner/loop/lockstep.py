@@ -1,8 +1,8 @@
 """Lockstep: every batch holds one trajectory of every actor, each in its actor's own place.
 
-So neither the order of arrival nor the pace of a process changes what is trained. It takes the
-part of `SlotFiller` when `pace.mode` is "lockstep": places go by rank, a batch is complete when
-everybody who is expected is in it, and batches are submitted, and episodes counted, in order.
+So neither the order of arrival nor the pace of a process changes what is trained. Places go by
+rank, a batch is complete when everybody who is expected is in it, and batches are submitted, and
+episodes counted, in order.
 
     rank 0: columns 0 to C-1    rank 1: columns C to 2C-1    ...    of every batch
 
@@ -17,12 +17,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.filler import Arrival, Count, IdleSlots, Submit
+from impala_async.learner.loop.filler import Arrival, SlotFiller
 from impala_async.learner.slots import Episodes, Region, Slot
 from impala_async.weights import Version
+from impala_async.wire.messages import Spec
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable
 
@@ -39,14 +39,7 @@ class _Open:
     episodes: dict[int, Episodes | None] = field(default_factory=dict)
 
 
-class _Member(NamedTuple):
-    """Who has a rank, and the update of the first weights of its session."""
-
-    session: bytes
-    begins_at: int
-
-
-class LockstepFiller:
+class LockstepFiller(SlotFiller):
     """Puts the columns of rank r into place r. At most `lag + 1` batches are open at once.
 
     Everybody is waited for until all have been there at once; from then on whoever is there. When
@@ -54,31 +47,30 @@ class LockstepFiller:
     batches are complete without it, and the columns of its place are empty.
     """
 
+    is_lockstep = True
+
     def __init__(
         self,
-        slots: list[Slot],
-        submit: Submit,
-        count: Count,
+        count: Callable[[Episodes], None],
         *,
         num_ranks: int,
+        width: int,
         lag: int,
         first_update: int,
         on_loss: Callable[[], None] | None,
     ) -> None:
-        self.batch_columns = len(slots[0].obs)
-        self._submit = submit
-        self._count = count
+        """`width` is the number of columns of each."""
+        super().__init__(count)
         self._on_loss = on_loss
         self._num_ranks = num_ranks
-        self._width = self.batch_columns // num_ranks
+        self._width = width
         self._lag = lag
         self._first_update = first_update
-        self._idle = IdleSlots(slots)
         self._open: deque[_Open] = deque()
-        self._members: dict[int, _Member] = {}
+        # By rank.
+        self._members: dict[int, Peer] = {}
         self._was_whole = False
         self._expected = set(range(num_ranks))
-        self._num_batches = 0
         self._newest = first_update
         self._uncounted: deque[tuple[int, list[Episodes]]] = deque()
 
@@ -89,24 +81,37 @@ class LockstepFiller:
 
     def deal(self, table: SessionTable, now: float) -> list[Peer]:
         """Give everybody credit for the batches that are open or can be opened."""
-        self._call_the_roll(list(table.joined))
+        if not self._call_the_roll({peer.rank: peer for peer in table.joined}):
+            return []
         dealt = []
-        for rank, member in self._members.items():
-            peer = table.peer_of(member.session)
-            if peer is None:
-                continue  # the run ends for its loss
-            peer.begins_at = member.begins_at
+        for rank, peer in self._members.items():
             num_more = self._num_allowed(rank) - peer.outstanding_messages
+            for _ in range(num_more):
+                peer.extend()
             if num_more > 0:
-                for _ in range(num_more):
-                    peer.extend()
                 dealt.append(peer)
         return dealt
+
+    def find_misfit(self, spec: Spec) -> str | None:
+        """Each actor fills its place with each message."""
+        if (spec.columns, spec.streams) == (self._width, 1):
+            return None
+        return (
+            f"pace.mode lockstep wants one message of {self._width} columns from each actor, this "
+            f"one has {spec.streams} of {spec.columns}: start it without --num-envs, and use "
+            "actor.sampler = serial where the environment's own vectors reset in the same "
+            "step; learner.batch_columns must be train.num_actors times the columns of one, "
+            "and an environment has a column for each of its agents"
+        )
+
+    def may_begin(self, peer: Peer, update: int) -> bool:
+        """A session begins with the weights of its first batch, and not before."""
+        return peer.begins_at is not None and update >= peer.begins_at
 
     def judge(self, rank: int, version: Version) -> str | None:
         """Each message has one version that it can have acted with."""
         lagged = self._first_update + self._next_batch(rank) - self._lag
-        wanted = max(lagged, self._members[rank].begins_at)
+        wanted = max(lagged, self._members[rank].begins_at or 0)
         if version.update == wanted:
             return None
         return "stale" if version.update < wanted else "invalid"
@@ -136,10 +141,6 @@ class LockstepFiller:
         self._batch_of(rank).episodes[rank] = None
         self._submit_complete()
 
-    def release(self, index: int) -> None:
-        """A slot is empty again."""
-        self._idle.release(index)
-
     def note_version(self, update: int) -> None:
         """A version is published: the batch that is trained next may be counted.
 
@@ -152,15 +153,14 @@ class LockstepFiller:
     def report(self) -> dict[str, object]:
         """Beside the slots: how many have done their part of the next batch, and who has not."""
         done = self._open[0].episodes.keys() if self._open else set()
-        members = self._members.keys()
-        missing = sorted(self._expected - done, key=lambda rank: (rank in members, rank))
+        missing = sorted(self._expected - done, key=lambda rank: (rank in self._members, rank))
         names = [
-            f"actor {rank}{'' if rank in members else ' (not joined)'}"
+            f"actor {rank}{'' if rank in self._members else ' (not joined)'}"
             for rank in missing[:MAX_NAMED]
         ]
         more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         return {
-            **self._idle.report(),
+            **super().report(),
             "lockstep/num_done": len(done),
             "lockstep/waits_for": f"{', '.join(names)}{more}" or None,
         }
@@ -168,29 +168,25 @@ class LockstepFiller:
     def _columns(self, rank: int) -> slice:
         return slice(rank * self._width, (rank + 1) * self._width)
 
-    def _call_the_roll(self, peers: list[Peer]) -> None:
-        """Who has joined and who is gone since the last time."""
-        sessions = {peer.rank: peer.session for peer in peers}
-        former = {rank: member.session for rank, member in self._members.items()}
-        if sessions == former:
-            return
-        is_loss = any(sessions.get(rank) != session for rank, session in former.items())
-        if is_loss and self._on_loss is not None:
+    def _call_the_roll(self, peers: dict[int, Peer]) -> bool:
+        """Note who has joined and who is gone since the last time; False if that ends the run."""
+        former = self._members
+        if peers == former:
+            return True
+        if self._on_loss and any(peers.get(rank) is not peer for rank, peer in former.items()):
             self._on_loss()
-            return
-        for rank, session in sessions.items():
-            if former.get(rank) != session:
-                begins_at = self._first_update + self._next_batch(rank)
-                self._members[rank] = _Member(session, begins_at)
-        gone = former.keys() - sessions.keys()
-        for rank in gone:
-            del self._members[rank]
-        self._was_whole |= len(sessions) == self._num_ranks
+            return False
+        for rank, peer in peers.items():
+            if former.get(rank) is not peer:
+                peer.begins_at = self._first_update + self._next_batch(rank)
+        self._members = peers
+        self._was_whole |= len(peers) == self._num_ranks
         if self._was_whole:
-            self._expected = set(sessions)
-            if gone:
+            self._expected = set(peers)
+            if gone := former.keys() - peers.keys():
                 logger.warning("lockstep: going on without actors %s", sorted(gone))
             self._submit_complete()
+        return True
 
     def _num_allowed(self, rank: int) -> int:
         """How many messages of a rank have a place to go to."""
@@ -208,7 +204,7 @@ class LockstepFiller:
         if number == len(self._open):
             assert self._idle, "columns without a credit"
             assert number <= self._lag, "columns without a credit"
-            slot = self._idle.take()
+            slot = self._take_idle()
             slot.filled_B.fill(False)
             slot.valid_rows_B.fill(0)
             self._open.append(_Open(slot))
@@ -217,21 +213,15 @@ class LockstepFiller:
     def _submit_complete(self) -> None:
         while self._open and self._expected and self._expected <= self._open[0].episodes.keys():
             batch = self._open.popleft()
-            self._clear_empty(batch.slot)
+            is_empty_B = ~batch.slot.filled_B
+            # Empty columns go through the network with the rest: they must be finite there.
+            batch.slot.obs[is_empty_B] = 0
+            batch.slot.small[is_empty_B] = 0
             by_rank = [episodes for _, episodes in sorted(batch.episodes.items())]
             self._uncounted.append((self._num_batches, [e for e in by_rank if e is not None]))
-            self._num_batches += 1
-            batch.slot.batch = self._num_batches
-            self._submit(batch.slot)
+            self._send_on(batch.slot)
         # Only now: a goal that is reached closes the doors.
         self._count_due()
-
-    def _clear_empty(self, slot: Slot) -> None:
-        """Empty columns go through the network with the rest: they must be finite there."""
-        is_empty_B = ~slot.filled_B
-        if is_empty_B.any():
-            slot.obs[is_empty_B] = 0
-            slot.small[is_empty_B] = 0
 
     def _count_due(self) -> None:
         while self._uncounted and self._first_update + self._uncounted[0][0] <= self._newest:

@@ -78,23 +78,6 @@ class EpisodeStats:
         self._returns.extend(returns)
 
 
-class LoopLag:
-    """How late the loop runs a timer: what everybody on it has to wait."""
-
-    def __init__(self) -> None:
-        self._window = WindowStat("lag_ms", n=100)
-
-    async def watch(self) -> None:
-        while True:
-            due = time.monotonic() + LOOP_PROBE_S
-            await asyncio.sleep(LOOP_PROBE_S)
-            self._window.push(max(0.0, time.monotonic() - due) * 1000)
-
-    def report(self) -> dict[str, object]:
-        summary = self._window.summary()
-        return {"loop/lag_ms_mean": summary.mean, "loop/lag_ms_max": self._window.max}
-
-
 class Reporter:
     """Writes reports; owns the clock of the run and the rate of the interval."""
 
@@ -128,6 +111,8 @@ class Reporter:
         is_ahead = lr_is_0_at is not None and env_steps() < lr_is_0_at
         self._lr_is_0_at = lr_is_0_at if is_ahead else None
         self._process = psutil.Process()
+        # How late the loop runs a timer: what everybody on it has to wait.
+        self._lag = WindowStat("lag_ms", n=100)
 
     def answered(self) -> None:
         """The learner thread has frozen a reading."""
@@ -137,8 +122,15 @@ class Reporter:
         """Seconds of this run, earlier starts included, at a moment of the monotonic clock."""
         return at - self._started_at
 
+    async def watch_lag(self) -> None:
+        """A task."""
+        while True:
+            due = time.monotonic() + LOOP_PROBE_S
+            await asyncio.sleep(LOOP_PROBE_S)
+            self._lag.push(max(0.0, time.monotonic() - due) * 1000)
+
     async def report_regularly(self) -> None:
-        """The task: it ends with the service."""
+        """A task."""
         due = time.monotonic()
         while True:
             # From due time to due time: waiting for an answer must not stretch the interval.
@@ -172,6 +164,8 @@ class Reporter:
             "env_steps_per_s": steps_per_s,
             "frames_per_s": steps_per_s * self._frames_per_step,
             "host/rss_bytes": self._rss_bytes(),
+            "loop/lag_ms_mean": self._lag.summary().mean,
+            "loop/lag_ms_max": self._lag.max,
         }
         report = assemble(own, *(part() for part in self._parts))
         self._times.add(report)

@@ -78,14 +78,9 @@ class Shelf:
         self.submitted: list[Slot] = []
         self.episodes: list[float] = []
         self.filler = LockstepFiller(
-            self.slots,
-            self.submitted.append,
-            self._count,
-            num_ranks=num_ranks,
-            lag=lag,
-            first_update=0,
-            on_loss=None,
+            self._count, num_ranks=num_ranks, width=WIDTH, lag=lag, first_update=0, on_loss=None
         )
+        self.filler.open(self.slots, self.submitted.append)
 
     def _count(self, episodes: Episodes) -> None:
         self.episodes += episodes["total"].tolist()
@@ -166,8 +161,8 @@ def test_what_is_complete_at_the_end_but_not_trained_is_not_counted() -> None:
                 getattr(actor, move)()
     assert len(simulation.episodes) == 2
     # The learner thread reaches its limit with the first, and says so before its version is out.
-    simulation.ingest.close()
-    simulation.ingest.note_version(1)
+    simulation.admission.close()
+    simulation.admission.note_version(1)
     assert len(simulation.episodes) == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from impala_async.errors import ConfigError
 from impala_async.learner.loop.endpoint import MAX_HELLOS
-from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.loop.server import ActorServer
 from impala_async.metrics.report import merge
 from impala_async.weights import Lineage
 from impala_async.wire.codec import decode_settings
@@ -329,7 +329,9 @@ def new_front(schema, **sections) -> ActorServer:
         run_id=RUN_ID,
         lineage=Lineage(0).resumed(1, 0),
         schema=schema,
-        events=Events(print, print, print),
+        on_schema=print,
+        on_episodes=print,
+        on_loss=print,
     )
 
 
@@ -351,7 +353,7 @@ async def test_who_says_hello_again_and_again_is_cut_off(make_harness: Make) -> 
         actor = number.to_bytes(16, "little")
         await flood.say(Hello(PROTOCOL, actor, "", bytes(16), 0, 0))
     await until(lambda: harness.count("wire/cut") == 1)
-    assert harness.server._data.cut_off == {SAID_HELLO: 1}
+    assert harness.server._data.connections.cut_off == {SAID_HELLO: 1}
     assert harness.count("sessions/given_way") == MAX_HELLOS - MAX_OVER_ONE_CONNECTION
     # The last of them, and nobody else.
     assert len(harness.server.table) == 1 + MAX_OVER_ONE_CONNECTION
@@ -368,3 +370,30 @@ async def test_a_learner_that_builds_for_longer_than_a_lease_blames_nobody(
     time.sleep(1.1)
     harness.server.reap()
     assert len(harness.server.table) == 1
+
+
+async def test_what_strangers_do_is_one_line_each_ten_seconds(
+    make_harness: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make_harness()
+    server, hellos = harness.server, harness.server._data.hellos
+    now = time.monotonic()
+    monkeypatch.setattr("impala_async.learner.loop.server.time.monotonic", lambda: now)
+    for second in range(1, 26):
+        now += 1.0
+        hellos.update({b"one": 600, b"two": 400})
+        if second <= 20:
+            server._data.connections.cut_off["said hello"] += 1
+            server.table.num_given_way += 999
+        server.reap()
+    lines = [line for line in caplog.messages if line.startswith("strangers")]
+    assert (
+        lines
+        == ["strangers in 10 s: 10 said hello, 9,990 gave way; 10,000 hellos over 2 connections"]
+        * 2
+    )
+    now += 10.0
+    server.reap()
+    # Hellos alone are nothing to tell.
+    assert len([line for line in caplog.messages if line.startswith("strangers")]) == 2
+    assert hellos.total() == 0

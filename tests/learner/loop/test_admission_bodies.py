@@ -1,4 +1,4 @@
-"""BodyReader of messages into their place, whatever form and size they come in."""
+"""Bodies of messages into their place, whatever form and size they come in."""
 
 from typing import Any
 
@@ -6,34 +6,16 @@ import numpy as np
 import pytest
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.body import BodyReader
+from impala_async.learner.loop.admission import Bodies
 from impala_async.learner.slots import Region
 from impala_async.schema import Schema
 from impala_async.wire.codec import Frame, compress, encode_data
 from impala_async.wire.messages import Data, unpack
-from impala_async.wire.sockets import NO_FRAME
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema
+from tests.learner.pure_learner import Rest
 
 COLUMNS = 2
 EPISODES = [(1.5, 2), (-3.0, 1)]
-
-
-class Frames:
-    """A router that has received these."""
-
-    def __init__(self, *frames: Frame) -> None:
-        self._frames = [bytes(frame) for frame in frames]
-
-    def receive_into(self, buffer: memoryview) -> int:
-        if not self._frames:
-            return NO_FRAME
-        frame = self._frames.pop(0)
-        size = min(len(frame), len(buffer))
-        buffer[:size] = frame[:size]
-        return len(frame)
-
-    def has_more_frames(self) -> bool:
-        return bool(self._frames)
 
 
 def sent(
@@ -53,8 +35,8 @@ def sent(
 def receive(schema: Schema, data: Data, *frames: Frame) -> tuple[Region, Any]:
     empty = Planes(schema, COLUMNS)
     region = Region(empty.obs, empty.small)
-    router: Any = Frames(*frames)
-    return region, BodyReader(schema, most_columns=4).receive(router, data, region)
+    router: Any = Rest(*frames)
+    return region, Bodies(schema, most_columns=4).receive(router, data, 0, region).episodes
 
 
 FORMS = pytest.mark.parametrize(
@@ -78,12 +60,12 @@ def test_planes_and_episodes_are_those_that_were_sent(
 
 def test_episodes_stay_when_the_next_message_comes() -> None:
     schema = big_schema()
-    bodies, empty = BodyReader(schema, most_columns=4), Planes(schema, COLUMNS)
+    bodies, empty = Bodies(schema, most_columns=4), Planes(schema, COLUMNS)
     kept = []
     for total in (1.0, 2.0):
         _, data, frames = sent(schema, [(total, 3)])
-        router: Any = Frames(*frames)
-        kept.append(bodies.receive(router, data, Region(empty.obs, empty.small)))
+        router: Any = Rest(*frames)
+        kept.append(bodies.receive(router, data, 0, Region(empty.obs, empty.small)).episodes)
     assert [each.tolist() for each in kept if each is not None] == [[(1.0, 3)], [(2.0, 3)]]
 
 
@@ -115,5 +97,9 @@ def test_a_body_has_two_frames() -> None:
     schema = big_schema()
     _, data, frames = sent(schema, [])
     for parts in ([], frames[:1], [*frames, b"more"]):
-        with pytest.raises(ProtocolError, match="has 2 frames"):
+        with pytest.raises(ProtocolError, match="2 frames"):
             receive(schema, data, *parts)
+    schema = small_schema()
+    _, data, _ = sent(schema, [])
+    with pytest.raises(ProtocolError, match="or is in the header"):
+        receive(schema, data, b"more")

@@ -1,6 +1,5 @@
 """Messages that come in one burst are checked together, and fare as if each had come alone."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -9,22 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.ingest import Ingest
-from impala_async.learner.loop.ledger import Ledger, Settlement
-from impala_async.learner.loop.publisher import Publisher
-from impala_async.learner.slots import Region, allocate_slots
+from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.loop.sessions import Answer
+from impala_async.learner.slots import Region
 from impala_async.trajectory import ColumnChecks
-from impala_async.weights import Lineage, Version, Weights
+from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import PROTOCOL, VERDICTS, Data, Grant, Hello, unpack
 from impala_async.wire.peer import Peer
-from impala_async.wire.session import SessionTable
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema
 from tests.learner.hand_actor import until
+from tests.learner.pure_learner import PureLearner, Rest
 
 SCHEMA = small_schema()
 B = 8
-NEWEST = Version(1, 5)
 WIDTHS = (1, 2, 3)
 KINDS = ("good", "good", "good", "nan", "no choice", "endless episode", "short", "again", "stale",
          "from nowhere", "without credit")  # fmt: skip
@@ -32,65 +29,28 @@ Step = tuple[int, str]
 """Who sends, and what."""
 
 
-class Line:
-    """An endpoint that keeps what is sent; whatever comes is inline."""
+class Bay(PureLearner):
+    """Three actors, and a learner that is done at once."""
 
     def __init__(self) -> None:
-        self.router = self
-        self.grants: list[Any] = []
-        self.verdicts: list[tuple[bytes, int, str]] = []
-
-    def has_more_frames(self) -> bool:
-        return False
-
-    def send(self, route: bytes, frames: list[Any]) -> bool:
-        grant = unpack(frames[0])
-        assert isinstance(grant, Grant)
-        self.grants.append(grant._replace(verdicts=[]))
-        for seq, verdict in grant.verdicts:
-            self.verdicts.append((grant.session, seq, VERDICTS[verdict]))
-        return True
-
-
-class Bay:
-    """An ingest with its table and ledger, three actors, and a learner that is done at once."""
-
-    def __init__(self) -> None:
-        numbers = itertools.count()
-        self.table = SessionTable(
-            run_id=bytes(16),
-            lineage=Lineage(0).resumed(1, 0),
-            lease_s=10.0,
-            max_lag=3,
-            new_id=lambda: next(numbers).to_bytes(16, "big"),
-        )
-        self.ledger = Ledger()
-        publisher = Publisher()
-        publisher.publish(Weights(NEWEST, np.zeros(4, np.uint8)))
-        self.episodes: list[tuple[float, int]] = []
         self.batches: list[Any] = []
         self.refused: list[str] = []
-        self.full: list[int] = []
         self.taken: list[tuple[int, int, bytes]] = []
+        self.grants: list[Grant] = []
+        self.verdicts: list[tuple[bytes, int, str]] = []
         self.is_behind = False
         self.goal = float("inf")
-        self.endpoint: Any = Line()
-        self.ingest = Ingest(
-            self.table,
-            self.ledger,
-            publisher,
-            max_columns=B,
-            clock=lambda: 0.0,
-            on_episodes=self._take_episodes,
-            recorder=self,
+        lineage = Lineage(0, {}).resumed(1, 5)
+        super().__init__(
+            SCHEMA, columns=B, max_lag=3, recorder=self, is_open=False, lineage=lineage
         )
-        self.slots = allocate_slots(SCHEMA, B, 3)
-        self.ingest.open(SCHEMA, self.slots, self.full.append)
+        self.deliver = self._note
+        self.open()
         self.peers = [self._join(number, width) for number, width in enumerate(WIDTHS)]
         self.next_seqs = [0] * len(WIDTHS)
         self.num_sent = 0
         self.planes: list[Planes] = []
-        self.ingest.answer(self.endpoint)
+        self.publish()
 
     def take(self, rank: int, data: Data, region: Region, episodes: Any) -> None:
         self.taken.append((rank, data.seq, region.obs.tobytes() + region.small.tobytes()))
@@ -98,30 +58,36 @@ class Bay:
     def send(self, step: Step) -> None:
         number, kind = step
         try:
-            self.ingest.handle(self.endpoint, b"", self._message(self.peers[number], number, kind))
+            self.hear(b"", self._message(self.peers[number], number, kind))
         except ProtocolError as error:
             self.refused.append(error.reason)
 
     def end_burst(self) -> None:
-        self.ingest.decide()
-        for index in self.full:
-            slot = self.slots[index]
+        self.admission.decide(self.now)
+        for slot in [*self.full]:
             planes = (slot.obs.tobytes(), slot.small.tobytes())
             self.batches.append((*planes, slot.updates_B.tolist(), slot.valid_rows_B.tolist()))
             self.ledger.settle(Settlement(slot.batch, trained=B, passes_done=B))
-            self.ingest.release(index)
+            self.filler.release(slot.index)
         self.full.clear()
-        self.ingest.answer(self.endpoint)
+        self._say(self.admission.deal(self.now))
 
     def all_that_came_of_it(self) -> Any:
         # In a burst a message that is refused by its header has its verdict before others.
-        told = self.endpoint.grants, sorted(self.endpoint.verdicts), self.refused, self.episodes
+        told = self.grants, sorted(self.verdicts), self.refused, self.episodes
         return told, self.batches, self.taken, self.ledger.report()
 
-    def _take_episodes(self, episodes: Any) -> None:
-        self.episodes += episodes.tolist()
+    def _note(self, answer: Answer) -> None:
+        grant = unpack(bytes(answer.frames[0]))
+        assert isinstance(grant, Grant)
+        self.grants.append(grant._replace(verdicts=[]))
+        for seq, verdict in grant.verdicts:
+            self.verdicts.append((grant.session, seq, VERDICTS[verdict]))
+
+    def count(self, episodes: Any) -> None:
+        super().count(episodes)
         if episodes["total"].max() >= self.goal:
-            self.ingest.close()
+            self.admission.close()
 
     def _join(self, number: int, width: int) -> Peer:
         hello = Hello(PROTOCOL, bytes([number]) * 16, "", bytes(16), 0, 0)
@@ -168,7 +134,7 @@ def play(bursts: list[list[Step]], *, alone: bool) -> Bay:
         for step in burst:
             bay.send(step)
             if alone:
-                bay.ingest.decide()
+                bay.admission.decide(0.0)
         bay.end_burst()
     return bay
 
@@ -203,7 +169,7 @@ def test_what_is_refused_leaves_no_gap_between_its_neighbours() -> None:
     assert [seq for _, seq, _ in bay.taken] == [0, 0, 1, 1, 1]
     report = bay.ledger.report()
     assert (report["rejected/nonfinite"], report["trajectories/admitted"]) == (2, 10)
-    assert sorted(bay.endpoint.verdicts) == [(bay.peers[1].session, 0, "nonfinite")]
+    assert sorted(bay.verdicts) == [(bay.peers[1].session, 0, "nonfinite")]
     ((obs, small, updates, valid_rows),) = bay.batches
     # The numbers of those that are in it, and how many of their columns are.
     sent = [(1, 1), (3, 3), (4, 1), (5, 2), (6, 1)]
@@ -242,20 +208,21 @@ def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(
     assert len(bay.batches) == num_admitted // B
     assert report["dropped/shutdown"] == num_admitted % B
     # As the service does once more when it winds down.
-    bay.ingest.close()
+    bay.admission.close()
     assert bay.ledger.report() == report
 
 
 async def test_what_an_actor_says_is_heard_after_what_it_sent(make_harness: Any) -> None:
     harness = make_harness()
     actor = await harness.join(2)
-    hear, route = harness.server._on_data_message, b"nobody"
+    hear, route = harness.server.admission.hear, b"nobody"
     planes = planes_of(harness.schema, 2)
     data = Data(actor.session, 0, 1, 0, harness.schema.rows, 2, 0, 0, None)
     (frame,) = encode_data(data, planes.obs, planes.small, [])
-    hear(route, unpack(frame))
+    nothing: Any = Rest()
+    hear(route, unpack(frame), nothing, 0.0)
     assert harness.server.ledger.report()["trajectories/received"] == 0
-    hear(route, Hello(PROTOCOL, actor.uuid, "", harness.server.table.run_id, 0, 0))
+    hear(route, Hello(PROTOCOL, actor.uuid, "", harness.server.table.run_id, 0, 0), nothing, 0.0)
     assert harness.count("trajectories/admitted") == 2
     (peer,) = harness.server.table
     assert (peer.granted, peer.watermark.below) == (1, 1)
@@ -335,7 +302,7 @@ def test_a_late_message_for_which_there_is_no_room_comes_again(late_bay: Bay) ->
     late_bay.send((2, "good"))
     late_bay.end_burst()
     assert (late_bay.refused, late_bay.ledger.report()["trajectories/received"]) == ([], 0)
-    assert late_bay.ingest.report()["credit/turned_away"] == WIDTHS[2]
+    assert late_bay.admission.report()["credit/turned_away"] == WIDTHS[2]
     for number in (0, 1) * 7:
         late_bay.send((number, "good"))
         late_bay.end_burst()
