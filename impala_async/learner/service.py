@@ -46,6 +46,7 @@ from impala_async.metrics.sinks import Sink
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.runs.summary import summarise
 from impala_async.schema import Schema
+from impala_async.training.checkpoint import read_digests
 from impala_async.waiting import Wait, told_of
 from impala_async.weights import Lineage
 
@@ -109,7 +110,7 @@ class LearnerService:
             on_episodes=self._on_episodes,
             on_loss=functools.partial(self.stop, ACTOR_LOST),
             find_layout=functools.partial(find_layout, self._config.model),
-            accounts=restored.accounts if restored else None,
+            accounts=restored.state if restored else None,
             recorder=recorder,
         )
         self._make_reporter(sinks)
@@ -185,7 +186,7 @@ class LearnerService:
 
     def _make_saver(self, restored: Restored | None, lineage: Lineage) -> None:
         self._saver = Saver(
-            self._folder,
+            folder=self._folder,
             keep=self._config.checkpoint.keep,
             accounts=self._server.accounts,
             lineage=lineage,
@@ -335,7 +336,7 @@ class LearnerService:
         if self._late_death is not None:
             raise self._late_death
         if self._recorder is not None:
-            digests = self._saver.digests(self._progress.version)
+            digests = read_digests(self._folder.checkpoints, self._progress.version)
             await self._recorder.finish(reason, self._progress.update, digests)
         self._awaited = "the actors' goodbye"
         await self._server.say_bye("restarting", GOODBYE_S)

@@ -87,18 +87,16 @@ class PureLearner:
             first = {"lag": lag, "first_update": self.update, "on_loss": on_loss}
             self.filler = LockstepFiller(self.count, **places, **first)  # type: ignore[arg-type]
         self.sessions = Sessions(
-            self.table,
-            self.publisher,
-            self.filler,
+            table=self.table,
+            publisher=self.publisher,
+            filler=self.filler,
             welcome=self._welcome(),
             settings_frame=b"settings",
             rows=schema.rows,
             on_schema=lambda schema: self.on_schema(schema),
             find_layout=lambda schema: self.find_layout(schema),
         )
-        self.admission = Admission(
-            self.sessions, self.ledger, self.filler, max_columns=columns, recorder=recorder
-        )
+        self.admission = Admission(self.sessions, self.ledger, recorder)
         self.slots = allocate_slots(schema, columns, num_slots)
         if is_open:
             self.open()
@@ -136,10 +134,7 @@ class PureLearner:
 
     def publish(self) -> None:
         weights = Weights(Version(self.lineage.epoch, self.update), np.zeros(64, np.uint8))
-        self.publisher.publish(weights)
-        self.admission.note_version(self.update)
-        if self.filler.is_lockstep:
-            self._say(self.sessions.announce())
+        self._say(self.admission.publish(weights))
         self.end_burst()
 
     def settle(self, slot: Slot) -> None:
@@ -152,7 +147,6 @@ class PureLearner:
     def report(self) -> dict[str, Any]:
         return {
             **self.ledger.report(),
-            **self.publisher.report(),
             **self.admission.report(),
             **self.sessions.report(self.now),
         }

@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.filler import Arrival, SlotFiller
+from impala_async.learner.loop.filler import Arrival
 from impala_async.learner.loop.ledger import Ledger
 from impala_async.learner.loop.sessions import Answer, Sessions
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Region, Slot
 from impala_async.schema import Schema
 from impala_async.trajectory import LARGEST, ColumnChecks, Fault
-from impala_async.weights import NO_VERSION, Version
+from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import (
     PLAIN,
     ZSTD,
@@ -44,6 +44,7 @@ UNFIT_VERSIONS = {
     "dead_branch": "it was acted with weights of an epoch that was given up",
 }
 WARN_EVERY_S = 10.0
+TWO_FRAMES = "a body has 2 frames, or is in the header"
 
 
 class Bodies:
@@ -77,13 +78,13 @@ class Bodies:
             obs[:], small = (np.frombuffer(p, np.uint8) for p in split_inline(data.body, sizes))
         elif data.codec == ZSTD:
             packed = self._packed.data[: sizes.obs]
-            decompress_into(obs.data, packed[: _receive_frame(rest, packed)])
+            decompress_into(obs.data, packed[: _receive(rest, packed, is_whole=False)])
         else:
-            _receive_exactly(rest, obs.data)
+            _receive(rest, obs.data)
         if data.body is None:
-            _receive_exactly(rest, small.data)
+            _receive(rest, small.data)
         if rest.has_more_frames():
-            raise ProtocolError("wrong_frame_count", "a body has 2 frames, or is in the header")
+            raise ProtocolError("wrong_frame_count", TWO_FRAMES)
         num_bytes = region.small.nbytes
         region.small.reshape(-1)[:] = small[:num_bytes]
         # The next message will be received where the episodes lie now.
@@ -105,19 +106,13 @@ class Bodies:
         ]
 
 
-def _receive_frame(rest: Router, into: memoryview) -> int:
-    received = rest.receive_into(into)
-    if received == NO_FRAME:
-        raise ProtocolError("wrong_frame_count", "a body that is not inline has 2 frames")
-    if received > len(into):
-        raise ProtocolError("wrong_size", f"a frame of {received} bytes, more than {len(into)}")
-    return received
-
-
-def _receive_exactly(rest: Router, into: memoryview) -> None:
-    received = _receive_frame(rest, into)
-    if received != len(into):
-        raise ProtocolError("wrong_size", f"a frame of {received} bytes, not {len(into)}")
+def _receive(rest: Router, into: memoryview, *, is_whole: bool = True) -> int:
+    size = rest.receive_into(into)
+    if size == NO_FRAME:
+        raise ProtocolError("wrong_frame_count", TWO_FRAMES)
+    if size > len(into) or (is_whole and size < len(into)):
+        raise ProtocolError("wrong_size", f"a frame of {size} bytes, not {len(into)}")
+    return size
 
 
 def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
@@ -140,21 +135,13 @@ class Admission:
     """
 
     def __init__(
-        self,
-        sessions: Sessions,
-        ledger: Ledger,
-        filler: SlotFiller,
-        *,
-        max_columns: int,
-        recorder: Recorder | None = None,
+        self, sessions: Sessions, ledger: Ledger, recorder: Recorder | None = None
     ) -> None:
-        """`max_columns` is the most that anybody can send at once."""
         self._sessions = sessions
         self._table = sessions.table
         self._publisher = sessions.publisher
+        self._filler = sessions.filler
         self._ledger = ledger
-        self._filler = filler
-        self._max_columns = max_columns
         self._recorder = recorder
         self._bodies: Bodies
         # By session and seq, in the order of their arrival: in their place, unchecked.
@@ -195,15 +182,14 @@ class Admission:
         faults = self._bodies.find_faults([one for *_, one in received]) if received else []
         admitted = []
         for (peer, data, arrival), fault in zip(received, faults, strict=True):
-            if fault is None:
-                self._ledger.admit(data.columns)
-                if self._recorder is not None:
-                    self._recorder.take(peer.rank, data, arrival.region, arrival.episodes)
-                admitted.append(arrival)
-                self._settle(peer, data, None)
-            else:
-                self._warn(peer, data, *fault, now)
-                self._settle(peer, data, fault.reason)
+            if fault is not None:
+                self._settle(peer, data, fault.reason, fault.what, now)
+                continue
+            self._ledger.admit(data.columns)
+            if self._recorder is not None:
+                self._recorder.take(peer.rank, data, arrival.region, arrival.episodes)
+            self._table.settle(peer, data.seq, None)
+            admitted.append(arrival)
         self._filler.commit(admitted)
 
     def deal(self, now: float) -> list[Answer]:
@@ -230,10 +216,13 @@ class Admission:
         self._to_acknowledge.clear()
         return answers
 
-    def note_version(self, update: int) -> None:
-        """A version is published."""
+    def publish(self, weights: Weights) -> list[Answer]:
+        """There is a new version. Where everybody waits for it, it is told at once, and over the
+        weights port, as another thread fetches weights."""
+        self._publisher.publish(weights)
         if not self._is_closed:
-            self._filler.note_version(update)
+            self._filler.note_version(weights.version.update)
+        return self._sessions.announce() if self._filler.is_lockstep else []
 
     def close(self) -> None:
         """Nobody and nothing more comes in; what fills the last slot is given up."""
@@ -257,11 +246,8 @@ class Admission:
         self._to_acknowledge[peer.session] = peer
         if self._is_closed:
             return  # what is under way at the end never came: the actor is told so by our goodbye
-        verdict = self._judge(peer, data)
-        if verdict is not None:
-            if verdict in UNFIT_VERSIONS:
-                self._warn(peer, data, verdict, UNFIT_VERSIONS[verdict], now)
-            self._settle(peer, data, verdict)
+        if (verdict := self._judge(peer, data)) is not None:
+            self._settle(peer, data, verdict, UNFIT_VERSIONS.get(verdict), now)
             return
         if data.seq < peer.lapsed:
             # The messages that have been received still count as under way.
@@ -291,21 +277,24 @@ class Admission:
             assert region is not None, "there is always room for what has a credit"
             arrival = self._bodies.receive(rest, data, peer.rank, region)
         except ProtocolError as error:
-            self._warn(peer, data, "invalid", str(error), now)
-            self._settle(peer, data, "invalid")
+            self._settle(peer, data, "invalid", str(error), now)
             raise
         self._received[peer.session, data.seq] = peer, data, arrival
         if region.is_only:
             self.decide(now)
 
-    def _settle(self, peer: Peer, data: Data, verdict: str | None) -> None:
-        """Count what was refused, and give its credit back."""
-        if verdict is not None:
-            self._refuse(data, verdict)
+    def _settle(self, peer: Peer, data: Data, verdict: str, what: str | None, now: float) -> None:
+        """Refuse for good: count it, give its credit back, and say now and then `what` is wrong, as
+        data that is wrong is wrong at its source."""
+        self._refuse(data, verdict)
         if verdict != "duplicate":
             self._table.settle(peer, data.seq, verdict)
-            if verdict is not None:
-                self._filler.skip(peer.rank)
+            self._filler.skip(peer.rank)
+        if what and now >= self._warn_at.get(verdict, -math.inf):
+            self._warn_at[verdict] = now + WARN_EVERY_S
+            so_far = f"{self._ledger.rejected(verdict)} columns so far from all actors"
+            text = "actor %d: a message of %d columns is refused: %s (%s, %s)"
+            logger.warning(text, peer.rank, data.columns, what, verdict, so_far)
 
     def _unknown(self, data: Data) -> ProtocolError:
         self._refuse(data, "unknown_session")
@@ -313,19 +302,4 @@ class Admission:
 
     def _refuse(self, data: Data, reason: str) -> None:
         # A stranger can claim any number.
-        self._ledger.reject(min(data.columns, self._max_columns), reason)
-
-    def _warn(self, peer: Peer, data: Data, reason: str, what: str, now: float) -> None:
-        """Data that is wrong is wrong at its source: say so, now and then."""
-        if now < self._warn_at.get(reason, -math.inf):
-            return
-        logger.warning(
-            "actor %d: a message of %d columns is refused: %s (%s, %d columns so far from all "
-            "actors)",
-            peer.rank,
-            data.columns,
-            what,
-            reason,
-            self._ledger.rejected(reason) + data.columns,
-        )
-        self._warn_at[reason] = now + WARN_EVERY_S
+        self._ledger.reject(min(data.columns, self._sessions.welcome.max_columns), reason)

@@ -18,8 +18,14 @@ from impala_async.metrics.names import DROP_REASONS
 from impala_async.metrics.report import Counters
 from impala_async.wire.messages import VERDICTS
 
-COUNTS = ("received", "admitted", "trained")
-PASSES = ("done", "init_short")
+GROUPS = {
+    "counts": ("received", "admitted", "trained"),
+    "rejected": VERDICTS,
+    "dropped": DROP_REASONS,
+    "passes": ("done", "init_short"),
+    "partial": DROP_REASONS,
+}
+"""The counters, by the names that they have in a checkpoint."""
 
 
 class Settlement(NamedTuple):
@@ -43,34 +49,23 @@ class Ledger:
     """Counters of columns by what happened to them, and the batches that are under way."""
 
     def __init__(self) -> None:
-        self._counts = Counters(COUNTS)
-        self._rejected = Counters(VERDICTS)
-        self._dropped = Counters(DROP_REASONS)
-        self._passes = Counters(PASSES)
-        self._partial = Counters(DROP_REASONS)
-        self._groups = {
-            "counts": self._counts,
-            "rejected": self._rejected,
-            "dropped": self._dropped,
-            "passes": self._passes,
-            "partial": self._partial,
-        }
+        self._of = {group: Counters(names) for group, names in GROUPS.items()}
         self._filling = 0
         self._batches: dict[int, int] = {}
 
     def reject(self, columns: int, reason: str) -> None:
         """Some were received, and refused."""
-        self._counts.add("received", columns)
-        self._rejected.add(reason, columns)
+        self._of["counts"].add("received", columns)
+        self._of["rejected"].add(reason, columns)
 
     def rejected(self, reason: str) -> int:
         """Columns rejected for one reason so far."""
-        return self._rejected[reason]
+        return self._of["rejected"][reason]
 
     def admit(self, columns: int) -> None:
         """Some were received, and lie in the slot that is filling."""
-        self._counts.add("received", columns)
-        self._counts.add("admitted", columns)
+        self._of["counts"].add("received", columns)
+        self._of["counts"].add("admitted", columns)
         self._filling += columns
 
     def submit(self, batch: int, columns: int) -> None:
@@ -89,17 +84,19 @@ class Ledger:
         assert columns == settlement.num_columns, (
             f"batch {settlement.batch} held {columns} columns and {settlement.num_columns} came out"
         )
-        self._counts.add("trained", settlement.trained)
-        self._passes.add("done", settlement.passes_done)
-        self._passes.add("init_short", settlement.passes_init_short)
-        for reason, count in settlement.dropped.items():
-            self._dropped.add(reason, count)
-        for reason, count in settlement.passes_partial.items():
-            self._partial.add(reason, count)
+        self._of["counts"].add("trained", settlement.trained)
+        self._of["passes"].add("done", settlement.passes_done)
+        self._of["passes"].add("init_short", settlement.passes_init_short)
+        for group, counts in (
+            ("dropped", settlement.dropped),
+            ("partial", settlement.passes_partial),
+        ):
+            for reason, count in counts.items():
+                self._of[group].add(reason, count)
 
     def abandon_filling(self) -> None:
         """The run ends before the filling slot is full."""
-        self._dropped.add("shutdown", self._filling)
+        self._of["dropped"].add("shutdown", self._filling)
         self._filling = 0
 
     @property
@@ -109,19 +106,19 @@ class Ledger:
     def report(self) -> dict[str, int]:
         """All counters, under the names of the registry."""
         report = {
-            "trajectories/rejected": self._rejected.total,
-            "trajectories/dropped": self._dropped.total,
+            "trajectories/rejected": self._of["rejected"].total,
+            "trajectories/dropped": self._of["dropped"].total,
             "trajectories/in_slots": self.in_slots,
-            "passes/partial": self._partial.total,
+            "passes/partial": self._of["partial"].total,
         }
-        for group, counters in self._groups.items():
+        for group, counters in self._of.items():
             prefix = "trajectories" if group == "counts" else group
             report |= {f"{prefix}/{name}": count for name, count in counters.snapshot().items()}
         return report
 
     def save(self) -> dict[str, dict[str, int]]:
         """For a checkpoint. A start that resumes from it has lost what is in slots now."""
-        saved = {group: counters.snapshot() for group, counters in self._groups.items()}
+        saved = {group: counters.snapshot() for group, counters in self._of.items()}
         saved["dropped"]["shutdown"] += self.in_slots
         return saved
 
@@ -132,5 +129,5 @@ class Ledger:
         received = counts["admitted"] + sum(saved["rejected"].values())
         if (counts["received"], counts["admitted"]) != (received, admitted):
             raise CheckpointError("its accounts of trajectories do not add up")
-        for group, counters in self._groups.items():
+        for group, counters in self._of.items():
             counters.restore(saved[group])

@@ -16,7 +16,6 @@ Runs on: event loop
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.filler import Arrival, SlotFiller
@@ -31,16 +30,12 @@ logger = logging.getLogger(__name__)
 MAX_NAMED = 3
 
 
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A batch that is filling: who is in it, and the episodes that they brought."""
-
-    slot: Slot
-    episodes: dict[int, Episodes | None] = field(default_factory=dict)
+_Open = tuple[Slot, dict[int, Episodes | None]]
+"""A batch that is filling: who is in it, by rank, and the episodes that they brought."""
 
 
 class LockstepFiller(SlotFiller):
-    """Puts the columns of rank r into place r. At most `lag + 1` batches are open at once.
+    """Puts the `width` columns of rank r into place r. At most `lag + 1` batches are open at once.
 
     Everybody is waited for until all have been there at once; from then on whoever is there. When
     a session ends, `on_loss` is called if there is one, and nothing is submitted any more; else
@@ -59,7 +54,6 @@ class LockstepFiller(SlotFiller):
         first_update: int,
         on_loss: Callable[[], None] | None,
     ) -> None:
-        """`width` is the number of columns of each."""
         super().__init__(count)
         self._on_loss = on_loss
         self._num_ranks = num_ranks
@@ -76,7 +70,6 @@ class LockstepFiller(SlotFiller):
 
     @property
     def free_columns(self) -> int:
-        """Columns that can still come in before a slot must be released."""
         return self._width * sum(self._num_allowed(rank) for rank in self._expected)
 
     def deal(self, table: SessionTable, now: float) -> list[Peer]:
@@ -122,23 +115,25 @@ class LockstepFiller(SlotFiller):
             raise ProtocolError(
                 "wrong_size", f"{num_columns} columns, in lockstep an actor has {self._width}"
             )
-        slot, columns = self._batch_of(rank).slot, self._columns(rank)
+        slot, _ = self._batch_of(rank)
+        columns = self._columns(rank)
         return Region(slot.obs[columns], slot.small[columns])
 
     def commit(self, arrivals: Sequence[Arrival]) -> None:
-        """Take in the message that was given room just before, unless it is refused."""
         for arrival in arrivals:
-            batch, columns = self._batch_of(arrival.rank), self._columns(arrival.rank)
-            batch.slot.updates_B[columns] = arrival.version.update
-            batch.slot.ranks_B[columns] = arrival.rank
-            batch.slot.valid_rows_B[columns] = arrival.valid_rows
-            batch.slot.filled_B[columns] = True
-            batch.episodes[arrival.rank] = arrival.episodes
+            slot, episodes = self._batch_of(arrival.rank)
+            columns = self._columns(arrival.rank)
+            slot.updates_B[columns] = arrival.version.update
+            slot.ranks_B[columns] = arrival.rank
+            slot.valid_rows_B[columns] = arrival.valid_rows
+            slot.filled_B[columns] = True
+            episodes[arrival.rank] = arrival.episodes
             self._submit_complete()
 
     def skip(self, rank: int) -> None:
         """A message of this rank was refused for good: its place stays empty."""
-        self._batch_of(rank).episodes[rank] = None
+        _, episodes = self._batch_of(rank)
+        episodes[rank] = None
         self._submit_complete()
 
     def note_version(self, update: int) -> None:
@@ -152,17 +147,15 @@ class LockstepFiller(SlotFiller):
 
     def report(self) -> dict[str, object]:
         """Beside the slots: how many have done their part of the next batch, and who has not."""
-        done = self._open[0].episodes.keys() if self._open else set()
-        missing = sorted(self._expected - done, key=lambda rank: (rank in self._members, rank))
-        names = [
-            f"actor {rank}{'' if rank in self._members else ' (not joined)'}"
-            for rank in missing[:MAX_NAMED]
-        ]
+        done = self._open[0][1].keys() if self._open else set()
+        missing = self._expected - done
+        names = [f"actor {r} (not joined)" for r in sorted(missing - self._members.keys())]
+        names += [f"actor {r}" for r in sorted(missing & self._members.keys())]
         more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         return {
             **super().report(),
             "lockstep/num_done": len(done),
-            "lockstep/waits_for": f"{', '.join(names)}{more}" or None,
+            "lockstep/waits_for": f"{', '.join(names[:MAX_NAMED])}{more}" or None,
         }
 
     def _columns(self, rank: int) -> slice:
@@ -191,35 +184,33 @@ class LockstepFiller(SlotFiller):
     def _num_allowed(self, rank: int) -> int:
         """How many messages of a rank have a place to go to."""
         num_new = min(len(self._idle), self._lag + 1 - len(self._open))
-        return sum(rank not in batch.episodes for batch in self._open) + num_new
+        return sum(rank not in episodes for _, episodes in self._open) + num_new
 
     def _next_batch(self, rank: int) -> int:
         """The number of the first batch that this rank is not in, whether it is open or not."""
-        is_in = [rank in batch.episodes for batch in self._open]
+        is_in = [rank in episodes for _, episodes in self._open]
         return self._num_batches + (is_in.index(False) if False in is_in else len(is_in))
 
     def _batch_of(self, rank: int) -> _Open:
         """The first batch that this rank is not in."""
         number = self._next_batch(rank) - self._num_batches
         if number == len(self._open):
-            assert self._idle, "columns without a credit"
-            assert number <= self._lag, "columns without a credit"
+            assert min(len(self._idle), self._lag + 1 - number) > 0, "columns without a credit"
             slot = self._take_idle()
             slot.filled_B.fill(False)
             slot.valid_rows_B.fill(0)
-            self._open.append(_Open(slot))
+            self._open.append((slot, {}))
         return self._open[number]
 
     def _submit_complete(self) -> None:
-        while self._open and self._expected and self._expected <= self._open[0].episodes.keys():
-            batch = self._open.popleft()
-            is_empty_B = ~batch.slot.filled_B
+        while self._open and self._expected and self._expected <= self._open[0][1].keys():
+            slot, episodes = self._open.popleft()
             # Empty columns go through the network with the rest: they must be finite there.
-            batch.slot.obs[is_empty_B] = 0
-            batch.slot.small[is_empty_B] = 0
-            by_rank = [episodes for _, episodes in sorted(batch.episodes.items())]
+            slot.obs[~slot.filled_B] = 0
+            slot.small[~slot.filled_B] = 0
+            by_rank = [episodes[rank] for rank in sorted(episodes)]
             self._uncounted.append((self._num_batches, [e for e in by_rank if e is not None]))
-            self._send_on(batch.slot)
+            self._send_on(slot)
         # Only now: a goal that is reached closes the doors.
         self._count_due()
 

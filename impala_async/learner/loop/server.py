@@ -82,22 +82,18 @@ class ActorServer:
         self._link = LocalLink()
         data, weights = self._bind(schema)
         self.data_url, self.weights_url = data.connectable_url(), weights.connectable_url()
-        # In lockstep a version may be asked for after the next one is out.
-        self._publisher = Publisher(num_kept=1 + config.pace.lag)
         self.sessions = Sessions(
-            self.table,
-            self._publisher,
-            self._filler,
+            table=self.table,
+            # In lockstep a version may be asked for after the next one is out.
+            publisher=Publisher(num_kept=1 + config.pace.lag),
+            filler=self._filler,
             welcome=self._welcome(weights.port),
             settings_frame=settings_frame,
             rows=config.trajectory.rows,
             on_schema=on_schema,
             find_layout=find_layout,
         )
-        max_columns = config.learner.batch_columns
-        self.admission = Admission(
-            self.sessions, self.ledger, self._filler, max_columns=max_columns, recorder=recorder
-        )
+        self.admission = Admission(self.sessions, self.ledger, recorder)
         # From now on it notices if we stand still, as a learner does that builds a large model.
         self.sessions.expire(time.monotonic())
         loop = self._loop = asyncio.get_running_loop()
@@ -110,7 +106,7 @@ class ActorServer:
 
     @property
     def num_actors(self) -> int:
-        """Actors that have joined and not left."""
+        """Those that have joined and not left."""
         return len(self.table.joined)
 
     def open(
@@ -131,12 +127,8 @@ class ActorServer:
         self._answer()
 
     def publish(self, weights: Weights) -> None:
-        is_first = self._publisher.version == NO_VERSION
-        self._publisher.publish(weights)
-        self.admission.note_version(weights.version.update)
-        if self._filler.is_lockstep:
-            # Everybody waits for it: the thread that fetches weights is told at once.
-            self._weights.say(self.sessions.announce())
+        is_first = self.sessions.publisher.version == NO_VERSION
+        self._weights.say(self.admission.publish(weights))
         if is_first:
             self._answer()
 
@@ -147,7 +139,7 @@ class ActorServer:
             self.release(settlement.slot)
 
     def release(self, slot: int) -> None:
-        """A slot is empty again; its columns are credit now."""
+        """It is empty again: its columns are credit now."""
         self._filler.release(slot)
         self._answer()
 
@@ -180,13 +172,13 @@ class ActorServer:
     def look_at_connections(self) -> bool:
         """A peer with a session may have sent what its credit allows, and a message more. Whether
         there is a doubt."""
-        joined, schema = self.table.joined, self.sessions.schema
-        largest = [_largest_message(peer.columns, schema) for peer in joined if schema is not None]
-        data = {
-            peer.data_route: (WINDOW * peer.streams + 1) * each + SPARE_BYTES
-            for peer, each in zip(joined, largest, strict=True)
-        }
-        weights = {peer.weights_route: SPARE_BYTES for peer in joined if peer.weights_route}
+        data, weights = dict[bytes, int](), dict[bytes, int]()
+        for peer in self.table.joined:
+            assert self.sessions.schema is not None
+            largest = _largest_message(peer.columns, self.sessions.schema)
+            data[peer.data_route] = (WINDOW * peer.streams + 1) * largest + SPARE_BYTES
+            if peer.weights_route:
+                weights[peer.weights_route] = SPARE_BYTES
         lease_s = self._config.learner.lease_s
         doubts = self._data.look(data, lease_s), self._weights.look(weights, lease_s)
         return any(doubts)
@@ -197,7 +189,6 @@ class ActorServer:
             self._answer()
 
     def close_admission(self) -> None:
-        """Nothing more comes in."""
         self.admission.close()
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:
@@ -208,14 +199,13 @@ class ActorServer:
             await asyncio.sleep(0.01)
 
     def accounts(self) -> dict[str, Any]:
-        """For a checkpoint: the ledger, and what actors need not send again."""
+        """For a checkpoint."""
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 
     def report(self) -> dict[str, object]:
         wire = self._wire.snapshot()
         return {
             **self.ledger.report(),
-            **self._publisher.report(),
             **wire,
             "wire/bad": sum(n for name, n in wire.items() if name.startswith("bad/")),
             "wire/cut": self._cut_off().total(),
@@ -244,9 +234,8 @@ class ActorServer:
         self._told_of = self._cut_off() + Counter({"gave way": self.table.num_given_way})
         new = [f"{number:,} {what}" for what, number in (self._told_of - before).items()]
         if new:
-            said = f"{hellos.total():,} hellos over {len(hellos):,} connections"
-            told = f"strangers in {STRANGERS_EVERY_S:.0f} s: {', '.join(new)}; {said}"
-            logger.warning("%s", told)
+            new[-1] += f"; {hellos.total():,} hellos over {len(hellos):,} connections"
+            logger.warning("strangers in %.0f s: %s", STRANGERS_EVERY_S, ", ".join(new))
         hellos.clear()
 
     def _answer(self) -> None:
@@ -276,31 +265,31 @@ class ActorServer:
             max_columns=learner.batch_columns,
         )
 
-    def _bind(self, schema: Schema | None) -> tuple[Router, Router]:
-        bind, max_message_bytes = self._config.bind, MAX_MESSAGE_BYTES
+    def _bind(self, schema: Schema | None) -> list[Router]:
+        """Listen on both addresses."""
+        bind, link, routers = self._config.bind, self._link, list[Router]()
+        size = MAX_MESSAGE_BYTES
         if schema is not None:
             # Nobody has a reason to send more than a whole batch at once.
-            max_message_bytes = _largest_message(self._config.learner.batch_columns, schema)
+            size = _largest_message(self._config.learner.batch_columns, schema)
         self._context = new_context()
-        routers: list[Router] = []
-        ends = (
-            ("bind.data", bind.data, self._link.data_path),
-            ("bind.weights", bind.weights, self._link.weights_path),
-        )
-        for key, url, ipc_path in ends:
+        ends = {
+            "bind.data": (bind.data, link.data_path),
+            "bind.weights": (bind.weights, link.weights_path),
+        }
+        for key, (url, ipc_path) in ends.items():
             try:
-                size = max_message_bytes
                 routers.append(Router(self._context, url, ipc_path, size, is_watched=True))
             except AddressError as error:
                 for router in routers:
                     router.close()
                 self._context.term()
-                self._link.close()
-                advice = "is another learner running? name another port, or * for any free one"
-                if not error.is_taken:
-                    advice = "name an address of this host, or 0.0.0.0 for all of them"
+                link.close()
+                advice = "name an address of this host, or 0.0.0.0 for all of them"
+                if error.is_taken:
+                    advice = "is another learner running? name another port, or * for any free one"
                 raise ConfigError(f"{key}: {error}; {advice}") from None
-        return routers[0], routers[1]
+        return routers
 
 
 def _make_table(config: RunConfig, run_id: bytes, lineage: Lineage) -> SessionTable:

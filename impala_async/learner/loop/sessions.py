@@ -11,7 +11,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from logging import INFO, WARNING
 from statistics import median
 from typing import NamedTuple
 
@@ -119,22 +121,13 @@ class Publisher:
 
 
 class PeerLog:
-    """Says what peers make it say: so many lines a second, and how many more there would have been.
-
-    Each stays one line, whatever a peer wrote.
-    """
+    """Says what peers make it say: so many lines a second, each of one line, and how many more."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._second = self._num_lines = self._num_left_out = 0
 
-    def info(self, text: str, *args: object) -> None:
-        self._say(logging.INFO, text, args)
-
-    def warning(self, text: str, *args: object) -> None:
-        self._say(logging.WARNING, text, args)
-
-    def _say(self, level: int, text: str, args: tuple[object, ...]) -> None:
+    def say(self, level: int, text: str, *args: object) -> None:
         second = int(self._clock())
         if second != self._second:
             self._second, self._num_lines = second, 0
@@ -143,44 +136,31 @@ class PeerLog:
             return
         if self._num_left_out:
             logger.warning("%d more lines like these", self._num_left_out)
-            self._num_lines, self._num_left_out = self._num_lines + 1, 0
+            self._num_left_out = 0
         self._num_lines += 1
         logger.log(level, text, *(plain(arg) if isinstance(arg, str) else arg for arg in args))
 
 
+@dataclass(eq=False, kw_only=True)
 class Sessions:
     """Knows who is here and what is trained, and hands out the weights; decides by the table."""
 
-    def __init__(
-        self,
-        table: SessionTable,
-        publisher: Publisher,
-        filler: SlotFiller,
-        *,
-        welcome: Welcome,
-        settings_frame: bytes,
-        rows: int,
-        on_schema: Callable[[Schema], None],
-        find_layout: Callable[[Schema], bytes | None],
-    ) -> None:
-        """Hands these out, and asks these.
+    table: SessionTable
+    publisher: Publisher
+    filler: SlotFiller
+    welcome: Welcome
+    """Without a session and a rank."""
+    settings_frame: bytes
+    rows: int
+    on_schema: Callable[[Schema], None]
+    """Builds what the first actor's schema asks for, where there was none before."""
+    find_layout: Callable[[Schema], bytes | None]
+    """Tells the digest of the weights of a schema, if that can be told unbuilt."""
 
-        Args:
-            welcome: without a session and a rank.
-            on_schema: builds what the first actor's schema asks for, where there was none before.
-            find_layout: tells the digest of the weights of a schema, if that can be told unbuilt.
-        """
-        self.table = table
-        self.publisher = publisher
+    def __post_init__(self) -> None:
         self.schema: Schema | None = None
         self.is_closing = False
         self._layout: WeightsLayout | None = None
-        self._filler = filler
-        self._welcome = welcome
-        self._settings_frame = settings_frame
-        self._rows = rows
-        self._on_schema = on_schema
-        self._find_layout = find_layout
         self._log = PeerLog()
         # By session: the last timers; since when an environment hangs, as a line that is a
         # function of the seconds, and when it is told again.
@@ -208,10 +188,7 @@ class Sessions:
                 raise ProtocolError("unknown_session")
             peer.data_route = route
             return self._agree(peer, message, rest)
-        if peer is None:
-            return []  # it is over already
-        self._part(peer, message)
-        return [Answer(route, [pack(ByeOk(message.session))])] if isinstance(message, Bye) else []
+        return [] if peer is None else self._part(peer, route, message)
 
     def hear_pull(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
         """Answer a message on the weights port, which never has other frames."""
@@ -226,7 +203,7 @@ class Sessions:
         if isinstance(message, Heartbeat):
             self._note_beat(peer, message.timers, now)
             return [Answer(route, self.grant(peer).frames, replaces=replaces)]
-        may_begin = self._filler.may_begin(peer, self.publisher.version.update)
+        may_begin = self.filler.may_begin(peer, self.publisher.version.update)
         frames = self.publisher.reply(message, may_begin=may_begin)
         # Where so many are under way to it, it asks again, sooner than if it heard nothing.
         instead = self.publisher.nothing_new() if len(frames) > 1 else []
@@ -259,7 +236,7 @@ class Sessions:
         self.table.end(peer)
         self._counters.add("expired")
         if peer.columns:
-            self._log.warning("actor %d is gone: %s", peer.rank, why)
+            self._log.say(WARNING, "actor %d is gone: %s", peer.rank, why)
 
     def report(self, now: float) -> dict[str, object]:
         """Sessions, and the medians of what actors say of their time: one alone moves none."""
@@ -268,6 +245,7 @@ class Sessions:
         self._timers = {key: timers for key, timers in self._timers.items() if key in live}
         self._hangs = {key: hang for key, hang in self._hangs.items() if key in live}
         report: dict[str, object] = {
+            **self.publisher.report(),
             "num_actors": len(live),
             "sessions/opened": self.table.num_opened,
             **self._counters.snapshot(),
@@ -289,8 +267,8 @@ class Sessions:
         opened = self.table.hello(hello, route, now)
         if isinstance(opened, Reject):
             return self._refuse(route, opened)
-        welcome = self._welcome._replace(session=opened.session, rank=opened.rank)
-        return [Answer(route, [pack(welcome), self._settings_frame])]
+        welcome = self.welcome._replace(session=opened.session, rank=opened.rank)
+        return [Answer(route, [pack(welcome), self.settings_frame])]
 
     def _agree(self, peer: Peer, spec: Spec, rest: Router) -> list[Answer]:
         """Compare the actor's schema with ours; without one yet, the first actor's is ours."""
@@ -314,10 +292,10 @@ class Sessions:
             refusal = reject("hello_again", "its place is taken", 0.0)
             return [Answer(peer.data_route, [pack(refusal)])]
         if is_new:
-            self._log.info("actor %d joined with %d columns", peer.rank, peer.columns)
+            self._log.say(INFO, "actor %d joined with %d columns", peer.rank, peer.columns)
         if is_new and peer.build != __version__:
-            text = "actor %d runs %s, the learner %s"
-            self._log.warning(text, peer.rank, peer.build, __version__)
+            text = f"actor %d runs %s, the learner {__version__}"
+            self._log.say(WARNING, text, peer.rank, peer.build)
         answer = self.grant(peer)
         if spec.layout_digest == NO_LAYOUT and self._layout is not None:
             answer = answer._replace(frames=[*answer.frames, self._layout.to_json()])
@@ -326,14 +304,14 @@ class Sessions:
     def _decide_schema(self, peer: Peer, schema: Schema, spec: Spec) -> str | None:
         """Build what this schema asks for, unless that is impossible; then it is not ours."""
         try:
-            fault = _model_misfit(self._find_layout(schema), spec)
+            fault = _model_misfit(self.find_layout(schema), spec)
             if fault is not None:
                 return fault
-            self._on_schema(schema)
+            self.on_schema(schema)
         except SpacesError as error:
             return f"this learner cannot train on such an environment: {error}"
         self.schema = self.schema or schema
-        self._log.info("actor %d, the first, has decided what is trained", peer.rank)
+        self._log.say(INFO, "actor %d, the first, has decided what is trained", peer.rank)
         # The layout of some models is known only now.
         return _model_misfit(self.publisher.layout_digest, spec)
 
@@ -351,16 +329,16 @@ class Sessions:
             raise ProtocolError("malformed_header", str(error)) from None
 
     def _misfit(self, schema: Schema, spec: Spec) -> str | None:
-        if self.schema is None and schema.rows != self._rows:
-            return f"trajectory.rows: {self._rows} {HERE}, {schema.rows} {THERE}"
+        if self.schema is None and schema.rows != self.rows:
+            return f"trajectory.rows: {self.rows} {HERE}, {schema.rows} {THERE}"
         if self.schema is not None and schema != self.schema:
             return f"the environment differs: {self.schema.difference(schema, HERE, THERE)}"
-        if spec.columns > self._welcome.max_columns:
+        if spec.columns > self.welcome.max_columns:
             return (
                 f"actor.num_envs: {spec.columns} at the actor, but a batch of this learner has "
-                f"learner.batch_columns = {self._welcome.max_columns}: start fewer environments"
+                f"learner.batch_columns = {self.welcome.max_columns}: start fewer environments"
             )
-        return self._filler.find_misfit(spec) or _model_misfit(self.publisher.layout_digest, spec)
+        return self.filler.find_misfit(spec) or _model_misfit(self.publisher.layout_digest, spec)
 
     def _note_beat(self, peer: Peer, timers: Mapping[str, float], now: float) -> None:
         """A heartbeat says how long things took, and that an environment hangs as long as it does:
@@ -378,27 +356,28 @@ class Sessions:
         line = partial(say_hang, WHERES[where == 1], first, last, f"actor {peer.rank}")
         _, _, due = self._hangs.get(peer.session, (0.0, line, now))
         if now >= due:
-            self._log.warning("%s", line(seconds))
+            self._log.say(WARNING, "%s", line(seconds))
             due = now + HANG_EVERY_S
         self._hangs[peer.session] = now - seconds, line, due
 
-    def _part(self, peer: Peer, message: Bye | ByeOk) -> None:
-        """Nobody misses who never joined."""
+    def _part(self, peer: Peer, route: bytes, message: Bye | ByeOk) -> list[Answer]:
         self.table.end(peer)
         self._counters.add("closed")
-        if not peer.columns:
-            return
         why = "left"
         if isinstance(message, Bye):
             why = f"said goodbye ({BYE_REASONS[message.reason]})"
         if isinstance(message, Bye) and message.text:
             why = f"it died of {plain(message.text)}"
-            self._last_death = f"actor {peer.rank} died of {plain(message.text)}"
-        self._log.info("actor %d is gone: %s", peer.rank, why)
+        # Nobody misses who never joined.
+        if peer.columns:
+            self._log.say(INFO, "actor %d is gone: %s", peer.rank, why)
+            if why.startswith("it died"):
+                self._last_death = f"actor {peer.rank} {why.removeprefix('it ')}"
+        return [Answer(route, [pack(ByeOk(message.session))])] if isinstance(message, Bye) else []
 
     def _refuse(self, route: bytes, refusal: Reject) -> list[Answer]:
         self._counters.add("refused")
-        self._log.warning("an actor was refused: %s", refusal.text)
+        self._log.say(WARNING, "an actor was refused: %s", refusal.text)
         return [Answer(route, [pack(refusal)])]
 
 

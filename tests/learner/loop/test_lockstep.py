@@ -162,7 +162,8 @@ def test_what_is_complete_at_the_end_but_not_trained_is_not_counted() -> None:
     assert len(simulation.episodes) == 2
     # The learner thread reaches its limit with the first, and says so before its version is out.
     simulation.admission.close()
-    simulation.admission.note_version(1)
+    simulation.update += 1
+    simulation.publish()
     assert len(simulation.episodes) == 2
 
 

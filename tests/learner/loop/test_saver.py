@@ -47,7 +47,7 @@ class Ship:
             run_id=RUN_ID, lineage=self.lineage, lease_s=10, max_lag=100, new_id=lambda: b"s" * 16
         )
         self.saver = Saver(
-            folder,
+            folder=folder,
             keep=keep,
             accounts=self.accounts,
             lineage=self.lineage,

@@ -224,7 +224,7 @@ async def test_a_first_actor_that_does_not_fit_decides_nothing(
 
 async def test_a_first_actor_of_another_model_decides_nothing(make_harness: Make) -> None:
     harness = make_harness(is_open=False)
-    harness.server.sessions._find_layout = lambda schema: bytes(15) + b"x"
+    harness.server.sessions.find_layout = lambda schema: bytes(15) + b"x"
     actor = harness.actor()
     await actor.hello()
     await actor.spec()
@@ -241,7 +241,7 @@ async def test_a_first_schema_that_cannot_be_built_is_refused_and_decides_nothin
     def build(schema: Schema) -> None:
         raise SpacesError("the model has no recurrent state")
 
-    harness.server.sessions._on_schema = build
+    harness.server.sessions.on_schema = build
     actor = harness.actor()
     await actor.hello()
     await actor.spec()

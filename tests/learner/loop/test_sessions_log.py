@@ -36,15 +36,15 @@ def test_lines_are_few_and_the_others_are_counted(
         caplog.clear()
         clock.now += 1.0
         for number in range(900):
-            log.warning("number %d", number)
-        assert len(caplog.messages) < MAX_LINES_PER_S
-    assert caplog.messages[:2] == ["882 more lines like these", "number 0"]
+            log.say(logging.WARNING, "number %d", number)
+        assert len(caplog.messages) <= MAX_LINES_PER_S
+    assert caplog.messages[:2] == ["881 more lines like these", "number 0"]
 
 
 def test_what_a_peer_wrote_stays_on_its_line(
     log: PeerLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log.warning("actor %d runs %s", 3, "1.0\nERROR the disk is full\x1b[2J \ud800 é")
+    log.say(logging.WARNING, "actor %d runs %s", 3, "1.0\nERROR the disk is full\x1b[2J \ud800 é")
     assert caplog.messages == [r"actor 3 runs 1.0\nERROR the disk is full\x1b[2J \ud800 é"]
 
 
