@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from impala_async.learner.loop.sessions import Answer
 from impala_async.weights import NO_VERSION, Lineage, Version
 from impala_async.wire.actor_side import ActorSide
 from impala_async.wire.codec import encode_data
@@ -25,7 +24,8 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.pulls import LONGEST_PAUSE_S, Pulls
 from tests.learner.columns import planes_of, small_schema
-from tests.learner.pure_learner import MODEL, PureLearner
+from tests.learner.hand_actor import MODEL
+from tests.learner.pure_learner import PureLearner
 
 SCHEMA = small_schema()
 WIDTH = 2
@@ -60,7 +60,10 @@ class SimulatedActor:
     def is_at_work(self) -> bool:
         return self.side.is_joined and not self.is_dead
 
-    def hear(self, message: Any, frames: list[Any]) -> None:
+    def hear(self, frames: Any) -> None:
+        message = unpack(bytes(frames[0]))
+        if self.is_dead:
+            return
         if isinstance(message, Welcome):
             self.rank = message.rank
             self.side.accept(message, self.now, lockstep_lag=self.simulation.lag)
@@ -69,7 +72,7 @@ class SimulatedActor:
         elif isinstance(message, Reject):
             self.is_turned_away = True
         elif isinstance(message, WeightsReply | NotModified):
-            weights = self.pulls.take(message, frames, self.now)
+            weights = self.pulls.take(message, list(frames), self.now)
             self.arrived += [weights.version] if weights else []
         elif self.side.has_session:
             self.side.take(message, self.now)
@@ -169,20 +172,14 @@ class LockstepSimulation(PureLearner):
             lag=lag,
             on_loss=self._note_loss if stops_at_loss else None,
         )
-        self.deliver = self._deliver
 
     def add_actors(self, num_actors: int | None = None) -> list[SimulatedActor]:
         first = 1 + len(self.actors)
         numbers = range(first, first + (num_actors or self.num_ranks))
         new = [SimulatedActor(self, number) for number in numbers]
         self.actors += new
+        self.listeners |= {actor.route: actor.hear for actor in new}
         return new
-
-    def _deliver(self, answer: Answer) -> None:
-        """At once, to whoever has the route."""
-        for actor in self.actors:
-            if actor.route == answer.route:
-                actor.hear(unpack(bytes(answer.frames[0])), list(answer.frames))
 
     def _note_loss(self) -> None:
         self.num_losses += 1

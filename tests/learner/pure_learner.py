@@ -15,14 +15,15 @@ from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.sessions import Answer, Publisher, Sessions
 from impala_async.learner.slots import Episodes, Slot, allocate_slots
-from impala_async.schema import ArraySpec, Schema
-from impala_async.weights import Lineage, Version, Weights, WeightsLayout
+from impala_async.schema import Schema
+from impala_async.weights import Lineage, Version, Weights
 from impala_async.wire.codec import Frame
-from impala_async.wire.messages import Message, Welcome, unpack
+from impala_async.wire.messages import Message, Welcome, pack, unpack
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import NO_FRAME
+from tests.learner.columns import Planes
+from tests.learner.hand_actor import MODEL, Speaker
 
-MODEL = WeightsLayout((ArraySpec("w", (16,), "float32"),))
 RUN_ID = b"run".ljust(16, b"-")
 
 
@@ -45,7 +46,7 @@ class Rest:
 
 
 class PureLearner:
-    """What is answered goes to `deliver`; full slots wait in `full` until they are trained."""
+    """What is answered goes to `listeners`, by route; full slots wait in `full` to be settled."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class PureLearner:
         self.schemas: list[Schema] = []
         self.on_schema: Callable[[Schema], None] = self.schemas.append
         self.find_layout: Callable[[Schema], bytes | None] = lambda schema: None
-        self.deliver: Callable[[Answer], None] = lambda answer: None
+        self.listeners: dict[bytes, Callable[[Sequence[Frame]], None]] = {}
         self.episodes: list[tuple[float, int]] = []
         self.full: list[Slot] = []
         self.ledger, self.publisher = Ledger(), Publisher(num_kept=1 + lag)
@@ -137,12 +138,13 @@ class PureLearner:
         self._say(self.admission.publish(weights))
         self.end_burst()
 
-    def settle(self, slot: Slot) -> None:
+    def settle(self, slot: Slot, *, is_dealing: bool = True) -> None:
         """It was trained, and is empty."""
         trained = int(slot.filled_B.sum())
         self.ledger.settle(Settlement(slot.batch, trained=trained, passes_done=trained))
         self.filler.release(slot.index)
-        self.end_burst()
+        if is_dealing:
+            self.end_burst()
 
     def report(self) -> dict[str, Any]:
         return {
@@ -153,7 +155,8 @@ class PureLearner:
 
     def _say(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
-            self.deliver(answer)
+            if answer.route in self.listeners:
+                self.listeners[answer.route](answer.frames)
 
     def _welcome(self) -> Welcome:
         return Welcome(
@@ -161,3 +164,52 @@ class PureLearner:
             ipc_data="", ipc_weights="", nonce_path="", nonce=bytes(16), lease_s=10.0,
             heartbeat_s=2.0, max_columns=self.columns,
         )  # fmt: skip
+
+
+class PureActor(Speaker):
+    """An actor made by hand over two routes of such a learner."""
+
+    def __init__(
+        self, learner: PureLearner, columns: int = 1, schema: Schema | None = None
+    ) -> None:
+        super().__init__(schema or learner.schema, columns)
+        self.learner = learner
+        self.route, self.pull_route = b"d" + self.uuid, b"w" + self.uuid
+        learner.listeners |= {self.route: self.take, self.pull_route: self.take}
+
+    def hello(self, **fields: Any) -> str:
+        return self.say(self.hello_of(**fields))
+
+    def spec(self, streams: int = 1) -> str:
+        return self.say(*self.spec_of(streams))
+
+    def join(self, streams: int = 1) -> "PureActor":
+        self.hello()
+        self.spec(streams)
+        self.learner.end_burst()
+        return self
+
+    def say(self, message: Message | Frame, *rest: Frame) -> str:
+        """On the data port; the reason why it is not understood, if so."""
+        first = pack(message) if isinstance(message, tuple) else message
+        return self.learner.hear_frames(self.route, first, *rest)
+
+    def pull(self, message: Message) -> str:
+        """The same on the weights port."""
+        try:
+            self.learner.hear_pull(self.pull_route, message)
+        except ProtocolError as error:
+            return error.reason
+        return ""
+
+    def send(
+        self,
+        planes: Planes | None = None,
+        episodes: Sequence[tuple[float, int]] = (),
+        **fields: Any,
+    ) -> Planes:
+        """One message, alone in its burst."""
+        planes, _, frames = self.data_of(planes, episodes, **fields)
+        self.say(*frames)
+        self.learner.end_burst()
+        return planes

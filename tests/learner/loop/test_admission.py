@@ -1,4 +1,4 @@
-"""Trajectories over real sockets into slots: what comes in whole, what is refused, and why."""
+"""Trajectories into slots: what comes in whole, what is refused and why, and what is told."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,300 +6,252 @@ from typing import Any
 import numpy as np
 import pytest
 
-from impala_async.learner.slots import Region
 from impala_async.schema import Schema
 from impala_async.weights import Lineage, Version
-from impala_async.wire.codec import EPISODE, ZSTD, compress, encode_data
-from impala_async.wire.messages import REJECT_CODES, VERDICTS, Data, pack
+from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
+from impala_async.wire.messages import VERDICTS, Data, Hello, pack
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
-from tests.learner.hand_actor import Actor
-from tests.learner.server_harness import ServerHarness
+from tests.learner.pure_learner import PureActor, PureLearner
 
-Make = Callable[..., ServerHarness]
+SMALL, BIG = small_schema(), big_schema()
+FORMS = pytest.mark.parametrize("form", ["inline", "frames", "compressed"])
 
 
-@pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["inline", "three frames"])
-@pytest.mark.parametrize("columns", [1, 2, 4])
-async def test_columns_arrive_as_they_were_sent(
-    make_harness: Make, schema: Schema, columns: int
-) -> None:
-    harness = make_harness(schema)
-    actor = await harness.join(columns)
-    sent = [await actor.send() for _ in range(4 // columns)]
-    assert len(harness.full) == 1
-    taken = harness.train()
-    for i in range(4):
-        assert same(taken, i, sent[i // columns].columns, i % columns)
-    assert harness.count("trajectories/trained") == 4
-    assert actor.verdicts == []
+def train(learner: PureLearner) -> Callable[[int], Any]:
+    """Be done with the oldest full slot; what it held, by column."""
+    slot = learner.full.pop(0)
+    copy = Planes(learner.schema, len(slot.obs))
+    copy.obs[:], copy.small[:] = slot.obs, slot.small
+    learner.settle(slot)
+    return lambda column: (copy.columns, column)
+
+
+def refused(actor: PureActor) -> list[tuple[int, str]]:
+    """Seqs, and why."""
+    return [(seq, VERDICTS[code]) for seq, code in actor.verdicts]
+
+
+# -------------------- what is sound
+
+
+@FORMS
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
+def test_columns_and_episodes_arrive_as_they_were_sent(form: str, columns: int) -> None:
+    """Those of three do not fit into slots of four, and are split over two."""
+    schema = SMALL if form == "inline" else BIG
+    learner = PureLearner(schema)
+    actor = PureActor(learner, columns).join()
+    sent, episodes, taken = [], [], []
+    for number in range(12 // columns):
+        planes = planes_of(schema, columns, seed=number)
+        if form == "compressed":
+            # Noise would only grow.
+            planes.columns.obs["pixels"][...] = number
+        ended = [(1.5 * number, 2), (-3.0, 1)][: number % 3]
+        header = actor.header(codec=ZSTD if form == "compressed" else PLAIN)
+        squeeze = compress if form == "compressed" else None
+        actor.say(*encode_data(header, planes.obs, planes.small, ended, squeeze))
+        actor.seq += 1
+        learner.end_burst()
+        sent += [(planes.columns, column) for column in range(columns)]
+        episodes += ended
+        while learner.full:
+            column = train(learner)
+            taken += [column(place) for place in range(4)]
+    assert all(same(*there, *here) for there, here in zip(taken, sent, strict=True))
+    assert learner.episodes == episodes
+    report = learner.report()
+    assert (report["trajectories/trained"], report["trajectories/rejected"]) == (12, 0)
     assert actor.rejects == []
 
 
-@pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["inline", "three frames"])
-async def test_a_message_that_does_not_fit_is_split_over_two_slots(
-    make_harness: Make, schema: Schema
-) -> None:
-    harness = make_harness(schema)
-    actor = await harness.join(3)
-    sent = []
-    for _ in range(4):
-        sent.append(await actor.send())
-        assert harness.count("trajectories/in_slots") == 3 * len(sent)
-    columns = [(planes.columns, i) for planes in sent for i in range(3)]
-    taken = [harness.train() for _ in range(3)]
-    for i, (planes, column) in enumerate(columns):
-        assert same(taken[i // 4], i % 4, planes, column)
-    assert harness.counts()["trajectories/trained"] == 12
-
-
-async def test_a_slot_knows_versions_and_valid_rows_of_its_columns(make_harness: Make) -> None:
-    harness = make_harness()
-    harness.publish(7)
-    actor = await harness.join(2)
-    planes = planes_of(harness.schema, 2)
+def test_a_slot_knows_versions_ranks_and_valid_rows_of_its_columns() -> None:
+    learner = PureLearner(SMALL)
+    learner.update = 7
+    learner.publish()
+    narrow, wide = PureActor(learner, 1).join(), PureActor(learner, 3).join()
+    planes = planes_of(SMALL, 3)
     planes.columns.mask_CT[1, :2] = False
-    await actor.send(planes, update=5)
-    await actor.send(update=7)
-    slot = harness.slots[harness.full[0]]
-    assert slot.updates_B.tolist() == [5, 5, 7, 7]
+    wide.send(planes, update=5)
+    narrow.send()
+    (slot,) = learner.full
+    assert slot.updates_B.tolist() == [5, 5, 5, 7]
+    assert slot.ranks_B.tolist() == [1, 1, 1, 0]
     assert slot.valid_rows_B.tolist() == [3, 1, 3, 3]
     assert slot.batch == 1
 
 
-async def test_episodes_arrive_with_their_message(make_harness: Make) -> None:
-    harness = make_harness(big_schema())
-    actor = await harness.join(2)
-    await actor.send(episodes=[(1.5, 2), (-3.0, 1)])
-    await actor.send()
-    assert harness.episodes == [(1.5, 2), (-3.0, 1)]
+# -------------------- what is not
 
 
-async def test_actors_of_different_widths_mix(make_harness: Make) -> None:
-    harness = make_harness(big_schema())
-    narrow, wide = await harness.join(1), await harness.join(3)
-    sent: list[tuple[Planes, int]] = []
-    for actor in (narrow, wide, narrow, wide):
-        planes = await actor.send(planes_of(harness.schema, actor.columns, seed=len(sent)))
-        sent += [(planes, i) for i in range(actor.columns)]
-    taken = [harness.train(), harness.train()]
-    assert all(same(taken[i // 4], i % 4, p.columns, c) for i, (p, c) in enumerate(sent))
-
-
-def without(planes: Planes, **leaves: Any) -> Planes:
+def spoiled(planes: Planes, leaf: str, value: float) -> Planes:
     """The same columns with a fault in the last one."""
-    for name, value in leaves.items():
-        array = {
-            "obs": planes.columns.obs.get("speed"),
-            "action": planes.columns.actions.get("leg"),
-            "reward": planes.columns.rewards_CT,
-            "log_prob": planes.columns.log_probs_CT,
-            "mask": planes.columns.mask_CT.view(np.uint8),
-            "terminated": planes.columns.terminated_CT.view(np.uint8),
-        }[name]
-        assert array is not None
-        array[-1, -1] = value
+    columns = planes.columns
+    array: Any = {
+        "obs": columns.obs.get("speed"),
+        "action": columns.actions.get("leg"),
+        "reward": columns.rewards_CT,
+        "log_prob": columns.log_probs_CT,
+        "mask": columns.mask_CT.view(np.uint8),
+        "terminated": columns.terminated_CT.view(np.uint8),
+    }[leaf]
+    array[-1, -1] = value
     return planes
 
 
-FAULTS: list[tuple[dict[str, Any], str]] = [
-    ({"obs": np.nan}, "nonfinite"),
-    ({"obs": -np.inf}, "nonfinite"),
-    ({"obs": 1e38}, "nonfinite"),
-    ({"reward": np.inf}, "nonfinite"),
-    ({"reward": 1e38}, "nonfinite"),
-    ({"log_prob": np.nan}, "nonfinite"),
-    ({"action": 4}, "invalid"),
-    ({"action": -1}, "invalid"),
-    ({"log_prob": 2e-6}, "invalid"),
-    ({"mask": 2}, "invalid"),
-    ({"terminated": 255}, "invalid"),
+FAULTS: list[tuple[str, float, str]] = [
+    ("obs", np.nan, "nonfinite"),
+    ("obs", -np.inf, "nonfinite"),
+    ("obs", 1e38, "nonfinite"),
+    ("reward", np.inf, "nonfinite"),
+    ("reward", 1e38, "nonfinite"),
+    ("log_prob", np.nan, "nonfinite"),
+    ("action", 4, "invalid"),
+    ("action", -1, "invalid"),
+    ("log_prob", 2e-6, "invalid"),
+    ("mask", 2, "invalid"),
+    ("terminated", 255, "invalid"),
+]
+BAD_EPISODES: list[tuple[list[tuple[float, int]], str]] = [
+    ([(np.nan, 3)], "nonfinite"),
+    ([(-1e38, 3)], "nonfinite"),
+    ([(1.0, 2), (-np.inf, 1)], "nonfinite"),
+    ([(1.0, 0)], "invalid"),
+    ([(1.0, -5)], "invalid"),
 ]
 
 
-@pytest.mark.parametrize(("fault", "reason"), FAULTS)
-async def test_a_bad_value_refuses_the_message_and_leaves_the_others(
-    make_harness: Make, fault: dict[str, Any], reason: str
-) -> None:
-    harness = make_harness(big_schema(), learner={"batch_columns": 8})
-    bad, good = await harness.join(2), await harness.join(2)
-    sent = [await good.send()]
-    await bad.send(without(planes_of(harness.schema, 2, seed=9), **fault))
-    assert bad.verdicts == [[0, VERDICTS.index(reason)]]
-    assert harness.count(f"rejected/{reason}") == 2 == harness.count("trajectories/rejected")
-    sent += [await good.send() for _ in range(3)]
-    taken = harness.train()
-    assert all(same(taken, i, sent[i // 2].columns, i % 2) for i in range(8))
-    assert good.verdicts == []
-    assert good.rejects == []
+def test_a_bad_value_refuses_its_message_and_leaves_the_others() -> None:
+    learner = PureLearner(BIG, columns=8)
+    bad, good = PureActor(learner, 2).join(), PureActor(learner, 2).join()
+    wanted: list[tuple[int, str]] = []
+    for leaf, value, reason in FAULTS:
+        bad.send(spoiled(planes_of(BIG, 2, seed=9), leaf, value))
+        wanted.append((len(wanted), reason))
+        assert refused(bad) == wanted, (leaf, value)
+    for episodes, reason in BAD_EPISODES:
+        bad.send(episodes=episodes)
+        wanted.append((len(wanted), reason))
+        assert refused(bad) == wanted, episodes
+    sent = [good.send() for _ in range(3)]
+    masked = planes_of(BIG, 2)
+    masked.columns.mask_CT[0, 1] = False
+    # Nobody looks at what a masked row holds.
+    masked.columns.rewards_CT[0, 1] = np.nan
+    masked.columns.log_probs_CT[0, 1] = np.inf
+    sent.append(bad.send(masked))
+    column = train(learner)
+    for place in range(6):
+        assert same(*column(place), sent[place // 2].columns, place % 2)
+    report = learner.report()
+    assert report["rejected/nonfinite"] + report["rejected/invalid"] == 2 * len(wanted)
+    assert report["trajectories/received"] == 2 * len(wanted) + 8
+    assert (refused(good), learner.episodes) == ([], [])
 
 
-async def test_what_a_masked_row_holds_is_never_looked_at(make_harness: Make) -> None:
-    harness = make_harness(big_schema())
-    actor = await harness.join()
-    planes = planes_of(harness.schema, 1)
-    planes.columns.mask_CT[0, 1] = False
-    planes.columns.rewards_CT[0, 1] = np.nan
-    planes.columns.log_probs_CT[0, 1] = np.inf
-    await actor.send(planes)
-    assert actor.verdicts == []
-    assert harness.count("trajectories/admitted") == 1
-
-
-@pytest.mark.parametrize(
-    ("episodes", "reason"),
-    [
-        ([(np.nan, 3)], "nonfinite"),
-        ([(-1e38, 3)], "nonfinite"),
-        ([(1.0, 2), (-np.inf, 1)], "nonfinite"),
-        ([(1.0, 0)], "invalid"),
-        ([(1.0, -5)], "invalid"),
-    ],
-)
-async def test_episode_statistics_are_checked_too(
-    make_harness: Make, episodes: list[tuple[float, int]], reason: str
-) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    await actor.send(episodes=episodes)
-    assert actor.verdicts == [[0, VERDICTS.index(reason)]]
-    assert harness.episodes == []
-    assert harness.count(f"rejected/{reason}") == 1
-
-
-def frames_of(actor: Actor, planes: Planes, **fields: Any) -> list[Any]:
-    return encode_data(actor.header(**fields), planes.obs, planes.small, [])
-
-
-def broken(actor: Actor, what: str) -> list[Any]:
-    """The frames of a message of one column, not as they should be."""
-    header, obs, small = frames_of(actor, planes_of(actor.schema, 1))
-    inline = actor.header(body=bytes(64))
+def broken(actor: PureActor) -> dict[str, list[list[Any]]]:
+    """The frames of messages of one column, not as they should be, by the reason."""
+    planes = planes_of(actor.schema, 1)
+    header, obs, small = encode_data(actor.header(), planes.obs, planes.small, [])
     squeezed = pack(actor.header(codec=ZSTD))
+    inline = actor.header(body=bytes(64))
     return {
-        "obs too short": [header, obs[:-1], small],
-        "obs too long": [header, bytes(obs) + b"x", small],
-        "obs empty": [header, b"", small],
-        "small too short": [header, obs, small[:-8]],
-        "small too long": [header, obs, small + b"x"],
-        "swapped": [header, small, obs],
-        "squeezed, but it is not": [squeezed, obs, small],
-        "squeezed too short": [squeezed, compress(obs[:-1]), small],
-        "squeezed too long": [squeezed, compress(memoryview(bytes(obs) + b"x")), small],
-        "squeezed frame too long": [squeezed, bytes(obs) + b"x", small],
-        "squeezed, small too short": [squeezed, compress(obs), small[:-8]],
-        "no body": [header],
-        "one frame short": [header, obs],
-        "squeezed, one frame short": [squeezed, compress(obs)],
-        "one frame more": [header, obs, small, b""],
-        "inline too short": [pack(inline)],
-        "inline and squeezed": [pack(inline._replace(codec=ZSTD))],
-        "wrong rows": [pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
-        "one row": [pack(actor.header(rows=1)), obs, small],
-        "more episodes than rows": [pack(actor.header(num_episodes=4)), obs, small + bytes(32)],
-        "episodes that are not there": [pack(actor.header(num_episodes=1)), obs, small],
-    }[what]
+        "wrong_size": [
+            [header, obs[:-1], small],
+            [header, bytes(obs) + b"x", small],
+            [header, b"", small],
+            [header, obs, small[:-8]],
+            [header, obs, bytes(small) + b"x"],
+            [header, small, obs],
+            [squeezed, obs, small],
+            [squeezed, compress(obs[:-1]), small],
+            [squeezed, compress(memoryview(bytes(obs) + b"x")), small],
+            [squeezed, bytes(obs) + b"x", small],
+            [squeezed, compress(obs), small[:-8]],
+            [pack(inline)],
+            [pack(inline._replace(codec=ZSTD))],
+            [pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
+            [pack(actor.header(rows=1)), obs, small],
+            # Of so many rows no more episodes can have ended; and one that is not there.
+            [pack(actor.header(num_episodes=4)), obs, bytes(small) + bytes(4 * EPISODE.itemsize)],
+            [pack(actor.header(num_episodes=1)), obs, small],
+        ],
+        "wrong_frame_count": [
+            [header],
+            [header, obs],
+            [squeezed, compress(obs)],
+            [header, obs, small, b""],
+        ],
+    }
 
 
-SIZES = [
-    *("obs too short", "obs too long", "obs empty", "small too short", "small too long", "swapped"),
-    *("inline too short", "wrong rows", "one row", "more episodes than rows"),
-    "episodes that are not there",
-    *("squeezed, but it is not", "squeezed too short", "squeezed too long"),
-    *("squeezed frame too long", "squeezed, small too short", "inline and squeezed"),
-]
-COUNTS = [
-    "squeezed, one frame short",
-    "no body",
-    "one frame short",
-    "one frame more",
-]
-
-
-@pytest.mark.parametrize(
-    ("what", "reason"),
-    [(w, "wrong_size") for w in SIZES] + [(w, "wrong_frame_count") for w in COUNTS],
-)
-async def test_a_body_of_the_wrong_form_is_refused_and_told(
-    make_harness: Make, what: str, reason: str
+def test_a_body_of_the_wrong_form_is_refused_and_written_over(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    harness = make_harness(big_schema(), learner={"batch_columns": 8})
-    bad, good = await harness.join(), await harness.join(3)
-    header, *frames = broken(bad, what)
-    await bad.say(header, *frames)
-    await bad.hear(lambda: len(bad.rejects) == 1)
-    assert bad.rejects[0].code == REJECT_CODES.index("bad_message")
-    assert bad.rejects[0].text.startswith(reason)
-    assert harness.count(f"bad/{reason}") == 1 == harness.count("wire/bad")
-    assert harness.count("trajectories/admitted") == 0
-    # What lay half-written in the slot is written over: by another actor and by the same one.
-    sent = [await good.send() for _ in range(2)]
-    bad.seq = 1
-    sent += [await bad.send() for _ in range(2)]
-    taken = harness.train()
+    learner = PureLearner(BIG, columns=8)
+    bad, good = PureActor(learner).join(), PureActor(learner, 3).join()
+    num_bad = 0
+    for reason, messages in broken(bad).items():
+        for number in range(len(messages)):
+            # Each has the seq that is next.
+            assert bad.say(*broken(bad)[reason][number]) == reason, (reason, number)
+            bad.seq += 1
+            num_bad += 1
+            learner.end_burst()
+    assert refused(bad) == [(seq, "invalid") for seq in range(num_bad)]
+    report = learner.report()
+    assert (report["rejected/invalid"], report["trajectories/admitted"]) == (num_bad, 0)
+    assert len([line for line in caplog.messages if "is refused" in line]) == 1
+    sent = [good.send(), good.send(), bad.send(), bad.send()]
     columns = [(planes.columns, i) for planes in sent for i in range(len(planes.obs))]
-    assert all(same(taken, i, *column) for i, column in enumerate(columns))
-    assert good.verdicts == []
-    assert good.rejects == []
+    taken = train(learner)
+    assert all(same(*taken(place), *each) for place, each in enumerate(columns))
+    assert refused(good) == []
 
 
-async def test_a_duplicate_is_counted_and_taken_once(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = await harness.join(2)
-    await actor.send()
+def test_an_inline_body_has_no_frames_of_its_own() -> None:
+    actor = PureActor(PureLearner(SMALL)).join()
+    _, _, (frame,) = actor.data_of(None, [])
+    assert actor.say(frame, b"more") == "wrong_frame_count"
+
+
+# -------------------- what the header says
+
+
+def test_a_duplicate_is_counted_and_taken_once() -> None:
+    learner = PureLearner(SMALL)
+    actor = PureActor(learner, 2).join()
+    actor.send()
     num_grants = len(actor.grants)
-    await actor.send(seq=0, is_waiting=False)
-    await actor.hear(lambda: len(actor.grants) > num_grants)
-    assert harness.count("rejected/duplicate") == 2
-    assert harness.count("trajectories/in_slots") == 2
+    # One of a width that it has not, which counts as no more than a batch.
+    actor.say(actor.header(seq=0, columns=4096))
+    learner.end_burst()
+    assert len(actor.grants) == num_grants + 1
+    report = learner.report()
+    assert (report["rejected/duplicate"], report["trajectories/in_slots"]) == (4, 2)
     # It was settled once, and no word of this one.
-    assert actor.settled == 1
-    assert actor.verdicts == []
+    assert (actor.settled, actor.verdicts) == (1, [])
 
 
-async def test_without_credit_nothing_comes_in(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    await actor.credit()
-    await actor.send(seq=actor.granted, is_waiting=False)
-    await actor.hear(lambda: bool(actor.rejects))
-    assert actor.rejects[0].text.startswith("not_allowed_now")
-    assert harness.count("bad/not_allowed_now") == 1
-    assert harness.count("trajectories/received") == 0
-    await actor.send(seq=0)
-    assert harness.count("trajectories/admitted") == 1
+def test_only_what_was_granted_and_agreed_comes_in() -> None:
+    learner = PureLearner(SMALL)
+    actor = PureActor(learner, 2).join()
+    _, _, (frame,) = actor.data_of(planes_of(SMALL, 3), [])
+    assert actor.say(frame) == "not_allowed_now"
+    _, _, (frame,) = actor.data_of(None, [], seq=actor.granted)
+    assert actor.say(frame) == "not_allowed_now"
+    assert learner.report()["trajectories/received"] == 0
+    actor.seq = 0
+    actor.send(planes_of(SMALL, 1))
+    assert learner.report()["trajectories/admitted"] == 1
 
 
-async def test_more_columns_than_agreed_are_refused(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = await harness.join(2)
-    await actor.send(planes_of(harness.schema, 3), is_waiting=False)
-    await actor.hear(lambda: bool(actor.rejects))
-    assert harness.count("bad/not_allowed_now") == 1
-    await actor.send(planes_of(harness.schema, 1), seq=0)
-    assert harness.count("trajectories/admitted") == 1
-
-
-async def test_data_of_an_unknown_session_is_counted_and_told_to_say_hello(
-    make_harness: Make,
-) -> None:
-    harness = make_harness()
-    stranger, good = harness.actor(2), await harness.join(2)
-    await stranger.send(session=b"?" * 16, epoch=1, is_waiting=False)
-    await stranger.hear(lambda: bool(stranger.rejects))
-    assert stranger.rejects[0].code == REJECT_CODES.index("hello_again")
-    assert stranger.rejects[0].retry_after_s == 0
-    assert harness.count("rejected/unknown_session") == 2
-    assert harness.count("bad/unknown_session") == 1
-    await good.send()
-    assert harness.count("trajectories/admitted") == 2
-
-
-async def test_what_a_stranger_claims_to_send_is_no_more_than_a_batch(make_harness: Make) -> None:
-    harness = make_harness(learner={"batch_columns": 4})
-    stranger = harness.actor()
-    await stranger.say(stranger.header(session=b"?" * 16, epoch=1, columns=4096))
-    await stranger.hear(lambda: bool(stranger.rejects))
-    assert harness.count("rejected/unknown_session") == 4 == harness.count("trajectories/received")
+def test_strangers_are_told_so_and_count_for_no_more_than_a_batch() -> None:
+    learner = PureLearner(SMALL)
+    stranger = PureActor(learner)
+    assert stranger.say(stranger.header(session=b"?" * 16, columns=4096)) == "unknown_session"
+    report = learner.report()
+    assert report["rejected/unknown_session"] == 4 == report["trajectories/received"]
 
 
 @pytest.mark.parametrize(
@@ -315,50 +267,89 @@ async def test_what_a_stranger_claims_to_send_is_no_more_than_a_batch(make_harne
         (Version(0, 140), "invalid"),
     ],
 )
-async def test_versions_are_judged_by_lag_and_lineage(
-    make_harness: Make,
-    caplog: pytest.LogCaptureFixture,
-    version: Version,
-    verdict: str | None,
+def test_versions_are_judged_by_lag_and_lineage(
+    caplog: pytest.LogCaptureFixture, version: Version, verdict: str | None
 ) -> None:
-    lineage = Lineage(1, {1: 0}).resumed(2, 100)
-    harness = make_harness(lineage=lineage, learner={"max_lag": 50})
-    harness.publish(140, epoch=2)
-    actor = await harness.join()
-    await actor.send(epoch=version.epoch, update=version.update)
+    learner = PureLearner(SMALL, lineage=Lineage(1, {1: 0}).resumed(2, 100))
+    learner.update = 140
+    learner.publish()
+    actor = PureActor(learner).join()
+    actor.send(epoch=version.epoch, update=version.update)
+    lines = [line for line in caplog.messages if "is refused" in line]
     if verdict is None:
-        assert harness.count("trajectories/admitted") == 1
-        assert actor.verdicts == []
-        assert "refused" not in caplog.text
-    else:
-        assert harness.count(f"rejected/{verdict}") == 1
-        assert actor.verdicts == [[0, VERDICTS.index(verdict)]]
-        (line,) = [line for line in caplog.messages if "is refused" in line]
-        assert line.startswith("actor 0: a message of 1 columns is refused: it was acted with")
-        assert line.endswith(f"({verdict}, 1 columns so far from all actors)")
+        assert learner.report()["trajectories/admitted"] == 1
+        assert (refused(actor), lines) == ([], [])
+        return
+    assert learner.report()[f"rejected/{verdict}"] == 1
+    assert refused(actor) == [(0, verdict)]
+    (line,) = lines
+    assert line.startswith("actor 0: a message of 1 columns is refused: it was acted with")
+    assert line.endswith(f"({verdict}, 1 columns so far from all actors)")
 
 
-async def test_after_the_close_nothing_counts(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    await actor.send()
-    harness.server.close_admission()
-    assert harness.count("dropped/shutdown") == 1
-    before = harness.count("wire/messages")
-    await actor.send(is_waiting=False)
-    await actor.hear(lambda: harness.count("wire/messages") > before)
-    assert harness.count("trajectories/received") == 1
-    assert harness.count("trajectories/in_slots") == 0
+def test_what_is_refused_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    learner = PureLearner(SMALL)
+    actor = PureActor(learner).join()
+    for now in (0.0, 1.0, 9.9, 10.0):
+        learner.now = now
+        actor.send(spoiled(planes_of(SMALL, 1), "reward", np.nan))
+    told = [line.partition("nonfinite, ")[2] for line in caplog.messages]
+    assert told == ["1 columns so far from all actors)", "4 columns so far from all actors)"]
 
 
-async def test_data_before_there_are_slots(make_harness: Make) -> None:
-    harness = make_harness(is_open=False)
-    actor = harness.actor()
-    await actor.hello()
-    await actor.send(epoch=1, is_waiting=False)
-    await actor.hear(lambda: bool(actor.rejects))
-    assert harness.count("bad/not_allowed_now") == 1
-    assert harness.count("trajectories/received") == 0
+def test_before_slots_and_a_version_nothing_is_granted_and_after_the_close_nothing_counts() -> None:
+    learner = PureLearner(SMALL, is_open=False)
+    actor = PureActor(learner, 2).join()
+    _, _, (frame,) = actor.data_of(None, [], epoch=1)
+    assert actor.say(frame) == "not_allowed_now"
+    learner.open()
+    learner.end_burst()
+    assert actor.granted == 0
+    learner.publish()
+    assert actor.granted == 1
+    actor.seq = 0
+    actor.send()
+    learner.admission.close()
+    granted = actor.granted
+    assert learner.report()["dropped/shutdown"] == 2
+    actor.send()
+    report = learner.report()
+    assert (report["trajectories/received"], report["trajectories/in_slots"]) == (2, 0)
+    assert actor.granted == granted
+
+
+def test_what_an_actor_says_is_heard_after_what_it_sent() -> None:
+    learner = PureLearner(SMALL)
+    actor = PureActor(learner, 2).join()
+    _, _, (frame,) = actor.data_of(None, [])
+    actor.say(frame)
+    assert learner.report()["trajectories/received"] == 0
+    actor.say(Hello(**actor.hello_of()._asdict() | {"run_id": learner.table.run_id}))
+    assert learner.report()["trajectories/admitted"] == 2
+    (peer,) = learner.table
+    assert (peer.granted, peer.watermark.below) == (1, 1)
+
+
+def test_who_gets_no_credit_is_told_later_what_became_of_its_message() -> None:
+    learner = PureLearner(SMALL, columns=1, num_slots=1)
+    actor = PureActor(learner).join()
+    for seq in range(3):
+        num_words = len(actor.grants)
+        _, _, (frame,) = actor.data_of(None, [])
+        actor.say(frame)
+        assert learner.admission.deal(0.0) == []
+        assert learner.admission.owes_acknowledgements
+        if seq == 2:
+            (answer,) = learner.admission.acknowledge(0.0)
+            assert answer.route == actor.route
+        else:
+            learner.settle(learner.full.pop())
+            assert (len(actor.grants), actor.granted, actor.settled) == (
+                num_words + 1,
+                seq + 2,
+                seq + 1,
+            )
+        assert not learner.admission.owes_acknowledgements
 
 
 # -------------------- a recorder
@@ -367,59 +358,42 @@ async def test_data_before_there_are_slots(make_harness: Make) -> None:
 class FakeRecorder:
     def __init__(self) -> None:
         self.is_behind = False
-        self.taken: list[tuple[int, Data, bytes, bytes]] = []
+        self.taken: list[tuple[int, int, int, bytes]] = []
 
-    def take(self, rank: int, data: Data, region: Region, episodes: Any) -> None:
+    def take(self, rank: int, data: Data, region: Any, episodes: Any) -> None:
         tail = b"" if episodes is None else episodes.tobytes()
-        self.taken.append((rank, data, region.obs.tobytes(), region.small.tobytes() + tail))
+        planes = region.obs.tobytes() + region.small.tobytes() + tail
+        self.taken.append((rank, data.seq, data.columns, planes))
 
 
-def recorded(harness: ServerHarness) -> FakeRecorder:
+@pytest.mark.parametrize("schema", [SMALL, BIG], ids=["inline", "frames"])
+def test_what_is_admitted_is_recorded_as_it_was_sent(schema: Schema) -> None:
     recorder = FakeRecorder()
-    harness.server.admission._recorder = recorder
-    return recorder
-
-
-@pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["inline", "three frames"])
-async def test_what_is_admitted_is_recorded_as_it_was_sent(
-    make_harness: Make, schema: Schema
-) -> None:
-    harness = make_harness(schema)
-    recorder = recorded(harness)
-    actors = [await harness.join(3), await harness.join(1)]
-    sent = []
+    learner = PureLearner(schema, recorder=recorder)
+    wide, narrow = PureActor(learner, 3).join(), PureActor(learner, 1).join()
+    wanted = []
     # The second one of three columns is split over two slots.
-    for actor in (actors[0], actors[1], actors[0]):
-        planes = planes_of(schema, actor.columns, seed=len(sent))
-        await actor.send(planes, episodes=[(1.5, 2)])
+    for actor, seq in ((wide, 0), (narrow, 0), (wide, 1)):
+        planes = planes_of(schema, actor.columns, seed=len(wanted))
+        actor.send(planes, episodes=[(1.5, 2)])
         tail = np.array([(1.5, 2)], EPISODE).tobytes()
-        sent.append((planes.obs.tobytes(), planes.small.tobytes() + tail))
-    assert [taken[2:] for taken in recorder.taken] == sent
-    assert [rank for rank, *_ in recorder.taken] == [0, 1, 0]
-    assert [(data.seq, data.columns) for _, data, *_ in recorder.taken] == [(0, 3), (0, 1), (1, 3)]
+        sent = planes.obs.tobytes() + planes.small.tobytes() + tail
+        wanted.append((0 if actor is wide else 1, seq, actor.columns, sent))
+    narrow.send(spoiled(planes_of(schema, 1), "reward", np.inf))
+    assert learner.report()["rejected/nonfinite"] == 1
+    assert recorder.taken == wanted
 
 
-async def test_what_is_refused_is_not_recorded(make_harness: Make) -> None:
-    harness = make_harness(big_schema())
-    recorder = recorded(harness)
-    actor = await harness.join(1)
-    await actor.send(without(planes_of(harness.schema, 1), reward=np.inf))
-    assert harness.count("rejected/nonfinite") == 1
-    assert recorder.taken == []
-
-
-async def test_no_credit_is_given_while_the_recorder_is_behind(make_harness: Make) -> None:
-    harness = make_harness()
-    recorder = recorded(harness)
+def test_no_credit_is_given_while_the_recorder_is_behind() -> None:
+    recorder = FakeRecorder()
     recorder.is_behind = True
-    actor = await harness.join(1)
-    await actor.hear(lambda: bool(actor.grants))
-    harness.server.reap()
-    assert harness.count("credit/granted_columns") == 0
+    learner = PureLearner(SMALL, recorder=recorder)
+    actor = PureActor(learner).join()
+    assert (len(actor.grants), actor.granted) == (1, 0)
     recorder.is_behind = False
-    harness.server.reap()
-    await actor.credit()
+    learner.end_burst()
+    assert actor.granted == 1
     # What was granted before is taken all the same.
     recorder.is_behind = True
-    await actor.send()
+    actor.send()
     assert len(recorder.taken) == 1
