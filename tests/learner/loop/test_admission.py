@@ -330,7 +330,70 @@ def test_what_an_actor_says_is_heard_after_what_it_sent() -> None:
     assert (peer.granted, peer.watermark.below) == (1, 1)
 
 
+def test_a_new_hello_of_the_same_actor_goes_on_with_its_seqs() -> None:
+    learner = PureLearner(SMALL, num_slots=1)
+    actor = PureActor(learner, 2).join()
+    actor.send()
+    former = actor.session
+    actor.join()
+    assert (actor.session != former, learner.report()["num_actors"]) == (True, 1)
+    # What is sent again is known.
+    actor.seq = 0
+    actor.send()
+    actor.send()
+    report = learner.report()
+    assert (report["rejected/duplicate"], report["trajectories/admitted"]) == (2, 4)
+
+
+# -------------------- credit
+
+
+def send_all(actor: PureActor) -> int:
+    """Send everything that may go without waiting for more credit; how many columns."""
+    num_sent = 0
+    while actor.granted > actor.seq:
+        actor.send()
+        num_sent += actor.columns
+    return num_sent
+
+
+def test_what_is_granted_fits_into_what_is_free_and_is_one_batch_ahead() -> None:
+    learner = PureLearner(SMALL)
+    actors = [PureActor(learner, columns).join() for columns in (1, 2, 3, 1)]
+    num_sent, num_before = 0, -1
+    while num_sent > num_before:
+        report = learner.report()
+        granted, free = report["credit/granted_columns"], report["credit/free_columns"]
+        assert granted <= min(free, learner.columns)
+        assert free == 3 * 4 - num_sent
+        num_before, num_sent = num_sent, num_sent + sum(map(send_all, actors))
+    # Nothing more fits: what is left is narrower than whoever has waited longest.
+    assert learner.report()["trajectories/in_slots"] == num_sent >= 10
+    assert len(learner.full) == num_sent // 4
+    assert [actor.rejects for actor in actors] == [[]] * 4
+    # With a slot that is released there is credit again.
+    learner.settle(learner.full.pop(0))
+    assert sum(map(send_all, actors)) > 0
+
+
+def test_slots_go_round_and_credit_goes_in_turn_whatever_the_width() -> None:
+    learner = PureLearner(SMALL, num_slots=2)
+    actors = [PureActor(learner, columns).join() for columns in (1, 1, 1, 2, 4)]
+    num_batches = 0
+    for _ in range(50):
+        for actor in actors:
+            send_all(actor)
+        while learner.full:
+            num_batches += 1
+            assert learner.full[0].batch == num_batches
+            learner.settle(learner.full.pop(0))
+    seqs = [actor.seq for actor in actors]
+    assert sum(actor.seq * actor.columns for actor in actors) >= 90
+    assert max(seqs) <= 2 * min(seqs)
+
+
 def test_who_gets_no_credit_is_told_later_what_became_of_its_message() -> None:
+    """Each word to an actor takes the learner thread from its work."""
     learner = PureLearner(SMALL, columns=1, num_slots=1)
     actor = PureActor(learner).join()
     for seq in range(3):
@@ -339,17 +402,15 @@ def test_who_gets_no_credit_is_told_later_what_became_of_its_message() -> None:
         actor.say(frame)
         assert learner.admission.deal(0.0) == []
         assert learner.admission.owes_acknowledgements
-        if seq == 2:
-            (answer,) = learner.admission.acknowledge(0.0)
-            assert answer.route == actor.route
-        else:
-            learner.settle(learner.full.pop())
-            assert (len(actor.grants), actor.granted, actor.settled) == (
-                num_words + 1,
-                seq + 2,
-                seq + 1,
-            )
+        learner.settle(learner.full.pop())
+        assert len(actor.grants) == num_words + 1
+        assert (actor.granted, actor.settled) == (seq + 2, seq + 1)
         assert not learner.admission.owes_acknowledgements
+    _, _, (frame,) = actor.data_of(None, [])
+    actor.say(frame)
+    assert learner.admission.deal(0.0) == []
+    (answer,) = learner.admission.acknowledge(0.0)
+    assert answer.route == actor.route
 
 
 # -------------------- a recorder
