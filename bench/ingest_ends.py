@@ -22,7 +22,7 @@ from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.sending import ActorSpec, Finished
 from impala_async.config.run import RunConfig
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.slots import allocate_slots, keep_freed_memory
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Lineage, Version, Weights, WeightsLayout
@@ -126,7 +126,9 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
         run_id=bytes(16),
         lineage=Lineage(0).resumed(1, 0),
         schema=schema,
-        events=Events(lambda schema: None, lambda episodes: None, lambda: None),
+        on_schema=lambda schema: None,
+        on_episodes=lambda episodes: None,
+        on_loss=lambda: None,
     )
     slots = allocate_slots(schema, batch_columns, NUM_SLOTS)
 

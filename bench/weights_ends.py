@@ -22,7 +22,7 @@ from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.sending import ActorSpec
 from impala_async.config.run import RunConfig
 from impala_async.learner.handoff import Mailbox, on_thread
-from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.slots import Slot, allocate_slots, keep_freed_memory
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
@@ -116,7 +116,9 @@ async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
         run_id=bytes(16),
         lineage=Lineage(0).resumed(EPOCH, 0),
         schema=schema,
-        events=Events(lambda schema: None, lambda episodes: None, lambda: None),
+        on_schema=lambda schema: None,
+        on_episodes=lambda episodes: None,
+        on_loss=lambda: None,
     )
     slots = allocate_slots(schema, batch_columns, 2)
     learner = Publishing(config, schema, slots[1], is_coarse)

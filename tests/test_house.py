@@ -106,6 +106,7 @@ WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors
     "learner/build.py:check_memory": _BETWEEN,
     "learner/build.py:_weights_bytes": _BETWEEN,
     "learner/loop/server.py:__init__": _BUILDS,
+    "learner/loop/server.py:_make_filler": _BUILDS,
     "learner/loop/server.py:_make_table": _BUILDS,
     "learner/loop/server.py:_settings_frame": "it sends the sections that an actor is told",
     "learner/service.py:__init__": _BUILDS,

@@ -43,7 +43,7 @@ from impala_async.learner.handoff import (
 )
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.learner.loop.saver import Restored, Saver, begin_epoch
-from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes
 from impala_async.learner.watchdog import Watchdog
@@ -54,6 +54,7 @@ from impala_async.processes import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.runs.summary import summarise
 from impala_async.schema import Schema
+from impala_async.training.checkpoint import read_digests
 from impala_async.weights import Lineage
 
 logger = logging.getLogger(__name__)
@@ -108,19 +109,16 @@ class LearnerService:
         self._awaited = "the last updates"
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport(self._start)
-        told = Events(
-            self._open_told,
-            self._on_episodes,
-            functools.partial(self.stop, ACTOR_LOST),
-            functools.partial(find_layout, self._config.model),
-        )
         self._server = ActorServer(
             config,
             run_id=folder.run_id,
             lineage=lineage,
             schema=schema,
-            events=told,
-            accounts=restored.accounts if restored else None,
+            on_schema=self._open_told,
+            on_episodes=self._on_episodes,
+            on_loss=functools.partial(self.stop, ACTOR_LOST),
+            find_layout=functools.partial(find_layout, self._config.model),
+            accounts=restored.state if restored else None,
             recorder=recorder,
         )
         self._make_reporter(sinks)
@@ -146,7 +144,8 @@ class LearnerService:
         """The tasks, until `_ended`; the death of one of them is such an end."""
         bodies = {
             "reporter": self._reporter.report_regularly(),
-            **self._server.tasks(),
+            "loop lag": self._reporter.watch_lag(),
+            "connections": self._server.watch_connections(),
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
         }
@@ -195,7 +194,7 @@ class LearnerService:
 
     def _make_saver(self, restored: Restored | None, lineage: Lineage) -> None:
         self._saver = Saver(
-            self._folder,
+            folder=self._folder,
             keep=self._config.checkpoint.keep,
             accounts=self._server.accounts,
             lineage=lineage,
@@ -352,7 +351,7 @@ class LearnerService:
         if self._late_death is not None:
             raise self._late_death
         if self._recorder is not None:
-            digests = self._saver.digests(self._progress.version)
+            digests = read_digests(self._folder.checkpoints, self._progress.version)
             await self._recorder.finish(reason, self._progress.update, digests)
         self._awaited = "the actors' goodbye"
         await self._server.say_bye("restarting", GOODBYE_S)

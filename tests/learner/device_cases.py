@@ -49,7 +49,8 @@ class DeviceBench:
             device=device,
             is_drained=is_drained,
         )
-        self.filler = SlotFiller(self.slots, self._submit, lambda _: None)
+        self.filler = SlotFiller(lambda _: None)
+        self.filler.open(self.slots, self._submit)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

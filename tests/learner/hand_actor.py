@@ -1,4 +1,4 @@
-"""An actor made by hand: it speaks the protocol over real sockets and may say anything."""
+"""Actors made by hand: they speak the protocol and may say anything."""
 
 import asyncio
 import itertools
@@ -41,10 +41,10 @@ async def until(is_so: Callable[[], bool], what: str = "") -> None:
         await asyncio.sleep(0.001)
 
 
-class Actor:
-    """An actor made by hand, over the learner's two ports."""
+class Speaker:
+    """What an actor may say, right or wrong, and what it has heard; somebody else carries it."""
 
-    def __init__(self, data_url: str, weights_url: str, schema: Schema, columns: int = 1) -> None:
+    def __init__(self, schema: Schema, columns: int = 1) -> None:
         self.schema = schema
         self.columns = columns
         self.layout = LAYOUT
@@ -58,9 +58,6 @@ class Actor:
         self.rejects: list[Reject] = []
         self.byes: list[Bye] = []
         self.others: list[list[bytes]] = []
-        self._context = new_context()
-        self.data = Dealer(self._context, data_url)
-        self.weights = Dealer(self._context, weights_url)
 
     @property
     def granted(self) -> int:
@@ -79,8 +76,7 @@ class Actor:
         """The newest that a grant named."""
         return max((Version(g.epoch, g.update) for g in self.grants), default=Version(0, 0))
 
-    async def hello(self, **fields: Any) -> None:
-        """Ask for a session and wait for an answer, good or bad."""
+    def hello_of(self, **fields: Any) -> Hello:
         said: dict[str, Any] = {
             "protocol": PROTOCOL,
             "actor": self.uuid,
@@ -89,9 +85,68 @@ class Actor:
             "epoch": 0,
             "lowest_unsettled": self.seq,
         }
+        return Hello(**{**said, **fields})
+
+    def spec_of(self, streams: int = 1) -> list[Frame]:
+        spec = Spec(self.session, self.schema.digest, self.layout, self.columns, streams)
+        return [pack(spec), self.schema.to_json()]
+
+    def header(self, **fields: Any) -> Data:
+        """A Data header that would do, with some fields changed."""
+        data = Data(
+            session=self.session,
+            seq=self.seq,
+            epoch=self.version.epoch,
+            update=self.version.update,
+            rows=self.schema.rows,
+            columns=self.columns,
+            codec=0,
+            num_episodes=0,
+            body=None,
+        )
+        return data._replace(**fields)
+
+    def data_of(
+        self, planes: Planes | None, episodes: Sequence[tuple[float, int]], **fields: Any
+    ) -> tuple[Planes, Data, list[Frame]]:
+        """One message with a good body, its header perhaps changed; the next has the next seq."""
+        planes = planes or planes_of(self.schema, self.columns, seed=self.seq)
+        header = self.header(columns=len(planes.obs), **fields)
+        if header.seq == self.seq:
+            self.seq += 1
+        return planes, header, encode_data(header, planes.obs, planes.small, episodes)
+
+    def take(self, frames: Sequence[Frame]) -> None:
+        """Hear a message of the learner."""
+        message = unpack(bytes(frames[0]))
+        if isinstance(message, Welcome):
+            self.welcome, self.settings = message, bytes(frames[1])
+            self.session = message.session
+        elif isinstance(message, Grant):
+            self.grants.append(message)
+            self.after_grant += map(bytes, frames[1:])
+        elif isinstance(message, Reject):
+            self.rejects.append(message)
+        elif isinstance(message, Bye):
+            self.byes.append(message)
+        else:
+            self.others.append([bytes(frame) for frame in frames])
+
+
+class Actor(Speaker):
+    """An actor made by hand, over the learner's two ports."""
+
+    def __init__(self, data_url: str, weights_url: str, schema: Schema, columns: int = 1) -> None:
+        super().__init__(schema, columns)
+        self._context = new_context()
+        self.data = Dealer(self._context, data_url)
+        self.weights = Dealer(self._context, weights_url)
+
+    async def hello(self, **fields: Any) -> None:
+        """Ask for a session and wait for an answer, good or bad."""
         num_rejects = len(self.rejects)
         self.welcome = None
-        await self.say(Hello(**{**said, **fields}))
+        await self.say(self.hello_of(**fields))
         await self.hear(lambda: self.welcome is not None or len(self.rejects) > num_rejects)
 
     async def join(self, *, streams: int = 1) -> "Actor":
@@ -103,8 +158,8 @@ class Actor:
         return self
 
     async def spec(self, *, streams: int = 1) -> None:
-        spec = Spec(self.session, self.schema.digest, self.layout, self.columns, streams)
-        await self.say(spec, self.schema.to_json())
+        spec, schema = self.spec_of(streams)
+        await self.say(bytes(spec), schema)
 
     async def say(self, message: Message | bytes, *frames: Frame, to: Dealer | None = None) -> None:
         """Any frames at all; a message or the bytes of a first frame."""
@@ -135,22 +190,7 @@ class Actor:
         """Take in all that has come."""
         for socket in (self.data, self.weights):
             while (frames := socket.receive(0)) is not None:
-                self._take(frames)
-
-    def header(self, **fields: Any) -> Data:
-        """A Data header that would do, with some fields changed."""
-        data = Data(
-            session=self.session,
-            seq=self.seq,
-            epoch=self.version.epoch,
-            update=self.version.update,
-            rows=self.schema.rows,
-            columns=self.columns,
-            codec=0,
-            num_episodes=0,
-            body=None,
-        )
-        return data._replace(**fields)
+                self.take(frames)
 
     async def send(
         self,
@@ -160,17 +200,11 @@ class Actor:
         is_waiting: bool = True,
         **fields: Any,
     ) -> Planes:
-        """One message with a good body, its header perhaps changed.
-
-        Waits for credit and until it is settled, or for neither.
-        """
+        """One message. Waits for credit and until it is settled, or for neither."""
         if is_waiting and "seq" not in fields:
             await self.credit()
-        planes = planes or planes_of(self.schema, self.columns, seed=self.seq)
-        header = self.header(columns=len(planes.obs), **fields)
-        await self.say(*encode_data(header, planes.obs, planes.small, episodes))
-        if header.seq == self.seq:
-            self.seq += 1
+        planes, header, (first, *others) = self.data_of(planes, episodes, **fields)
+        await self.say(bytes(first), *others)
         if is_waiting:
             await self.hear(lambda: self.settled > header.seq)
         return planes
@@ -183,18 +217,3 @@ class Actor:
         self.data.close()
         self.weights.close()
         self._context.term()
-
-    def _take(self, frames: list[bytes]) -> None:
-        message = unpack(frames[0])
-        if isinstance(message, Welcome):
-            self.welcome, self.settings = message, frames[1]
-            self.session = message.session
-        elif isinstance(message, Grant):
-            self.grants.append(message)
-            self.after_grant += map(bytes, frames[1:])
-        elif isinstance(message, Reject):
-            self.rejects.append(message)
-        elif isinstance(message, Bye):
-            self.byes.append(message)
-        else:
-            self.others.append(frames)

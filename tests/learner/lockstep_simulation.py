@@ -4,21 +4,12 @@
     batch b, from 0, is trained by update `first_update + b + 1`
 """
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from impala_async.learner.loop.filler import Count, Submit
-from impala_async.learner.loop.ingest import Ingest
-from impala_async.learner.loop.ledger import Ledger, Settlement
-from impala_async.learner.loop.lockstep import LockstepFiller
-from impala_async.learner.loop.publisher import Publisher
-from impala_async.learner.loop.sessions import SessionMessages
-from impala_async.learner.slots import Episodes, Slot, allocate_slots
-from impala_async.schema import ArraySpec
-from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
+from impala_async.weights import NO_VERSION, Lineage, Version
 from impala_async.wire.actor_side import ActorSide
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (
@@ -32,40 +23,14 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.pulls import LONGEST_PAUSE_S, Pulls
-from impala_async.wire.session import SessionTable
 from tests.learner.columns import planes_of, small_schema
+from tests.learner.hand_actor import MODEL
+from tests.learner.pure_learner import PureLearner
 
 SCHEMA = small_schema()
 WIDTH = 2
-RUN = b"R" * 16
 Trajectory = tuple[int, int, Version]
 """Who sent it, its number, and the version it acted with."""
-
-
-class FakeEndpoint:
-    """Delivers at once what the learner sends, to whoever has the route."""
-
-    def __init__(self, simulation: "LockstepSimulation") -> None:
-        self._simulation = simulation
-        self.router = self
-
-    def send(self, route: bytes, frames: list[Any]) -> bool:
-        actor = next((c for c in self._simulation.actors if c.route == route), None)
-        if actor is None:
-            return False
-        actor.hear(unpack(bytes(frames[0])), frames)
-        return True
-
-    def cut(self, route: bytes, why: str) -> None:
-        """Nothing is under way over a connection here."""
-
-    def receive_into(self, target: memoryview) -> int:
-        schema = SCHEMA.to_json()
-        target[: len(schema)] = schema
-        return len(schema)
-
-    def has_more_frames(self) -> bool:
-        return False
 
 
 @dataclass(eq=False)
@@ -85,7 +50,7 @@ class SimulatedActor:
 
     def __post_init__(self) -> None:
         self.side: ActorSide[Trajectory] = ActorSide(self.number.to_bytes(16, "big"))
-        self.side.set_spec(SCHEMA, LAYOUT.digest, WIDTH, 1)
+        self.side.set_spec(SCHEMA, MODEL.digest, WIDTH, 1)
 
     @property
     def route(self) -> bytes:
@@ -95,16 +60,19 @@ class SimulatedActor:
     def is_at_work(self) -> bool:
         return self.side.is_joined and not self.is_dead
 
-    def hear(self, message: Any, frames: list[Any]) -> None:
+    def hear(self, frames: Any) -> None:
+        message = unpack(bytes(frames[0]))
+        if self.is_dead:
+            return
         if isinstance(message, Welcome):
             self.rank = message.rank
             self.side.accept(message, self.now, lockstep_lag=self.simulation.lag)
             times = {"heartbeat_s": 2.0, "reply_timeout_s": 10.0, "now": self.now}
-            self.pulls = Pulls(message.session, have=NO_VERSION, layouts=(LAYOUT,), **times)
+            self.pulls = Pulls(message.session, have=NO_VERSION, layouts=(MODEL,), **times)
         elif isinstance(message, Reject):
             self.is_turned_away = True
         elif isinstance(message, WeightsReply | NotModified):
-            weights = self.pulls.take(message, frames, self.now)
+            weights = self.pulls.take(message, list(frames), self.now)
             self.arrived += [weights.version] if weights else []
         elif self.side.has_session:
             self.side.take(message, self.now)
@@ -119,7 +87,8 @@ class SimulatedActor:
         self.simulation.take(self, self.side.handshake(self.now).hello)
         if self.is_turned_away:
             return False
-        self.simulation.take(self, unpack(bytes(self.side.spec_frames()[0])))
+        spec, schema = self.side.spec_frames()
+        self.simulation.take(self, unpack(bytes(spec)), schema)
         return True
 
     def pull(self) -> bool:
@@ -181,107 +150,51 @@ class SimulatedActor:
 
 
 MAX_ROUNDS = 1000
-LAYOUT = WeightsLayout((ArraySpec("w", (1,), "float32"),))
 
 
-class LockstepSimulation:
+class LockstepSimulation(PureLearner):
     """The learner's side, and everybody who talks to it."""
 
     def __init__(
         self, num_ranks: int, lag: int, *, first_update: int = 0, stops_at_loss: bool = False
     ) -> None:
-        self.num_ranks, self.lag, self.first_update = num_ranks, lag, first_update
+        self.num_ranks, self.lag = num_ranks, lag
         self.num_losses = 0
-        self._stops_at_loss = stops_at_loss
-        self.ledger = Ledger()
-        epoch = 1 if first_update == 0 else 2
-        self.lineage = Lineage(epoch - 1).resumed(epoch, first_update)
-        sessions = itertools.count(1)
-        self.table = SessionTable(
-            run_id=RUN,
-            lineage=self.lineage,
-            lease_s=10.0,
-            max_lag=lag,
-            new_id=lambda: b"session" + next(sessions).to_bytes(9, "big"),
-            num_ranks=num_ranks,
-        )
-        self.publisher = Publisher(num_kept=1 + lag)
-        self.publisher.layout_digest = LAYOUT.digest
-        self.full: list[Slot] = []
-        self.update = first_update
         self.batches: list[list[Trajectory | None]] = []
         self.lags: list[list[int | None]] = []
-        self.episodes: list[tuple[float, int]] = []
         self.actors: list[SimulatedActor] = []
-        self.endpoint: Any = FakeEndpoint(self)
-        self.sessions = SessionMessages(
-            self.table,
-            self.publisher,
-            welcome=self._welcome(epoch),
-            settings_frame=b"",
-            rows=SCHEMA.rows,
-            lockstep_columns=WIDTH,
-            clock=lambda: 0.0,
-            on_schema=print,
-            find_layout=lambda schema: None,
+        epoch = 1 if first_update == 0 else 2
+        super().__init__(
+            SCHEMA,
+            columns=num_ranks * WIDTH,
+            lineage=Lineage(epoch - 1).resumed(epoch, first_update),
+            num_ranks=num_ranks,
+            lag=lag,
+            on_loss=self._note_loss if stops_at_loss else None,
         )
-        self.sessions.schema = SCHEMA
-        self.ingest = Ingest(
-            self.table,
-            self.ledger,
-            self.publisher,
-            max_columns=num_ranks * WIDTH,
-            clock=lambda: 0.0,
-            on_episodes=self._take_episodes,
-            make_filler=self._make_filler,
-        )
-        self.slots = allocate_slots(SCHEMA, num_ranks * WIDTH, 3)
-        self.ingest.open(SCHEMA, self.slots, lambda index: self.full.append(self.slots[index]))
-        self.publish()
 
     def add_actors(self, num_actors: int | None = None) -> list[SimulatedActor]:
         first = 1 + len(self.actors)
         numbers = range(first, first + (num_actors or self.num_ranks))
         new = [SimulatedActor(self, number) for number in numbers]
         self.actors += new
+        self.listeners |= {actor.route: actor.hear for actor in new}
         return new
-
-    def _welcome(self, epoch: int) -> Welcome:
-        return Welcome(
-            run_id=RUN, epoch=epoch, session=b"", rank=-1, weights_port=1, ipc_data="",
-            ipc_weights="", nonce_path="", nonce=bytes(16), lease_s=10.0, heartbeat_s=2.0,
-            max_columns=self.num_ranks * WIDTH,
-        )  # fmt: skip
-
-    def _make_filler(self, slots: list[Slot], submit: Submit, count: Count) -> LockstepFiller:
-        self.filler = LockstepFiller(
-            slots,
-            submit,
-            count,
-            num_ranks=self.num_ranks,
-            lag=self.lag,
-            first_update=self.first_update,
-            on_loss=self._note_loss if self._stops_at_loss else None,
-        )
-        return self.filler
 
     def _note_loss(self) -> None:
         self.num_losses += 1
-        self.ingest.close()
-
-    def _take_episodes(self, episodes: Episodes) -> None:
-        self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]
+        self.admission.close()
 
     def knows(self, actor: SimulatedActor) -> bool:
         return self.table.peer_of(actor.side.session) is not None
 
-    def take(self, actor: SimulatedActor, message: Any) -> None:
-        self.sessions.handle_data_side(self.endpoint, actor.route, message)
-        self.answer()
+    def take(self, actor: SimulatedActor, message: Any, *rest: Any) -> None:
+        self.hear(actor.route, message, *rest)
+        self.end_burst()
 
     def take_get(self, actor: SimulatedActor, get: Get) -> None:
         if not actor.beat():
-            self.sessions.handle_weights_side(self.endpoint, actor.route, get)
+            self.hear_pull(actor.route, get)
 
     def take_data(self, actor: SimulatedActor, seq: int, trajectory: Trajectory) -> None:
         """With what it is in its rewards, so that a slot shows what lies where."""
@@ -295,14 +208,11 @@ class LockstepSimulation:
         header = Data(actor.side.session, seq, *version, SCHEMA.rows, WIDTH, 0, 0, None)
         episodes = [(float(actor.rank), acted + 1)]
         (frame,) = encode_data(header, planes.obs, planes.small, episodes)
-        data = unpack(bytes(frame))
-        assert isinstance(data, Data)
-        self.ingest.handle(self.endpoint, actor.route, data)
-        self.answer()
-        self.ingest.acknowledge(self.endpoint)
+        self.hear_frames(actor.route, frame)
+        self.end_burst()
 
-    def answer(self) -> None:
-        self.ingest.answer(self.endpoint)
+    def end_burst(self) -> None:
+        super().end_burst()
         self.check()
 
     def check(self) -> None:
@@ -313,13 +223,6 @@ class LockstepSimulation:
         assert count["received"] == count["admitted"] + count["rejected"]
         assert count["admitted"] == count["trained"] + count["dropped"] + count["in_slots"]
         assert 0 <= count["in_slots"] <= len(self.slots) * self.num_ranks * WIDTH
-
-    def publish(self) -> None:
-        version = Version(self.lineage.epoch, self.update)
-        self.publisher.publish(Weights(version, np.zeros(4, np.uint8)))
-        self.ingest.note_version(self.update)
-        self.sessions.announce(self.endpoint)
-        self.answer()
 
     def train(self) -> bool:
         """The update of the oldest full slot, as the learner thread tells of it."""
@@ -342,10 +245,7 @@ class LockstepSimulation:
         self.lags.append([lags[p] if slot.filled_B[p] else None for p in places])
         self.update += 1
         self.publish()
-        trained = int(slot.filled_B.sum())
-        self.ledger.settle(Settlement(slot.batch, trained=trained, passes_done=trained))
-        self.ingest.release(slot.index)
-        self.answer()
+        self.settle(slot)
         return True
 
     def end_session(self, actor: SimulatedActor) -> None:
@@ -353,7 +253,7 @@ class LockstepSimulation:
         for peer in self.table:
             if peer.actor == actor.side.actor:
                 self.sessions.lose(peer, "its lease is over")
-        self.answer()
+        self.end_burst()
 
     def leave(self, actor: SimulatedActor) -> None:
         """It says goodbye."""

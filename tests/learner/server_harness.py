@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from impala_async.config.run import RunConfig
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.loop.server import ActorServer, Events
+from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.schema import Schema
 from impala_async.trajectory import Columns, columns_over
@@ -60,7 +60,9 @@ class ServerHarness:
             run_id=RUN_ID,
             lineage=lineage or Lineage(0).resumed(1, 0),
             schema=self.schema if is_open else None,
-            events=Events(self.schemas.append, self._take_episodes, self._note_loss),
+            on_schema=self.schemas.append,
+            on_episodes=self._take_episodes,
+            on_loss=self._note_loss,
         )
         self.slots: list[Slot] = []
         self._num_slots = num_slots

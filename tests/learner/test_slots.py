@@ -31,7 +31,8 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     layout = schema.layout
     assert sizes == [B * layout.obs_bytes, B * layout.small_bytes] * 3
     submitted: list[Slot] = []
-    filler = SlotFiller(slots, submitted.append, lambda _: None)
+    filler = SlotFiller(lambda _: None)
+    filler.open(slots, submitted.append)
     places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
     planes = planes_of(schema, 3)
     valid_rows = planes.columns.mask_CT.sum(axis=1)

@@ -8,13 +8,20 @@ Runs on: event loop
 """
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from impala_async.errors import ProtocolError
+from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.report import Counters
 from impala_async.wire.codec import Frame
-from impala_async.wire.connections import DOES_NOT_READ, SAID_HELLO, SENT_TOO_MANY_FRAMES
+from impala_async.wire.connections import (
+    DOES_NOT_READ,
+    REPLACED,
+    SAID_HELLO,
+    SENT_TOO_MANY_FRAMES,
+)
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     Data,
@@ -45,53 +52,49 @@ BAD_REASONS = (
     "unknown_session",
     "not_allowed_now",
 )
-
-
-class WrongPortError(ProtocolError):
-    """A message belongs to the learner's other port: whoever dialled this one is told so."""
-
-
-class WireCounters:
-    """Counts what came and went, over both sockets."""
-
-    def __init__(self) -> None:
-        self.messages = 0
-        self.unroutable = 0
-        self.bad = Counters(BAD_REASONS, prefix="bad/")
-
-    def report(self) -> dict[str, object]:
-        return {
-            "wire/messages": self.messages,
-            "wire/bad": self.bad.total,
-            "wire/unroutable": self.unroutable,
-            **self.bad.snapshot(),
-        }
+WIRE_COUNTS = ("wire/messages", "wire/unroutable", *(f"bad/{reason}" for reason in BAD_REASONS))
 
 
 class Endpoint:
-    """Owns a router. `handle` takes a message from a route; `after` runs once a burst."""
+    """Owns a router, takes what comes and sends what is answered."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         router: Router,
-        counters: WireCounters,
-        handle: Callable[[bytes, Message], None],
-        after: Callable[[], None],
+        counters: Counters,
+        hear: Callable[[bytes, Message, Router, float], Iterable[Answer]],
+        after: Callable[[], None] = lambda: None,
     ) -> None:
+        """Begin to listen.
+
+        Args:
+            counters: of WIRE_COUNTS. Several may share them.
+            hear: answers a message from a route, at a time; the router has its further frames.
+            after: runs once a burst.
+        """
+        assert router.connections is not None
         self.router = router
         self._loop = loop
         self._counters = counters
-        self._handle = handle
+        self._hear = hear
         self._after = after
         # Hellos by their route, until somebody who has seen them forgets them.
         self.hellos: Counter[bytes] = Counter()
         self._is_scheduled = False
         self._is_open = True
         loop.add_reader(router.fd, self._drain)
-        self._connections = router.connections
-        loop.add_reader(self._connections.fd, self._connections.read)
+        self.connections = router.connections
+        loop.add_reader(self.connections.fd, self.connections.read)
         self.look_again()
+
+    def say(self, answers: Iterable[Answer]) -> None:
+        """Send each, or what is to be sent instead."""
+        for answer in answers:
+            if answer.replaces:
+                self.connections.cut(answer.replaces, REPLACED)
+            if not self.send(answer.route, answer.frames) and answer.instead:
+                self.send(answer.route, answer.instead)
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
         """Send, or count that it could not be; never waits."""
@@ -99,36 +102,25 @@ class Endpoint:
             return False
         was_sent = self.router.send(route, frames)
         if not was_sent:
-            self._counters.unroutable += 1
+            self._counters.add("wire/unroutable")
             if self.router.num_unsent[route] >= MAX_IN_VAIN:
-                self.cut(route, DOES_NOT_READ)
+                self.connections.cut(route, DOES_NOT_READ)
         self.look_again()
         return was_sent
 
     def close(self) -> None:
         self._is_open = False
         self._loop.remove_reader(self.router.fd)
-        self._loop.remove_reader(self._connections.fd)
+        self._loop.remove_reader(self.connections.fd)
         self.router.close()
-
-    @property
-    def cut_off(self) -> Counter[str]:
-        """Connections that were ended for what came over them, by the reason."""
-        return self._connections.cut_off
 
     def look(self, allowances: Mapping[bytes, int], patience_s: float) -> bool:
         """End the connections over which too much comes, of a peer or of a stranger, or nothing
         leaves for so long; whether the next look should be soon."""
-        if not self._is_open:
-            return False
         self.router.forget_sent()
         for route in self.router.find_stuck(patience_s):
-            self.cut(route, DOES_NOT_READ)
-        return self._connections.look(allowances)
-
-    def cut(self, route: bytes, why: str) -> None:
-        """End the connection of a peer."""
-        self._connections.cut(route, why)
+            self.connections.cut(route, DOES_NOT_READ)
+        return self.connections.look(allowances)
 
     def look_again(self) -> None:
         """Drain soon if there is input, whether or not the descriptor said so."""
@@ -148,7 +140,7 @@ class Endpoint:
                 arrived = self.router.receive()
                 if arrived is None:
                     break
-                self._counters.messages += 1
+                self._counters.add("wire/messages")
                 self._take(*arrived)
             self._after()
         finally:
@@ -156,24 +148,24 @@ class Endpoint:
         self.look_again()
 
     def _take(self, route: bytes, header: memoryview, size: int) -> None:
+        message = None
         try:
             message = self._read_header(header, size)
             if not isinstance(message, Hello) or self._may_greet(route):
-                self._handle(route, message)
+                self.say(self._hear(route, message, self.router, time.monotonic()))
         except ProtocolError as error:
-            self._counters.bad.add(error.reason)
-            self.send(route, [pack(_refusal(error))])
+            self._counters.add(f"bad/{error.reason}")
+            self.send(route, [pack(_refusal(error, message))])
         finally:
             if not self._discard():
-                self.cut(route, SENT_TOO_MANY_FRAMES)
+                self.connections.cut(route, SENT_TOO_MANY_FRAMES)
 
     def _may_greet(self, route: bytes) -> bool:
         """Whether a hello is answered: who says it for ever is cut off."""
         self.hellos[route] += 1
-        if self.hellos[route] <= MAX_HELLOS:
-            return True
-        self._connections.cut(route, SAID_HELLO)
-        return False
+        if self.hellos[route] > MAX_HELLOS:
+            self.connections.cut(route, SAID_HELLO)
+        return self.hellos[route] <= MAX_HELLOS
 
     def _discard(self) -> bool:
         """Drop what nobody took of a message; False if some of it must wait for the next turn."""
@@ -192,9 +184,10 @@ class Endpoint:
         return message
 
 
-def _refusal(error: ProtocolError) -> Reject:
+def _refusal(error: ProtocolError, message: Message | None) -> Reject:
     """Its sender is told; it may be an actor of another version."""
     if error.reason == "unknown_session":
         return reject("hello_again", "this session is over", 0.0)
-    code = "wrong_port" if isinstance(error, WrongPortError) else "bad_message"
+    # This port was dialled for the other one.
+    code = "wrong_port" if isinstance(message, Hello) else "bad_message"
     return reject(code, f"{error.reason}: {str(error)[:MAX_QUOTED]}")

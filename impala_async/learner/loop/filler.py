@@ -13,49 +13,19 @@ from numpy.typing import NDArray
 from impala_async.learner.slots import Episodes, Region, Slot
 from impala_async.metrics.window import WindowStat
 from impala_async.weights import Version
+from impala_async.wire.messages import Spec
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable
 
-Submit = Callable[[Slot], None]
-Count = Callable[[Episodes], None]
-
 
 class Arrival(NamedTuple):
-    """A message that has been received and checked: columns of one actor."""
+    """A message whose columns are in their place."""
 
     rank: int
     region: Region
     valid_rows: NDArray[np.int64]
     version: Version
     episodes: Episodes | None = None
-
-
-class IdleSlots:
-    """The slots that are empty, in the order of their release."""
-
-    def __init__(self, slots: list[Slot]) -> None:
-        self._slots = slots
-        self._indices = deque(slot.index for slot in slots)
-        self._depth = WindowStat("depth")
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def take(self) -> Slot:
-        """The one that has been empty for longest."""
-        self._depth.push(len(self._indices))
-        return self._slots[self._indices.popleft()]
-
-    def release(self, index: int) -> None:
-        """A slot is empty again."""
-        self._indices.append(index)
-
-    def report(self) -> dict[str, object]:
-        """Tell depth and capacity. Nobody waits for a slot: without one there is no credit."""
-        return {
-            "queue/idle_depth_quantiles": self._depth.quantiles,
-            "queue/idle_capacity": len(self._slots),
-        }
 
 
 class SlotFiller:
@@ -66,15 +36,25 @@ class SlotFiller:
     the scratch and is split over two slots.
     """
 
-    def __init__(self, slots: list[Slot], submit: Submit, count: Count) -> None:
-        self._submit = submit
+    is_lockstep = False
+
+    def __init__(self, count: Callable[[Episodes], None]) -> None:
+        """`count` takes the episodes of what is committed."""
+        self.batch_columns = 0
         self._count = count
-        self._idle = IdleSlots(slots)
+        self._slots: list[Slot] = []
+        self._idle: deque[Slot] = deque()
+        self._idle_depth = WindowStat("depth")
         self._filling: Slot | None = None
         self._num_filled = 0
         # With those that are not committed yet.
         self._num_received = 0
         self._num_batches = 0
+
+    def open(self, slots: list[Slot], submit: Callable[[Slot], None]) -> None:
+        """There are slots. Each goes to `submit` when it is full."""
+        self._slots, self._submit = slots, submit
+        self._idle.extend(slots)
         self.batch_columns = len(slots[0].obs)
         self._scratch = Region(np.zeros_like(slots[0].obs), np.zeros_like(slots[0].small))
 
@@ -87,13 +67,21 @@ class SlotFiller:
         """Give out credit: at most one batch ahead, as more would only make the data older."""
         return table.deal(self.free_columns, self.batch_columns, now=now)
 
+    def find_misfit(self, spec: Spec) -> str | None:
+        """Why an actor that sends this cannot take part: whatever fits into a batch can."""
+        return None
+
+    def may_begin(self, peer: Peer, update: int) -> bool:
+        """Whether the weights of this update may be the first of a session."""
+        return True
+
     def judge(self, rank: int, version: Version) -> str | None:
-        """The session table has judged: everything else can be taken."""
+        """Why a message is refused, beside what the session table knows: for nothing else."""
         return None
 
     def assign(self, num_columns: int, rank: int) -> Region | None:
         """Set room aside for the next columns, of whatever rank."""
-        if self._left_in_filling == 0:
+        if self._left_in_filling == 0 and self._idle:
             self._open_slot()
         start, stop = self._num_received, self._num_received + num_columns
         if self._filling is not None and stop <= self.batch_columns:
@@ -114,26 +102,40 @@ class SlotFiller:
                 self._count(arrival.episodes)
 
     def skip(self, rank: int) -> None:
-        """Others fill the place."""
+        """A message of this rank was refused for good: others fill the place."""
 
     def release(self, index: int) -> None:
         """A slot is empty again."""
-        self._idle.release(index)
+        self._idle.append(self._slots[index])
 
     def note_version(self, update: int) -> None:
-        """Nothing waits for it."""
+        """A version is published: nothing waits for it."""
 
     def report(self) -> dict[str, object]:
-        return self._idle.report()
+        """Tell depth and capacity. Nobody waits for a slot: without one there is no credit."""
+        return {
+            "queue/idle_depth_quantiles": self._idle_depth.quantiles,
+            "queue/idle_capacity": len(self._slots),
+        }
+
+    def _take_idle(self) -> Slot:
+        """The slot that has been empty for longest."""
+        self._idle_depth.push(len(self._idle))
+        return self._idle.popleft()
+
+    def _send_on(self, slot: Slot) -> None:
+        """A batch is complete."""
+        self._num_batches += 1
+        slot.batch = self._num_batches
+        self._submit(slot)
 
     @property
     def _left_in_filling(self) -> int:
         return 0 if self._filling is None else self.batch_columns - self._num_filled
 
     def _open_slot(self) -> None:
-        if self._idle:
-            self._filling = self._idle.take()
-            self._num_filled = self._num_received = 0
+        self._filling = self._take_idle()
+        self._num_filled = self._num_received = 0
 
     def _take_in(self, arrival: Arrival) -> None:
         num_columns = len(arrival.region.small)
@@ -160,6 +162,4 @@ class SlotFiller:
         self._num_filled = target.stop
         if self._num_filled == self.batch_columns:
             self._filling, self._num_filled = None, 0
-            self._num_batches += 1
-            slot.batch = self._num_batches
-            self._submit(slot)
+            self._send_on(slot)

@@ -18,8 +18,14 @@ from impala_async.metrics.names import DROP_REASONS
 from impala_async.metrics.report import Counters
 from impala_async.wire.messages import VERDICTS
 
-COUNTS = ("received", "admitted", "trained")
-PASSES = ("done", "init_short")
+GROUPS = {
+    "counts": ("received", "admitted", "trained"),
+    "rejected": VERDICTS,
+    "dropped": DROP_REASONS,
+    "passes": ("done", "init_short"),
+    "partial": DROP_REASONS,
+}
+"""The counters, by the names that they have in a checkpoint."""
 
 
 class Settlement(NamedTuple):
@@ -43,26 +49,23 @@ class Ledger:
     """Counters of columns by what happened to them, and the batches that are under way."""
 
     def __init__(self) -> None:
-        self._counts = Counters(COUNTS)
-        self._rejected = Counters(VERDICTS)
-        self._dropped = Counters(DROP_REASONS)
-        self._passes = Counters(PASSES)
-        self._partial = Counters(DROP_REASONS)
+        self._of = {group: Counters(names) for group, names in GROUPS.items()}
         self._filling = 0
         self._batches: dict[int, int] = {}
 
-    def receive(self, columns: int) -> None:
-        self._counts.add("received", columns)
-
     def reject(self, columns: int, reason: str) -> None:
-        self._rejected.add(reason, columns)
+        """Some were received, and refused."""
+        self._of["counts"].add("received", columns)
+        self._of["rejected"].add(reason, columns)
 
     def rejected(self, reason: str) -> int:
         """Columns rejected for one reason so far."""
-        return self._rejected[reason]
+        return self._of["rejected"][reason]
 
     def admit(self, columns: int) -> None:
-        self._counts.add("admitted", columns)
+        """Some were received, and lie in the slot that is filling."""
+        self._of["counts"].add("received", columns)
+        self._of["counts"].add("admitted", columns)
         self._filling += columns
 
     def submit(self, batch: int, columns: int) -> None:
@@ -81,17 +84,19 @@ class Ledger:
         assert columns == settlement.num_columns, (
             f"batch {settlement.batch} held {columns} columns and {settlement.num_columns} came out"
         )
-        self._counts.add("trained", settlement.trained)
-        for reason, count in settlement.dropped.items():
-            self._dropped.add(reason, count)
-        self._passes.add("done", settlement.passes_done)
-        self._passes.add("init_short", settlement.passes_init_short)
-        for reason, count in settlement.passes_partial.items():
-            self._partial.add(reason, count)
+        self._of["counts"].add("trained", settlement.trained)
+        self._of["passes"].add("done", settlement.passes_done)
+        self._of["passes"].add("init_short", settlement.passes_init_short)
+        for group, counts in (
+            ("dropped", settlement.dropped),
+            ("partial", settlement.passes_partial),
+        ):
+            for reason, count in counts.items():
+                self._of[group].add(reason, count)
 
     def abandon_filling(self) -> None:
         """The run ends before the filling slot is full."""
-        self._dropped.add("shutdown", self._filling)
+        self._of["dropped"].add("shutdown", self._filling)
         self._filling = 0
 
     @property
@@ -100,32 +105,22 @@ class Ledger:
 
     def report(self) -> dict[str, int]:
         """All counters, under the names of the registry."""
-        groups = {
-            "rejected": self._rejected,
-            "dropped": self._dropped,
-            "passes": self._passes,
-            "partial": self._partial,
+        report = {
+            "trajectories/rejected": self._of["rejected"].total,
+            "trajectories/dropped": self._of["dropped"].total,
+            "trajectories/in_slots": self.in_slots,
+            "passes/partial": self._of["partial"].total,
         }
-        report = {f"trajectories/{name}": self._counts[name] for name in COUNTS}
-        report["trajectories/rejected"] = self._rejected.total
-        report["trajectories/dropped"] = self._dropped.total
-        report["trajectories/in_slots"] = self.in_slots
-        report["passes/partial"] = self._partial.total
-        for group, counters in groups.items():
-            report |= {f"{group}/{name}": count for name, count in counters.snapshot().items()}
+        for group, counters in self._of.items():
+            prefix = "trajectories" if group == "counts" else group
+            report |= {f"{prefix}/{name}": count for name, count in counters.snapshot().items()}
         return report
 
     def save(self) -> dict[str, dict[str, int]]:
         """For a checkpoint. A start that resumes from it has lost what is in slots now."""
-        dropped = self._dropped.snapshot()
-        dropped["shutdown"] += self.in_slots
-        return {
-            "counts": self._counts.snapshot(),
-            "rejected": self._rejected.snapshot(),
-            "dropped": dropped,
-            "passes": self._passes.snapshot(),
-            "partial": self._partial.snapshot(),
-        }
+        saved = {group: counters.snapshot() for group, counters in self._of.items()}
+        saved["dropped"]["shutdown"] += self.in_slots
+        return saved
 
     def restore(self, saved: dict[str, dict[str, int]]) -> None:
         """Continue those of a checkpoint; raises CheckpointError where they do not add up."""
@@ -134,8 +129,5 @@ class Ledger:
         received = counts["admitted"] + sum(saved["rejected"].values())
         if (counts["received"], counts["admitted"]) != (received, admitted):
             raise CheckpointError("its accounts of trajectories do not add up")
-        self._counts.restore(saved["counts"])
-        self._rejected.restore(saved["rejected"])
-        self._dropped.restore(saved["dropped"])
-        self._passes.restore(saved["passes"])
-        self._partial.restore(saved["partial"])
+        for group, counters in self._of.items():
+            counters.restore(saved[group])

@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 LOOP_PROBE_S = 0.1
 REPLY_WAIT_S = 0.5
-
-Part = Callable[[], dict[str, object]]
 
 
 class EpisodeStats:
@@ -78,55 +77,33 @@ class EpisodeStats:
         self._returns.extend(returns)
 
 
-class LoopLag:
-    """How late the loop runs a timer: what everybody on it has to wait."""
-
-    def __init__(self) -> None:
-        self._window = WindowStat("lag_ms", n=100)
-
-    async def watch(self) -> None:
-        while True:
-            due = time.monotonic() + LOOP_PROBE_S
-            await asyncio.sleep(LOOP_PROBE_S)
-            self._window.push(max(0.0, time.monotonic() - due) * 1000)
-
-    def report(self) -> dict[str, object]:
-        return {"loop/lag_ms_mean": self._window.mean, "loop/lag_ms_max": self._window.max}
-
-
+@dataclass(eq=False, kw_only=True)
 class Reporter:
     """Writes reports; owns the clock of the run and the rate of the interval."""
 
-    def __init__(
-        self,
-        *,
-        every_s: float,
-        sinks: Sequence[Sink],
-        parts: Sequence[Part],
-        env_steps: Callable[[], int],
-        frames_per_step: int,
-        ask: Flag,
-        earlier_s: float = 0.0,
-        earlier_updates: int = 0,
-        lr_is_0_at: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        now = clock()
-        self._clock = clock
-        self._started_at = now - earlier_s
-        self._times = RunTimes(earlier_updates)
-        self._every_s = every_s
-        self._sinks = sinks
-        self._parts = parts
-        self._env_steps = env_steps
-        self._frames_per_step = frames_per_step
-        self._ask = ask
+    every_s: float
+    sinks: Sequence[Sink]
+    parts: Sequence[Callable[[], dict[str, object]]]
+    env_steps: Callable[[], int]
+    frames_per_step: int
+    ask: Flag
+    earlier_s: float = 0.0
+    earlier_updates: int = 0
+    lr_is_0_at: int | None = None
+    """The env step; told when it is reached. Where it is already, that is told at the start."""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        now, env_steps = self.clock(), self.env_steps()
+        self._started_at = now - self.earlier_s
+        self._times = RunTimes(self.earlier_updates)
         self._answered = asyncio.Event()
-        self._rate_from = (now, env_steps())
-        # Where it is 0 already, that is told at the start.
-        is_ahead = lr_is_0_at is not None and env_steps() < lr_is_0_at
-        self._lr_is_0_at = lr_is_0_at if is_ahead else None
+        self._rate_from = (now, env_steps)
+        if self.lr_is_0_at is not None and env_steps >= self.lr_is_0_at:
+            self.lr_is_0_at = None
         self._process = psutil.Process()
+        # How late the loop runs a timer: what everybody on it has to wait.
+        self._lag = WindowStat("lag_ms", n=100)
 
     def answered(self) -> None:
         """The learner thread has frozen a reading."""
@@ -136,15 +113,22 @@ class Reporter:
         """Seconds of this run, earlier starts included, at a moment of the monotonic clock."""
         return at - self._started_at
 
+    async def watch_lag(self) -> None:
+        """A task."""
+        while True:
+            due = time.monotonic() + LOOP_PROBE_S
+            await asyncio.sleep(LOOP_PROBE_S)
+            self._lag.push(max(0.0, time.monotonic() - due) * 1000)
+
     async def report_regularly(self) -> None:
-        """The task: it ends with the service."""
+        """A task."""
         due = time.monotonic()
         while True:
             # From due time to due time: waiting for an answer must not stretch the interval.
-            due = max(due + self._every_s, time.monotonic())
+            due = max(due + self.every_s, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
             self._answered.clear()
-            self._ask.raise_()
+            self.ask.raise_()
             # Not wait_for: on Python 3.11 it swallows a cancellation that meets the answer, and
             # the run would never end.
             with contextlib.suppress(TimeoutError):
@@ -154,27 +138,26 @@ class Reporter:
 
     def report(self) -> dict[str, Value]:
         """Assemble one report now and write it everywhere."""
-        now, env_steps = self._clock(), self._env_steps()
+        now, env_steps = self.clock(), self.env_steps()
         since, steps_then = self._rate_from
         self._rate_from = (now, env_steps)
-        if self._lr_is_0_at is not None and env_steps >= self._lr_is_0_at:
-            logger.warning(
-                "algorithm/lr is 0 since env step %s: nothing is learned any more "
-                "(algorithm.schedule_env_steps)",
-                f"{self._lr_is_0_at:,}",
-            )
-            self._lr_is_0_at = None
+        if self.lr_is_0_at is not None and env_steps >= self.lr_is_0_at:
+            text = "algorithm/lr is 0 since env step %s: nothing is learned any more %s"
+            logger.warning(text, f"{self.lr_is_0_at:,}", "(algorithm.schedule_env_steps)")
+            self.lr_is_0_at = None
         steps_per_s = (env_steps - steps_then) / max(now - since, 1e-9)
         own: dict[str, object] = {
             "time_s": round(self.run_s(now), 3),
             "env_steps_trained": env_steps,
             "env_steps_per_s": steps_per_s,
-            "frames_per_s": steps_per_s * self._frames_per_step,
+            "frames_per_s": steps_per_s * self.frames_per_step,
             "host/rss_bytes": self._rss_bytes(),
+            "loop/lag_ms_mean": self._lag.mean,
+            "loop/lag_ms_max": self._lag.max,
         }
-        report = assemble(own, *(part() for part in self._parts))
+        report = assemble(own, *(part() for part in self.parts))
         self._times.add(report)
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.write(report)
         return report
 
@@ -189,5 +172,5 @@ class Reporter:
         return judge(self._times.over(report))
 
     def close(self) -> None:
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.close()

@@ -26,7 +26,6 @@ from impala_async.training.checkpoint import (
     highest_epoch,
     last_good,
     prune,
-    read_digests,
     save_checkpoint,
     whole_checkpoints,
 )
@@ -37,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 NEWS_EVERY_S = 5.0
 Best = tuple[float, Version]
-
-
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -73,11 +70,6 @@ class Restored:
     training: TrainingState
     state: dict[str, Any]
 
-    @property
-    def accounts(self) -> dict[str, Any]:
-        """Those of the server."""
-        return {key: self.state[key] for key in ("ledger", "watermarks")}
-
 
 def load_newest(folder: RunFolder) -> Restored | None:
     """The newest checkpoint of a run that is sound, or None if it died before its first.
@@ -87,11 +79,8 @@ def load_newest(folder: RunFolder) -> Restored | None:
     """
     fault, last = "", folder.last_saved()
     if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
-        logger.warning(
-            "%s/last_checkpoint: names %r, which is not there: the newest that is will do",
-            folder.path,
-            last,
-        )
+        text = "%s/last_checkpoint: names %r, which is not there: the newest that is will do"
+        logger.warning(text, folder.path, last)
     for checkpoint in whole_checkpoints(folder.checkpoints):
         try:
             restored = _restored(checkpoint)
@@ -106,10 +95,8 @@ def load_newest(folder: RunFolder) -> Restored | None:
             f"{folder.checkpoints}: no checkpoint there is whole{fault}: restore one, or start "
             "anew in another folder"
         )
-    logger.warning(
-        "%s holds no checkpoint, as the run ended before its first: training starts at step 0",
-        folder.path,
-    )
+    text = "%s holds no checkpoint, as the run ended before its first: training starts at step 0"
+    logger.warning(text, folder.path)
     return None
 
 
@@ -118,7 +105,6 @@ def _restored(checkpoint: Checkpoint) -> Restored:
     try:
         saved = _Saved.model_validate(state)
         Ledger().restore(saved.ledger)
-        EpisodeStats().restore(**state["episodes"])
         _check_numbers("algorithm", saved.algorithm)
     except ValidationError as error:
         first = error.errors()[0]
@@ -152,27 +138,19 @@ def begin_epoch(folder: RunFolder, restored: Restored | None) -> tuple[Progress,
     return Progress(epoch, past.update, past.env_steps_trained), lineage
 
 
+@dataclass(eq=False, kw_only=True)
 class Saver:
     """Writes one checkpoint at a time and keeps the newest and the best."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        keep: int,
-        accounts: Callable[[], dict[str, Any]],
-        lineage: Lineage,
-        episodes: EpisodeStats,
-        run_s: Callable[[], float],
-        on_death: Callable[[BaseException], None],
-    ) -> None:
-        self._folder = folder
-        self._keep = keep
-        self._accounts = accounts
-        self._lineage = lineage
-        self._episodes = episodes
-        self._run_s = run_s
-        self._on_death = on_death
+    folder: RunFolder
+    keep: int
+    accounts: Callable[[], dict[str, Any]]
+    lineage: Lineage
+    episodes: EpisodeStats
+    run_s: Callable[[], float]
+    on_death: Callable[[BaseException], None]
+
+    def __post_init__(self) -> None:
         self._waiting: Captured | None = None
         self._writing: asyncio.Task[None] | None = None
         self._best: Best | None = None
@@ -182,7 +160,7 @@ class Saver:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue with the episodes and the best of a checkpoint."""
-        self._episodes.restore(**state["episodes"])
+        self.episodes.restore(**state["episodes"])
         if state.get("best"):
             score, epoch, update = state["best"]
             self._best = (score, Version(epoch, update))
@@ -222,26 +200,31 @@ class Saver:
             self._writing = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._on_death(error)
-
-    def digests(self, version: Version) -> dict[str, str]:
-        """SHA-256 of the files of tensors of a version; none if its checkpoint is not there."""
-        return read_digests(self._folder.checkpoints, version)
+            self.on_death(error)
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""
-        if self._folder.is_gone():
+        if self.folder.is_gone():
             return False
-        state = {**self._state(captured), **self._accounts()}
-        score, best = self._episodes.mean_return, self._best
+        score, best = self.episodes.mean_return, self._best
         if score is not None and (best is None or score > best[0]):
             best = (score, captured.progress.version)
-        state["best"] = [best[0], *best[1]] if best else None
-        self._folder.checkpoint_bytes = _num_bytes(captured)
+        state = {
+            **captured.training.state,
+            **captured.progress._asdict(),
+            "run_s": self.run_s(),
+            "forks": self.lineage.forks,
+            "episodes": self.episodes.save(),
+            **self.accounts(),
+            "best": [best[0], *best[1]] if best else None,
+        }
+        groups = captured.training.tensors.values()
+        num_bytes = sum(tensor.nbytes for group in groups for tensor in group.values())
+        self.folder.checkpoint_bytes = num_bytes
         try:
             await on_thread("save", functools.partial(self._write, captured, state, best))
         except CheckpointError as error:
-            good = last_good(self._folder.checkpoints)
+            good = last_good(self.folder.checkpoints)
             stays = f"the last good one is {good.name}" if good else "there is no other one"
             logger.error("%s; %s", error, stays)
             return False
@@ -249,25 +232,11 @@ class Saver:
         self._best = best
         return True
 
-    def _state(self, captured: Captured) -> dict[str, Any]:
-        return {
-            **captured.training.state,
-            **captured.progress._asdict(),
-            "run_s": self._run_s(),
-            "forks": self._lineage.forks,
-            "episodes": self._episodes.save(),
-        }
-
     def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
-        directory = self._folder.checkpoints
+        directory = self.folder.checkpoints
         version, tensors = captured.progress.version, captured.training.tensors
-        self._folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
+        self.folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
         try:
-            prune(directory, self._keep, best[1] if best else None)
+            prune(directory, self.keep, best[1] if best else None)
         except CheckpointError as error:
             logger.error("%s", error)
-
-
-def _num_bytes(captured: Captured) -> int:
-    groups = captured.training.tensors.values()
-    return sum(tensor.nbytes for group in groups for tensor in group.values())

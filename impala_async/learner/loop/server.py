@@ -1,7 +1,5 @@
-"""The server of the actors: both sockets, and all that is decided behind them.
-
-It owns the sockets, the session table, the ledger, the ingest and the publisher; what comes out of
-it is full slots, what goes into it is released slots and new weights.
+"""The server of the actors: both sockets, and the clock and the timers of what is decided behind
+them. What comes out of it is full slots, what goes into it is released slots and new weights.
 
 Runs on: event loop
 """
@@ -11,27 +9,24 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
-from impala_async.learner.loop.endpoint import Endpoint, WireCounters
-from impala_async.learner.loop.filler import Count, SlotFiller, Submit
-from impala_async.learner.loop.ingest import Filler, Ingest
+from impala_async.learner.loop.admission import Admission
+from impala_async.learner.loop.endpoint import WIRE_COUNTS, Endpoint
+from impala_async.learner.loop.filler import SlotFiller
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
-from impala_async.learner.loop.peer_log import Strangers
-from impala_async.learner.loop.publisher import Publisher
-from impala_async.learner.loop.reporter import LoopLag
-from impala_async.learner.loop.sessions import SessionMessages
+from impala_async.learner.loop.sessions import Publisher, Sessions
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Slot
+from impala_async.metrics.report import Counters
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
-from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Message, Welcome
+from impala_async.wire.messages import MAX_MESSAGE_BYTES, Welcome
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import AddressError, LocalLink, Router, new_context
@@ -43,20 +38,9 @@ SILENT_HEARTBEATS = 1.5
 LOOK_EVERY_S, LOOK_AGAIN_S = 0.25, 0.05
 # An actor that gets no credit meanwhile is told after so long what became of what it sent.
 ACKNOWLEDGE_AFTER_S = 0.1
+STRANGERS_EVERY_S = 10.0
 # Beside trajectories: what any peer may send between two looks.
 SPARE_BYTES = 1 << 17
-
-
-@dataclass(frozen=True)
-class Events:
-    """The server tells these to the service."""
-
-    on_schema: Callable[[Schema], None]
-    on_episodes: Callable[[Episodes], None]
-    on_loss: Callable[[], None]
-    """In lockstep a session has ended, and `pace.on_loss` is "stop"."""
-    find_layout: Callable[[Schema], bytes | None] = lambda _: None
-    """Asked of the service: the digest of the weights of a schema, if that can be told unbuilt."""
 
 
 class ActorServer:
@@ -69,57 +53,60 @@ class ActorServer:
         run_id: bytes,
         lineage: Lineage,
         schema: Schema | None,
-        events: Events,
+        on_schema: Callable[[Schema], None],
+        on_episodes: Callable[[Episodes], None],
+        on_loss: Callable[[], None],
+        find_layout: Callable[[Schema], bytes | None] = lambda _: None,
         accounts: dict[str, Any] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        self._config = config
-        self._recorder, self._events = recorder, events
-        self._lineage = lineage
+        """Make all parts, and listen.
+
+        Args:
+            on_schema: takes the schema of the first actor, where there is none.
+            on_loss: is called when a session has ended in lockstep and `pace.on_loss` is "stop".
+            find_layout: tells the digest of the weights of a schema, if that can be told unbuilt.
+            accounts: are those of a checkpoint.
+        """
+        self._config, self._lineage, self._recorder = config, lineage, recorder
         # It may refuse the config: then nothing is bound yet.
         settings_frame = _settings_frame(config)
-        self._heartbeat_s = config.learner.heartbeat_s
-        self._is_lockstep = config.pace.is_lockstep
-        self._lag = LoopLag()
         self.ledger = Ledger()
+        self._filler = _make_filler(config, lineage, on_episodes, on_loss)
         self.table = _make_table(config, run_id, lineage)
         # Before any actor is heard: what it sent to an earlier start must be known by then.
         if accounts is not None:
             self.ledger.restore(accounts["ledger"])
             self.table.restore_watermarks(accounts["watermarks"], time.monotonic())
-        # In lockstep a version may be asked for after the next one is out.
-        self._publisher = Publisher(num_kept=1 + config.pace.lag)
-        self._wire = WireCounters()
-        self._ingest = Ingest(
-            self.table,
-            self.ledger,
-            self._publisher,
-            max_columns=config.learner.batch_columns,
-            clock=time.monotonic,
-            on_episodes=events.on_episodes,
-            make_filler=self._make_filler,
-            recorder=recorder,
-        )
-        self._strangers = Strangers(logger.warning, time.monotonic)
         self._link = LocalLink()
         data, weights = self._bind(schema)
         self.data_url, self.weights_url = data.connectable_url(), weights.connectable_url()
-        self._sessions = self._make_sessions(settings_frame, weights.port)
+        self.sessions = Sessions(
+            table=self.table,
+            # In lockstep a version may be asked for after the next one is out.
+            publisher=Publisher(num_kept=1 + config.pace.lag),
+            filler=self._filler,
+            welcome=self._welcome(weights.port),
+            settings_frame=settings_frame,
+            rows=config.trajectory.rows,
+            on_schema=on_schema,
+            find_layout=find_layout,
+        )
+        self.admission = Admission(self.sessions, self.ledger, recorder)
         # From now on it notices if we stand still, as a learner does that builds a large model.
-        self._sessions.expire()
+        self.sessions.expire(time.monotonic())
         loop = self._loop = asyncio.get_running_loop()
         self._acknowledgements: asyncio.TimerHandle | None = None
-        self._data = Endpoint(loop, data, self._wire, self._on_data_message, self._answer)
-        self._weights = Endpoint(loop, weights, self._wire, self._on_weights_message, lambda: None)
+        self._wire = Counters(WIRE_COUNTS)
+        self._data = Endpoint(loop, data, self._wire, self.admission.hear, self._answer)
+        self._weights = Endpoint(loop, weights, self._wire, self.sessions.hear_pull)
+        self._told_of = Counter[str]()
+        self._tell_at = time.monotonic() + STRANGERS_EVERY_S
 
     @property
     def num_actors(self) -> int:
-        """Actors that have joined and not left."""
-        return self._sessions.num_actors
-
-    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """The tasks that are to run beside it on the loop, by name."""
-        return {"loop lag": self._lag.watch(), "connections": self._watch_connections()}
+        """Those that have joined and not left."""
+        return len(self.table.joined)
 
     def open(
         self,
@@ -134,20 +121,13 @@ class ActorServer:
             first = Version(epoch, self._lineage.forks[epoch])
             settings = self._config.model_dump(mode="json", by_alias=True)
             self._recorder.begin(first, schema, settings, self._answer)
-        self._sessions.schema = schema
-        self._sessions.layout = layout
-        # Everybody knows the model by its float32 layout, whatever weights come in.
-        self._publisher.layout_digest = layout.coarse(()).digest
-        self._ingest.open(schema, slots, submit)
+        self.sessions.open(schema, layout)
+        self.admission.open(schema, slots, submit)
         self._answer()
 
     def publish(self, weights: Weights) -> None:
-        is_first = self._publisher.version == NO_VERSION
-        self._publisher.publish(weights)
-        self._ingest.note_version(weights.version.update)
-        if self._is_lockstep:
-            # Everybody waits for it: the thread that fetches weights is told at once.
-            self._sessions.announce(self._weights)
+        is_first = self.sessions.publisher.version == NO_VERSION
+        self._weights.say(self.admission.publish(weights))
         if is_first:
             self._answer()
 
@@ -158,8 +138,8 @@ class ActorServer:
             self.release(settlement.slot)
 
     def release(self, slot: int) -> None:
-        """A slot is empty again; its columns are credit now."""
-        self._ingest.release(slot)
+        """It is empty again: its columns are credit now."""
+        self._filler.release(slot)
         self._answer()
 
     def reap(self) -> None:
@@ -167,16 +147,21 @@ class ActorServer:
         # Should an edge ever be missed, nobody waits for longer than this.
         self._data.look_again()
         self._weights.look_again()
-        self._sessions.expire()
-        longest_s = self._heartbeat_s * SILENT_HEARTBEATS
-        for peer in self.table.silent(time.monotonic(), longest_s):
+        now = time.monotonic()
+        self.sessions.expire(now)
+        longest_s = self._config.learner.heartbeat_s * SILENT_HEARTBEATS
+        for peer in self.table.silent(now, longest_s):
+            is_there = self._data.send(peer.data_route, self.sessions.grant(peer).frames)
             # In lockstep the others wait for it as long as its lease runs, whatever its connection.
-            if not self._sessions.remind(self._data, peer) and not self._is_lockstep:
-                self._sessions.lose(peer, "its connection is closed")
-        self._strangers.look(self._data.hellos, self.table.num_given_way, self._cut_off())
+            if not is_there and not self._filler.is_lockstep:
+                self.sessions.lose(peer, "its connection is closed")
+        if now >= self._tell_at:
+            self._tell_at = now + STRANGERS_EVERY_S
+            self._tell_of_strangers()
         self._answer()
 
-    async def _watch_connections(self) -> None:
+    async def watch_connections(self) -> None:
+        """A task."""
         is_doubtful = False
         while True:
             await asyncio.sleep(LOOK_AGAIN_S if is_doubtful else LOOK_EVERY_S)
@@ -186,14 +171,13 @@ class ActorServer:
     def look_at_connections(self) -> bool:
         """A peer with a session may have sent what its credit allows, and a message more. Whether
         there is a doubt."""
-        joined = self.table.joined
-        schema = self._sessions.schema
-        largest = [_largest_message(peer.columns, schema) for peer in joined if schema is not None]
-        data = {
-            peer.data_route: (WINDOW * peer.streams + 1) * each + SPARE_BYTES
-            for peer, each in zip(joined, largest, strict=True)
-        }
-        weights = {peer.weights_route: SPARE_BYTES for peer in joined if peer.weights_route}
+        data, weights = dict[bytes, int](), dict[bytes, int]()
+        for peer in self.table.joined:
+            assert self.sessions.schema is not None
+            largest = _largest_message(peer.columns, self.sessions.schema)
+            data[peer.data_route] = (WINDOW * peer.streams + 1) * largest + SPARE_BYTES
+            if peer.weights_route:
+                weights[peer.weights_route] = SPARE_BYTES
         lease_s = self._config.learner.lease_s
         doubts = self._data.look(data, lease_s), self._weights.look(weights, lease_s)
         return any(doubts)
@@ -204,30 +188,28 @@ class ActorServer:
             self._answer()
 
     def close_admission(self) -> None:
-        """Nothing more comes in."""
-        self._sessions.is_closing = True
-        self._ingest.close()
+        self.admission.close()
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:
         """Tell every actor, and wait a moment until they have understood."""
-        self._sessions.say_bye(self._data, reason)
+        self._data.say(self.sessions.say_bye(reason))
         give_up_at = time.monotonic() + timeout_s
         while len(self.table) and time.monotonic() < give_up_at:
             await asyncio.sleep(0.01)
 
     def accounts(self) -> dict[str, Any]:
-        """For a checkpoint: the ledger, and what actors need not send again."""
+        """For a checkpoint."""
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 
     def report(self) -> dict[str, object]:
+        wire = self._wire.snapshot()
         return {
-            **self._lag.report(),
             **self.ledger.report(),
-            **self._publisher.report(),
-            **self._wire.report(),
+            **wire,
+            "wire/bad": sum(n for name, n in wire.items() if name.startswith("bad/")),
             "wire/cut": self._cut_off().total(),
-            **self._ingest.report(),
-            **self._sessions.report(),
+            **self.admission.report(),
+            **self.sessions.report(time.monotonic()),
             **(self._recorder.report() if self._recorder else {}),
         }
 
@@ -242,74 +224,32 @@ class ActorServer:
         self._link.close()
 
     def _cut_off(self) -> Counter[str]:
-        return self._data.cut_off + self._weights.cut_off
+        """Connections that were ended for what came over them, by the reason."""
+        return self._data.connections.cut_off + self._weights.connections.cut_off
+
+    def _tell_of_strangers(self) -> None:
+        """Tell in one line what is new, over both sockets; then their hellos are forgotten."""
+        before, hellos = self._told_of, self._data.hellos
+        self._told_of = self._cut_off() + Counter({"gave way": self.table.num_given_way})
+        new = [f"{number:,} {what}" for what, number in (self._told_of - before).items()]
+        if new:
+            new[-1] += f"; {hellos.total():,} hellos over {len(hellos):,} connections"
+            logger.warning("strangers in %.0f s: %s", STRANGERS_EVERY_S, ", ".join(new))
+        hellos.clear()
 
     def _answer(self) -> None:
-        self._ingest.answer(self._data)
-        if self._ingest.owes_acknowledgements and self._acknowledgements is None:
+        self._data.say(self.admission.deal(time.monotonic()))
+        if self.admission.owes_acknowledgements and self._acknowledgements is None:
             self._acknowledgements = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._acknowledge)
 
     def _acknowledge(self) -> None:
         self._acknowledgements = None
-        self._ingest.acknowledge(self._data)
+        self._data.say(self.admission.acknowledge(time.monotonic()))
 
-    def _on_data_message(self, route: bytes, message: Message) -> None:
-        if isinstance(message, Data):
-            self._ingest.handle(self._data, route, message)
-        else:
-            # A goodbye or a new hello is said after what was sent before.
-            self._ingest.decide()
-            self._sessions.handle_data_side(self._data, route, message)
-
-    def _on_weights_message(self, route: bytes, message: Message) -> None:
-        self._sessions.handle_weights_side(self._weights, route, message)
-
-    def _bind(self, schema: Schema | None) -> tuple[Router, Router]:
-        bind, max_message_bytes = self._config.bind, MAX_MESSAGE_BYTES
-        if schema is not None:
-            # Nobody has a reason to send more than a whole batch at once.
-            max_message_bytes = _largest_message(self._config.learner.batch_columns, schema)
-        self._context = new_context()
-        routers: list[Router] = []
-        ends = (
-            ("bind.data", bind.data, self._link.data_path),
-            ("bind.weights", bind.weights, self._link.weights_path),
-        )
-        for key, url, ipc_path in ends:
-            try:
-                size = max_message_bytes
-                routers.append(Router(self._context, url, ipc_path, size))
-            except AddressError as error:
-                for router in routers:
-                    router.close()
-                self._context.term()
-                self._link.close()
-                advice = "is another learner running? name another port, or * for any free one"
-                if not error.is_taken:
-                    advice = "name an address of this host, or 0.0.0.0 for all of them"
-                raise ConfigError(f"{key}: {error}; {advice}") from None
-        return routers[0], routers[1]
-
-    def _make_filler(self, slots: list[Slot], submit: Submit, count: Count) -> Filler:
-        pace = self._config.pace
-        if not self._is_lockstep:
-            return SlotFiller(slots, submit, count)
-        return LockstepFiller(
-            slots,
-            submit,
-            count,
-            num_ranks=self._config.train.num_actors,
-            lag=pace.lag,
-            first_update=self._lineage.forks[self._lineage.epoch],
-            on_loss=self._events.on_loss if pace.on_loss == "stop" else None,
-        )
-
-    def _make_sessions(self, settings_frame: bytes, weights_port: int) -> SessionMessages:
+    def _welcome(self, weights_port: int) -> Welcome:
+        """Without a session and a rank."""
         learner = self._config.learner
-        lockstep_columns = None
-        if self._is_lockstep:
-            lockstep_columns = learner.batch_columns // self._config.train.num_actors
-        welcome = Welcome(
+        return Welcome(
             run_id=self.table.run_id,
             epoch=self._lineage.epoch,
             session=b"",
@@ -323,17 +263,32 @@ class ActorServer:
             heartbeat_s=learner.heartbeat_s,
             max_columns=learner.batch_columns,
         )
-        return SessionMessages(
-            self.table,
-            self._publisher,
-            welcome=welcome,
-            settings_frame=settings_frame,
-            rows=self._config.trajectory.rows,
-            lockstep_columns=lockstep_columns,
-            clock=time.monotonic,
-            on_schema=self._events.on_schema,
-            find_layout=self._events.find_layout,
-        )
+
+    def _bind(self, schema: Schema | None) -> list[Router]:
+        """Listen on both addresses."""
+        bind, link, routers = self._config.bind, self._link, list[Router]()
+        size = MAX_MESSAGE_BYTES
+        if schema is not None:
+            # Nobody has a reason to send more than a whole batch at once.
+            size = _largest_message(self._config.learner.batch_columns, schema)
+        self._context = new_context()
+        ends = {
+            "bind.data": (bind.data, link.data_path),
+            "bind.weights": (bind.weights, link.weights_path),
+        }
+        for key, (url, ipc_path) in ends.items():
+            try:
+                routers.append(Router(self._context, url, ipc_path, size))
+            except AddressError as error:
+                for router in routers:
+                    router.close()
+                self._context.term()
+                link.close()
+                advice = "name an address of this host, or 0.0.0.0 for all of them"
+                if error.is_taken:
+                    advice = "is another learner running? name another port, or * for any free one"
+                raise ConfigError(f"{key}: {error}; {advice}") from None
+        return routers
 
 
 def _make_table(config: RunConfig, run_id: bytes, lineage: Lineage) -> SessionTable:
@@ -345,6 +300,25 @@ def _make_table(config: RunConfig, run_id: bytes, lineage: Lineage) -> SessionTa
         max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
         new_id=lambda: secrets.token_bytes(16),
         num_ranks=config.train.num_actors if is_lockstep else None,
+    )
+
+
+def _make_filler(
+    config: RunConfig,
+    lineage: Lineage,
+    on_episodes: Callable[[Episodes], None],
+    on_loss: Callable[[], None],
+) -> SlotFiller:
+    if not config.pace.is_lockstep:
+        return SlotFiller(on_episodes)
+    num_ranks = config.train.num_actors
+    return LockstepFiller(
+        on_episodes,
+        num_ranks=num_ranks,
+        width=config.learner.batch_columns // num_ranks,
+        lag=config.pace.lag,
+        first_update=lineage.forks[lineage.epoch],
+        on_loss=on_loss if config.pace.on_loss == "stop" else None,
     )
 
 

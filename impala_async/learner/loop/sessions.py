@@ -1,27 +1,34 @@
-"""Session messages: everything that an actor says except its trajectories.
+"""Everything that an actor says except its trajectories, decided without sockets and threads.
 
-Sessions are opened and closed here, schemas compared, heartbeats taken, weights handed out.
+A message and a moment go in, answers come out. Sessions are opened and closed here, schemas
+compared, heartbeats taken, weights handed out.
 
 Runs on: event loop
 """
 
 import logging
-from collections.abc import Callable
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from logging import INFO, WARNING
 from statistics import median
+from typing import NamedTuple
 
 from impala_async import __version__
+from impala_async.envs.faults import WHERES, say_hang
 from impala_async.errors import ProtocolError, SpacesError
-from impala_async.learner.loop.endpoint import Endpoint, WrongPortError
-from impala_async.learner.loop.peer_log import ActorFailures, PeerLog
-from impala_async.learner.loop.publisher import Publisher
+from impala_async.learner.loop.filler import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema, digest_of
-from impala_async.weights import NO_VERSION, Version, WeightsLayout
+from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.codec import Frame
-from impala_async.wire.connections import REPLACED
 from impala_async.wire.messages import (
     BYE_REASONS,
+    MAX_COLUMNS,
     NO_LAYOUT,
     Bye,
     ByeOk,
@@ -29,193 +36,245 @@ from impala_async.wire.messages import (
     Heartbeat,
     Hello,
     Message,
+    NotModified,
     Reject,
     Spec,
+    WeightsReply,
     Welcome,
     pack,
     plain,
 )
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable, reject
-from impala_async.wire.sockets import NO_FRAME
+from impala_async.wire.sockets import NO_FRAME, Router
 
 logger = logging.getLogger(__name__)
 
 MAX_SCHEMA_BYTES = 65536
+MAX_LINES_PER_S = 20
+HANG_EVERY_S = 10.0
+HANG_NAMES = ("hang_s", "hang_in", "hang_first", "hang_last")
 # Nothing takes longer than an hour in one trajectory.
 LONGEST_MS = 3.6e6
 # Who reads of a difference is on either side.
 HERE, THERE = "at the learner", "at the actor"
 
 
-class SessionMessages:
-    """Owns nothing but counters and the last timers of each actor; decides by the table."""
+class Answer(NamedTuple):
+    """Frames that are to be sent, and the connection over which."""
 
-    def __init__(
-        self,
-        table: SessionTable,
-        publisher: Publisher,
-        *,
-        welcome: Welcome,
-        settings_frame: bytes,
-        rows: int,
-        lockstep_columns: int | None,
-        clock: Callable[[], float],
-        on_schema: Callable[[Schema], None],
-        find_layout: Callable[[Schema], bytes | None],
-    ) -> None:
-        self.schema: Schema | None = None
-        self.layout: WeightsLayout | None = None
-        """The layout of published weights, once it is known."""
-        self.is_closing = False
-        self._table = table
-        self._publisher = publisher
-        # Without a session and a rank.
-        self._welcome = welcome
-        self._settings_frame = settings_frame
-        self._rows = rows
-        self._lockstep_columns = lockstep_columns
+    route: bytes
+    frames: Sequence[Frame]
+    instead: Sequence[Frame] = ()
+    """If those cannot be sent now."""
+    replaces: bytes = b""
+    """The connection whose place this one takes: it is to be ended."""
+
+
+class Publisher:
+    """Owns the newest published weights; in lockstep the last few, as nobody may skip one.
+
+    Actors pull. A pull that has the newest version costs a few bytes; one that has not shares the
+    same frame with all others, without a copy.
+    """
+
+    def __init__(self, num_kept: int = 1) -> None:
+        self.version: Version = NO_VERSION
+        self.layout_digest = b""
+        # The frames of each are there once somebody has asked: many are replaced before.
+        self._kept: deque[tuple[Weights, list[Frame]]] = deque(maxlen=num_kept)
+        self._counters = Counters(("served", "not_modified", "bytes"), prefix="weights/")
+
+    def publish(self, weights: Weights) -> None:
+        """Make this the newest version; the buffer is never written to again."""
+        self.version = weights.version
+        self._kept.append((weights, []))
+
+    def reply(self, get: Get, *, may_begin: bool = True) -> list[Frame]:
+        """The frames that answer a pull: the oldest that is kept of those that are newer. Who has
+        none may have to wait for the version to begin with."""
+        have = Version(get.epoch, get.update)
+        if have >= self.version or (have == NO_VERSION and not may_begin):
+            self._counters.add("not_modified")
+            return self.nothing_new()
+        # Who has none begins where everybody is now.
+        newer = [kept for kept in self._kept if kept[0].version > have]
+        weights, frames = newer[-1] if have == NO_VERSION else newer[0]
+        if not frames:
+            digest = weights.layout_digest or self.layout_digest
+            reply = WeightsReply(*weights.version, digest, weights.digest())
+            frames += [pack(reply), weights.buffer.data]
+        self._counters.add("served")
+        self._counters.add("bytes", len(frames[1]))
+        return frames
+
+    def nothing_new(self) -> list[Frame]:
+        """The answer to a pull that has to come again."""
+        return [pack(NotModified(*self.version))]
+
+    def report(self) -> dict[str, object]:
+        return {
+            "weights/version_epoch": self.version.epoch,
+            "weights/version_update": self.version.update,
+            **self._counters.snapshot(),
+        }
+
+
+class PeerLog:
+    """Says what peers make it say: so many lines a second, each of one line, and how many more."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._on_schema = on_schema
-        self._find_layout = find_layout
-        # Strangers can make it say only so much.
-        self._log = PeerLog(logger, clock)
+        self._second = self._num_lines = self._num_left_out = 0
+
+    def say(self, level: int, text: str, *args: object) -> None:
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._num_lines = second, 0
+        if self._num_lines >= MAX_LINES_PER_S - 1:
+            self._num_left_out += 1
+            return
+        if self._num_left_out:
+            logger.warning("%d more lines like these", self._num_left_out)
+            self._num_left_out = 0
+        self._num_lines += 1
+        logger.log(level, text, *(plain(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+@dataclass(eq=False, kw_only=True)
+class Sessions:
+    """Knows who is here and what is trained, and hands out the weights; decides by the table."""
+
+    table: SessionTable
+    publisher: Publisher
+    filler: SlotFiller
+    welcome: Welcome
+    """Without a session and a rank."""
+    settings_frame: bytes
+    rows: int
+    on_schema: Callable[[Schema], None]
+    """Builds what the first actor's schema asks for, where there was none before."""
+    find_layout: Callable[[Schema], bytes | None]
+    """Tells the digest of the weights of a schema, if that can be told unbuilt."""
+
+    def __post_init__(self) -> None:
+        self.schema: Schema | None = None
+        self.is_closing = False
+        self._layout: WeightsLayout | None = None
+        self._log = PeerLog()
+        # By session: the last timers; since when an environment hangs, as a line that is a
+        # function of the seconds, and when it is told again.
         self._timers: dict[bytes, dict[str, float]] = {}
-        self._failures = ActorFailures(self._log.warning, clock)
-        self._sessions = Counters(("expired", "refused", "closed"), prefix="sessions/")
+        self._hangs: dict[bytes, tuple[float, Callable[[float], str], float]] = {}
+        self._last_death: str | None = None
+        self._counters = Counters(("expired", "refused", "closed"), prefix="sessions/")
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
 
-    def handle_data_side(self, endpoint: Endpoint, route: bytes, message: Message) -> None:
-        """A message on the data port that is no trajectory."""
-        if isinstance(message, Hello):
-            self._greet(endpoint, route, message)
-            return
-        peer = self._find(message)
-        if peer is None:
-            return
-        peer.data_route = route
-        if isinstance(message, Spec):
-            self._agree(endpoint, peer, message)
-        elif isinstance(message, Bye):
-            why = f"said goodbye ({BYE_REASONS[message.reason]})" if peer.columns else ""
-            if message.text and peer.columns:
-                why = self._failures.hear_death(peer.rank, plain(message.text))
-            self._close(peer, why)
-            endpoint.send(route, [pack(ByeOk(message.session))])
-        elif isinstance(message, ByeOk):
-            self._close(peer, "left" if peer.columns else "")
-        else:
-            raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the data port")
+    def open(self, schema: Schema, layout: WeightsLayout) -> None:
+        """It is known what is trained: weights of this layout will be published."""
+        self.schema, self._layout = schema, layout
+        # Everybody knows the model by its float32 layout, whatever weights come in.
+        self.publisher.layout_digest = layout.coarse(()).digest
 
-    def handle_weights_side(self, endpoint: Endpoint, route: bytes, message: Message) -> None:
-        """A message on the weights port."""
+    def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
+        """Answer a message on the data port that is no trajectory; `rest` has its other frames."""
         if isinstance(message, Hello):
-            raise WrongPortError("not_allowed_now", "Hello on the weights port")
+            return self._greet(route, message, now)
+        if not isinstance(message, Spec | Bye | ByeOk):
+            raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the data port")
+        peer = self.table.find(message.session, now)
+        if isinstance(message, Spec):
+            if peer is None:
+                raise ProtocolError("unknown_session")
+            peer.data_route = route
+            return self._agree(peer, message, rest)
+        return [] if peer is None else self._part(peer, route, message)
+
+    def hear_pull(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
+        """Answer a message on the weights port, which never has other frames."""
         if not isinstance(message, Get | Heartbeat):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the weights port")
-        peer = self._find(message)
+        peer = self.table.find(message.session, now)
         if peer is None:
-            return
-        if route != peer.weights_route:
-            # It has connected again; whoever has not, and reads nothing, would make us keep much.
-            endpoint.cut(peer.weights_route, REPLACED)
-            peer.weights_route = route
-        if isinstance(message, Get):
-            frames = self._weights_for(peer, message)
-            if not endpoint.send(route, frames) and len(frames) > 1:
-                # So many are under way to it: it asks again, sooner than if it heard nothing.
-                endpoint.send(route, self._publisher.nothing_new())
-        else:
-            self._timers[peer.session] = {
-                name: float(ms)
-                for name, ms in message.timers.items()
-                if name in ACTOR_TIMERS and 0 <= ms <= LONGEST_MS
-            }
-            age_s = self._clock() - peer.opened_at
-            self._failures.hear_beat(peer.session, peer.rank, message.timers, age_s)
-            endpoint.send(route, [pack(peer.grant(self._publisher.version))])
+            raise ProtocolError("unknown_session")
+        # It has connected again; whoever has not, and reads nothing, would make us keep much.
+        replaces = peer.weights_route if peer.weights_route != route else b""
+        peer.weights_route = route
+        if isinstance(message, Heartbeat):
+            self._note_beat(peer, message.timers, now)
+            return [Answer(route, self.grant(peer).frames, replaces=replaces)]
+        may_begin = self.filler.may_begin(peer, self.publisher.version.update)
+        frames = self.publisher.reply(message, may_begin=may_begin)
+        # Where so many are under way to it, it asks again, sooner than if it heard nothing.
+        instead = self.publisher.nothing_new() if len(frames) > 1 else []
+        return [Answer(route, frames, instead, replaces)]
 
-    def expire(self) -> None:
+    def grant(self, peer: Peer) -> Answer:
+        """Say what an actor may do now, and what became of what it sent."""
+        return Answer(peer.data_route, [pack(peer.grant(self.publisher.version))])
+
+    def announce(self) -> list[Answer]:
+        """Name the newest version, on the weights port, to all who have asked there before."""
+        return [
+            self.grant(peer)._replace(route=peer.weights_route)
+            for peer in self.table.joined
+            if peer.weights_route
+        ]
+
+    def say_bye(self, reason: str) -> list[Answer]:
+        """Tell every actor that this learner ends."""
+        code = BYE_REASONS.index(reason)
+        return [Answer(peer.data_route, [pack(Bye(peer.session, code))]) for peer in self.table]
+
+    def expire(self, now: float) -> None:
         """End the sessions whose lease is over."""
-        for peer in self._table.expire(self._clock()):
-            self._note_loss(peer, "its lease is over")
-
-    def remind(self, endpoint: Endpoint, peer: Peer) -> bool:
-        """Say again what a silent actor may do; False if its connection is closed."""
-        return endpoint.send(peer.data_route, [pack(peer.grant(self._publisher.version))])
-
-    def announce(self, weights: Endpoint) -> None:
-        """Name the newest version to everybody who has asked for weights before."""
-        for peer in self._table.joined:
-            if peer.weights_route:
-                grant = peer.grant(self._publisher.version)
-                weights.send(peer.weights_route, [pack(grant)])
+        for peer in self.table.expire(now):
+            self.lose(peer, "its lease is over")
 
     def lose(self, peer: Peer, why: str) -> None:
         """The actor is gone without a word."""
-        self._table.end(peer)
-        self._note_loss(peer, why)
+        self.table.end(peer)
+        self._counters.add("expired")
+        if peer.columns:
+            self._log.say(WARNING, "actor %d is gone: %s", peer.rank, why)
 
-    def say_bye(self, endpoint: Endpoint, reason: str) -> None:
-        """Tell every actor that this learner ends."""
-        for peer in self._table:
-            endpoint.send(peer.data_route, [pack(Bye(peer.session, BYE_REASONS.index(reason)))])
-
-    @property
-    def num_actors(self) -> int:
-        """Actors that have joined and not left."""
-        return len(self._table.joined)
-
-    def report(self) -> dict[str, object]:
+    def report(self, now: float) -> dict[str, object]:
         """Sessions, and the medians of what actors say of their time: one alone moves none."""
-        report: dict[str, object] = {
-            "num_actors": self.num_actors,
-            "sessions/opened": self._table.num_opened,
-            **self._sessions.snapshot(),
-            "sessions/given_way": self._table.num_given_way,
-        }
         # A session may end without a word to us: by a second hello of the same actor.
-        live = {peer.session for peer in self._table.joined}
+        live = {peer.session for peer in self.table.joined}
         self._timers = {key: timers for key, timers in self._timers.items() if key in live}
+        self._hangs = {key: hang for key, hang in self._hangs.items() if key in live}
+        report: dict[str, object] = {
+            **self.publisher.report(),
+            "num_actors": len(live),
+            "sessions/opened": self.table.num_opened,
+            **self._counters.snapshot(),
+            "sessions/given_way": self.table.num_given_way,
+            "actor/last_death": self._last_death,
+            "actor/hang": None,
+        }
         for name in ACTOR_TIMERS:
             values = [timers[name] for timers in self._timers.values() if name in timers]
             report[f"actor/{name}"] = median(values) if values else None
-        return report | self._failures.report(live)
+        if self._hangs:
+            since, line, _ = min(self._hangs.values(), key=lambda hang: hang[0])
+            report["actor/hang"] = line(now - since)
+        return report
 
-    def _find(self, message: Message) -> Peer | None:
-        """The peer that speaks; None if it says goodbye to a session that is over already."""
-        session = getattr(message, "session", None)
-        if session is None:
-            raise ProtocolError("not_allowed_now", f"{type(message).__name__} from an actor")
-        peer = self._table.find(session, self._clock())
-        if peer is None and not isinstance(message, Bye | ByeOk):
-            raise ProtocolError("unknown_session")
-        return peer
-
-    def _greet(self, endpoint: Endpoint, route: bytes, hello: Hello) -> None:
+    def _greet(self, route: bytes, hello: Hello, now: float) -> list[Answer]:
         if self.is_closing:
-            return  # the actor asks again, and then another learner may be here
-        opened = self._table.hello(hello, route, self._clock())
+            return []  # the actor asks again, and then another learner may be here
+        opened = self.table.hello(hello, route, now)
         if isinstance(opened, Reject):
-            self._refuse(endpoint, route, opened)
-            return
-        welcome = self._welcome._replace(session=opened.session, rank=opened.rank)
-        endpoint.send(route, [pack(welcome), self._settings_frame])
+            return self._refuse(route, opened)
+        welcome = self.welcome._replace(session=opened.session, rank=opened.rank)
+        return [Answer(route, [pack(welcome), self.settings_frame])]
 
-    def _weights_for(self, peer: Peer, get: Get) -> list[Frame]:
-        """In lockstep a session begins with the weights of its first batch, and not before."""
-        is_first = Version(get.epoch, get.update) == NO_VERSION
-        if is_first and self._lockstep_columns is not None:
-            newest = self._publisher.version.update
-            if peer.begins_at is None or newest < peer.begins_at:
-                return self._publisher.nothing_new()
-        return self._publisher.reply(get)
-
-    def _agree(self, endpoint: Endpoint, peer: Peer, spec: Spec) -> None:
+    def _agree(self, peer: Peer, spec: Spec, rest: Router) -> list[Answer]:
         """Compare the actor's schema with ours; without one yet, the first actor's is ours."""
-        schema, digest = self._receive_schema(endpoint)
+        schema, digest = self._receive_schema(rest)
         if self.is_closing:
-            return
+            return []
         if peer.columns and (spec.columns, spec.streams) != (peer.columns, peer.streams):
             # The credit it holds was counted by the first one.
             raise ProtocolError("not_allowed_now", "a second Spec that differs from the first")
@@ -225,49 +284,44 @@ class SessionMessages:
         if fault is None and self.schema is None:
             fault = self._decide_schema(peer, schema, spec)
         if fault is not None:
-            self._refuse(endpoint, peer.data_route, reject("mismatch", fault))
-            self._table.end(peer)
-            return
+            self.table.end(peer)
+            return self._refuse(peer.data_route, reject("mismatch", fault))
         is_new = not peer.columns
-        gives_way = bool(spec.gives_way)
-        if not self._table.join(peer, spec.columns, spec.streams, gives_way=gives_way):
-            self._table.end(peer)
-            endpoint.send(peer.data_route, [pack(reject("hello_again", "its place is taken", 0.0))])
-            return
+        if not self.table.join(peer, spec.columns, spec.streams, gives_way=bool(spec.gives_way)):
+            self.table.end(peer)
+            refusal = reject("hello_again", "its place is taken", 0.0)
+            return [Answer(peer.data_route, [pack(refusal)])]
         if is_new:
-            self._log.info("actor %d joined with %d columns", peer.rank, peer.columns)
+            self._log.say(INFO, "actor %d joined with %d columns", peer.rank, peer.columns)
         if is_new and peer.build != __version__:
-            self._log.warning(
-                "actor %d runs %s, the learner %s", peer.rank, peer.build, __version__
-            )
-        frames: list[Frame] = [pack(peer.grant(self._publisher.version))]
-        if spec.layout_digest == NO_LAYOUT and self.layout is not None:
-            frames.append(self.layout.to_json())
-        endpoint.send(peer.data_route, frames)
+            text = f"actor %d runs %s, the learner {__version__}"
+            self._log.say(WARNING, text, peer.rank, peer.build)
+        answer = self.grant(peer)
+        if spec.layout_digest == NO_LAYOUT and self._layout is not None:
+            answer = answer._replace(frames=[*answer.frames, self._layout.to_json()])
+        return [answer]
 
     def _decide_schema(self, peer: Peer, schema: Schema, spec: Spec) -> str | None:
         """Build what this schema asks for, unless that is impossible; then it is not ours."""
         try:
-            layout = self._find_layout(schema)
-            if layout and spec.layout_digest not in (layout, NO_LAYOUT):
-                return _other_model(layout, spec)
-            self._on_schema(schema)
+            fault = _model_misfit(self.find_layout(schema), spec)
+            if fault is not None:
+                return fault
+            self.on_schema(schema)
         except SpacesError as error:
             return f"this learner cannot train on such an environment: {error}"
         self.schema = self.schema or schema
-        self._log.info("actor %d, the first, has decided what is trained", peer.rank)
+        self._log.say(INFO, "actor %d, the first, has decided what is trained", peer.rank)
         # The layout of some models is known only now.
-        return self._misfit(schema, spec)
+        return _model_misfit(self.publisher.layout_digest, spec)
 
-    def _receive_schema(self, endpoint: Endpoint) -> tuple[Schema, bytes]:
+    def _receive_schema(self, rest: Router) -> tuple[Schema, bytes]:
         """And its digest: that of the text, however it is written."""
-        size = endpoint.router.receive_into(self._schema_buffer)
-        if size == NO_FRAME:
-            raise ProtocolError("wrong_frame_count", "Spec comes with a schema")
+        size = rest.receive_into(self._schema_buffer)
+        if size == NO_FRAME or rest.has_more_frames():
+            raise ProtocolError("wrong_frame_count", "Spec comes with one frame more, its schema")
         if size > MAX_SCHEMA_BYTES:
             raise ProtocolError("wrong_size", f"a schema of {size} bytes")
-        if endpoint.router.has_more_frames():
-            raise ProtocolError("wrong_frame_count", "Spec has two frames")
         frame = bytes(self._schema_buffer[:size])
         try:
             return Schema.from_json(frame), digest_of(frame)
@@ -275,48 +329,62 @@ class SessionMessages:
             raise ProtocolError("malformed_header", str(error)) from None
 
     def _misfit(self, schema: Schema, spec: Spec) -> str | None:
-        if self.schema is None and schema.rows != self._rows:
-            return f"trajectory.rows: {self._rows} {HERE}, {schema.rows} {THERE}"
+        if self.schema is None and schema.rows != self.rows:
+            return f"trajectory.rows: {self.rows} {HERE}, {schema.rows} {THERE}"
         if self.schema is not None and schema != self.schema:
             return f"the environment differs: {self.schema.difference(schema, HERE, THERE)}"
-        if spec.columns > self._welcome.max_columns:
+        if spec.columns > self.welcome.max_columns:
             return (
                 f"actor.num_envs: {spec.columns} at the actor, but a batch of this learner has "
-                f"learner.batch_columns = {self._welcome.max_columns}: start fewer environments"
+                f"learner.batch_columns = {self.welcome.max_columns}: start fewer environments"
             )
-        wanted = self._lockstep_columns
-        if wanted is not None and (spec.columns, spec.streams) != (wanted, 1):
-            return (
-                f"pace.mode lockstep wants one message of {wanted} columns from each actor, this "
-                f"one has {spec.streams} of {spec.columns}: start it without --num-envs, and use "
-                "actor.sampler = serial where the environment's own vectors reset in the same "
-                "step; learner.batch_columns must be train.num_actors times the columns of one, "
-                "and an environment has a column for each of its agents"
-            )
-        layout = self._publisher.layout_digest
-        if layout and spec.layout_digest not in (layout, NO_LAYOUT):
-            return _other_model(layout, spec)
-        return None
+        return self.filler.find_misfit(spec) or _model_misfit(self.publisher.layout_digest, spec)
 
-    def _refuse(self, endpoint: Endpoint, route: bytes, refusal: Reject) -> None:
-        self._sessions.add("refused")
-        self._log.warning("an actor was refused: %s", refusal.text)
-        endpoint.send(route, [pack(refusal)])
+    def _note_beat(self, peer: Peer, timers: Mapping[str, float], now: float) -> None:
+        """A heartbeat says how long things took, and that an environment hangs as long as it does:
+        no longer than its session."""
+        self._timers[peer.session] = {
+            name: float(ms)
+            for name, ms in timers.items()
+            if name in ACTOR_TIMERS and 0 <= ms <= LONGEST_MS
+        }
+        seconds, where, first, last = (int(timers.get(name, -1)) for name in HANG_NAMES)
+        if seconds < 0 or not 0 <= first <= last <= MAX_COLUMNS:
+            self._hangs.pop(peer.session, None)
+            return
+        seconds = min(seconds, math.ceil(now - peer.opened_at))
+        line = partial(say_hang, WHERES[where == 1], first, last, f"actor {peer.rank}")
+        _, _, due = self._hangs.get(peer.session, (0.0, line, now))
+        if now >= due:
+            self._log.say(WARNING, "%s", line(seconds))
+            due = now + HANG_EVERY_S
+        self._hangs[peer.session] = now - seconds, line, due
 
-    def _close(self, peer: Peer, why: str) -> None:
-        """Nobody misses who never joined: without a reason nothing is said."""
-        self._table.end(peer)
-        self._sessions.add("closed")
-        if why:
-            self._log.info("actor %d is gone: %s", peer.rank, why)
-
-    def _note_loss(self, peer: Peer, why: str) -> None:
-        self._sessions.add("expired")
+    def _part(self, peer: Peer, route: bytes, message: Bye | ByeOk) -> list[Answer]:
+        self.table.end(peer)
+        self._counters.add("closed")
+        why = "left"
+        if isinstance(message, Bye):
+            why = f"said goodbye ({BYE_REASONS[message.reason]})"
+        if isinstance(message, Bye) and message.text:
+            why = f"it died of {plain(message.text)}"
+        # Nobody misses who never joined.
         if peer.columns:
-            self._log.warning("actor %d is gone: %s", peer.rank, why)
+            self._log.say(INFO, "actor %d is gone: %s", peer.rank, why)
+            if why.startswith("it died"):
+                self._last_death = f"actor {peer.rank} {why.removeprefix('it ')}"
+        return [Answer(route, [pack(ByeOk(message.session))])] if isinstance(message, Bye) else []
+
+    def _refuse(self, route: bytes, refusal: Reject) -> list[Answer]:
+        self._counters.add("refused")
+        self._log.say(WARNING, "an actor was refused: %s", refusal.text)
+        return [Answer(route, [pack(refusal)])]
 
 
-def _other_model(layout: bytes, spec: Spec) -> str:
+def _model_misfit(layout: bytes | None, spec: Spec) -> str | None:
+    """Where both have a model, it is the same one."""
+    if not layout or spec.layout_digest in (layout, NO_LAYOUT):
+        return None
     return (
         f"the model differs: layout {layout.hex()} {HERE}, {spec.layout_digest.hex()} {THERE}: "
         "install the same release of impala-async on both sides"

@@ -9,8 +9,9 @@ import msgpack
 import pytest
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.endpoint import BAD_REASONS, MAX_IN_VAIN, Endpoint, WireCounters
-from impala_async.metrics.report import merge
+from impala_async.learner.loop.endpoint import BAD_REASONS, MAX_IN_VAIN, WIRE_COUNTS, Endpoint
+from impala_async.learner.loop.sessions import Answer
+from impala_async.metrics.report import Counters, merge
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     MAX_INLINE_BYTES,
@@ -39,8 +40,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.context = new_context()
-        self.counters = WireCounters()
-        self.router = Router(self.context, "tcp://127.0.0.1:*", None, 1 << 20)
+        self.counters = Counters(WIRE_COUNTS)
+        self.router = Router(self.context, "tcp://127.0.0.1:*", None, 1 << 20, is_watched=True)
         self.heard: list[tuple[bytes, Message]] = []
         self.bursts: list[int] = []
         self.is_open = True
@@ -50,12 +51,18 @@ class Bench:
         )
         self.dealer = Dealer(self.context, self.router.connectable_url())
 
-    def _handle(self, route: bytes, message: Message) -> None:
+    def _handle(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
         self.heard.append((route, message))
         self.on_message(route, message)
+        return []
 
     def _after(self) -> None:
         self.bursts.append(len(self.heard))
+
+    @property
+    def num_bad(self) -> int:
+        counts = self.counters.snapshot().items()
+        return sum(count for name, count in counts if name.startswith("bad/"))
 
     async def say(self, *frames: bytes) -> None:
         await until(lambda: self.dealer.send(frames), "a connection")
@@ -87,7 +94,7 @@ async def test_messages_arrive_in_order_and_in_bursts(bench: Bench) -> None:
         await bench.say(pack(Get(ID, 1, number)))
     await until(lambda: len(bench.heard) == 200)
     assert [message.update for _, message in bench.heard] == list(range(200))
-    assert bench.counters.messages == 200
+    assert bench.counters["wire/messages"] == 200
     assert max(b - a for a, b in itertools.pairwise([0, *bench.bursts])) <= 32
 
 
@@ -178,8 +185,8 @@ async def test_a_bad_header_is_counted_and_answered(
     assert answer.text.startswith(f"{reason}: ")
     await until(lambda: bool(bench.heard))
     assert [message for _, message in bench.heard] == [Get(ID, 1, 7)]
-    assert bench.counters.bad[reason] == 1 == bench.counters.bad.total
-    assert bench.counters.messages == 2
+    assert bench.counters[f"bad/{reason}"] == 1 == bench.num_bad
+    assert bench.counters["wire/messages"] == 2
 
 
 async def test_an_inline_body_may_be_longer_than_a_header(bench: Bench) -> None:
@@ -197,7 +204,7 @@ async def test_frames_nobody_took_are_gone_before_the_next_message(
     await bench.say(pack(Get(ID, 1, 7)))
     await until(lambda: len(bench.heard) == 2)
     assert [message for _, message in bench.heard] == [header, Get(ID, 1, 7)]
-    assert bench.counters.messages == 2
+    assert bench.counters["wire/messages"] == 2
 
 
 @pytest.mark.parametrize("reason", BAD_REASONS)
@@ -213,21 +220,21 @@ async def test_what_the_handler_refuses_is_counted_under_its_reason(
     assert isinstance(answer, Reject)
     code = "hello_again" if reason == "unknown_session" else "bad_message"
     assert answer.code == REJECT_CODES.index(code)
-    assert bench.counters.bad.snapshot()[f"bad/{reason}"] == 1
+    assert bench.counters[f"bad/{reason}"] == 1
 
 
 async def test_a_peer_that_is_gone_costs_a_counter(bench: Bench) -> None:
     assert not bench.endpoint.send(b"nobody", [pack(ByeOk(ID))])
-    assert bench.counters.unroutable == 1
+    assert bench.counters["wire/unroutable"] == 1
     await bench.say(pack(Get(ID, 1, 7)))
     await until(lambda: len(bench.heard) == 1)
     assert bench.endpoint.send(bench.heard[0][0], [pack(ByeOk(ID))])
-    assert bench.counters.unroutable == 1
+    assert bench.counters["wire/unroutable"] == 1
 
 
 async def test_who_never_reads_is_cut_off(bench: Bench, monkeypatch) -> None:
     cut: list[tuple[bytes, str]] = []
-    monkeypatch.setattr(bench.endpoint, "cut", lambda *told: cut.append(told))
+    monkeypatch.setattr(bench.endpoint.connections, "cut", lambda *told: cut.append(told))
     with raw_peer.connect(bench.router.connectable_url()) as deaf:
         deaf.sendall(raw_peer.message(pack(Get(ID, 1, 7))))
         await until(lambda: len(bench.heard) == 1)
@@ -266,12 +273,7 @@ async def test_after_the_close_nothing_is_read(bench: Bench) -> None:
 
 
 def test_the_counters_are_declared() -> None:
-    counters = WireCounters()
-    counters.bad.add("wrong_size", 2)
-    counters.bad.add("unknown_type")
-    report = merge(counters.report())
-    assert report["wire/bad"] == 3
-    assert report["bad/wrong_size"] == 2
+    merge(Counters(WIRE_COUNTS).snapshot())
 
 
 async def test_a_message_of_very_many_frames_is_dropped_in_turns(bench: Bench) -> None:
@@ -280,4 +282,4 @@ async def test_a_message_of_very_many_frames_is_dropped_in_turns(bench: Bench) -
     await until(lambda: [message for _, message in bench.heard] == [DATA], "the next message")
     # Between them the loop had its turns.
     assert len(bench.bursts) >= 3
-    assert bench.counters.bad.snapshot()["bad/wrong_frame_count"] == 1
+    assert bench.counters["bad/wrong_frame_count"] == 1

@@ -1,5 +1,6 @@
 """Columns into slots: in place, through the scratch, over two slots, in memory that stays."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ class Shelf:
         self.slots = allocate_slots(self.schema, B, num_slots)
         self.submitted: list[Slot] = []
         self.episodes: list[Episodes] = []
-        self.filler = SlotFiller(self.slots, self.submitted.append, self.episodes.append)
+        self.count: Callable[[Episodes], None] = self.episodes.append
+        self.filler = SlotFiller(lambda episodes: self.count(episodes))
+        self.filler.open(self.slots, self.submitted.append)
 
     def put(self, planes: Planes, version: Version = V) -> bool:
         """Take in columns as ingest does; whether they were received in place."""
@@ -125,9 +128,7 @@ def test_what_lies_behind_a_refused_message_moves_down() -> None:
 def test_episodes_are_counted_when_all_that_came_with_them_is_in() -> None:
     shelf = Shelf()
     filled: list[int] = []
-    shelf.filler = SlotFiller(
-        shelf.slots, shelf.submitted.append, lambda _: filled.append(shelf.filler.free_columns)
-    )
+    shelf.count = lambda _: filled.append(shelf.filler.free_columns)
     sent = [planes_of(shelf.schema, 2, seed=seed) for seed in range(2)]
     episodes: Any = np.zeros(1)
     arrivals = [

@@ -26,7 +26,6 @@ def check(ledger: Ledger) -> dict[str, Any]:
 
 
 def admit(ledger: Ledger, columns: int) -> None:
-    ledger.receive(columns)
     ledger.admit(columns)
 
 
@@ -45,7 +44,6 @@ def test_the_identities_hold_after_every_step(steps: list[tuple[str, int, int]])
                 alive.append(num_batches)
                 filling = 0
         elif action == "r":
-            ledger.receive(columns)
             ledger.reject(columns, VERDICTS[choice])
         elif action == "t" and alive:
             dropped = {DROP_REASONS[choice]: columns} if columns else {}
@@ -125,7 +123,6 @@ def test_a_saved_ledger_goes_on_with_the_same_numbers() -> None:
     ledger.settle(
         Settlement(1, trained=3, dropped={"stale": 1}, passes_done=4, passes_partial={"stale": 1})
     )
-    ledger.receive(2)
     ledger.reject(2, "duplicate")
     before = ledger.report()
     resumed = Ledger()

@@ -18,10 +18,12 @@ from impala_async.metrics.report import merge
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
-from impala_async.weights import Version
+from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE
+from impala_async.wire.messages import VERDICTS, ByeOk, Get, NotModified, WeightsReply, unpack
 from tests.learner.columns import planes_of, same
 from tests.learner.lockstep_simulation import SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
+from tests.learner.pure_learner import PureActor, PureLearner
 
 LAGS = pytest.mark.parametrize("lag", [0, 1])
 NO_ERRORS = settings(deadline=None, max_examples=40)
@@ -78,14 +80,9 @@ class Shelf:
         self.submitted: list[Slot] = []
         self.episodes: list[float] = []
         self.filler = LockstepFiller(
-            self.slots,
-            self.submitted.append,
-            self._count,
-            num_ranks=num_ranks,
-            lag=lag,
-            first_update=0,
-            on_loss=None,
+            self._count, num_ranks=num_ranks, width=WIDTH, lag=lag, first_update=0, on_loss=None
         )
+        self.filler.open(self.slots, self.submitted.append)
 
     def _count(self, episodes: Episodes) -> None:
         self.episodes += episodes["total"].tolist()
@@ -166,8 +163,9 @@ def test_what_is_complete_at_the_end_but_not_trained_is_not_counted() -> None:
                 getattr(actor, move)()
     assert len(simulation.episodes) == 2
     # The learner thread reaches its limit with the first, and says so before its version is out.
-    simulation.ingest.close()
-    simulation.ingest.note_version(1)
+    simulation.admission.close()
+    simulation.update += 1
+    simulation.publish()
     assert len(simulation.episodes) == 2
 
 
@@ -285,23 +283,66 @@ def test_whose_places_are_empty_is_reported(lag: int) -> None:
 
 
 @LAGS
-def test_each_message_has_one_version(lag: int) -> None:
-    simulation = LockstepSimulation(1, lag, first_update=40)
-    (actor,) = simulation.add_actors()
-    actor.join()
-    simulation.settle_down()
-    # The next batch is number 12 of this start; with a lag, one more is trained before it.
-    assert len(simulation.batches) >= 12
-    number = (
-        len(simulation.batches)
-        + len(simulation.full)
-        + sum(0 in batch.episodes for batch in simulation.filler._open)
-    )
-    wanted = 40 + number - lag
-    verdicts = {
-        u: simulation.filler.judge(0, Version(2, u)) for u in (wanted - 1, wanted, wanted + 1)
-    }
-    assert verdicts == {wanted - 1: "stale", wanted: None, wanted + 1: "invalid"}
+def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag: int) -> None:
+    lineage = Lineage(1).resumed(2, 40)
+    learner = PureLearner(SCHEMA, columns=2 * WIDTH, num_ranks=2, lag=lag, lineage=lineage)
+    actors = [PureActor(learner, WIDTH).join() for _ in range(2)]
+    learner.end_burst()
+    for number in range(4):
+        assert actors[0].granted == actors[0].seq + 1 + lag
+        for actor in actors:
+            actor.send(update=40 + max(0, number - lag))
+        learner.update += 1
+        learner.publish()
+        learner.settle(learner.full.pop())
+    wanted = 44 - lag
+    updates = (wanted - 1, wanted, wanted + 1)
+    verdicts = [learner.filler.judge(0, Version(2, update)) for update in updates]
+    assert verdicts == ["stale", None, "invalid"]
+    actors[0].send(update=wanted)
+    actors[1].send(update=wanted - 1)
+    assert actors[1].verdicts == [[4, VERDICTS.index("stale")]]
+    (slot,) = learner.full
+    assert slot.filled_B.tolist() == [True, True, False, False]
+
+
+def test_first_weights_are_those_of_the_first_batch() -> None:
+    learner = PureLearner(SCHEMA, num_ranks=2)
+    first, second, late = (PureActor(learner, WIDTH) for _ in range(3))
+
+    def pulled(actor: PureActor) -> object:
+        actor.pull(Get(actor.session, 0, 0))
+        return unpack(actor.others.pop()[0])
+
+    first.hello()
+    assert pulled(first) == NotModified(1, 0)  # before its Spec came
+    first.join()
+    second.join()
+    reply = pulled(first)
+    assert isinstance(reply, WeightsReply)
+    assert reply.update == 0
+    first.send()
+    second.say(ByeOk(second.session))
+    learner.end_burst()
+    # Without the one that left, the batch is complete; the next is what version 1 is for.
+    assert len(learner.full) == 1
+    late.join()
+    assert pulled(late) == NotModified(1, 0)
+    learner.update = 1
+    learner.publish()
+    assert late.version == Version(1, 1)
+    assert isinstance(pulled(late), WeightsReply)
+
+
+def test_who_runs_something_else_does_not_fit_and_a_third_is_not_needed() -> None:
+    learner = PureLearner(SCHEMA, num_ranks=2)
+    for columns, streams in ((1, 1), (WIDTH, 2)):
+        other = PureActor(learner, columns).join(streams)
+        assert "pace.mode lockstep wants one message of 2 columns" in other.rejects[0].text
+    for _ in range(2):
+        PureActor(learner, WIDTH).join()
+    third = PureActor(learner, WIDTH).join()
+    assert "already has its 2 actors" in third.rejects[0].text
 
 
 @LAGS

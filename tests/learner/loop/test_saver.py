@@ -47,7 +47,7 @@ class Ship:
             run_id=RUN_ID, lineage=self.lineage, lease_s=10, max_lag=100, new_id=lambda: b"s" * 16
         )
         self.saver = Saver(
-            folder,
+            folder=folder,
             keep=keep,
             accounts=self.accounts,
             lineage=self.lineage,
@@ -86,7 +86,6 @@ def make_ship(tmp_path: Path) -> Callable[..., Ship]:
 
 async def test_everything_that_is_saved_comes_back(make_ship: Callable[..., Ship]) -> None:
     ship = make_ship(lineage=Lineage(1, {1: 0}).resumed(2, 30))
-    ship.ledger.receive(9)
     ship.ledger.admit(7)
     ship.ledger.reject(2, "duplicate")
     ship.ledger.submit(1, 4)
@@ -417,7 +416,6 @@ async def test_a_crafted_state_is_skipped_for_the_one_before(
 
 async def test_accounts_that_do_not_add_up_are_refused(make_ship: Callable[..., Ship]) -> None:
     ship = make_ship()
-    ship.ledger.receive(2)
     ship.ledger.admit(2)
     await ship.save(1)
     path = ship.folder.checkpoints / "ckpt-1-1"

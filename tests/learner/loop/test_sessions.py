@@ -1,303 +1,503 @@
-"""Everything that an actor says except its trajectories, over real sockets."""
+"""Everything that an actor says except its trajectories: a message and a time in, answers out."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+import logging
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from impala_async import __version__
+from impala_async.errors import SpacesError
+from impala_async.learner.loop.sessions import (
+    MAX_LINES_PER_S,
+    MAX_SCHEMA_BYTES,
+    Answer,
+    PeerLog,
+    Publisher,
+)
 from impala_async.metrics.report import merge
+from impala_async.schema import ArraySpec, ObsSpec, Schema
+from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
+    BYE_REASONS,
+    NO_LAYOUT,
     PROTOCOL,
+    REJECT_CODES,
     Bye,
     ByeOk,
     Get,
     Grant,
     Heartbeat,
-    Hello,
     Message,
     NotModified,
     Spec,
     WeightsReply,
     unpack,
 )
-from impala_async.wire.sockets import Router
-from tests.learner.hand_actor import LAYOUT, Actor, until
-from tests.learner.server_harness import RUN_ID, ServerHarness
+from tests.learner.columns import small_schema
+from tests.learner.hand_actor import LAYOUT, Speaker
+from tests.learner.pure_learner import RUN_ID, PureActor, PureLearner
 
-Make = Callable[..., ServerHarness]
+SCHEMA = small_schema()
+NOBODY = b"?" * 16
 
 
-async def test_a_welcome_says_what_an_actor_must_know(make_harness: Make) -> None:
-    harness = make_harness(learner={"lease_s": 7, "batch_columns": 6})
-    first, second = harness.actor(), harness.actor()
-    await first.hello()
-    await second.hello()
-    welcome = first.welcome
-    assert welcome is not None
+def learner_of(**settings: Any) -> PureLearner:
+    return PureLearner(SCHEMA, **settings)
+
+
+def refusal(actor: Speaker, code: str = "mismatch") -> str:
+    """The text of the refusal that came."""
+    assert [reject.code for reject in actor.rejects] == [REJECT_CODES.index(code)]
+    return actor.rejects.pop().text
+
+
+# -------------------- hello, goodbye, and who is here
+
+
+def test_a_welcome_says_what_an_actor_must_know() -> None:
+    learner = learner_of(columns=6)
+    first, second = PureActor(learner), PureActor(learner)
+    for actor in (first, second, second, second):
+        assert actor.hello() == ""
+    assert first.welcome is not None
     assert second.welcome is not None
-    assert (welcome.run_id, welcome.epoch) == (RUN_ID, 1)
-    assert (welcome.lease_s, welcome.heartbeat_s, welcome.max_columns) == (7, 1.4, 6)
-    assert (welcome.rank, second.welcome.rank) == (0, 1)
-    assert welcome.session != second.welcome.session
-    assert harness.count("sessions/opened") == 2
-    # It has not joined before its Spec came.
-    assert harness.count("num_actors") == 0
+    assert (first.welcome.run_id, first.welcome.epoch, first.welcome.rank) == (RUN_ID, 1, 0)
+    assert (first.settings, first.welcome.max_columns, second.welcome.rank) == (b"settings", 6, 1)
+    assert first.session != second.session
+    # A hello that is said again opens nothing, and nobody has joined before its Spec came.
+    report = learner.report()
+    assert (report["sessions/opened"], report["num_actors"], len(learner.table)) == (2, 0, 2)
 
 
-async def test_a_hello_that_is_answered_again_opens_nothing(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = harness.actor()
-    for _ in range(3):
-        await actor.hello()
-    assert harness.count("sessions/opened") == 1 == len(harness.server.table)
-
-
-async def test_another_protocol_is_refused_with_both_versions(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = harness.actor()
-    await actor.hello(protocol=PROTOCOL + 6)
-    text = await actor.refused("protocol")
+def test_another_protocol_is_refused_with_both_versions() -> None:
+    learner = learner_of()
+    actor = PureActor(learner)
+    actor.hello(protocol=PROTOCOL + 6)
+    assert actor.rejects[0].retry_after_s < 0
+    text = refusal(actor, "protocol")
     assert str(PROTOCOL) in text
     assert str(PROTOCOL + 6) in text
-    assert actor.rejects[0].retry_after_s < 0
-    assert harness.count("sessions/refused") == 1
-    assert len(harness.server.table) == 0
+    assert (learner.report()["sessions/refused"], len(learner.table)) == (1, 0)
 
 
-async def test_another_build_is_welcome_and_noted(
-    make_harness: Make, caplog: pytest.LogCaptureFixture
+def test_another_build_is_welcome_and_noted_once_it_joins(caplog: pytest.LogCaptureFixture) -> None:
+    actor = PureActor(learner_of())
+    actor.hello(build="9.9\nall is well")
+    assert caplog.messages == []
+    actor.spec()
+    assert caplog.messages == [rf"actor 0 runs 9.9\nall is well, the learner {__version__}"]
+
+
+def test_goodbyes_end_sessions_and_say_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    learner = learner_of()
+    actors = [PureActor(learner).join() for _ in range(3)]
+    actors.append(PureActor(learner))
+    actors[3].hello()
+    caplog.clear()
+    died = "EnvError: it broke\nactor 7 joined"
+    actors[0].say(Bye(actors[0].session, BYE_REASONS.index("leaving")))
+    actors[1].say(Bye(actors[1].session, 2, died))
+    actors[2].say(ByeOk(actors[2].session))
+    # Nobody misses who never joined.
+    actors[3].say(Bye(actors[3].session, 2, "EnvError: it was not made"))
+    died = died.replace("\n", r"\n")
+    assert caplog.messages == [
+        "actor 0 is gone: said goodbye (leaving)",
+        f"actor 1 is gone: it died of {died}",
+        "actor 2 is gone: left",
+    ]
+    oks = [[unpack(one[0]) for one in actor.others] for actor in actors]
+    assert oks == [[ByeOk(actor.session)] for actor in actors[:2]] + [
+        [],
+        [ByeOk(actors[3].session)],
+    ]
+    report = learner.report()
+    assert report["actor/last_death"] == f"actor 1 died of {died}"
+    assert (report["sessions/closed"], report["num_actors"]) == (4, 0)
+    assert report["credit/granted_columns"] == 0
+
+
+def test_a_goodbye_to_a_session_that_is_over_changes_nothing() -> None:
+    learner = learner_of()
+    actor = PureActor(learner).join()
+    assert actor.say(Bye(NOBODY, 0)) == actor.say(ByeOk(NOBODY)) == ""
+    assert (actor.others, learner.report()["num_actors"]) == ([], 1)
+
+
+def test_who_speaks_of_no_session_is_unknown_and_who_says_what_is_not_his_not_allowed() -> None:
+    learner = learner_of()
+    actor = PureActor(learner).join()
+    assert actor.say(Spec(NOBODY, NOBODY, NOBODY, 1, 1), b"{}") == "unknown_session"
+    assert actor.pull(Get(NOBODY, 1, 1)) == actor.pull(Heartbeat(NOBODY, {})) == "unknown_session"
+    ours: list[Message] = [Grant(actor.session, 1, 0, 1, 0, []), NotModified(1, 1)]
+    for message in [*ours, Get(actor.session, 1, 1), Heartbeat(actor.session, {})]:
+        assert actor.say(message) == "not_allowed_now"
+    for message in [*ours, ByeOk(actor.session), actor.hello_of(), actor.header()]:
+        assert actor.pull(message) == "not_allowed_now"
+    assert learner.report()["num_actors"] == 1
+
+
+def test_an_expired_session_ends_whether_it_ever_joined_or_not(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    actor = make_harness().actor()
-    await actor.hello(build="9.9\nall is well")
-    assert "all is well" not in caplog.text  # a hello costs nothing, and is not worth a line
-    await actor.spec()
-    await actor.hear(lambda: bool(actor.grants))
-    assert rf"9.9\nall is well, the learner {__version__}" in caplog.text
+    learner = learner_of()
+    actor, stranger = PureActor(learner).join(), PureActor(learner)
+    stranger.hello()
+    for now in (0.0, 4.0, 8.0, 10.5):
+        assert len(learner.table) == 2
+        learner.sessions.expire(now)
+    assert (len(learner.table), learner.report()["sessions/expired"]) == (0, 2)
+    assert caplog.messages == ["actor 0 is gone: its lease is over"]
+    assert actor.pull(Heartbeat(actor.session, {})) == "unknown_session"
 
 
-async def answer_on_weights(actor: Actor, message: Message) -> list[bytes]:
-    actor.others.clear()
-    await actor.beat(message)
-    await actor.hear(lambda: bool(actor.others))
-    return actor.others[0]
+def test_a_learner_that_ends_welcomes_nobody_and_tells_everybody() -> None:
+    learner = learner_of(is_open=False)
+    known, late = PureActor(learner), PureActor(learner)
+    known.hello()
+    learner.admission.close()
+    assert known.spec() == late.hello() == ""
+    assert (learner.schemas, known.grants, late.welcome) == ([], [], None)
+    (answer,) = learner.sessions.say_bye("finished")
+    assert answer.route == known.route
+    assert unpack(bytes(answer.frames[0])) == Bye(known.session, BYE_REASONS.index("finished"))
 
 
-async def test_weights_are_pulled(make_harness: Make) -> None:
-    harness = make_harness()
-    weights = harness.publish(12)
-    actor = await harness.join()
-    frames = await answer_on_weights(actor, Get(actor.session, 1, 11))
+# -------------------- what is run: agreed, or refused with the field and both values
+
+
+def test_a_spec_that_comes_again_is_answered_and_said_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Over a new connection, to which the answers go from then on."""
+    caplog.set_level("INFO")
+    learner = learner_of()
+    actor = PureActor(learner, 2).join()
+    again = PureActor(learner, 2)
+    again.session = actor.session
+    again.spec()
+    assert again.grants[0].session == actor.session
+    assert (learner.report()["num_actors"], caplog.text.count("joined with 2 columns")) == (1, 1)
+
+
+CHANGED: dict[str, tuple[Schema, str]] = {
+    "shape": (
+        replace(SCHEMA, obs=ObsSpec((ArraySpec("", (3,), "float32"),))),
+        "(2,) at the learner, (3,) at the actor",
+    ),
+    "dtype": (
+        replace(SCHEMA, obs=ObsSpec((ArraySpec("", (2,), "float64"),))),
+        "float32 at the learner, float64 at the actor",
+    ),
+    "rows": (replace(SCHEMA, rows=4), "rows: 3 at the learner, 4 at the actor"),
+    "choices": (
+        replace(
+            SCHEMA, action=type(SCHEMA.action)((replace(SCHEMA.action.parts[0], choices=(9,)),))
+        ),
+        "choices: (3,) at the learner, (9,) at the actor",
+    ),
+}
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_who_does_not_fit_is_told_the_field_and_both_values(is_open: bool) -> None:
+    learner = learner_of(is_open=is_open)
+    learner.find_layout = lambda schema: LAYOUT
+    cases: list[tuple[PureActor, str]] = [
+        (PureActor(learner, schema=schema), says)
+        for what, (schema, says) in CHANGED.items()
+        # Without a schema the first actor brings one, but its rows are ours.
+        if is_open or what == "rows"
+    ]
+    cases.append((PureActor(learner, 5), "actor.num_envs: 5 at the actor"))
+    cases.append((PureActor(learner, 5), "learner.batch_columns = 4"))
+    cases.append((PureActor(learner), "the model differs"))
+    cases[-1][0].layout = NOBODY
+    for actor, says in cases:
+        actor.hello()
+        actor.spec()
+        assert says in refusal(actor)
+    assert (len(learner.table), learner.report()["sessions/refused"]) == (0, len(cases))
+    assert (learner.schemas, learner.sessions.schema) == ([], SCHEMA if is_open else None)
+
+
+def test_without_a_schema_the_first_actor_brings_it() -> None:
+    learner = learner_of(is_open=False)
+    PureActor(learner).join()
+    assert (learner.schemas, learner.sessions.schema) == ([SCHEMA], SCHEMA)
+    other, says = PureActor(learner, schema=CHANGED["shape"][0]), CHANGED["shape"][1]
+    other.join()
+    assert says in refusal(other)
+    assert len(learner.schemas) == 1
+
+
+@pytest.mark.parametrize("what", ["it cannot be built", "the model is another one"])
+def test_a_first_schema_that_comes_to_nothing_is_refused(what: str) -> None:
+    learner = learner_of(is_open=False)
+
+    def build(schema: Schema) -> None:
+        if what == "it cannot be built":
+            raise SpacesError("the model has no recurrent state")
+        # The layout of some models is known only when they are built.
+        learner.open()
+
+    learner.on_schema = build
+    actor = PureActor(learner)
+    actor.layout = NOBODY
+    actor.join()
+    says = "no recurrent state" if what == "it cannot be built" else "the model differs"
+    assert says in refusal(actor)
+    assert len(learner.table) == 0
+    assert (learner.sessions.schema is None) == (what == "it cannot be built")
+
+
+def test_an_actor_without_a_model_is_told_the_layout_of_the_weights() -> None:
+    learner = learner_of()
+    actor = PureActor(learner)
+    actor.layout = NO_LAYOUT
+    actor.join()
+    (frame,) = actor.after_grant
+    assert json.loads(frame) == [{"name": "w", "shape": [16], "dtype": "float32"}]
+    actor.pull(Get(actor.session, 0, 0))
+    reply = unpack(actor.others[0][0])
+    assert isinstance(reply, WeightsReply)
+    assert reply.layout_digest == hashlib.sha256(frame).digest()[:16]
+    # Those who have one are told nothing.
+    assert PureActor(learner).join().after_grant == []
+
+
+def edited(**fields: object) -> bytes:
+    return json.dumps({**json.loads(SCHEMA.to_json()), **fields}).encode()
+
+
+BROKEN: list[tuple[list[bytes], str]] = [
+    ([], "wrong_frame_count"),
+    ([SCHEMA.to_json(), b""], "wrong_frame_count"),
+    ([b" " * (MAX_SCHEMA_BYTES + 1)], "wrong_size"),
+    ([b""], "malformed_header"),
+    ([b"{}"], "malformed_header"),
+    ([b"[" * 60_000], "malformed_header"),
+    ([b"\xff"], "malformed_header"),
+    ([SCHEMA.to_json().replace(b"float32", b"object_")], "malformed_header"),
+    ([edited(obs={"leaves": []})], "malformed_header"),
+    ([edited(action={"parts": []})], "malformed_header"),
+    (
+        [edited(obs={"leaves": [{"name": "", "shape": [2**30, 2**30], "dtype": "float64"}]})],
+        "malformed_header",
+    ),
+]
+
+
+def test_a_broken_spec_is_told_decides_nothing_and_may_be_repeated() -> None:
+    learner = learner_of(is_open=False)
+    actor = PureActor(learner)
+    actor.hello()
+    for frames, reason in BROKEN:
+        spec = Spec(actor.session, SCHEMA.digest, LAYOUT, 1, 1)
+        assert actor.say(spec, *frames) == reason, frames
+    assert learner.schemas == []
+    assert actor.spec() == ""
+    assert len(actor.grants) == 1
+
+
+def test_a_schema_may_be_written_in_any_way_and_has_the_digest_of_its_text() -> None:
+    learner = learner_of()
+    text = json.dumps(json.loads(SCHEMA.to_json()), indent=2).encode()
+    actor, liar = PureActor(learner), PureActor(learner)
+    for each, digest in ((actor, hashlib.sha256(text).digest()[:16]), (liar, NOBODY)):
+        each.hello()
+        each.say(Spec(each.session, digest, LAYOUT, 1, 1), text)
+    assert len(actor.grants) == 1
+    assert "digest" in refusal(liar)
+
+
+def test_a_second_spec_cannot_widen_the_credit_of_the_first() -> None:
+    learner = learner_of(num_slots=1)
+    actor = PureActor(learner, 1).join()
+    actor.columns = 4
+    assert actor.spec() == "not_allowed_now"
+    actor.columns = 1
+    assert actor.spec() == actor.spec() == ""
+    assert actor.spec(streams=2) == "not_allowed_now"
+    actor.send()
+    assert learner.report()["trajectories/admitted"] == 1
+
+
+# -------------------- the weights port
+
+
+def test_weights_are_pulled_and_heartbeats_answered_with_what_the_actor_may_do() -> None:
+    learner = learner_of()
+    learner.update = 12
+    learner.publish()
+    actor = PureActor(learner).join()
+    actor.pull(Get(actor.session, 1, 11))
+    frames = actor.others.pop()
     reply = unpack(frames[0])
     assert isinstance(reply, WeightsReply)
     assert reply.layout_digest == LAYOUT
-    assert decode_weights(reply, frames).buffer.tolist() == weights.buffer.tolist()
-    (frame,) = await answer_on_weights(actor, Get(actor.session, 1, 12))
-    assert unpack(frame) == NotModified(1, 12)
-    assert (harness.count("weights/served"), harness.count("weights/not_modified")) == (1, 1)
-
-
-async def test_a_session_has_one_connection_for_weights(make_harness: Make) -> None:
-    """Each of many that read nothing would keep weights of its own."""
-    harness = make_harness()
-    harness.publish(12)
-    actor = await harness.join()
-    await answer_on_weights(actor, Get(actor.session, 1, 11))
-    assert harness.count("wire/cut") == 0
-    other = harness.actor()
-    await other.beat(Get(actor.session, 1, 11))
-    await other.hear(lambda: bool(other.others))
-    assert harness.count("wire/cut") == 1
-    await answer_on_weights(other, Get(actor.session, 1, 11))
-    assert harness.count("wire/cut") == 1
-
-
-async def test_a_heartbeat_is_answered_with_what_the_actor_may_do(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    await actor.credit()
+    assert decode_weights(reply, frames).version == Version(1, 12)
+    actor.pull(Get(actor.session, 1, 12))
+    assert unpack(actor.others.pop()[0]) == NotModified(1, 12)
     actor.grants.clear()
-    harness.publish(5)
-    await actor.beat(Heartbeat(actor.session, {}))
-    await actor.hear(lambda: bool(actor.grants))
-    assert actor.grants == [Grant(actor.session, 1, 0, 1, 5, [])]
+    actor.pull(Heartbeat(actor.session, {}))
+    assert (actor.granted, actor.version) == (1, Version(1, 12))
+    report = learner.report()
+    assert (report["weights/served"], report["weights/not_modified"]) == (1, 1)
 
 
-async def test_timers_are_medians_over_the_actors_that_are_there(make_harness: Make) -> None:
-    harness = make_harness()
-    actors = [await harness.join() for _ in range(3)]
-    for actor, ms in zip(actors, (1, 3.0, 1e11), strict=True):
-        await actor.hear(lambda actor=actor: bool(actor.grants))
-        actor.grants.clear()
-        await actor.beat(
-            Heartbeat(actor.session, {"env_time_ms": ms, "unheard_of": 1.0, "send_wait_ms": -1.0})
-        )
-        await actor.hear(lambda actor=actor: bool(actor.grants))
-    report = merge(harness.server.report())
-    # Nothing takes that long, or less than no time.
-    assert report["actor/env_time_ms"] == 2.0
-    assert report["actor/send_wait_ms"] is None
-    assert report["actor/act_time_ms"] is None
-    # One comes back under a new session, one leaves: what they once said is of no account.
-    await actors[2].join()
-    await actors[1].say(Bye(actors[1].session, 2))
-    await until(lambda: harness.count("sessions/closed") == 1)
-    assert harness.count("actor/env_time_ms") == 1.0
+def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again() -> None:
+    learner = learner_of()
+    actor = PureActor(learner).join()
+    nothing: Any = None
+
+    def answer(message: Message, route: bytes) -> Answer:
+        (made,) = learner.sessions.hear_pull(route, message, nothing, 0.0)
+        return made
+
+    first = answer(Get(actor.session, 0, 0), b"one")
+    assert len(first.frames) == 2
+    assert [unpack(bytes(frame)) for frame in first.instead] == [NotModified(1, 0)]
+    assert answer(Get(actor.session, 1, 0), b"one").instead == []
+    # A session has one connection for weights: each of many that read nothing would keep some.
+    replaced = [answer(Heartbeat(actor.session, {}), route).replaces for route in (b"two", b"two")]
+    assert (first.replaces, replaced) == (b"", [b"one", b""])
 
 
-async def test_what_an_actor_died_of_is_told(
-    make_harness: Make, caplog: pytest.LogCaptureFixture
+def beat(actor: PureActor, **timers: float) -> dict[str, Any]:
+    actor.pull(Heartbeat(actor.session, timers))
+    report = actor.learner.report()
+    merge(report)
+    return report
+
+
+def test_what_actors_say_of_their_time_is_reported_as_medians() -> None:
+    learner = learner_of()
+    actors = [PureActor(learner).join() for _ in range(4)]
+    assert beat(actors[0])["actor/env_time_ms"] is None
+    # A name that nobody knows, and numbers that nobody can mean.
+    beat(actors[0], env_time_ms=1.0, secret=1.0)
+    beat(actors[1], env_time_ms=3.0)
+    beat(actors[2], env_time_ms=-1.0)
+    beat(actors[2], env_time_ms=1e30)
+    report = beat(actors[3], env_time_ms=8.0)
+    assert (report["actor/env_time_ms"], "actor/secret" in report) == (3.0, False)
+    # Who is gone, or begins anew, is in no median.
+    actors[3].say(Bye(actors[3].session, 2))
+    actors[1].hello()
+    assert learner.report()["actor/env_time_ms"] == 1.0
+
+
+HANG = {"hang_s": 12.4, "hang_in": 0, "hang_first": 3, "hang_last": 3}
+
+
+def test_a_hang_is_told_now_and_then_and_reported_with_its_seconds(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO")
-    harness = make_harness()
-    actor = await harness.join()
-    await actor.say(Bye(actor.session, 2, "EnvError: it broke\nactor 7 joined"))
-    await until(lambda: harness.count("num_actors") == 0)
-    why = "EnvError: it broke\\nactor 7 joined"
-    assert f"actor 0 is gone: it died of {why}" in caplog.text
-    assert "goodbye" not in caplog.text
-    assert merge(harness.server.report())["actor/last_death"] == f"actor 0 died of {why}"
+    learner = learner_of()
+    first, second = PureActor(learner).join(), PureActor(learner).join()
+    learner.now = 60.0
+    assert beat(first, env_time_ms=1.0)["actor/hang"] is None
+    beat(first, **HANG)
+    beat(second, **HANG | {"hang_s": 10.0, "hang_in": 1, "hang_last": 6})
+    learner.now = 64.0
+    hang = beat(first, **HANG | {"hang_s": 16.4})["actor/hang"]
+    assert hang == "environment 3 of actor 0 has been in step for 16 s"
+    learner.now = 71.0
+    beat(first, **HANG | {"hang_s": 23.4})
+    assert caplog.messages == [
+        "environment 3 of actor 0 has been in step for 12 s",
+        "one of environments 3 to 6 of actor 1 has been in reset for 10 s",
+        "environment 3 of actor 0 has been in step for 23 s",
+    ]
+    # It is over, or its session is.
+    assert "actor 1" in str(beat(first)["actor/hang"])
+    second.say(ByeOk(second.session))
+    assert learner.report()["actor/hang"] is None
+    # No longer than its session, and of environments that there are.
+    assert "for 71 s" in str(beat(first, **HANG | {"hang_s": 1e11})["actor/hang"])
+    for wrong in ({"hang_first": -1}, {"hang_first": 4}, {"hang_last": 5000}):
+        assert beat(first, **HANG | wrong)["actor/hang"] is None
 
 
-async def test_an_environment_that_hangs_is_told_and_reported(
-    make_harness: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    (peer,) = harness.server.table
-    peer.opened_at -= 11.5
-    # No longer than its session.
-    hang = {"hang_s": 1e11, "hang_in": 0, "hang_first": 3, "hang_last": 3}
-    await actor.beat(Heartbeat(actor.session, hang))
-    await until(lambda: merge(harness.server.report())["actor/hang"] is not None)
-    assert "environment 3 of actor 0 has been in step for 12 s" in caplog.text
+# -------------------- lines that peers cause
 
 
-async def test_bye_is_answered_and_ends_the_session(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    await actor.say(Bye(actor.session, 2))
-    await actor.hear(lambda: bool(actor.others))
-    assert unpack(actor.others[0][0]) == ByeOk(actor.session)
-    assert harness.count("sessions/closed") == 1
-    assert harness.count("num_actors") == 0
-    assert harness.count("credit/granted_columns") == 0
+def test_lines_are_few_and_each_stays_one(caplog: pytest.LogCaptureFixture) -> None:
+    now = 5.0
+    log = PeerLog(lambda: now)
+    for _ in range(10):
+        caplog.clear()
+        now += 1.0
+        for number in range(900):
+            log.say(logging.WARNING, "number %d: %s", number, "1.0\nERROR\x1b[2J \ud800 é")
+        assert len(caplog.messages) <= MAX_LINES_PER_S
+    quoted = r"number 0: 1.0\nERROR\x1b[2J \ud800 é"
+    assert caplog.messages[:2] == ["881 more lines like these", quoted]
 
 
-async def test_a_goodbye_of_who_never_joined_is_no_line_and_no_death(
-    make_harness: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    harness = make_harness()
-    for text in ("", "EnvError: it was not made"):
-        actor = harness.actor()
-        await actor.hello()
-        await actor.say(Bye(actor.session, 2, text))
-        await actor.hear(lambda actor=actor: bool(actor.others))
-    assert caplog.messages == []
-    assert merge(harness.server.report())["actor/last_death"] is None
+# -------------------- one frame per version, made once, the same for everybody
 
 
-@pytest.mark.parametrize("message", [Spec, Get, Heartbeat])
-async def test_an_unknown_session_is_counted_and_told_to_say_hello(
-    make_harness: Make, message: type[Message]
-) -> None:
-    harness = make_harness()
-    actor = harness.actor()
-    nobody = b"?" * 16
-    if message is Spec:
-        await actor.say(Spec(nobody, nobody, nobody, 1, 1), b"{}")
-    elif message is Get:
-        await actor.beat(Get(nobody, 1, 1))
-    else:
-        await actor.beat(Heartbeat(nobody, {}))
-    await actor.refused("hello_again")
-    assert actor.rejects[0].retry_after_s == 0
-    assert harness.count("bad/unknown_session") == 1
+def weights_of(update: int, epoch: int = 1, layout_digest: bytes = b"") -> Weights:
+    return Weights(Version(epoch, update), np.full(1000, update, np.uint8), layout_digest)
 
 
-async def test_a_goodbye_to_a_session_that_is_over_changes_nothing(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    await actor.say(Bye(b"?" * 16, 0))
-    await actor.say(ByeOk(b"?" * 16))
-    await actor.send()
-    assert harness.count("wire/bad") == 0
-    assert harness.count("num_actors") == 1
+def publisher_of(*versions: Weights, num_kept: int = 1) -> Publisher:
+    publisher = Publisher(num_kept)
+    publisher.layout_digest = b"d" * 16
+    for weights in versions:
+        publisher.publish(weights)
+    return publisher
 
 
-@pytest.mark.parametrize("port", ["data", "weights"])
-@pytest.mark.parametrize("kind", ["Grant", "NotModified", "other port"])
-async def test_messages_of_a_learner_or_of_the_other_port_are_not_allowed(
-    make_harness: Make, port: str, kind: str
-) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    messages: dict[str, Message] = {
-        "Grant": Grant(actor.session, 1, 0, 1, 0, []),
-        "NotModified": NotModified(1, 1),
-        "other port": Get(actor.session, 1, 1) if port == "data" else ByeOk(actor.session),
+def served(publisher: Publisher, *have: int, **asked: bool) -> tuple[Version | None, list[Frame]]:
+    frames = publisher.reply(Get(NOBODY, *have), **asked)
+    reply = unpack(bytes(frames[0]))
+    if isinstance(reply, NotModified):
+        return None, frames
+    assert isinstance(reply, WeightsReply)
+    got = decode_weights(reply, [bytes(frame) for frame in frames])
+    assert got.buffer.tolist() == [got.version.update] * 1000
+    return got.version, frames
+
+
+def test_a_pull_gets_the_oldest_of_those_that_are_kept_and_newer() -> None:
+    empty = Publisher()
+    assert (empty.version, served(empty, 0, 0)[0]) == (NO_VERSION, None)
+    newest = publisher_of(weights_of(3), weights_of(4))
+    for have, version in (((1, 3), (1, 4)), ((1, 4), None), ((1, 5), None), ((2, 0), None)):
+        assert served(newest, *have)[0] == version
+    # An earlier epoch is older however far it got.
+    assert served(publisher_of(weights_of(7, epoch=2)), 1, 900)[0] == (2, 7)
+    several = publisher_of(*(weights_of(update) for update in range(6)), num_kept=2)
+    # The last is of one that is kept no longer; who has none begins where everybody is.
+    for have, update in (((1, 3), 4), ((1, 4), 5), ((1, 2), 4), ((0, 0), 5)):
+        assert served(several, *have)[0] == (1, update)
+    # But not before its first version is out.
+    assert served(several, 0, 0, may_begin=False)[0] is None
+    assert served(several, 1, 4, may_begin=False)[0] == (1, 5)
+
+
+def test_all_pulls_of_a_version_share_its_memory() -> None:
+    weights = weights_of(4)
+    publisher = publisher_of(weights, weights_of(5, layout_digest=b"e" * 16), num_kept=2)
+    first, second, other = (served(publisher, *have)[1] for have in ((1, 3), (1, 3), (1, 4)))
+    assert first[0] is second[0]
+    assert all(np.shares_memory(np.asarray(reply[1]), weights.buffer) for reply in (first, second))
+    digests = [unpack(bytes(frames[0])).layout_digest for frames in (first, other)]  # type: ignore[union-attr]
+    assert digests == [b"d" * 16, b"e" * 16]
+    served(publisher, 1, 5)
+    assert merge(publisher.report()) == {
+        "weights/version_epoch": 1,
+        "weights/version_update": 5,
+        "weights/served": 3,
+        "weights/not_modified": 1,
+        "weights/bytes": 3000,
     }
-    await actor.say(messages[kind], to=getattr(actor, port))
-    assert (await actor.refused("bad_message")).startswith("not_allowed_now")
-    assert harness.count("bad/not_allowed_now") == 1
-    assert harness.count("num_actors") == 1
-
-
-async def test_a_hello_at_the_weights_port_is_told_by_a_code_of_its_own(
-    make_harness: Make,
-) -> None:
-    harness = make_harness()
-    lost = harness.actor()
-    await lost.beat(Hello(PROTOCOL, lost.uuid, "b", bytes(16), 0, 0))
-    await lost.refused("wrong_port")
-    assert harness.count("bad/not_allowed_now") == 1
-
-
-async def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again(
-    make_harness: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harness = make_harness()
-    actor = await harness.join()
-    send = Router.send
-
-    def send_small(router: Router, route: bytes, frames: Sequence[Frame]) -> bool:
-        return len(frames) == 1 and send(router, route, frames)
-
-    monkeypatch.setattr(Router, "send", send_small)
-    await actor.beat(Get(actor.session, 0, 0))
-    await actor.hear(lambda: bool(actor.others))
-    assert unpack(actor.others[0][0]) == NotModified(1, 0)
-
-
-async def test_a_learner_that_ends_welcomes_nobody(make_harness: Make) -> None:
-    harness = make_harness(is_open=False)
-    known, late = harness.actor(), harness.actor()
-    await known.hello()
-    harness.server.close_admission()
-    await known.spec()
-    await late.say(Hello(PROTOCOL, late.uuid, "b", bytes(16), 0, 0))
-    await late.say(b"nonsense")
-    await late.hear(lambda: bool(late.rejects))
-    assert harness.schemas == []
-    assert known.grants == []
-    assert late.welcome is None
-
-
-async def test_an_expired_session_ends_whether_it_ever_joined_or_not(
-    make_harness: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    harness = make_harness(learner={"lease_s": 1})
-    actor, stranger = await harness.join(), harness.actor()
-    await stranger.hello()
-
-    def is_over() -> bool:
-        harness.server.reap()
-        return len(harness.server.table) == 0
-
-    await until(is_over, "both leases over")
-    assert harness.count("sessions/expired") == 2
-    # Of who never was one, nobody says that it is gone.
-    assert [m for m in caplog.messages if "gone" in m] == ["actor 0 is gone: its lease is over"]
-    await actor.beat(Heartbeat(actor.session, {}))
-    await actor.refused("hello_again")

@@ -109,7 +109,8 @@ class Works:
             channels=self.listener.channels,
             release=lambda slot: None,
         )
-        self.filler = SlotFiller(self.learner.slots, self._submit, lambda _: None)
+        self.filler = SlotFiller(lambda _: None)
+        self.filler.open(self.learner.slots, self._submit)
 
     def _submit(self, slot: Slot) -> None:
         self.ledger.submit(slot.batch, len(slot.obs))
@@ -126,7 +127,6 @@ class Works:
         region = self.filler.assign(3, 0)
         assert region is not None
         region.obs[:], region.small[:] = planes.obs, planes.small
-        self.ledger.receive(3)
         self.ledger.admit(3)
         valid_rows = planes.columns.mask_CT.sum(1)
         self.filler.commit([Arrival(0, region, valid_rows, Version(1, 0))])

@@ -37,7 +37,8 @@ class Bench:
         self.slots = allocate_slots(self.schema, 4, num_slots)
         self.full = IndexQueue("full", num_slots)
         self.loader = HostLoader(self.slots, self.full, is_drained=is_drained)
-        self.filler = SlotFiller(self.slots, self._submit, lambda _: None)
+        self.filler = SlotFiller(lambda _: None)
+        self.filler.open(self.slots, self._submit)
 
     def _submit(self, slot: Slot) -> None:
         self.full.put(slot.index)

@@ -1,0 +1,305 @@
+"""The learner's half of the protocol: what is asked of whom, and in which order, when a message has
+come. No socket, no clock and no thread has a part in it.
+
+A message and a moment go in; its further frames are received where they are to lie, and answers
+come out. A trajectory is reserved by its header, and admitted once its body is checked. What comes
+in one burst is received first, one behind the other in the slot that is filling, and then checked
+all at once: of many small messages each costs a fraction of a check.
+
+Runs on: event loop
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from impala_async.errors import ProtocolError
+from impala_async.learner.loop.filler import Arrival
+from impala_async.learner.loop.ledger import Ledger
+from impala_async.learner.loop.sessions import Answer, Sessions
+from impala_async.learner.recorder import Recorder
+from impala_async.learner.slots import Episodes, Region, Slot
+from impala_async.schema import Schema
+from impala_async.trajectory import LARGEST, ColumnChecks, Fault
+from impala_async.weights import NO_VERSION, Version, Weights
+from impala_async.wire.codec import (
+    PLAIN,
+    ZSTD,
+    body_sizes,
+    decode_episodes,
+    decompress_into,
+    split_inline,
+)
+from impala_async.wire.messages import Data, Message
+from impala_async.wire.peer import Peer
+from impala_async.wire.sockets import NO_FRAME, Router
+
+logger = logging.getLogger(__name__)
+
+UNFIT_VERSIONS = {
+    "invalid": "it was acted with weights of a version that it cannot have had",
+    "stale": "it was acted with weights that are too old by now",
+    "dead_branch": "it was acted with weights of an epoch that was given up",
+}
+WARN_EVERY_S = 10.0
+TWO_FRAMES = "a body has 2 frames, or is in the header"
+
+
+class Bodies:
+    """Receives the bodies of one schema's messages, and checks what is in them.
+
+    Sizes come from the agreed schema; whatever does not have them is refused.
+    """
+
+    def __init__(self, schema: Schema, most_columns: int) -> None:
+        self._schema = schema
+        self._checks = ColumnChecks(schema)
+        largest = body_sizes(schema.layout, most_columns, most_columns * schema.rows)
+        self._small = np.zeros(largest.small, np.uint8)
+        self._packed = np.zeros(largest.obs, np.uint8)
+
+    def receive(self, rest: Router, data: Data, rank: int, region: Region) -> Arrival:
+        """Receive both planes into their place, and the episodes that came with them, if any.
+
+        Raises:
+            ProtocolError: it has another size, or another form, than such a message can have.
+        """
+        if data.rows != self._schema.rows:
+            raise ProtocolError("wrong_size", f"{data.rows} rows, not {self._schema.rows}")
+        if data.num_episodes > data.columns * data.rows:
+            raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
+        sizes = body_sizes(self._schema.layout, data.columns, data.num_episodes)
+        obs, small = region.obs.reshape(-1), self._small[: sizes.small]
+        if data.body is not None:
+            if data.codec != PLAIN:
+                raise ProtocolError("wrong_size", "a body that is inline is never compressed")
+            obs[:], small = (np.frombuffer(p, np.uint8) for p in split_inline(data.body, sizes))
+        elif data.codec == ZSTD:
+            packed = self._packed.data[: sizes.obs]
+            decompress_into(obs.data, packed[: _receive(rest, packed, is_whole=False)])
+        else:
+            _receive(rest, obs.data)
+        if data.body is None:
+            _receive(rest, small.data)
+        if rest.has_more_frames():
+            raise ProtocolError("wrong_frame_count", TWO_FRAMES)
+        num_bytes = region.small.nbytes
+        region.small.reshape(-1)[:] = small[:num_bytes]
+        # The next message will be received where the episodes lie now.
+        episodes = decode_episodes(small[num_bytes:].tobytes()) if data.num_episodes else None
+        valid_rows = self._checks.count_valid(region.small)
+        return Arrival(rank, region, valid_rows, Version(data.epoch, data.update), episodes)
+
+    def find_faults(self, arrivals: Sequence[Arrival]) -> list[Fault | None]:
+        """Find the fault of each. Where there is none, one look at all of them shows it."""
+        faults = [_find_episode_fault(arrival.episodes) for arrival in arrivals]
+        regions = [arrival.region for arrival in arrivals]
+        if len(regions) > 1:
+            whole = regions[0].through(regions[-1])
+            if self._checks.find_fault(whole.obs, whole.small) is None:
+                return faults
+        return [
+            self._checks.find_fault(region.obs, region.small) or fault
+            for region, fault in zip(regions, faults, strict=True)
+        ]
+
+
+def _receive(rest: Router, into: memoryview, *, is_whole: bool = True) -> int:
+    size = rest.receive_into(into)
+    if size == NO_FRAME:
+        raise ProtocolError("wrong_frame_count", TWO_FRAMES)
+    if size > len(into) or (is_whole and size < len(into)):
+        raise ProtocolError("wrong_size", f"a frame of {size} bytes, not {len(into)}")
+    return size
+
+
+def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
+    """A return that is no number would stay in every mean and in every checkpoint."""
+    if episodes is None:
+        return None
+    totals, lengths = episodes["total"], episodes["length"]
+    if lengths.min() < 1:
+        return Fault("invalid", "an episode has no steps")
+    # NaN is not below either. The reward that made it so was refused, and a mean could end the run.
+    if not (np.abs(totals) <= LARGEST * lengths).all():
+        return Fault("nonfinite", f"an episode has a return of more than {LARGEST:g} a step")
+    return None
+
+
+class Admission:
+    """Admits columns into slots and gives out credit for what is free, each with one verdict.
+
+    Until `open` has given it slots, it admits and grants nothing.
+    """
+
+    def __init__(
+        self, sessions: Sessions, ledger: Ledger, recorder: Recorder | None = None
+    ) -> None:
+        self._sessions = sessions
+        self._table = sessions.table
+        self._publisher = sessions.publisher
+        self._filler = sessions.filler
+        self._ledger = ledger
+        self._recorder = recorder
+        self._bodies: Bodies
+        # By session and seq, in the order of their arrival: in their place, unchecked.
+        self._received: dict[tuple[bytes, int], tuple[Peer, Data, Arrival]] = {}
+        # Sessions that have sent something since the last word to them.
+        self._to_acknowledge: dict[bytes, Peer] = {}
+        self._is_closed = False
+        self._num_turned_away = 0
+        self._warn_at: dict[str, float] = {}
+
+    def open(self, schema: Schema, slots: list[Slot], submit: Callable[[int], None]) -> None:
+        """Slots are there: credit can be given out. `submit` takes the index of a full one."""
+
+        def submit_batch(slot: Slot) -> None:
+            self._ledger.submit(slot.batch, int(slot.filled_B.sum()))
+            submit(slot.index)
+
+        self._filler.open(slots, submit_batch)
+        self._bodies = Bodies(schema, self._filler.batch_columns)
+
+    def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
+        """Answer a message on the data port, as far as that cannot wait for the end of the burst.
+
+        Args:
+            rest: has its further frames.
+        """
+        if isinstance(message, Data):
+            self._take(route, message, rest, now)
+            return []
+        # A goodbye or a new hello is said after what was sent before.
+        self.decide(now)
+        return self._sessions.hear(route, message, rest, now)
+
+    def decide(self, now: float) -> None:
+        """Check what has been received, and take it in or refuse it."""
+        received = list(self._received.values())
+        self._received.clear()
+        faults = self._bodies.find_faults([one for *_, one in received]) if received else []
+        admitted = []
+        for (peer, data, arrival), fault in zip(received, faults, strict=True):
+            if fault is not None:
+                self._settle(peer, data, fault.reason, fault.what, now)
+                continue
+            self._ledger.admit(data.columns)
+            if self._recorder is not None:
+                self._recorder.take(peer.rank, data, arrival.region, arrival.episodes)
+            self._table.settle(peer, data.seq, None)
+            admitted.append(arrival)
+        self._filler.commit(admitted)
+
+    def deal(self, now: float) -> list[Answer]:
+        """Deal out the free credit, and tell whoever got some. The others wait: a word to each
+        message would cost the learner thread more than it tells the actor."""
+        self.decide(now)
+        # Before the first version nothing can be judged: what an earlier start earned looks wrong.
+        is_ready = self._publisher.version != NO_VERSION and not self._is_closed
+        if not is_ready or (self._recorder is not None and self._recorder.is_behind):
+            return []
+        dealt = self._filler.deal(self._table, now)
+        for peer in dealt:
+            self._to_acknowledge.pop(peer.session, None)
+        return [self._sessions.grant(peer) for peer in dealt]
+
+    @property
+    def owes_acknowledgements(self) -> bool:
+        return bool(self._to_acknowledge)
+
+    def acknowledge(self, now: float) -> list[Answer]:
+        """Tell those what became of what they sent who got no credit since."""
+        self.decide(now)
+        answers = [self._sessions.grant(peer) for peer in self._to_acknowledge.values()]
+        self._to_acknowledge.clear()
+        return answers
+
+    def publish(self, weights: Weights) -> list[Answer]:
+        """There is a new version. Where everybody waits for it, it is told at once, and over the
+        weights port, as another thread fetches weights."""
+        self._publisher.publish(weights)
+        if not self._is_closed:
+            self._filler.note_version(weights.version.update)
+        return self._sessions.announce() if self._filler.is_lockstep else []
+
+    def close(self) -> None:
+        """Nobody and nothing more comes in; what fills the last slot is given up."""
+        self._is_closed = self._sessions.is_closing = True
+        self._ledger.abandon_filling()
+
+    def report(self) -> dict[str, object]:
+        return {
+            "credit/granted_columns": self._table.outstanding_columns,
+            "credit/free_columns": self._filler.free_columns,
+            "credit/turned_away": self._num_turned_away,
+            **(self._filler.report() if self._filler.batch_columns else {}),
+        }
+
+    def _take(self, route: bytes, data: Data, rest: Router, now: float) -> None:
+        """Reserve by the header and receive the body; or give the reason why not."""
+        peer = self._table.find(data.session, now)
+        if peer is None:
+            raise self._unknown(data)
+        peer.data_route = route
+        self._to_acknowledge[peer.session] = peer
+        if self._is_closed:
+            return  # what is under way at the end never came: the actor is told so by our goodbye
+        if (verdict := self._judge(peer, data)) is not None:
+            self._settle(peer, data, verdict, UNFIT_VERSIONS.get(verdict), now)
+            return
+        if data.seq < peer.lapsed:
+            # The messages that have been received still count as under way.
+            self.decide(now)
+        if self._table.has_room(peer, data, self._filler.free_columns):
+            self._receive(peer, data, rest, now)
+        elif peer.gives_way:
+            self._num_turned_away += data.columns
+        else:
+            raise self._unknown(data)
+
+    def _judge(self, peer: Peer, data: Data) -> str | None:
+        """By the header: why it cannot be taken, if so."""
+        if (peer.session, data.seq) in self._received:
+            return "duplicate"
+        verdict = self._table.reserve(peer, data, self._publisher.version)
+        return verdict or self._filler.judge(peer.rank, Version(data.epoch, data.update))
+
+    def _receive(self, peer: Peer, data: Data, rest: Router, now: float) -> None:
+        try:
+            region = self._filler.assign(data.columns, peer.rank)
+            if region is None:
+                self.decide(now)
+                if self._is_closed:
+                    return
+                region = self._filler.assign(data.columns, peer.rank)
+            assert region is not None, "there is always room for what has a credit"
+            arrival = self._bodies.receive(rest, data, peer.rank, region)
+        except ProtocolError as error:
+            self._settle(peer, data, "invalid", str(error), now)
+            raise
+        self._received[peer.session, data.seq] = peer, data, arrival
+        if region.is_only:
+            self.decide(now)
+
+    def _settle(self, peer: Peer, data: Data, verdict: str, what: str | None, now: float) -> None:
+        """Refuse for good: count it, give its credit back, and say now and then `what` is wrong, as
+        data that is wrong is wrong at its source."""
+        self._refuse(data, verdict)
+        if verdict != "duplicate":
+            self._table.settle(peer, data.seq, verdict)
+            self._filler.skip(peer.rank)
+        if what and now >= self._warn_at.get(verdict, -math.inf):
+            self._warn_at[verdict] = now + WARN_EVERY_S
+            so_far = f"{self._ledger.rejected(verdict)} columns so far from all actors"
+            text = "actor %d: a message of %d columns is refused: %s (%s, %s)"
+            logger.warning(text, peer.rank, data.columns, what, verdict, so_far)
+
+    def _unknown(self, data: Data) -> ProtocolError:
+        self._refuse(data, "unknown_session")
+        return ProtocolError("unknown_session")
+
+    def _refuse(self, data: Data, reason: str) -> None:
+        # A stranger can claim any number.
+        self._ledger.reject(min(data.columns, self._sessions.welcome.max_columns), reason)

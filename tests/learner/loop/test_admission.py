@@ -1,0 +1,460 @@
+"""Trajectories into slots: what comes in whole, what is refused and why, and what is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impala_async.schema import Schema
+from impala_async.weights import Lineage, Version
+from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
+from impala_async.wire.messages import VERDICTS, Data, Hello, pack
+from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
+from tests.learner.pure_learner import PureActor, PureLearner
+
+SMALL, BIG = small_schema(), big_schema()
+FORMS = pytest.mark.parametrize("form", ["inline", "frames", "compressed"])
+
+
+def train(learner: PureLearner) -> Callable[[int], Any]:
+    """Be done with the oldest full slot; what it held, by column."""
+    slot = learner.full.pop(0)
+    copy = Planes(learner.schema, len(slot.obs))
+    copy.obs[:], copy.small[:] = slot.obs, slot.small
+    learner.settle(slot)
+    return lambda column: (copy.columns, column)
+
+
+def refused(actor: PureActor) -> list[tuple[int, str]]:
+    """Seqs, and why."""
+    return [(seq, VERDICTS[code]) for seq, code in actor.verdicts]
+
+
+# -------------------- what is sound
+
+
+@FORMS
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
+def test_columns_and_episodes_arrive_as_they_were_sent(form: str, columns: int) -> None:
+    """Those of three do not fit into slots of four, and are split over two."""
+    schema = SMALL if form == "inline" else BIG
+    learner = PureLearner(schema)
+    actor = PureActor(learner, columns).join()
+    sent, episodes, taken = [], [], []
+    for number in range(12 // columns):
+        planes = planes_of(schema, columns, seed=number)
+        if form == "compressed":
+            # Noise would only grow.
+            planes.columns.obs["pixels"][...] = number
+        ended = [(1.5 * number, 2), (-3.0, 1)][: number % 3]
+        header = actor.header(codec=ZSTD if form == "compressed" else PLAIN)
+        squeeze = compress if form == "compressed" else None
+        actor.say(*encode_data(header, planes.obs, planes.small, ended, squeeze))
+        actor.seq += 1
+        learner.end_burst()
+        sent += [(planes.columns, column) for column in range(columns)]
+        episodes += ended
+        while learner.full:
+            column = train(learner)
+            taken += [column(place) for place in range(4)]
+    assert all(same(*there, *here) for there, here in zip(taken, sent, strict=True))
+    assert learner.episodes == episodes
+    report = learner.report()
+    assert (report["trajectories/trained"], report["trajectories/rejected"]) == (12, 0)
+    assert actor.rejects == []
+
+
+def test_a_slot_knows_versions_ranks_and_valid_rows_of_its_columns() -> None:
+    learner = PureLearner(SMALL)
+    learner.update = 7
+    learner.publish()
+    narrow, wide = PureActor(learner, 1).join(), PureActor(learner, 3).join()
+    planes = planes_of(SMALL, 3)
+    planes.columns.mask_CT[1, :2] = False
+    wide.send(planes, update=5)
+    narrow.send()
+    (slot,) = learner.full
+    assert slot.updates_B.tolist() == [5, 5, 5, 7]
+    assert slot.ranks_B.tolist() == [1, 1, 1, 0]
+    assert slot.valid_rows_B.tolist() == [3, 1, 3, 3]
+    assert slot.batch == 1
+
+
+# -------------------- what is not
+
+
+def spoiled(planes: Planes, leaf: str, value: float) -> Planes:
+    """The same columns with a fault in the last one."""
+    columns = planes.columns
+    array: Any = {
+        "obs": columns.obs.get("speed"),
+        "action": columns.actions.get("leg"),
+        "reward": columns.rewards_CT,
+        "log_prob": columns.log_probs_CT,
+        "mask": columns.mask_CT.view(np.uint8),
+        "terminated": columns.terminated_CT.view(np.uint8),
+    }[leaf]
+    array[-1, -1] = value
+    return planes
+
+
+FAULTS: list[tuple[str, float, str]] = [
+    ("obs", np.nan, "nonfinite"),
+    ("obs", -np.inf, "nonfinite"),
+    ("obs", 1e38, "nonfinite"),
+    ("reward", np.inf, "nonfinite"),
+    ("reward", 1e38, "nonfinite"),
+    ("log_prob", np.nan, "nonfinite"),
+    ("action", 4, "invalid"),
+    ("action", -1, "invalid"),
+    ("log_prob", 2e-6, "invalid"),
+    ("mask", 2, "invalid"),
+    ("terminated", 255, "invalid"),
+]
+BAD_EPISODES: list[tuple[list[tuple[float, int]], str]] = [
+    ([(np.nan, 3)], "nonfinite"),
+    ([(-1e38, 3)], "nonfinite"),
+    ([(1.0, 2), (-np.inf, 1)], "nonfinite"),
+    ([(1.0, 0)], "invalid"),
+    ([(1.0, -5)], "invalid"),
+]
+
+
+def test_a_bad_value_refuses_its_message_and_leaves_the_others() -> None:
+    learner = PureLearner(BIG, columns=8)
+    bad, good = PureActor(learner, 2).join(), PureActor(learner, 2).join()
+    wanted: list[tuple[int, str]] = []
+    for leaf, value, reason in FAULTS:
+        bad.send(spoiled(planes_of(BIG, 2, seed=9), leaf, value))
+        wanted.append((len(wanted), reason))
+        assert refused(bad) == wanted, (leaf, value)
+    for episodes, reason in BAD_EPISODES:
+        bad.send(episodes=episodes)
+        wanted.append((len(wanted), reason))
+        assert refused(bad) == wanted, episodes
+    sent = [good.send() for _ in range(3)]
+    masked = planes_of(BIG, 2)
+    masked.columns.mask_CT[0, 1] = False
+    # Nobody looks at what a masked row holds.
+    masked.columns.rewards_CT[0, 1] = np.nan
+    masked.columns.log_probs_CT[0, 1] = np.inf
+    sent.append(bad.send(masked))
+    column = train(learner)
+    for place in range(6):
+        assert same(*column(place), sent[place // 2].columns, place % 2)
+    report = learner.report()
+    assert report["rejected/nonfinite"] + report["rejected/invalid"] == 2 * len(wanted)
+    assert report["trajectories/received"] == 2 * len(wanted) + 8
+    assert (refused(good), learner.episodes) == ([], [])
+
+
+def broken(actor: PureActor) -> dict[str, list[list[Any]]]:
+    """The frames of messages of one column, not as they should be, by the reason."""
+    planes = planes_of(actor.schema, 1)
+    header, obs, small = encode_data(actor.header(), planes.obs, planes.small, [])
+    squeezed = pack(actor.header(codec=ZSTD))
+    inline = actor.header(body=bytes(64))
+    return {
+        "wrong_size": [
+            [header, obs[:-1], small],
+            [header, bytes(obs) + b"x", small],
+            [header, b"", small],
+            [header, obs, small[:-8]],
+            [header, obs, bytes(small) + b"x"],
+            [header, small, obs],
+            [squeezed, obs, small],
+            [squeezed, compress(obs[:-1]), small],
+            [squeezed, compress(memoryview(bytes(obs) + b"x")), small],
+            [squeezed, bytes(obs) + b"x", small],
+            [squeezed, compress(obs), small[:-8]],
+            [pack(inline)],
+            [pack(inline._replace(codec=ZSTD))],
+            [pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
+            [pack(actor.header(rows=1)), obs, small],
+            # Of so many rows no more episodes can have ended; and one that is not there.
+            [pack(actor.header(num_episodes=4)), obs, bytes(small) + bytes(4 * EPISODE.itemsize)],
+            [pack(actor.header(num_episodes=1)), obs, small],
+        ],
+        "wrong_frame_count": [
+            [header],
+            [header, obs],
+            [squeezed, compress(obs)],
+            [header, obs, small, b""],
+        ],
+    }
+
+
+def test_a_body_of_the_wrong_form_is_refused_and_written_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    learner = PureLearner(BIG, columns=8)
+    bad, good = PureActor(learner).join(), PureActor(learner, 3).join()
+    num_bad = 0
+    for reason, messages in broken(bad).items():
+        for number in range(len(messages)):
+            # Each has the seq that is next.
+            assert bad.say(*broken(bad)[reason][number]) == reason, (reason, number)
+            bad.seq += 1
+            num_bad += 1
+            learner.end_burst()
+    assert refused(bad) == [(seq, "invalid") for seq in range(num_bad)]
+    report = learner.report()
+    assert (report["rejected/invalid"], report["trajectories/admitted"]) == (num_bad, 0)
+    assert len([line for line in caplog.messages if "is refused" in line]) == 1
+    sent = [good.send(), good.send(), bad.send(), bad.send()]
+    columns = [(planes.columns, i) for planes in sent for i in range(len(planes.obs))]
+    taken = train(learner)
+    assert all(same(*taken(place), *each) for place, each in enumerate(columns))
+    assert refused(good) == []
+
+
+def test_an_inline_body_has_no_frames_of_its_own() -> None:
+    actor = PureActor(PureLearner(SMALL)).join()
+    _, _, (frame,) = actor.data_of(None, [])
+    assert actor.say(frame, b"more") == "wrong_frame_count"
+
+
+# -------------------- what the header says
+
+
+def test_a_duplicate_is_counted_and_taken_once() -> None:
+    learner = PureLearner(SMALL)
+    actor = PureActor(learner, 2).join()
+    actor.send()
+    num_grants = len(actor.grants)
+    # One of a width that it has not, which counts as no more than a batch.
+    actor.say(actor.header(seq=0, columns=4096))
+    learner.end_burst()
+    assert len(actor.grants) == num_grants + 1
+    report = learner.report()
+    assert (report["rejected/duplicate"], report["trajectories/in_slots"]) == (4, 2)
+    # It was settled once, and no word of this one.
+    assert (actor.settled, actor.verdicts) == (1, [])
+
+
+def test_only_what_was_granted_and_agreed_comes_in() -> None:
+    learner = PureLearner(SMALL)
+    actor = PureActor(learner, 2).join()
+    _, _, (frame,) = actor.data_of(planes_of(SMALL, 3), [])
+    assert actor.say(frame) == "not_allowed_now"
+    _, _, (frame,) = actor.data_of(None, [], seq=actor.granted)
+    assert actor.say(frame) == "not_allowed_now"
+    assert learner.report()["trajectories/received"] == 0
+    actor.seq = 0
+    actor.send(planes_of(SMALL, 1))
+    assert learner.report()["trajectories/admitted"] == 1
+
+
+def test_strangers_are_told_so_and_count_for_no_more_than_a_batch() -> None:
+    learner = PureLearner(SMALL)
+    stranger = PureActor(learner)
+    assert stranger.say(stranger.header(session=b"?" * 16, columns=4096)) == "unknown_session"
+    report = learner.report()
+    assert report["rejected/unknown_session"] == 4 == report["trajectories/received"]
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        (Version(2, 140), None),
+        (Version(1, 100), None),
+        (Version(1, 101), "dead_branch"),
+        (Version(2, 89), "stale"),
+        (Version(2, 90), None),
+        (Version(2, 141), "invalid"),
+        (Version(3, 100), "invalid"),
+        (Version(0, 140), "invalid"),
+    ],
+)
+def test_versions_are_judged_by_lag_and_lineage(
+    caplog: pytest.LogCaptureFixture, version: Version, verdict: str | None
+) -> None:
+    learner = PureLearner(SMALL, lineage=Lineage(1, {1: 0}).resumed(2, 100))
+    learner.update = 140
+    learner.publish()
+    actor = PureActor(learner).join()
+    actor.send(epoch=version.epoch, update=version.update)
+    lines = [line for line in caplog.messages if "is refused" in line]
+    if verdict is None:
+        assert learner.report()["trajectories/admitted"] == 1
+        assert (refused(actor), lines) == ([], [])
+        return
+    assert learner.report()[f"rejected/{verdict}"] == 1
+    assert refused(actor) == [(0, verdict)]
+    (line,) = lines
+    assert line.startswith("actor 0: a message of 1 columns is refused: it was acted with")
+    assert line.endswith(f"({verdict}, 1 columns so far from all actors)")
+
+
+def test_what_is_refused_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    learner = PureLearner(SMALL)
+    actor = PureActor(learner).join()
+    for now in (0.0, 1.0, 9.9, 10.0):
+        learner.now = now
+        actor.send(spoiled(planes_of(SMALL, 1), "reward", np.nan))
+    told = [line.partition("nonfinite, ")[2] for line in caplog.messages]
+    assert told == ["1 columns so far from all actors)", "4 columns so far from all actors)"]
+
+
+def test_before_slots_and_a_version_nothing_is_granted_and_after_the_close_nothing_counts() -> None:
+    learner = PureLearner(SMALL, is_open=False)
+    actor = PureActor(learner, 2).join()
+    _, _, (frame,) = actor.data_of(None, [], epoch=1)
+    assert actor.say(frame) == "not_allowed_now"
+    learner.open()
+    learner.end_burst()
+    assert actor.granted == 0
+    learner.publish()
+    assert actor.granted == 1
+    actor.seq = 0
+    actor.send()
+    learner.admission.close()
+    granted = actor.granted
+    assert learner.report()["dropped/shutdown"] == 2
+    actor.send()
+    report = learner.report()
+    assert (report["trajectories/received"], report["trajectories/in_slots"]) == (2, 0)
+    assert actor.granted == granted
+
+
+def test_what_an_actor_says_is_heard_after_what_it_sent() -> None:
+    learner = PureLearner(SMALL)
+    actor = PureActor(learner, 2).join()
+    _, _, (frame,) = actor.data_of(None, [])
+    actor.say(frame)
+    assert learner.report()["trajectories/received"] == 0
+    actor.say(Hello(**actor.hello_of()._asdict() | {"run_id": learner.table.run_id}))
+    assert learner.report()["trajectories/admitted"] == 2
+    (peer,) = learner.table
+    assert (peer.granted, peer.watermark.below) == (1, 1)
+
+
+def test_a_new_hello_of_the_same_actor_goes_on_with_its_seqs() -> None:
+    learner = PureLearner(SMALL, num_slots=1)
+    actor = PureActor(learner, 2).join()
+    actor.send()
+    former = actor.session
+    actor.join()
+    assert (actor.session != former, learner.report()["num_actors"]) == (True, 1)
+    # What is sent again is known.
+    actor.seq = 0
+    actor.send()
+    actor.send()
+    report = learner.report()
+    assert (report["rejected/duplicate"], report["trajectories/admitted"]) == (2, 4)
+
+
+# -------------------- credit
+
+
+def send_all(actor: PureActor) -> int:
+    """Send everything that may go without waiting for more credit; how many columns."""
+    num_sent = 0
+    while actor.granted > actor.seq:
+        actor.send()
+        num_sent += actor.columns
+    return num_sent
+
+
+def test_what_is_granted_fits_into_what_is_free_and_is_one_batch_ahead() -> None:
+    learner = PureLearner(SMALL)
+    actors = [PureActor(learner, columns).join() for columns in (1, 2, 3, 1)]
+    num_sent, num_before = 0, -1
+    while num_sent > num_before:
+        report = learner.report()
+        granted, free = report["credit/granted_columns"], report["credit/free_columns"]
+        assert granted <= min(free, learner.columns)
+        assert free == 3 * 4 - num_sent
+        num_before, num_sent = num_sent, num_sent + sum(map(send_all, actors))
+    # Nothing more fits: what is left is narrower than whoever has waited longest.
+    assert learner.report()["trajectories/in_slots"] == num_sent >= 10
+    assert len(learner.full) == num_sent // 4
+    assert [actor.rejects for actor in actors] == [[]] * 4
+    # With a slot that is released there is credit again.
+    learner.settle(learner.full.pop(0))
+    assert sum(map(send_all, actors)) > 0
+
+
+def test_slots_go_round_and_credit_goes_in_turn_whatever_the_width() -> None:
+    learner = PureLearner(SMALL, num_slots=2)
+    actors = [PureActor(learner, columns).join() for columns in (1, 1, 1, 2, 4)]
+    num_batches = 0
+    for _ in range(50):
+        for actor in actors:
+            send_all(actor)
+        while learner.full:
+            num_batches += 1
+            assert learner.full[0].batch == num_batches
+            learner.settle(learner.full.pop(0))
+    seqs = [actor.seq for actor in actors]
+    assert sum(actor.seq * actor.columns for actor in actors) >= 90
+    assert max(seqs) <= 2 * min(seqs)
+
+
+def test_who_gets_no_credit_is_told_later_what_became_of_its_message() -> None:
+    """Each word to an actor takes the learner thread from its work."""
+    learner = PureLearner(SMALL, columns=1, num_slots=1)
+    actor = PureActor(learner).join()
+    for seq in range(3):
+        num_words = len(actor.grants)
+        _, _, (frame,) = actor.data_of(None, [])
+        actor.say(frame)
+        assert learner.admission.deal(0.0) == []
+        assert learner.admission.owes_acknowledgements
+        learner.settle(learner.full.pop())
+        assert len(actor.grants) == num_words + 1
+        assert (actor.granted, actor.settled) == (seq + 2, seq + 1)
+        assert not learner.admission.owes_acknowledgements
+    _, _, (frame,) = actor.data_of(None, [])
+    actor.say(frame)
+    assert learner.admission.deal(0.0) == []
+    (answer,) = learner.admission.acknowledge(0.0)
+    assert answer.route == actor.route
+
+
+# -------------------- a recorder
+
+
+class FakeRecorder:
+    def __init__(self) -> None:
+        self.is_behind = False
+        self.taken: list[tuple[int, int, int, bytes]] = []
+
+    def take(self, rank: int, data: Data, region: Any, episodes: Any) -> None:
+        tail = b"" if episodes is None else episodes.tobytes()
+        planes = region.obs.tobytes() + region.small.tobytes() + tail
+        self.taken.append((rank, data.seq, data.columns, planes))
+
+
+@pytest.mark.parametrize("schema", [SMALL, BIG], ids=["inline", "frames"])
+def test_what_is_admitted_is_recorded_as_it_was_sent(schema: Schema) -> None:
+    recorder = FakeRecorder()
+    learner = PureLearner(schema, recorder=recorder)
+    wide, narrow = PureActor(learner, 3).join(), PureActor(learner, 1).join()
+    wanted = []
+    # The second one of three columns is split over two slots.
+    for actor, seq in ((wide, 0), (narrow, 0), (wide, 1)):
+        planes = planes_of(schema, actor.columns, seed=len(wanted))
+        actor.send(planes, episodes=[(1.5, 2)])
+        tail = np.array([(1.5, 2)], EPISODE).tobytes()
+        sent = planes.obs.tobytes() + planes.small.tobytes() + tail
+        wanted.append((0 if actor is wide else 1, seq, actor.columns, sent))
+    narrow.send(spoiled(planes_of(schema, 1), "reward", np.inf))
+    assert learner.report()["rejected/nonfinite"] == 1
+    assert recorder.taken == wanted
+
+
+def test_no_credit_is_given_while_the_recorder_is_behind() -> None:
+    recorder = FakeRecorder()
+    recorder.is_behind = True
+    learner = PureLearner(SMALL, recorder=recorder)
+    actor = PureActor(learner).join()
+    assert (len(actor.grants), actor.granted) == (1, 0)
+    recorder.is_behind = False
+    learner.end_burst()
+    assert actor.granted == 1
+    # What was granted before is taken all the same.
+    recorder.is_behind = True
+    actor.send()
+    assert len(recorder.taken) == 1

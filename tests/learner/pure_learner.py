@@ -1,0 +1,215 @@
+"""The learner's half of the protocol without sockets, clocks and threads: frames and a moment go
+in, answers come out. The test is the network, the clock and the learner thread.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from impala_async.errors import ProtocolError
+from impala_async.learner.loop.admission import Admission
+from impala_async.learner.loop.filler import SlotFiller
+from impala_async.learner.loop.ledger import Ledger, Settlement
+from impala_async.learner.loop.lockstep import LockstepFiller
+from impala_async.learner.loop.sessions import Answer, Publisher, Sessions
+from impala_async.learner.slots import Episodes, Slot, allocate_slots
+from impala_async.schema import Schema
+from impala_async.weights import Lineage, Version, Weights
+from impala_async.wire.codec import Frame
+from impala_async.wire.messages import Message, Welcome, pack, unpack
+from impala_async.wire.session import SessionTable
+from impala_async.wire.sockets import NO_FRAME
+from tests.learner.columns import Planes
+from tests.learner.hand_actor import MODEL, Speaker
+
+RUN_ID = b"run".ljust(16, b"-")
+
+
+class Rest:
+    """The further frames of a message, as a router has them."""
+
+    def __init__(self, *frames: Frame) -> None:
+        self._frames = [bytes(frame) for frame in frames]
+
+    def receive_into(self, buffer: memoryview) -> int:
+        if not self._frames:
+            return NO_FRAME
+        frame = self._frames.pop(0)
+        size = min(len(frame), len(buffer))
+        buffer[:size] = frame[:size]
+        return len(frame)
+
+    def has_more_frames(self) -> bool:
+        return bool(self._frames)
+
+
+class PureLearner:
+    """What is answered goes to `listeners`, by route; full slots wait in `full` to be settled."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        columns: int = 4,
+        num_slots: int = 3,
+        is_open: bool = True,
+        lineage: Lineage | None = None,
+        max_lag: int = 50,
+        num_ranks: int | None = None,
+        lag: int = 0,
+        on_loss: Callable[[], None] | None = None,
+        recorder: Any = None,
+    ) -> None:
+        """With `num_ranks` it is in lockstep."""
+        self.schema, self.columns, self.now = schema, columns, 0.0
+        self.lineage = lineage or Lineage(0).resumed(1, 0)
+        self.update = self.lineage.forks[self.lineage.epoch]
+        self.schemas: list[Schema] = []
+        self.on_schema: Callable[[Schema], None] = self.schemas.append
+        self.find_layout: Callable[[Schema], bytes | None] = lambda schema: None
+        self.listeners: dict[bytes, Callable[[Sequence[Frame]], None]] = {}
+        self.episodes: list[tuple[float, int]] = []
+        self.full: list[Slot] = []
+        self.ledger, self.publisher = Ledger(), Publisher(num_kept=1 + lag)
+        ids = itertools.count(1)
+        self.table = SessionTable(
+            run_id=RUN_ID,
+            lineage=self.lineage,
+            lease_s=10.0,
+            max_lag=max_lag if num_ranks is None else lag,
+            new_id=lambda: b"session" + next(ids).to_bytes(9, "big"),
+            num_ranks=num_ranks,
+        )
+        self.filler = SlotFiller(self.count)
+        if num_ranks is not None:
+            places = {"num_ranks": num_ranks, "width": columns // num_ranks}
+            first = {"lag": lag, "first_update": self.update, "on_loss": on_loss}
+            self.filler = LockstepFiller(self.count, **places, **first)  # type: ignore[arg-type]
+        self.sessions = Sessions(
+            table=self.table,
+            publisher=self.publisher,
+            filler=self.filler,
+            welcome=self._welcome(),
+            settings_frame=b"settings",
+            rows=schema.rows,
+            on_schema=lambda schema: self.on_schema(schema),
+            find_layout=lambda schema: self.find_layout(schema),
+        )
+        self.admission = Admission(self.sessions, self.ledger, recorder)
+        self.slots = allocate_slots(schema, columns, num_slots)
+        if is_open:
+            self.open()
+            self.publish()
+
+    def open(self) -> None:
+        self.sessions.open(self.schema, MODEL)
+        self.admission.open(self.schema, self.slots, lambda i: self.full.append(self.slots[i]))
+
+    def count(self, episodes: Episodes) -> None:
+        self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]
+
+    def hear(self, route: bytes, message: Message, *rest: Frame) -> None:
+        """A message on the data port; raises ProtocolError."""
+        others: Any = Rest(*rest)
+        self._say(self.admission.hear(route, message, others, self.now))
+
+    def hear_frames(self, route: bytes, *frames: Frame) -> str:
+        """The same as it comes over the network; why it is not understood, if so."""
+        try:
+            self.hear(route, unpack(bytes(frames[0])), *frames[1:])
+        except ProtocolError as error:
+            return error.reason
+        return ""
+
+    def hear_pull(self, route: bytes, message: Message) -> None:
+        """A message on the weights port; raises ProtocolError."""
+        nothing: Any = Rest()
+        self._say(self.sessions.hear_pull(route, message, nothing, self.now))
+
+    def end_burst(self) -> None:
+        """Check what came, deal credit, and tell what became of the rest."""
+        self._say(self.admission.deal(self.now))
+        self._say(self.admission.acknowledge(self.now))
+
+    def publish(self) -> None:
+        weights = Weights(Version(self.lineage.epoch, self.update), np.zeros(64, np.uint8))
+        self._say(self.admission.publish(weights))
+        self.end_burst()
+
+    def settle(self, slot: Slot, *, is_dealing: bool = True) -> None:
+        """It was trained, and is empty."""
+        trained = int(slot.filled_B.sum())
+        self.ledger.settle(Settlement(slot.batch, trained=trained, passes_done=trained))
+        self.filler.release(slot.index)
+        if is_dealing:
+            self.end_burst()
+
+    def report(self) -> dict[str, Any]:
+        return {
+            **self.ledger.report(),
+            **self.admission.report(),
+            **self.sessions.report(self.now),
+        }
+
+    def _say(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            if answer.route in self.listeners:
+                self.listeners[answer.route](answer.frames)
+
+    def _welcome(self) -> Welcome:
+        return Welcome(
+            run_id=RUN_ID, epoch=self.lineage.epoch, session=b"", rank=-1, weights_port=1,
+            ipc_data="", ipc_weights="", nonce_path="", nonce=bytes(16), lease_s=10.0,
+            heartbeat_s=2.0, max_columns=self.columns,
+        )  # fmt: skip
+
+
+class PureActor(Speaker):
+    """An actor made by hand over two routes of such a learner."""
+
+    def __init__(
+        self, learner: PureLearner, columns: int = 1, schema: Schema | None = None
+    ) -> None:
+        super().__init__(schema or learner.schema, columns)
+        self.learner = learner
+        self.route, self.pull_route = b"d" + self.uuid, b"w" + self.uuid
+        learner.listeners |= {self.route: self.take, self.pull_route: self.take}
+
+    def hello(self, **fields: Any) -> str:
+        return self.say(self.hello_of(**fields))
+
+    def spec(self, streams: int = 1) -> str:
+        return self.say(*self.spec_of(streams))
+
+    def join(self, streams: int = 1) -> "PureActor":
+        self.hello()
+        self.spec(streams)
+        self.learner.end_burst()
+        return self
+
+    def say(self, message: Message | Frame, *rest: Frame) -> str:
+        """On the data port; the reason why it is not understood, if so."""
+        first = pack(message) if isinstance(message, tuple) else message
+        return self.learner.hear_frames(self.route, first, *rest)
+
+    def pull(self, message: Message) -> str:
+        """The same on the weights port."""
+        try:
+            self.learner.hear_pull(self.pull_route, message)
+        except ProtocolError as error:
+            return error.reason
+        return ""
+
+    def send(
+        self,
+        planes: Planes | None = None,
+        episodes: Sequence[tuple[float, int]] = (),
+        **fields: Any,
+    ) -> Planes:
+        """One message, alone in its burst."""
+        planes, _, frames = self.data_of(planes, episodes, **fields)
+        self.say(*frames)
+        self.learner.end_burst()
+        return planes
