@@ -80,7 +80,7 @@ def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
 
     def to_goal() -> Sample:
         settings = [f"seed={next(seeds)}"]
-        return train(CARTPOLE, settings, "CartPole to 475", verdicts, is_watched=False)
+        return train(CARTPOLE, settings, "CartPole to 475", verdicts)
 
     sides = {
         "bare": bare_cartpole,
@@ -95,7 +95,7 @@ def pong(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
 
     def at_speed() -> Sample:
         settings = [*ENDLESS, f"stop.wall_s={PONG_S}"]
-        return train(PONG, settings, "Pong", verdicts, after_s=PONG_WARM_S, is_watched=False)
+        return train(PONG, settings, "Pong", verdicts, after_s=PONG_WARM_S)
 
     def two_actors() -> Sample:
         settings = [*ENDLESS, f"stop.wall_s={PONG_MEMORY_S}", "train.num_actors=2"]

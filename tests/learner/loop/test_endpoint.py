@@ -41,7 +41,7 @@ class Bench:
     def __init__(self) -> None:
         self.context = new_context()
         self.counters = Counters(WIRE_COUNTS)
-        self.router = Router(self.context, "tcp://127.0.0.1:*", None, 1 << 20, is_watched=True)
+        self.router = Router(self.context, "tcp://127.0.0.1:*", None, 1 << 20)
         self.heard: list[tuple[bytes, Message]] = []
         self.bursts: list[int] = []
         self.is_open = True
