@@ -214,8 +214,8 @@ class AlgorithmSection(Section):
             if key not in self._known.keys:
                 users = [name for name, one in ALGORITHMS.items() if key in one.keys]
                 yield from self.idle(key, "name", self.name, users)
-        for key, users in _OPTIMIZERS.items():
-            for idle in self.optimizer_options.idle(key, "optimizer", self.optimizer, users):
+        for key, names in _OPTIMIZERS.items():
+            for idle in self.optimizer_options.idle(key, "optimizer", self.optimizer, names):
                 yield f"optimizer_options.{idle}"
         if "rho_bar" in self._known.keys:
             for key in ("rho_bar", "c_bar"):

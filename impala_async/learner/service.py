@@ -352,6 +352,7 @@ class LearnerService:
         if self._late_death is not None:
             raise self._late_death
         if self._recorder is not None:
+            self._awaited = "the recording to be written"
             digests = self._saver.digests(self._progress.version)
             await self._recorder.finish(reason, self._progress.update, digests)
         self._awaited = "the actors' goodbye"

@@ -220,23 +220,6 @@ async def test_a_bug_in_the_thread_reaches_the_loop(
     assert isinstance(deaths[0], ZeroDivisionError)
 
 
-async def test_the_last_of_a_long_recording_is_news(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    may_write = threading.Event()
-    monkeypatch.setattr(module, "NEWS_EVERY_S", 0.01)
-    monkeypatch.setattr(
-        module, "encode_record", lambda record: may_write.wait(10) and encode_record(record)
-    )
-    caplog.set_level("INFO")
-    recorder = Recorder(path, RUN)
-    begin(recorder)
-    ending = asyncio.create_task(recorder.finish("env_steps", 1, {}))
-    await until(lambda: "still writing the recording: 0 MiB are left" in caplog.text, "news")
-    may_write.set()
-    await ending
-
-
 def test_a_run_that_never_began_leaves_no_file(path: Path) -> None:
     Recorder(path, RUN).withdraw()
     assert not path.exists()
