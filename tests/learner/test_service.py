@@ -69,6 +69,12 @@ def check_end(run: ServiceRun, reason: str) -> dict[str, Any]:
     return last
 
 
+def fill_disk(run: ServiceRun) -> None:
+    """No checkpoint can be written from now on."""
+    run.folder.checkpoints.rmdir()
+    run.folder.checkpoints.write_text("in the way")
+
+
 @pytest.mark.parametrize(
     "learner", [{}, {"num_passes": 3, "minibatch_buffer_size": 2, "init_num_passes": 1}]
 )
@@ -219,21 +225,19 @@ async def test_without_ever_knowing_the_spaces(tmp_path: Path) -> None:
     assert all(report.keys() >= REPORT for report in run.reports)
 
 
-async def test_the_mean_return_that_ends_a_run_is_in_its_summary(tmp_path: Path) -> None:
-    async with service_run(tmp_path, stop={"mean_return": 7.5}) as run:
+@pytest.mark.parametrize("stop", [{"mean_return": 7.5}, {"wall_s": 0.2}, {"updates": 9}])
+async def test_any_limit_ends_a_run(tmp_path: Path, stop: dict[str, float]) -> None:
+    async with service_run(tmp_path, stop=stop) as run:
         await run.start_actors(1, mean_return=7.5)
         assert await run.end() == EXIT_DONE
         assert run.random_actors[0].goodbyes == ["finished"]
-    assert run.summary["mean_return_100"] == 7.5
-    assert check_end(run, "mean_return")["episodes/count"] >= 100
-
-
-async def test_wall_time_ends_a_run(tmp_path: Path) -> None:
-    async with service_run(tmp_path, stop={"wall_s": 0.2}) as run:
-        await run.start_actors(1)
-        assert await run.end() == EXIT_DONE
-    check_end(run, "wall_s")
-    assert run.summary["wall_s"] >= 0.2
+    (reason,) = stop
+    last = check_end(run, reason)
+    if reason == "mean_return":
+        assert last["episodes/count"] >= 100
+        assert run.summary["mean_return_100"] == 7.5
+    else:
+        assert run.summary[reason] >= stop[reason]
 
 
 @pytest.mark.parametrize(
@@ -301,8 +305,7 @@ async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with service_run(tmp_path, checkpoint={"every_s": 0.05}) as run:
-        run.folder.checkpoints.rmdir()
-        run.folder.checkpoints.write_text("in the way")
+        fill_disk(run)
         await run.start_actors(1)
         await until(lambda: caplog.text.count("there is no other one") >= 2, "two tries")
         before = run.number("updates")
@@ -319,8 +322,7 @@ async def test_an_end_whose_checkpoint_is_not_written_is_no_success(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stop: dict[str, int]
 ) -> None:
     async with service_run(tmp_path, stop=stop) as run:
-        run.folder.checkpoints.rmdir()
-        run.folder.checkpoints.write_text("in the way")
+        fill_disk(run)
         await run.start_actors(1)
         if not stop:
             await run.trained(1)
@@ -420,7 +422,6 @@ async def test_weights_that_are_not_finite_end_a_run_as_that_and_not_as_a_full_d
 ) -> None:
     monkeypatch.setattr(WeightsCopy, "is_finite", lambda copy: False)
     async with service_run(tmp_path) as run:
-        run.folder.checkpoints.rmdir()
-        run.folder.checkpoints.write_text("in the way")
+        fill_disk(run)
         assert await run.end() == EXIT_BUG
     assert run.summary["exit_reason"] == "not_finite"
