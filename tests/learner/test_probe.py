@@ -51,7 +51,9 @@ def test_the_child_describes_the_spaces_and_ends(
     children: list[subprocess.Popen[bytes]],
 ) -> None:
     env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_actions": 5})
+    num_open = len(os.listdir("/proc/self/fd"))
     schema = SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=7)
+    assert len(os.listdir("/proc/self/fd")) == num_open
     assert schema == Schema(
         ObsSpec((ArraySpec("", (1,), "float32"),)),
         ActionSpec((ActionPart("", "discrete", (5,)),)),
