@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from impala_async.config.run import StopSection
 from impala_async.errors import ServiceError
 from impala_async.learner import handoff
 from impala_async.learner.handoff import (
@@ -336,4 +337,7 @@ def test_a_byte_queue_waits_a_moment_for_more_but_not_for_much(
 def test_progress_names_its_version_and_before_any_reading_nothing_else_is_known() -> None:
     progress = Progress(3, update=7, env_steps_trained=900)
     assert progress.version == Version(3, 7)
+    limits = ({"env_steps": 900}, {"env_steps": 901}, {"updates": 7}, {"updates": 8})
+    reached = [progress.reached(StopSection(**limit)) for limit in limits]
+    assert reached == ["env_steps", None, "updates", None]
     assert LearnerReport(progress) == (progress, None, None, {}, ())
