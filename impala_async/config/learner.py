@@ -66,8 +66,8 @@ class LearnerSection(Section):
         ge=2,
         le=1e6,
         description="An update or an event loop that takes this long ends the learner, and after "
-        "half of it the stacks of all threads are shown. The first update may take ten times as "
-        "long, and all of them three times as long as the longest so far.",
+        "half of it the stacks of all threads are shown. Until the first update is done it is ten "
+        "times as long, and always three times as long as the longest so far.",
     )
     lease_s: float = Field(
         10.0,

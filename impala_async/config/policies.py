@@ -11,7 +11,6 @@ from impala_async.config.section import NAME_OF_OWN, Section
 SHUFFLED = "shuffled"
 # They name tensors, and their numbers travel as a byte.
 MAX_POLICIES = 64
-_EXAMPLE = 'for example names = ["main", "past"]'
 
 
 class PoliciesSection(Section):
@@ -42,20 +41,18 @@ class PoliciesSection(Section):
 
     def broken_rules(self) -> Iterator[str]:
         if not self.names:
-            for key, field in type(self).model_fields.items():
-                if getattr(self, key) != field.get_default(call_default_factory=True):
-                    yield f"{key} does nothing without names: set those, {_EXAMPLE}"
+            for key in type(self).model_fields:
+                yield from self.idle(key, "names", None)
             return
         # Keys that refer to names would be blamed for names that are wrong themselves.
-        broken = list(self._broken_names()) or [*self._broken_copies(), *self._broken_train()]
-        yield from broken
+        yield from list(self._broken_names()) or [*self._broken_copies(), *self._broken_train()]
 
     def _broken_names(self) -> Iterator[str]:
         names = self.names
         if not 2 <= len(names) <= MAX_POLICIES:
             yield (
                 f"names must be 2 to {MAX_POLICIES}, got {_shown(names)}: a single policy for all "
-                f"agents needs no section policies, and several are named, {_EXAMPLE}"
+                "agents needs no section policies"
             )
         odd = [name for name in names if not re.fullmatch(r"[A-Za-z0-9_-]+", name)]
         if odd:
@@ -83,11 +80,8 @@ class PoliciesSection(Section):
                 "copies must be taken anew from time to time: set copy_every_updates, counted in "
                 "updates of the source"
             )
-        if self.copy_every_updates is not None and not self.copies:
-            yield (
-                f"copy_every_updates ({self.copy_every_updates}) does nothing without copies: drop "
-                'it, or set copies, for example copies = {past = "main"}'
-            )
+        if not self.copies:
+            yield from self.idle("copy_every_updates", "copies", None)
 
     def _broken_train(self) -> Iterator[str]:
         if self.train is None:

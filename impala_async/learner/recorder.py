@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING_BYTES = 64 << 20
 BUFFER_BYTES = 1 << 20
-NEWS_EVERY_S = 5.0
 WARN_EVERY_S = 10.0
 
 
@@ -122,11 +121,7 @@ class Recorder:
             return
         self._put(End(reason, update, digests))
         self._queue.close()
-        while not self._writing.done():
-            _, left = await asyncio.wait([self._writing], timeout=NEWS_EVERY_S)
-            if left:
-                mib = self._queue.waiting_bytes / 2**20
-                logger.info("still writing the recording: %.0f MiB are left", mib)
+        await asyncio.wait([self._writing])
         if not self._has_failed:
             logger.info("recorded %d messages in %s", self._num_messages, self._path)
 

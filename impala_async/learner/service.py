@@ -4,7 +4,7 @@
                 ◄── grants ◄── release ◄───────────────────┘  └─► weights ─► server
 
 Back-pressure is one number: a slot comes back, its columns become credit, credit goes out in a
-grant. A TaskGroup owns all tasks. A reached goal, a signal and the death of a thread resolve
+grant. A reached goal, a signal and the death of a task or a thread, which is one too, resolve
 `_ended` and nothing else, and `_wind_down` follows.
 
 Runs on: event loop
@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from impala_async.config.run import RunConfig
@@ -141,7 +141,7 @@ class LearnerService:
         return EXITS.get(reason, EXIT_DONE if is_recorded else EXIT_TRY_AGAIN)
 
     async def _serve(self) -> None:
-        """The tasks, until `_ended`; the death of one of them is such an end."""
+        """The tasks, until `_ended`."""
         bodies = {
             "reporter": self._reporter.report_regularly(),
             "loop lag": self._reporter.watch_lag(),
@@ -149,17 +149,25 @@ class LearnerService:
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
         }
-        tasks: list[asyncio.Task[None]] = []
+        tasks = [self._begin(f"the {name} task", body) for name, body in bodies.items()]
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(body, name=name) for name, body in bodies.items()]
-                # Unlike `await`, this does not raise: a group would wrap what it raised.
-                await asyncio.wait([self._ended])
-                for task in tasks:
-                    task.cancel()
-        except ExceptionGroup as deaths:
-            dead = [task.get_name() for task in tasks if not task.cancelled() and task.exception()]
-            self._fail(f"the {dead[0]} task", deaths.exceptions[0])
+            # Unlike `await`, this does not raise.
+            await asyncio.wait([self._ended])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def _begin(self, what: str, body: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task whose death ends the run."""
+
+        def note_end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._fail(what, error)
+
+        task = self._loop.create_task(body, name=what)
+        task.add_done_callback(note_end)
+        return task
 
     def stop(self, reason: str) -> None:
         """End the run in good order: from now on nothing comes in."""
@@ -221,9 +229,7 @@ class LearnerService:
         self._folder.confirm()
         self._server.open(schema, learner.slots, learner.full.put, learner.layout)
         for name, body in learner.bodies.items():
-            thread = self._loop.create_task(on_thread(name, body), name=f"the {name} thread")
-            thread.add_done_callback(self._on_thread_end)
-            self._threads.append(thread)
+            self._threads.append(self._begin(f"the {name} thread", on_thread(name, body)))
 
     def _open_known(self, schema: Schema) -> None:
         """The spaces are those of the config: if nothing can be built for them, it is at fault."""
@@ -286,10 +292,6 @@ class LearnerService:
         """A callback of ours raised: nothing of it can be trusted any more."""
         self._fail("the event loop", context.get("exception") or RuntimeError(context["message"]))
 
-    def _on_thread_end(self, thread: asyncio.Task[None]) -> None:
-        if not thread.cancelled() and (error := thread.exception()) is not None:
-            self._fail(thread.get_name(), error)
-
     def _fail(self, what: str, cause: BaseException) -> None:
         """Something died: the run ends with its cause."""
         death = ServiceError(f"{what} died: {cause!r}")
@@ -351,6 +353,7 @@ class LearnerService:
         if self._late_death is not None:
             raise self._late_death
         if self._recorder is not None:
+            self._awaited = "the recording to be written"
             digests = read_digests(self._folder.checkpoints, self._progress.version)
             await self._recorder.finish(reason, self._progress.update, digests)
         self._awaited = "the actors' goodbye"

@@ -35,10 +35,10 @@ def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"train": ["a"]}, ["train does nothing without names", 'names = ["main", "past"]']),
-        ({"mapping": "a:b"}, ["mapping does nothing without names"]),
-        ({"copies": {"a": "b"}}, ["copies does nothing without names"]),
-        ({"copy_every_updates": 3}, ["copy_every_updates does nothing without names"]),
+        ({"train": ["a"]}, ["train (('a',)) does nothing where names is none: drop it, or set"]),
+        ({"mapping": "a:b"}, ["mapping (a:b) does nothing where names is none"]),
+        ({"copies": {"a": "b"}}, ["does nothing where names is none"]),
+        ({"copy_every_updates": 3}, ["copy_every_updates (3) does nothing where names is none"]),
         ({"names": ["a"]}, ["names must be 2 to 64", '["a"]', "needs no section"]),
         ({"names": [f"p{i}" for i in range(65)]}, ["names must be 2 to 64"]),
         ({"names": ["a", "a"]}, ["names must differ"]),
@@ -61,7 +61,7 @@ def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
         ),
         (
             {"names": ["a", "b"], "copy_every_updates": 5},
-            ["copy_every_updates (5) does nothing without copies"],
+            ["copy_every_updates (5) does nothing where copies is none"],
         ),
         (
             {**PAIR, "names": ["main", "past", "new"], "train": ["new"]},

@@ -45,10 +45,12 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
-    ("ring", "queue_size", "on_cpu", "on_gpu"),
-    [(1, 1, 3, 3), (1, 2, 4, 4), (4, 2, 7, 4), (2, 5, 8, 7)],
+    ("ring", "queue_size", "on_cpu", "on_gpu", "on_device", "waiting"),
+    [(1, 1, 3, 3, 2, 4), (1, 2, 4, 4, 2, 5), (4, 2, 7, 4, 5, 5), (2, 5, 8, 7, 3, 8)],
 )
-def test_the_number_of_host_slots(ring: int, queue_size: int, on_cpu: int, on_gpu: int) -> None:
+def test_the_numbers_of_slots_and_of_batches_that_can_wait(
+    ring: int, queue_size: int, on_cpu: int, on_gpu: int, on_device: int, waiting: int
+) -> None:
     section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
     assert num_host_slots(section, CPU) == on_cpu == max(ring + queue_size + 1, ring + 2)
     assert num_host_slots(section, CUDA) == on_gpu
@@ -64,14 +66,20 @@ def test_the_number_of_device_slots_and_of_batches_that_can_wait(
     assert max_waiting(section, CPU) == queue_size + 1
 
 
-def build(training: TrainingState | None = None, **sections: dict[str, Any]) -> Learner:
+def build(
+    training: TrainingState | None = None,
+    *,
+    start: Progress | None = None,
+    listener: Listener | None = None,
+    **sections: dict[str, Any],
+) -> Learner:
     schema = small_schema()
     return build_learner(
         config_of(schema, **sections),
         schema,
-        start=Progress(1),
+        start=start or Progress(1),
         training=training,
-        channels=Listener().channels,
+        channels=(listener or Listener()).channels,
         release=lambda index: None,
     )
 
@@ -114,15 +122,8 @@ def step_of(**model: Any) -> UpdateStep:
 
 def test_a_checkpoint_is_put_into_the_model() -> None:
     step, listener = step_of(), Listener()
-    schema = small_schema()
-    learner = build_learner(
-        config_of(schema, stop={"env_steps": 1}),
-        schema,
-        start=Progress(2, update=5, env_steps_trained=10),
-        training=step.capture(),
-        channels=listener.channels,
-        release=lambda index: None,
-    )
+    start = Progress(2, update=5, env_steps_trained=10)
+    learner = build(step.capture(), start=start, listener=listener, stop={"env_steps": 1})
     # Its stop is reached already, so the body ends at once.
     learner.bodies["learner"]()
     assert listener.stops == ["env_steps"]
@@ -143,19 +144,12 @@ def test_a_checkpoint_is_put_into_the_model() -> None:
 def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
     precision: str, pace: dict[str, Any], is_coarse: bool
 ) -> None:
-    schema, listener = small_schema(), Listener()
-    config = config_of(schema, model={"precision": precision}, stop={"env_steps": 1}, **pace)
-    learner = build_learner(
-        config,
-        schema,
-        start=Progress(1, update=5, env_steps_trained=10),
-        training=None,
-        channels=listener.channels,
-        release=lambda index: None,
-    )
+    listener, start = Listener(), Progress(1, update=5, env_steps_trained=10)
+    settings = {"model": {"precision": precision}, "stop": {"env_steps": 1}, **pace}
+    learner = build(start=start, listener=listener, **settings)
     learner.bodies["learner"]()
     (first,) = listener.weights
-    policy = Policy(schema, config.model, seed=config.seed)
+    policy = Policy(small_schema(), config_of(small_schema(), **settings).model, seed=0)
     sent = policy.coarse_layout if is_coarse else policy.layout
     assert learner.layout == sent
     assert first.layout_digest == sent.digest
@@ -197,8 +191,8 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
 
 
-def check(schema: Schema, num_slots: int = 4) -> None:
-    check_memory(config_of(schema, learner={"batch_columns": 16}), schema, num_slots)
+def check(schema: Schema, num_slots: int = 4, **sections: dict[str, Any]) -> None:
+    check_memory(config_of(schema, learner={"batch_columns": 16}, **sections), schema, num_slots)
 
 
 def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free: None) -> None:
@@ -212,40 +206,33 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free: N
         check(schema, num_slots=256)
 
 
-@pytest.mark.parametrize("num_choices", [10**8, 2**31 - 1])
-def test_a_model_that_does_not_fit_is_refused_without_being_built(
-    num_choices: int, free: None
-) -> None:
-    action = ActionSpec((ActionPart("action", "discrete", (num_choices,)),))
-    with pytest.raises(SpacesError, match=r"GiB for the model"):
-        check(replace(small_schema(), action=action))
+def test_a_model_that_does_not_fit_is_refused_without_being_built(free: None) -> None:
+    schema, names = small_schema(), ("main", "other", "third")
+    wide_core = replace(schema, state=recurrent_state("lstm", 10**5))
+    several = replace(schema, obs=ObsSpec((*schema.obs.leaves, policy_leaf(names))), policies=names)
+    wide_model = {"hidden_sizes": [5200, 5200]}
+    check(schema, model=wide_model)
+    for too_large, model in (
+        (replace(schema, action=discrete(10**8)), {}),
+        (replace(schema, action=discrete(2**31 - 1)), {}),
+        (wide_core, {"core": "lstm", "core_size": 10**5}),
+        # Each of several policies wants weights.
+        (several, wide_model),
+    ):
+        with pytest.raises(SpacesError, match=r"GiB for the model"):
+            check(too_large, model=model)
 
 
-def test_a_wide_core_that_does_not_fit_is_refused(free: None) -> None:
-    schema = replace(small_schema(), state=recurrent_state("lstm", 10**5))
-    config = config_of(schema, model={"core": "lstm", "core_size": 10**5})
-    with pytest.raises(SpacesError, match=r"GiB for the model"):
-        check_memory(config, schema, 4)
+def discrete(num_choices: int, legal: str | None = None) -> ActionSpec:
+    return ActionSpec((ActionPart("", "discrete", (num_choices,)),), legal=legal)
 
 
 def test_the_mask_of_legal_actions_needs_no_weights(free: None) -> None:
     """It may be wider than all that the network sees."""
-    num_choices = 10**6
-    wide = ObsSpec((*small_schema().obs.leaves, ArraySpec("legal", (num_choices,), "int8")))
-    action = ActionSpec((ActionPart("", "discrete", (num_choices,)),), legal="legal")
-    schema = replace(small_schema(rows=1), obs=wide, action=action)
+    wide = ObsSpec((*small_schema().obs.leaves, ArraySpec("legal", (10**6,), "int8")))
+    schema = replace(small_schema(rows=1), obs=wide, action=discrete(10**6, "legal"))
     model = {"hidden_sizes": [64, 64]}
     check_memory(config_of(schema, learner={"batch_columns": 1}, model=model), schema, 1)
-
-
-def test_every_policy_wants_weights(free: None) -> None:
-    names = ("main", "other", "third")
-    schema = small_schema()
-    several = replace(schema, obs=ObsSpec((*schema.obs.leaves, policy_leaf(names))), policies=names)
-    model = {"hidden_sizes": [5200, 5200]}
-    check_memory(config_of(schema, model=model), schema, 4)
-    with pytest.raises(SpacesError, match=r"4\.\d GiB for the model"):
-        check_memory(config_of(several, model=model), several, 4)
 
 
 class Measures(torch.nn.Module):
@@ -259,6 +246,4 @@ class Measures(torch.nn.Module):
 
 
 def test_a_network_of_one_s_own_that_cannot_be_estimated_is_let_through(free: None) -> None:
-    schema = small_schema()
-    model = {"name": "tests.learner.test_build:Measures", "hidden_sizes": None}
-    check_memory(config_of(schema, model=model), schema, 4)
+    check(small_schema(), model={"name": f"{__name__}:Measures", "hidden_sizes": None})

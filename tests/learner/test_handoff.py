@@ -1,14 +1,17 @@
 """Crossings between loop and threads: order, completeness, and an end for everybody who waits."""
 
 import asyncio
-import contextlib
+import functools
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from impala_async.config.run import StopSection
+from impala_async.errors import ServiceError
 from impala_async.learner import handoff
 from impala_async.learner.handoff import (
     ByteQueue,
@@ -20,7 +23,6 @@ from impala_async.learner.handoff import (
     Mailbox,
     Progress,
     on_thread,
-    start_thread,
 )
 from impala_async.metrics.report import merge
 from impala_async.weights import Version
@@ -28,90 +30,87 @@ from tests.learner.fakes import InlineLoop
 from tests.learner.hand_actor import DEADLINE_S, until
 
 
-def test_a_queue_keeps_the_order() -> None:
-    indices = IndexQueue("full", 3)
-    for index in (2, 0, 1):
-        indices.put(index)
+def in_thread(body: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+# -------------------- an index queue
+
+
+def queue_of(*items: int, capacity: int = 3) -> IndexQueue:
+    made = IndexQueue("full", capacity)
+    for item in items:
+        made.put(item)
+    return made
+
+
+def test_a_queue_keeps_the_order_and_wakes_whoever_waits() -> None:
+    indices = queue_of(2, 0, 1)
     assert len(indices) == 3
     assert [indices.get(), indices.get(0.0), indices.get(1.0)] == [2, 0, 1]
-
-
-def test_a_queue_wakes_whoever_waits() -> None:
-    indices, got = IndexQueue("full", 3), list[int]()
-    thread = threading.Thread(target=lambda: got.append(indices.get(DEADLINE_S)), daemon=True)
-    thread.start()
+    got: list[int] = []
+    thread = in_thread(lambda: got.append(indices.get(DEADLINE_S)))
     indices.put(5)
     thread.join(DEADLINE_S)
     assert got == [5]
 
 
-@pytest.mark.parametrize("timeout", [0.0, 0.02])
-def test_an_empty_queue_raises_after_the_timeout(timeout: float) -> None:
-    started = time.monotonic()
-    with pytest.raises(queue.Empty):
-        IndexQueue("full", 3).get(timeout)
-    assert time.monotonic() - started >= timeout
+def test_an_empty_queue_raises_after_the_timeout() -> None:
+    for timeout in (0.0, 0.02):
+        started = time.monotonic()
+        with pytest.raises(queue.Empty):
+            queue_of().get(timeout)
+        assert time.monotonic() - started >= timeout
+
+
+def test_more_indices_than_slots_are_a_bug() -> None:
+    with pytest.raises(AssertionError, match="full: more indices than slots"):
+        queue_of(0, 1, capacity=1)
 
 
 def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts() -> None:
-    indices, ends = IndexQueue("full", 3), list[type[BaseException]]()
+    for is_drained in (False, True):
+        indices, ends = queue_of(), list[type[BaseException]]()
 
-    def wait(timeout: float | None) -> None:
-        try:
-            indices.get(timeout)
-        except (ClosedError, queue.Empty) as error:
-            ends.append(type(error))
+        def wait(
+            timeout: float | None,
+            indices: IndexQueue = indices,
+            ends: list[type[BaseException]] = ends,
+        ) -> None:
+            try:
+                indices.get(timeout)
+            except (ClosedError, queue.Empty) as error:
+                ends.append(type(error))
 
-    threads = [
-        threading.Thread(target=wait, args=(t,), daemon=True) for t in (None, DEADLINE_S, None)
-    ]
-    for thread in threads:
-        thread.start()
+        waiting = (functools.partial(wait, timeout) for timeout in (None, DEADLINE_S, None))
+        threads = [in_thread(body) for body in waiting]
+        indices.close(is_drained=is_drained)
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert ends == [ClosedError] * 3
+    indices = queue_of(1, 2)
     indices.close()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert ends == [ClosedError] * 3
-    indices.put(1)
-    indices.put(2)
     with pytest.raises(ClosedError):
         indices.get()
     assert indices.take_all() == [1, 2]
     assert len(indices) == 0
 
 
-def test_more_indices_than_slots_are_a_bug() -> None:
-    indices = IndexQueue("full", 1)
-    indices.put(0)
-    with pytest.raises(AssertionError, match="full: more indices than slots"):
-        indices.put(1)
-
-
-def test_a_queue_passes_everything_between_two_threads() -> None:
-    indices, got = IndexQueue("full", 10_000), list[int]()
-
-    def take() -> None:
-        while True:
-            got.append(indices.get())
-
-    ended: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            take()
-        except ClosedError as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    for index in range(5000):
-        indices.put(index)
-    give_up_at = time.monotonic() + DEADLINE_S
-    while len(got) < 5000 and time.monotonic() < give_up_at:
-        time.sleep(0.001)
+def test_a_drained_close_gives_out_what_is_there_unless_another_one_follows() -> None:
+    indices = queue_of(2, 1)
+    indices.close(is_drained=True)
+    assert [indices.get(), indices.get(0.0)] == [2, 1]
+    for timeout in (None, 0.0, DEADLINE_S):
+        with pytest.raises(ClosedError):
+            indices.get(timeout)
+    indices = queue_of(2)
+    indices.close(is_drained=True)
     indices.close()
-    thread.join(DEADLINE_S)
-    assert got == list(range(5000))
-    assert len(ended) == 1
+    with pytest.raises(ClosedError):
+        indices.get()
+    assert indices.take_all() == [2]
 
 
 def test_a_queue_reports_its_three_numbers() -> None:
@@ -125,6 +124,9 @@ def test_a_queue_reports_its_three_numbers() -> None:
     wait_ms = report["queue/ready_get_wait_ms"]
     assert isinstance(wait_ms, float)
     assert 0 <= wait_ms < 1000
+
+
+# -------------------- inbox, mailbox, flag
 
 
 async def test_an_inbox_delivers_everything_in_order_on_the_loop() -> None:
@@ -141,9 +143,7 @@ async def test_an_inbox_delivers_everything_in_order_on_the_loop() -> None:
         for number in range(500):
             inbox.post((sender, number))
 
-    threads = [threading.Thread(target=post, args=(sender,), daemon=True) for sender in range(3)]
-    for thread in threads:
-        thread.start()
+    threads = [in_thread(functools.partial(post, sender)) for sender in range(3)]
     await until(lambda: len(got) == 1500)
     for sender in range(3):
         assert [n for s, n in got if s == sender] == list(range(500))
@@ -154,14 +154,19 @@ async def test_an_inbox_delivers_everything_in_order_on_the_loop() -> None:
 
 async def test_a_mailbox_keeps_only_the_newest() -> None:
     got: list[int] = []
-    mailbox = Mailbox(asyncio.get_running_loop(), got.append)
+
+    def take(value: int) -> None:
+        got.append(value)
+        # It may be filled again while it delivers.
+        if 99 <= value < 102:
+            mailbox.post(value + 1)
+
+    mailbox = Mailbox(asyncio.get_running_loop(), take)
     for value in range(100):
         mailbox.post(value)
     assert got == []
-    await until(lambda: bool(got))
-    mailbox.post(100)
-    await until(lambda: len(got) == 2)
-    assert got == [99, 100]
+    await until(lambda: len(got) == 4)
+    assert got == [99, 100, 101, 102]
 
 
 async def test_a_mailbox_never_loses_the_last() -> None:
@@ -173,25 +178,10 @@ async def test_a_mailbox_never_loses_the_last() -> None:
             for value in range(last + 1):
                 mailbox.post(value)
 
-        thread = threading.Thread(target=post, daemon=True)
-        thread.start()
+        thread = in_thread(post)
         await until(lambda got=got, last=last: bool(got) and got[-1] == last)
         thread.join()
         assert got == sorted(set(got))
-
-
-async def test_a_mailbox_may_be_filled_again_while_it_delivers() -> None:
-    got: list[int] = []
-
-    def take(value: int) -> None:
-        got.append(value)
-        if value < 3:
-            mailbox.post(value + 1)
-
-    mailbox = Mailbox(asyncio.get_running_loop(), take)
-    mailbox.post(0)
-    await until(lambda: len(got) == 4)
-    assert got == [0, 1, 2, 3]
 
 
 class EndedLoop:
@@ -215,11 +205,15 @@ def test_after_the_loop_nobody_listens() -> None:
 
 def test_a_flag_is_taken_once() -> None:
     flag = Flag()
+    assert not flag.is_up
     assert not flag.take()
     flag.raise_()
-    flag.raise_()
+    assert flag.is_up
     assert flag.take()
     assert not flag.take()
+
+
+# -------------------- threads
 
 
 class Boom(Exception):
@@ -228,40 +222,28 @@ class Boom(Exception):
 
 @pytest.mark.parametrize(
     ("error", "reported"), [(None, None), (ClosedError("full"), None), (Boom("x"), Boom),
-                            (SystemExit(3), SystemExit)]
+                            (SystemExit(3), ServiceError)]
 )  # fmt: skip
 async def test_the_end_of_a_thread_reaches_the_loop(
     error: BaseException | None, reported: type[BaseException] | None
 ) -> None:
-    ends: list[BaseException | None] = []
-    names: list[str] = []
+    threads: list[threading.Thread] = []
 
     def body() -> None:
-        names.append(threading.current_thread().name)
+        threads.append(threading.current_thread())
         if error is not None:
             raise error
 
-    done: Inbox[BaseException | None] = Inbox(asyncio.get_running_loop(), ends.append)
-    thread = start_thread("worker", body, done)
-    await until(lambda: len(ends) == 1)
-    assert names == ["worker"]
-    assert thread.daemon
-    assert ends[0] is (error if reported else None)
-    thread.join()
-
-
-async def test_a_body_on_its_thread_is_waited_for_and_its_error_is_raised_here() -> None:
-    threads: list[threading.Thread] = []
-    await on_thread("save", lambda: threads.append(threading.current_thread()))
-    assert threads[0] is not threading.current_thread()
+    if reported is None:
+        await on_thread("worker", body)
+    else:
+        with pytest.raises(reported) as caught:
+            await on_thread("worker", body)
+        assert error in (caught.value, caught.value.__cause__)
+    (thread,) = threads
     # A process that ends does not wait for it.
-    assert threads[0].daemon
-
-    def die() -> None:
-        raise OSError("no room")
-
-    with pytest.raises(OSError, match="no room"):
-        await on_thread("save", die)
+    assert (thread.name, thread.daemon) == ("worker", True)
+    assert thread is not threading.current_thread()
 
 
 async def test_one_that_waits_for_a_body_can_be_cancelled() -> None:
@@ -272,42 +254,6 @@ async def test_one_that_waits_for_a_body_can_be_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     may_end.set()
-
-
-def test_a_drained_close_gives_out_what_is_there_and_then_ends() -> None:
-    indices = IndexQueue("full", 3)
-    indices.put(2)
-    indices.put(1)
-    indices.close(is_drained=True)
-    assert [indices.get(), indices.get(0.0)] == [2, 1]
-    for timeout in (None, 0.0, DEADLINE_S):
-        with pytest.raises(ClosedError):
-            indices.get(timeout)
-    assert indices.take_all() == []
-
-
-def test_a_drained_close_wakes_who_waits_for_nothing() -> None:
-    indices, ended = IndexQueue("full", 3), threading.Event()
-
-    def wait() -> None:
-        with pytest.raises(ClosedError):
-            indices.get()
-        ended.set()
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    indices.close(is_drained=True)
-    assert ended.wait(DEADLINE_S)
-
-
-def test_a_second_close_may_leave_the_rest_after_all() -> None:
-    indices = IndexQueue("full", 3)
-    indices.put(2)
-    indices.close(is_drained=True)
-    indices.close()
-    with pytest.raises(ClosedError):
-        indices.get()
-    assert indices.take_all() == [2]
 
 
 # -------------------- a byte queue
@@ -330,12 +276,10 @@ def test_a_byte_queue_keeps_the_order_and_weighs() -> None:
     queue.put("d", 1)
     assert queue.get() == ["d"]
     assert queue.waiting_bytes == 1
-
-
-def test_a_byte_queue_hands_on_a_quarter_at_a_time() -> None:
     queue, _ = byte_queue_of(8)
     for name in "abcdefg":
         queue.put(name, 1)
+    # A quarter at a time, and the one beyond it.
     assert [queue.get(), queue.get(), queue.get()] == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
 
 
@@ -363,8 +307,7 @@ def test_a_byte_queue_that_nobody_asked_about_tells_nobody() -> None:
     queue.close()
     with pytest.raises(ClosedError):
         queue.get()
-    assert told == []
-    assert queue.waiting_bytes == 0
+    assert (told, queue.waiting_bytes) == ([], 0)
 
 
 def test_a_byte_queue_waits_a_moment_for_more_but_not_for_much(
@@ -373,33 +316,19 @@ def test_a_byte_queue_waits_a_moment_for_more_but_not_for_much(
     monkeypatch.setattr(handoff, "BYTE_QUEUE_PAUSE_S", DEADLINE_S)
     queue, _ = byte_queue_of(8)
     got: list[list[str]] = []
-    thread = threading.Thread(target=lambda: got.append(queue.get()), daemon=True)
-    thread.start()
+    thread = in_thread(lambda: got.append(queue.get()))
     queue.put("a", 1)
     time.sleep(0.05)
     assert got == []
     queue.put("b", 1)
     thread.join(DEADLINE_S / 2)
     assert got == [["a", "b"]]
-
-
-def test_a_closed_byte_queue_is_emptied_first() -> None:
-    queue, _ = byte_queue_of(9)
-    got: list[str] = []
-
-    def take_all() -> None:
-        with contextlib.suppress(ClosedError):
-            while True:
-                got.extend(queue.get())
-
-    thread = threading.Thread(target=take_all, daemon=True)
-    thread.start()
-    queue.put("a", 1)
-    queue.put("b", 1)
+    # What is in it when it is closed is handed out first, and at once.
+    queue.put("c", 1)
     queue.close()
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
-    assert got == ["a", "b"]
+    assert queue.get() == ["c"]
+    with pytest.raises(ClosedError):
+        queue.get()
 
 
 # -------------------- what passes between the learner thread and the loop
@@ -408,4 +337,7 @@ def test_a_closed_byte_queue_is_emptied_first() -> None:
 def test_progress_names_its_version_and_before_any_reading_nothing_else_is_known() -> None:
     progress = Progress(3, update=7, env_steps_trained=900)
     assert progress.version == Version(3, 7)
+    limits = ({"env_steps": 900}, {"env_steps": 901}, {"updates": 7}, {"updates": 8})
+    reached = [progress.reached(StopSection(**limit)) for limit in limits]
+    assert reached == ["env_steps", None, "updates", None]
     assert LearnerReport(progress) == (progress, None, None, {}, ())

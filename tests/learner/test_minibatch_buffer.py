@@ -78,34 +78,21 @@ def test_emission_also_from_a_source_that_is_empty_at_times() -> None:
             assert set(source.timeouts) == {0.25}
 
 
-def test_default_first_fill_has_all_passes() -> None:
-    buffer = MinibatchBuffer(Script("ABCD"), 2, 2)
-    assert [buffer.get().is_last_pass for _ in range(4)] == [False, False, True, True]
-
-
-def test_a_queue_is_a_source() -> None:
-    source: queue.Queue[str] = queue.Queue()
-    buffer = MinibatchBuffer(source, 1, 2, timeout_s=0.0)
-    with pytest.raises(queue.Empty):
-        buffer.get()
-    source.put("A")
-    assert [spell(buffer.get()), spell(buffer.get())] == ["A", "A*"]
-
-
-def test_without_a_timeout_the_source_may_block() -> None:
-    source = Script("A")
-    MinibatchBuffer(source, 1, 1).get()
-    assert source.timeouts == [None]
-
-
-def test_a_live_place_asks_the_source_for_nothing() -> None:
-    source = Script("A" + "." * 9)
-    buffer = MinibatchBuffer(source, 1, 3)
+def test_a_queue_is_a_source_and_a_live_place_asks_it_for_nothing() -> None:
+    source: queue.Queue[object] = queue.Queue()
+    for item in (0, "", None, False):
+        # Items that are false are items.
+        buffer = MinibatchBuffer(source, 1, 2, timeout_s=0.0)
+        with pytest.raises(queue.Empty):
+            buffer.get()
+        source.put(item)
+        assert [buffer.get(), buffer.get()] == [Draw(item, 0, 2), Draw(item, 1, 2)]
+    unlimited = Script("A" + "." * 9)
+    buffer = MinibatchBuffer(unlimited, 1, 3)
     for _ in range(3):
         buffer.get()
-    assert len(source.timeouts) == 1
-    with pytest.raises(queue.Empty):
-        buffer.get()
+    # Without a timeout the source may block.
+    assert unlimited.timeouts == [None]
 
 
 def test_the_other_place_is_not_served_while_one_waits() -> None:
@@ -150,21 +137,13 @@ def test_every_item_gets_exactly_its_passes(
             finished.add(draw.item)
         assert len(buffer) == len(had) - len(finished) <= size
 
-    assert set(buffer.drain()) == had.keys() - finished
-    assert source.num_taken == len(had)
-
-
-@settings(deadline=None)
-@given(arguments, st.integers(0, 200))
-def test_the_account_of_passes_closes(setting: tuple[int, int, int], num_gets: int) -> None:
-    size, num_passes, init = setting
-    buffer = MinibatchBuffer(Numbers(), size, num_passes, init)
-    draws = [buffer.get() for _ in range(num_gets)]
-    last = [draw for draw in draws if draw.is_last_pass]
-    init_short = sum(num_passes - (draw.pass_index + 1) for draw in last)
+    init_short = sum(num_passes - had[item] for item in finished)
     left = set(buffer.drain())
-    partial = sum(draw.item in left for draw in draws)
-    assert len(draws) + init_short == num_passes * len(last) + partial
+    assert left == had.keys() - finished
+    assert source.num_taken == len(had)
+    # The account of passes closes.
+    partial = sum(had[item] for item in left)
+    assert had.total() + init_short == num_passes * len(finished) + partial
 
 
 def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_alone() -> None:
@@ -177,14 +156,6 @@ def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_
     buffer = MinibatchBuffer(Script("ABC"), 3, 3)
     assert [spell(buffer.get()) for _ in range(4)] == ["A", "B", "C", "A"]
     assert buffer.drain() == ["B", "C", "A"]
-
-
-@pytest.mark.parametrize("item", [0, "", None, False])
-def test_items_that_are_false_are_items(item: object) -> None:
-    source: queue.Queue[object] = queue.Queue()
-    source.put(item)
-    buffer = MinibatchBuffer(source, 1, 2, timeout_s=0.0)
-    assert [buffer.get(), buffer.get()] == [Draw(item, 0, 2), Draw(item, 1, 2)]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ def test_the_child_describes_the_spaces_and_ends(
     children: list[subprocess.Popen[bytes]],
 ) -> None:
     env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_actions": 5})
+    num_open = len(os.listdir("/proc/self/fd"))
     schema = SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=7)
+    assert len(os.listdir("/proc/self/fd")) == num_open
     assert schema == Schema(
         ObsSpec((ArraySpec("", (1,), "float32"),)),
         ActionSpec((ActionPart("", "discrete", (5,)),)),
@@ -112,13 +114,6 @@ def test_an_environment_whose_daemon_lives_on_is_described(
     assert daemons
 
 
-def test_the_state_is_that_of_the_core() -> None:
-    env = EnvSection(id=f"{PROBES}:ActionReward")
-    model = ModelSection(core="lstm", core_size=32)
-    schema = SpaceProbe(env, ActorSection(), model).schema(rows=7)
-    assert schema.state == recurrent_state("lstm", 32)
-
-
 def test_the_environment_is_never_imported_here() -> None:
     """In a process of its own, where no other test has imported anything."""
     code = (
@@ -139,6 +134,9 @@ def test_an_environment_that_cannot_be_made_is_one_line() -> None:
     with pytest.raises(EnvError, match="num_acts") as error:
         SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=7)
     assert "\n" not in str(error.value)
+    env = EnvSection(id=f"{PROBES}:ActionReward")
+    with pytest.raises(EnvError, match=r"env\.id: .*: a column of .* lower trajectory\.rows"):
+        SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=10**9)
 
 
 def test_a_child_whose_learner_is_interrupted_says_nothing(
@@ -152,54 +150,49 @@ def test_a_child_whose_learner_is_interrupted_says_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_one_that_takes_for_ever_is_killed(
-    children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "hanging.py").write_text("import time\n\ntime.sleep(30)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
-    with pytest.raises(EnvError, match=r"env\.id: hanging:Env was not made and tried within 0 s"):
-        SpaceProbe(EnvSection(id="hanging:Env"), ActorSection(), ModelSection()).schema(rows=7)
-    (child,) = children
-    assert child.poll() == -signal.SIGKILL
+THREADED = """
+import threading, time
+from bench.probes import Counting
+
+class Env(Counting):
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=time.sleep, args=(1e6,), name="physics").start()
+"""
 
 
-def test_one_that_leaves_a_thread_ends_with_its_answer(
+@pytest.mark.parametrize(
+    ("text", "timeout_s", "code", "says"),
+    [
+        ("import time\ntime.sleep(30)", 0.05, -9, "made:Env was not made and tried within 0 s"),
+        ("import os\nos._exit(0)", 60, 0, "the process that made it ended with exit code 0; what"),
+        ("import os\nos.abort()", 60, -6, "the process that made it died of SIGABRT; what it"),
+        (THREADED, 60, 0, None),
+    ],
+    ids=["hangs", "exits", "aborts", "leaves a thread"],
+)
+def test_the_child_ends_however_its_environment_does(
     children: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
+    text: str,
+    timeout_s: float,
+    code: int,
+    says: str | None,
 ) -> None:
-    (tmp_path / "threaded.py").write_text(
-        "import threading, time\n"
-        "from bench.probes import Counting\n\n"
-        "class Env(Counting):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        threading.Thread(target=time.sleep, args=(1e6,), name='physics').start()\n"
-    )
+    (tmp_path / "made.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    SpaceProbe(EnvSection(id="threaded:Env"), ActorSection(), ModelSection()).schema(rows=7)
-    assert [child.poll() for child in children] == [0]
-    assert "ending without what the environment left running: Thread physics" in (
-        capfd.readouterr().err
-    )
-
-
-@pytest.mark.parametrize(
-    ("end", "how"),
-    [("os._exit(0)", "ended with exit code 0"), ("os.abort()", "died of SIGABRT")],
-)
-def test_one_that_dies_is_told_of_as_it_died(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, how: str
-) -> None:
-    (tmp_path / "dying.py").write_text(f"import os\n\n{end}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    with pytest.raises(EnvError, match=f"the process that made it {how}; what .* if anything"):
-        SpaceProbe(EnvSection(id="dying:Env"), ActorSection(), ModelSection()).schema(rows=7)
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", timeout_s)
+    found = SpaceProbe(EnvSection(id="made:Env"), ActorSection(), ModelSection())
+    if says is None:
+        found.schema(rows=7)
+        assert "without what the environment left running: Thread physics" in capfd.readouterr().err
+    else:
+        with pytest.raises(EnvError, match=rf"^env\.id: .*{says}"):
+            found.schema(rows=7)
+    assert [child.poll() for child in children] == [code]
 
 
 def test_it_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
@@ -233,15 +226,12 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_the_schema_has_the_names_of_the_policies() -> None:
+def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core() -> None:
     policies = PoliciesSection(names=("main", "other"))
-    env = EnvSection(id="tests.envs.test_agents:Lives")
-    schema = SpaceProbe(env, ActorSection(), ModelSection(), policies).schema(rows=7)
+    env, model = EnvSection(id="tests.envs.test_agents:Lives"), ModelSection(core="lstm")
+    found = SpaceProbe(env, ActorSection(), model, policies)
+    schema = found.schema(rows=7)
     assert schema.policies == ("main", "other")
     assert schema.obs.leaves[-1] == policy_leaf(schema.policies)
-
-
-def test_columns_that_no_memory_could_hold_are_one_line() -> None:
-    env = EnvSection(id=f"{PROBES}:ActionReward")
-    with pytest.raises(EnvError, match=r"env\.id: .*: a column of .* lower trajectory\.rows"):
-        SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=10**9)
+    assert schema.state == recurrent_state("lstm", 256)
+    assert found.num_columns > 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import json
 import logging
 import os
 import signal
@@ -67,10 +66,17 @@ def check_end(run: ServiceRun, reason: str) -> dict[str, Any]:
     return last
 
 
+def fill_disk(run: ServiceRun) -> None:
+    """No checkpoint can be written from now on."""
+    run.folder.checkpoints.rmdir()
+    run.folder.checkpoints.write_text("in the way")
+
+
 @pytest.mark.parametrize(
     "learner", [{}, {"num_passes": 3, "minibatch_buffer_size": 2, "init_num_passes": 1}]
 )
-async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> None:
+async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, Any]) -> None:
+    learner = {**learner, "report_every_s": 0.05}
     async with service_run(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
         place = await run.place()
         assert (place["pid"], place["epoch"]) == (os.getpid(), 1)
@@ -82,9 +88,20 @@ async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, int]) -> Non
     assert last["env_steps_trained"] >= 2400
     assert last["trajectories/trained"] > 100
     assert last["trajectories/rejected"] == 0
-    assert run.summary["num_actors"] == 2
+    assert last["loss/total"] is not None
+    assert last["learner_queue/size_count"] == last["updates"]
+    assert len(run.reports) >= 2
+    for report in run.reports:
+        assert report.keys() >= REPORT
+        assert undeclared(report) == set()
+        check_identities(report)
+    times = [report["time_s"] for report in run.reports]
+    assert times == sorted(times)
+    assert (run.summary["num_actors"], run.summary["env_id"]) == (2, run.config.env.id)
     assert run.summary["wall_s"] > 0
     assert run.summary["lag_quantiles"] == sorted(run.summary["lag_quantiles"])
+    assert run.folder.load_config() == run.config
+    assert (tmp_path / "epoch").read_text() == "1"
 
 
 async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
@@ -119,7 +136,7 @@ async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
             await run.end()
 
 
-async def test_a_first_actor_that_wants_too_much_memory_is_refused_and_the_learner_lives(
+async def test_the_first_actor_that_does_not_want_too_much_memory_brings_the_spaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with service_run(tmp_path, schema=None, stop={"env_steps": 300}) as run:
@@ -129,26 +146,13 @@ async def test_a_first_actor_that_wants_too_much_memory_is_refused_and_the_learn
             patch.setattr(build.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
             await greedy.spec()
             assert "GiB are free" in await greedy.refused("mismatch")
-        await run.start_actors(1)
+        await run.start_actors(2)
         assert await run.end() == EXIT_DONE
-
-
-async def test_every_line_of_the_metrics_has_every_name(tmp_path: Path) -> None:
-    async with service_run(tmp_path, learner={"report_every_s": 0.05}) as run:
-        await run.start_actors(1)
-        await run.trained(5)
-        run.service.stop("terminated")
-        await run.end()
-    assert len(run.reports) >= 2
-    for report in run.reports:
-        assert report.keys() >= REPORT
-        assert undeclared(report) == set()
-        check_identities(report)
-    times = [report["time_s"] for report in run.reports]
-    assert times == sorted(times)
-    last = run.reports[-1]
-    assert last["loss/total"] is not None
-    assert last["learner_queue/size_count"] == last["updates"]
+    check_end(run, "env_steps")
+    # It says so while it builds, for the second time now.
+    told = [report for report in run.reports if report["learner/building"]]
+    assert [report["updates"] for report in told] == [0, 0]
+    assert told[-1]["bottleneck"].startswith("waiting: the learner builds")
 
 
 async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path: Path) -> None:
@@ -179,37 +183,19 @@ async def test_without_ever_knowing_the_spaces(tmp_path: Path) -> None:
     assert all(report.keys() >= REPORT for report in run.reports)
 
 
-async def test_a_learner_that_builds_for_an_actor_says_so(tmp_path: Path) -> None:
-    async with service_run(tmp_path, schema=None, stop={"env_steps": 300}) as run:
-        await run.start_actors(1)
-        assert await run.end() == EXIT_DONE
-    (told,) = [report for report in run.reports if report["learner/building"]]
-    assert (told["num_actors"], told["updates"]) == (0, 0)
-    assert told["bottleneck"].startswith("waiting: the learner builds")
-
-
-async def test_the_first_actor_may_bring_the_spaces(tmp_path: Path) -> None:
-    async with service_run(tmp_path, schema=None, stop={"env_steps": 300}) as run:
-        await run.start_actors(2)
-        assert await run.end() == EXIT_DONE
-    check_end(run, "env_steps")
-
-
-async def test_the_mean_return_that_ends_a_run_is_in_its_summary(tmp_path: Path) -> None:
-    async with service_run(tmp_path, stop={"mean_return": 7.5}) as run:
+@pytest.mark.parametrize("stop", [{"mean_return": 7.5}, {"wall_s": 0.2}, {"updates": 9}])
+async def test_any_limit_ends_a_run(tmp_path: Path, stop: dict[str, float]) -> None:
+    async with service_run(tmp_path, stop=stop) as run:
         await run.start_actors(1, mean_return=7.5)
         assert await run.end() == EXIT_DONE
         assert run.random_actors[0].goodbyes == ["finished"]
-    assert run.summary["mean_return_100"] == 7.5
-    assert check_end(run, "mean_return")["episodes/count"] >= 100
-
-
-async def test_wall_time_ends_a_run(tmp_path: Path) -> None:
-    async with service_run(tmp_path, stop={"wall_s": 0.2}) as run:
-        await run.start_actors(1)
-        assert await run.end() == EXIT_DONE
-    check_end(run, "wall_s")
-    assert run.summary["wall_s"] >= 0.2
+    (reason,) = stop
+    last = check_end(run, reason)
+    if reason == "mean_return":
+        assert last["episodes/count"] >= 100
+        assert run.summary["mean_return_100"] == 7.5
+    else:
+        assert run.summary[reason] >= stop[reason]
 
 
 @pytest.mark.parametrize(
@@ -277,8 +263,7 @@ async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with service_run(tmp_path, checkpoint={"every_s": 0.05}) as run:
-        run.folder.checkpoints.rmdir()
-        run.folder.checkpoints.write_text("in the way")
+        fill_disk(run)
         await run.start_actors(1)
         await until(lambda: caplog.text.count("there is no other one") >= 2, "two tries")
         before = run.number("updates")
@@ -295,8 +280,7 @@ async def test_an_end_whose_checkpoint_is_not_written_is_no_success(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stop: dict[str, int]
 ) -> None:
     async with service_run(tmp_path, stop=stop) as run:
-        run.folder.checkpoints.rmdir()
-        run.folder.checkpoints.write_text("in the way")
+        fill_disk(run)
         await run.start_actors(1)
         if not stop:
             await run.trained(1)
@@ -365,15 +349,6 @@ async def test_a_session_ends_with_its_lease_however_short(tmp_path: Path) -> No
         assert run.number("credit/granted_columns") == 0
 
 
-async def test_the_folder_tells_what_was_run(tmp_path: Path) -> None:
-    async with service_run(tmp_path, stop={"env_steps": 100}) as run:
-        await run.start_actors(1)
-        await run.end()
-    assert run.folder.load_config() == run.config
-    assert (tmp_path / "epoch").read_text() == "1"
-    assert json.loads((tmp_path / "summary.json").read_text())["env_id"] == run.config.env.id
-
-
 async def test_a_stop_before_the_first_turn_of_the_loop(tmp_path: Path) -> None:
     async with service_run(tmp_path) as run:
         run.service.stop("terminated")
@@ -405,7 +380,6 @@ async def test_weights_that_are_not_finite_end_a_run_as_that_and_not_as_a_full_d
 ) -> None:
     monkeypatch.setattr(Snapshot, "take", lambda snapshot, version: None)
     async with service_run(tmp_path) as run:
-        run.folder.checkpoints.rmdir()
-        run.folder.checkpoints.write_text("in the way")
+        fill_disk(run)
         assert await run.end() == EXIT_BUG
     assert run.summary["exit_reason"] == "not_finite"

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from impala_async.errors import ConfigError, ServiceError
 from impala_async.learner import service
 from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.threads.loader import HostLoader
-from impala_async.training.step import UpdateStep
 from tests.learner.hand_actor import until
 from tests.learner.service_run import SCHEMA, ServiceRun, service_run
 
@@ -45,71 +44,61 @@ async def death_of(run: ServiceRun) -> ServiceError:
     return raised.value
 
 
-async def test_a_learner_thread_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def break_a_callback(run: ServiceRun) -> None:
+    asyncio.get_running_loop().call_soon(boom)
+
+
+def break_a_sink(run: ServiceRun) -> None:
+    run.sink.error = Boom("it broke")
+
+
+async def start_an_actor(run: ServiceRun) -> None:
+    await run.start_actors(1)
+
+
+def stop(run: ServiceRun) -> None:
+    run.service.stop("terminated")
+
+
+@pytest.mark.parametrize(
+    ("broken", "act", "what"),
+    [
+        ("training.step.UpdateStep.run", start_an_actor, "the learner thread"),
+        # It is not the fault of a peer, then.
+        ("trajectory.ColumnChecks.find_fault", start_an_actor, "the event loop"),
+        (None, break_a_callback, "the event loop"),
+        (None, break_a_sink, "the reporter task"),
+        # It is no trouble of the disk: it would never be saved again.
+        ("learner.loop.saver.save_checkpoint", lambda run: None, "a save"),
+        ("training.step.UpdateStep.capture", stop, "the learner thread"),
+    ],
+)
+async def test_a_death_ends_the_run_at_once_with_its_cause(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str | None,
+    act: Callable[[ServiceRun], Awaitable[None] | None],
+    what: str,
+) -> None:
     died_at: list[float] = []
 
     def die(*_: object, **__: object) -> None:
         died_at.append(time.monotonic())
-        raise Boom("out of memory")
+        boom()
 
-    monkeypatch.setattr(UpdateStep, "run", die)
-    async with service_run(tmp_path) as run:
-        await run.start_actors(1)
+    if broken is not None:
+        monkeypatch.setattr(f"impala_async.{broken}", die)
+    settings: dict[str, Any] = {"report_every_s": 0.02}
+    async with service_run(tmp_path, learner=settings, checkpoint={"every_s": 0.05}) as run:
+        await run.place()
+        acting = act(run)
+        if acting is not None:
+            await acting
         death = await death_of(run)
-        assert time.monotonic() - died_at[0] < AT_ONCE_S
-    assert str(death) == "the learner thread died: Boom('out of memory')"
+        assert not died_at or time.monotonic() - died_at[0] < AT_ONCE_S
+    assert str(death) == f"{what} died: Boom('it broke')"
     assert isinstance(death.__cause__, Boom)
     assert death.__cause__.__traceback__ is not None
-
-
-async def test_a_callback_of_the_loop_that_raises(tmp_path: Path) -> None:
-    async with service_run(tmp_path) as run:
-        await run.place()
-        asyncio.get_running_loop().call_soon(boom)
-        death = await death_of(run)
-    assert str(death).startswith("the event loop died")
-    assert isinstance(death.__cause__, Boom)
-
-
-async def test_a_handler_of_messages_that_raises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not the fault of a peer, then: a bug of ours."""
-    monkeypatch.setattr("impala_async.trajectory.ColumnChecks.find_fault", boom)
-    async with service_run(tmp_path) as run:
-        await run.start_actors(1)
-        death = await death_of(run)
-    assert isinstance(death.__cause__, Boom)
-
-
-async def test_a_task_that_dies(tmp_path: Path) -> None:
-    async with service_run(tmp_path, learner={"report_every_s": 0.02}) as run:
-        await run.place()
-        run.sink.error = Boom("a sink of ours")
-        death = await death_of(run)
-    assert str(death).startswith("the reporter task died")
-    assert isinstance(death.__cause__, Boom)
-
-
-async def test_a_save_that_dies_of_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no trouble of the disk is not survived: it would never be saved again."""
-    monkeypatch.setattr("impala_async.learner.loop.saver.save_checkpoint", boom)
-    async with service_run(tmp_path, checkpoint={"every_s": 0.05}) as run:
-        await run.place()
-        death = await death_of(run)
-    assert isinstance(death.__cause__, Boom)
-
-
-async def test_a_thread_that_dies_while_the_run_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(UpdateStep, "capture", boom)
-    async with service_run(tmp_path) as run:
-        await run.place()
-        run.service.stop("terminated")
-        death = await death_of(run)
-    assert str(death).startswith("the learner thread died")
-    assert isinstance(death.__cause__, Boom)
 
 
 async def test_a_thread_that_does_not_end(

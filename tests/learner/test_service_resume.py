@@ -75,50 +75,39 @@ async def test_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     assert run.summary["env_steps_per_s"] == pytest.approx(steps / run.summary["wall_s"], rel=0.01)
 
 
-async def test_what_was_settled_before_is_never_taken_again(tmp_path: Path) -> None:
-    _, former = await first_start(tmp_path)
+async def test_what_was_settled_is_never_taken_again_nor_what_an_abandoned_branch_made(
+    tmp_path: Path,
+) -> None:
+    before, former = await first_start(tmp_path)
+    fork = before.reports[-1]["updates"]
+    dead = VERDICTS.index("dead_branch")
     async with service_run(tmp_path, is_resumed=True) as run:
         actor = await come_back(run, former)
         assert actor.settled == 5
-        before = run.service._server.report()["rejected/duplicate"]
+        duplicates = run.service._server.report()["rejected/duplicate"]
         for seq in range(5):
             await actor.send(seq=seq, epoch=1, update=0, is_waiting=False)
-        await until(lambda: run.service._server.report()["rejected/duplicate"] == before + 5)
+        await until(lambda: run.service._server.report()["rejected/duplicate"] == duplicates + 5)
         check_identities(run.service._server.report())
         # And it may go on from there.
         actor.seq = 5
-        await actor.send(epoch=1, update=0)
-        assert actor.settled == 6
-        assert actor.verdicts == []
-
-
-async def test_what_an_abandoned_branch_made_is_refused(tmp_path: Path) -> None:
-    before, former = await first_start(tmp_path)
-    fork = before.reports[-1]["updates"]
-    async with service_run(tmp_path, is_resumed=True) as run:
-        actor = await come_back(run, former)
-        actor.seq = 5
         await actor.send(epoch=1, update=fork)
-        assert actor.verdicts == []
+        assert (actor.settled, actor.verdicts) == (6, [])
         await actor.send(epoch=1, update=fork + 1)
-        assert actor.verdicts == [[6, VERDICTS.index("dead_branch")]]
-
-
-async def test_a_start_that_saved_nothing_is_a_dead_branch(tmp_path: Path) -> None:
-    before, former = await first_start(tmp_path)
-    fork = before.reports[-1]["updates"]
-    async with service_run(tmp_path, is_resumed=True) as run:
+        assert actor.verdicts == [[6, dead]]
         await run.start_actors(1)
         await run.trained(fork + 3)
+        # It ends as by a crash: nothing is saved, and so it is a dead branch itself.
         run.task.cancel()
     async with service_run(tmp_path, is_resumed=True) as run:
         assert (await run.place())["epoch"] == 3
         actor = await come_back(run, former)
         actor.seq = 5
         await actor.send(epoch=2, update=fork + 1)
-        assert actor.verdicts == [[5, VERDICTS.index("dead_branch")]]
+        assert actor.verdicts == [[5, dead]]
         await actor.send(epoch=1, update=fork)
         assert len(actor.verdicts) == 1
+    assert (tmp_path / "epoch").read_text() == "3"
 
 
 async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(
@@ -141,17 +130,6 @@ async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(
             actor.seq = 5
             await actor.send(epoch=1, update=1)
             assert actor.verdicts == []
-
-
-async def test_every_start_has_an_epoch_of_its_own_whatever_became_of_it(tmp_path: Path) -> None:
-    epochs = []
-    for is_resumed in (False, True, True):
-        async with service_run(tmp_path, is_resumed=is_resumed) as run:
-            epochs.append((await run.place())["epoch"])
-            # It ends by cancellation, as by a crash: without a checkpoint.
-            run.task.cancel()
-    assert epochs == [1, 2, 3]
-    assert (tmp_path / "epoch").read_text() == "3"
 
 
 async def test_a_run_that_died_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
