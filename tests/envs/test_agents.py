@@ -134,7 +134,7 @@ class Lives:
     1. `starts`: the step with which an agent comes, 0 being the reset.
     """
 
-    metadata = {"name": "lives_v0"}  # noqa: RUF012
+    metadata = {"name": "Lives"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ def rows(envs: AgentEnvs, num_steps: int) -> list[list[Any]]:
 def test_agents_are_the_columns_of_their_environments() -> None:
     envs = AgentEnvs([Lives((2, 2, 2), (0, 0, 0)), Lives((2, 2, 2), (0, 0, 0))])
     assert envs.num_envs == 6
-    assert envs.name == "lives_v0"
+    assert envs.name == "Lives"
     assert envs.autoreset is AutoresetMode.NEXT_STEP
     assert envs.obs_spec.leaves[0].shape == (3,)
     assert envs.action_spec.parts[0].choices == (2,)
@@ -435,7 +435,7 @@ def test_one_that_stays_listed_after_its_end_does_not_come_back():
     [
         (Returning((1, 9)), "agent_0 comes back after its end, and may do so only after a reset"),
         (NeverOver((1, 9)), "agent_0 comes back after its end"),
-        (Lives(()), "lives_v0 has no possible_agents"),
+        (Lives(()), "Lives has no possible_agents"),
         (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),
         (Leaving((9, 9)), "agent_0 is gone, neither terminated nor truncated"),
         (Nobody(), "no agents after a reset"),
@@ -454,7 +454,7 @@ def test_what_an_environment_raises_is_an_env_error() -> None:
     envs = AgentEnvs([env])
     envs.reset(0)
     env.agents = ["agent_7"]
-    with pytest.raises(EnvError, match="lives_v0 failed in step: KeyError"):
+    with pytest.raises(EnvError, match="Lives failed in step: KeyError"):
         envs.step(ones(envs))
 
 

@@ -238,7 +238,7 @@ def test_of_several_rewards_the_one_that_is_not_finite_is_shown() -> None:
             obs, rewards, *rest = super().step(actions)
             return obs, {**rewards, "agent_1": np.nan}, *rest
 
-    with pytest.raises(EnvError, match=r"^lives_v0: step gave a reward .* not finite: nan$"):
+    with pytest.raises(EnvError, match=r"^Uneven: step gave a reward .* not finite: nan$"):
         try_steps(AgentEnvs([Uneven((3, 3))]))
 
 
@@ -325,5 +325,5 @@ def test_the_stacks_of_agents_must_slide_while_they_play(shows_last: bool) -> No
     try_steps(AgentEnvs([env], options))
     env.jump = 2
     try_steps(AgentEnvs([env]))
-    with pytest.raises(EnvError, match=r"^env\.frame_stack: what lives_v0 shows does not slide"):
+    with pytest.raises(EnvError, match=r"^env\.frame_stack: what Windows shows does not slide"):
         try_steps(AgentEnvs([env], options))

@@ -275,8 +275,10 @@ def test_a_vector_of_the_wrong_kind_or_size_is_refused(module: ModuleType) -> No
     def make(one: EnvSection) -> object:
         return build_envs("auto", one, 2)
 
-    assert "made 3 environments, asked for 2" in fails("a_module_of_a_test:too_many", make)
-    assert "no gymnasium.vector.VectorEnv" in fails("a_module_of_a_test:no_vector", make)
+    assert "of 3 environments, and must make a gymnasium.vector.VectorEnv of 2" in fails(
+        "a_module_of_a_test:too_many", make
+    )
+    assert "made a Counting of no environments" in fails("a_module_of_a_test:no_vector", make)
 
 
 def test_those_made_so_far_are_closed_when_a_later_one_fails(module: ModuleType) -> None:
