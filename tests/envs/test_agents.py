@@ -13,7 +13,6 @@ from bench.probes import Counting
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs, PolicyMapping, is_parallel
 from impala_async.envs.spaces import SpaceOptions
-from impala_async.envs.wrappers import WithHistory
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 
@@ -331,23 +330,6 @@ def test_a_reset_in_the_midst_of_things_forgets_them() -> None:
     rows(envs, 2)
     envs.reset(0)
     assert rows(envs, 1)[0][0] == [0, 0]
-
-
-def test_last_action_and_reward_of_idle_rows_are_0() -> None:
-    envs = WithHistory(AgentEnvs([Lives((1, 3))]), has_action=True, has_reward=True)
-    envs.reset(0)
-    seen = []
-    for _ in range(5):
-        step = envs.step({"": np.ones(2, np.int32)})
-        assert step.idle is not None
-        seen.append((step.obs["last_action"].tolist(), step.obs["last_reward"].tolist()))
-    assert seen == [
-        ([1, 1], [11, 11]),  # what led to the final observation of the first
-        ([0, 1], [0, 12]),
-        ([0, 1], [0, 13]),
-        ([0, 0], [0, 0]),
-        ([1, 1], [11, 11]),
-    ]
 
 
 def use(env: Lives) -> None:
