@@ -29,35 +29,26 @@ def drawn(mapped: PolicyMapping, num: int = 300) -> list[tuple[int, ...]]:
     return [tuple(mapped.draw().tolist()) for _ in range(num)]
 
 
-def test_two_agents_are_dealt_two_policies_either_way_round() -> None:
+def test_policies_are_dealt_in_rounds_until_all_agents_have_one() -> None:
     counts = Counter(drawn(mapping("a", "b", agents=AGENTS[:2])))
     assert counts.keys() == {(0, 1), (1, 0)}
     assert min(counts.values()) > 100
-
-
-def test_more_agents_than_policies_are_dealt_in_rounds() -> None:
-    counts = Counter(drawn(mapping("a", "b")))
     # Two of one and one of the other, whoever they are.
+    counts = Counter(drawn(mapping("a", "b")))
     assert counts.keys() == {(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)}
     assert min(counts.values()) > 25
-
-
-def test_of_more_policies_than_agents_some_are_left_out() -> None:
     found = drawn(mapping("a", "b", "c", "d"))
     assert all(len(set(one)) == 3 for one in found)
     assert {number for one in found for number in one} == {0, 1, 2, 3}
 
 
-def test_what_is_drawn_follows_from_the_seed() -> None:
+def test_draws_follow_from_the_seed_but_not_as_those_of_an_environment_do() -> None:
     mapped = mapping("a", "b")
     runs = []
     for seed in (3, 4, 3):
         mapped.seed(seed)
         runs.append(drawn(mapped))
     assert runs[0] == runs[2] != runs[1]
-
-
-def test_it_draws_from_another_stream_than_an_environment_of_the_same_seed() -> None:
     mapped = mapping("a", "b", of=f"{HERE}:first_draw")
     for seed in range(20):
         mapped.seed(seed)
@@ -216,23 +207,10 @@ def rows(envs: AgentEnvs, num_steps: int) -> list[list[Any]]:
 
 def test_agents_are_the_columns_of_their_environments() -> None:
     envs = AgentEnvs([Lives((2, 2, 2), (0, 0, 0)), Lives((2, 2, 2), (0, 0, 0))])
-    assert envs.num_envs == 6
-    assert envs.name == "Lives"
-    assert envs.autoreset is AutoresetMode.NEXT_STEP
+    assert (envs.num_envs, envs.name, envs.autoreset) == (6, "Lives", AutoresetMode.NEXT_STEP)
     assert envs.obs_spec.leaves[0].shape == (3,)
     assert envs.action_spec.parts[0].choices == (2,)
     assert envs.reset(0)[""][:, 0].tolist() == [0, 1, 2, 0, 1, 2]
-
-
-def test_those_that_end_together_are_as_any_other_batch() -> None:
-    envs = AgentEnvs([Lives((2, 2))])
-    envs.reset(0)
-    assert rows(envs, 4) == [
-        [[0, 0], [11, 11], [0, 0], [0, 0], [(0, 1), (0, 1)]],
-        [[0, 0], [12, 12], [1, 1], [0, 0], [(0, 2), (0, 2)]],
-        [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (1, 0)]],
-        [[0, 0], [11, 11], [0, 0], [0, 0], [(1, 1), (1, 1)]],
-    ]
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
@@ -251,6 +229,9 @@ def test_one_that_ends_early_is_idle_until_all_have_ended(ends: str) -> None:
         [[1, 1], [0, 0], *flags[0], [(1, 0), (1, 0)]],
         [[0, 0], [11, 11], *flags[1], [(1, 1), (1, 1)]],
     ]
+    # A reset in the midst of things forgets them.
+    envs.reset(0)
+    assert rows(envs, 1)[0][0] == [0, 0]
 
 
 def test_environments_reset_each_in_its_own_time() -> None:
@@ -277,8 +258,7 @@ def test_one_that_comes_later_is_idle_until_it_is_there() -> None:
 def test_one_that_shows_nothing_at_its_end_keeps_its_last_observation() -> None:
     envs = AgentEnvs([Lives((2, 3), shows_last=False)])
     envs.reset(0)
-    shown = [row[4][0] for row in rows(envs, 3)]
-    assert shown == [(0, 1), (0, 1), (0, 1)]
+    assert [row[4][0] for row in rows(envs, 3)] == [(0, 1), (0, 1), (0, 1)]
 
 
 def test_actions_go_to_those_who_are_there_in_their_own_space() -> None:
@@ -311,25 +291,6 @@ def test_a_mask_of_each_agent_is_found() -> None:
     assert envs.reset(0)["action_mask"].tolist() == [[1, 0], [1, 0]]
     envs = AgentEnvs([Masked()], SpaceOptions(mask_key=None))
     assert envs.action_spec.legal is None
-
-
-def test_environments_get_seeds_of_their_own_and_the_same_ones_again() -> None:
-    worlds = [Lives((1, 1)), Lives((1, 1))]
-    envs = AgentEnvs(worlds)
-    envs.reset(3)
-    rows(envs, 2)
-    envs.reset(3)
-    assert worlds[0].seeds[1] is None
-    assert worlds[0].seeds[0] == worlds[0].seeds[2]
-    assert worlds[0].seeds[0] != worlds[1].seeds[0]
-
-
-def test_a_reset_in_the_midst_of_things_forgets_them() -> None:
-    envs = AgentEnvs([Lives((1, 3))])
-    envs.reset(0)
-    rows(envs, 2)
-    envs.reset(0)
-    assert rows(envs, 1)[0][0] == [0, 0]
 
 
 def use(env: Lives) -> None:
@@ -440,13 +401,7 @@ def test_what_an_environment_raises_is_an_env_error() -> None:
         envs.step(ones(envs))
 
 
-def test_all_environments_are_closed() -> None:
-    worlds = [Lives(), Lives()]
-    AgentEnvs(worlds).close()
-    assert [world.num_closed for world in worlds] == [1, 1]
-
-
-def test_an_environment_without_close_is_not_closed() -> None:
+def test_all_environments_that_can_be_are_closed() -> None:
     class Open:
         def __init__(self) -> None:
             self._env = Lives()
@@ -456,9 +411,9 @@ def test_an_environment_without_close_is_not_closed() -> None:
                 raise AttributeError(name)
             return getattr(self._env, name)
 
-    closed = Lives()
-    AgentEnvs([Open(), closed]).close()
-    assert closed.num_closed == 1
+    worlds = [Lives(), Lives()]
+    AgentEnvs([worlds[0], Open(), worlds[1]]).close()
+    assert [world.num_closed for world in worlds] == [1, 1]
 
 
 def test_parallel_environments_are_told_from_others() -> None:
@@ -523,20 +478,6 @@ def test_rows_are_masked_where_nothing_happened_and_where_nobody_learns() -> Non
     assert step.masked is step.idle
 
 
-def test_who_plays_follows_from_the_seed() -> None:
-    worlds = [Lives((1, 1)) for _ in range(4)]
-    envs = AgentEnvs(worlds, policies=PAIR)
-
-    def players(seed: int) -> list[list[int]]:
-        return [
-            envs.reset(seed)["policy"].tolist(),
-            *(envs.step(ones(envs)).obs["policy"].tolist() for _ in range(20)),
-        ]
-
-    runs = [players(seed) for seed in (1, 2, 1)]
-    assert runs[0] == runs[2] != runs[1]
-
-
 def test_a_key_that_is_called_policy_is_in_the_way() -> None:
     class Named(Lives):
         def observation_space(self, agent: str) -> Space[Any]:
@@ -546,13 +487,17 @@ def test_a_key_that_is_called_policy_is_in_the_way() -> None:
         AgentEnvs([Named()], policies=PAIR)
 
 
-def test_a_part_of_a_batch_has_the_seeds_and_the_players_of_the_whole() -> None:
-    def players(envs: AgentEnvs, first_env: int) -> list[Any]:
-        seen = [envs.reset(5, first_env)["policy"].tolist()]
+def test_who_plays_follows_from_the_seed_and_a_part_has_the_players_of_the_whole() -> None:
+    def players(envs: AgentEnvs, seed: int, first_env: int = 0) -> list[Any]:
+        seen = [envs.reset(seed, first_env)["policy"].tolist()]
         return seen + [envs.step(ones(envs)).obs["policy"].tolist() for _ in range(20)]
 
     worlds = [Lives((1, 2)) for _ in range(3)]
-    whole = players(AgentEnvs(worlds, policies=PAIR), 0)
+    envs = AgentEnvs(worlds, policies=PAIR)
+    runs = [players(envs, seed) for seed in (1, 2, 1)]
+    assert runs[0] == runs[2] != runs[1]
     part = Lives((1, 2))
-    assert players(AgentEnvs([part], policies=PAIR), 2) == [row[4:] for row in whole]
+    assert players(AgentEnvs([part], policies=PAIR), 1, 2) == [row[4:] for row in runs[0]]
     assert part.seeds[0] == worlds[2].seeds[0]
+    assert worlds[0].seeds[:2] == [worlds[0].seeds[0], None]
+    assert worlds[0].seeds[0] != worlds[1].seeds[0]

@@ -9,7 +9,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bench.probes import Counting, CountingVector
+from bench.probes import CountingVector
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.batch import (
     EnvBatch,
@@ -66,60 +66,92 @@ def changed(result: Any, at: int, value: Any) -> Any:
     return (*result[:at], value, *result[at + 1 :])
 
 
-class Alone(Counting):
-    """Gives something else in one place, from the third step on."""
+class Odd(gym.Env[Any, Any]):
+    """Shows a sound observation; from a step of each episode on one value is another one.
 
-    def __init__(self, at: int, value: Any) -> None:
-        super().__init__(length=99)
-        self._at, self._value = at, value
+    `place`: of that value in what a step returns.
+    """
+
+    action_space = Discrete(2)
+
+    def __init__(
+        self, space: Space[Any], sound: Any, then: Any, at: int = 1, length: int = 9, place: int = 0
+    ) -> None:
+        self.observation_space = space
+        self._sound, self._then, self._at, self._length = sound, then, at, length
+        self._place = place
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._age = 0
+        return self._sound, {}
 
     def step(self, action: Any) -> Any:
-        result = super().step(action)
-        return result if self._step < 3 else changed(result, self._at, self._value)
+        self._age += 1
+        result = self._sound, 0.0, self._age == self._length, False, {}
+        return result if self._age < self._at else changed(result, self._place, self._then)
 
 
-class Together(Lives):
-    """The same for the second of two agents."""
+class OddAgents(Lives):
+    """The same as two agents, of whom only the second one gives the other value."""
 
-    def __init__(self, at: int, value: Any) -> None:
-        super().__init__((99, 99))
-        self._at, self._value = at, value
+    def __init__(self, space: Space[Any], *given: Any, length: int = 9, **more: Any) -> None:
+        super().__init__((length, length))
+        self._obs_space, self._given = space, given
+        self._odd = Odd(space, *given, length=length, **more)
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return self._obs_space
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        self._odd.reset()
+        return super().reset(*args, **kwargs)
 
     def step(self, actions: Any) -> Any:
-        result = super().step(actions)
-        if self.num_steps < 3:
-            return result
-        return changed(result, self._at, result[self._at] | {"agent_1": self._value})
+        result, odd = super().step(actions), self._odd.step(None)
+        if self._odd._age >= self._odd._at:
+            place = self._odd._place
+            if "agent_1" in result[place]:
+                result[place]["agent_1"] = odd[place]
+        return result
+
+    def _show(self, agent: str) -> Any:
+        return self._given[0]
 
 
-class Vector(CountingVector):
+class OddVector(CountingVector):
     """The same for the second of two columns, or with one value for all of them."""
 
-    def __init__(self, at: int, value: Any, is_for_all: bool = False) -> None:
+    def __init__(self, place: int, then: Any, is_for_all: bool = False) -> None:
         super().__init__(2, (99, 99))
-        self._at, self._value, self._is_for_all, self._age = at, value, is_for_all, 0
+        self._place, self._then, self._is_for_all, self._age = place, then, is_for_all, 0
 
     def step(self, actions: Any) -> Any:
         result = super().step(actions)
         self._age += 1
         if self._age < 3:
             return result
-        both = self._value if self._is_for_all else [result[self._at][0], self._value]
-        return changed(result, self._at, both)
+        both = self._then if self._is_for_all else [result[self._place][0], self._then]
+        return changed(result, self._place, both)
+
+
+NUMBERS = Box(-1, 1, (4,), np.float32)
+PIXELS = Box(0, 255, (4,), np.uint8)
+ZEROS, BLACK = np.zeros(4, np.float32), np.zeros(4, np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("at", "name", "value"),
+    ("place", "name", "value"),
     [
         *[(1, "reward", value) for value in ("1.5", None)],
         *[(place, "t", value) for place in (2, 3) for value in ("False", None, 3)],
     ],
 )
-def test_rewards_and_flags_are_looked_at_in_every_step(at: int, name: str, value: Any) -> None:
+def test_rewards_and_flags_are_looked_at_in_every_step(place: int, name: str, value: Any) -> None:
+    given = NUMBERS, ZEROS, value, 3
     for envs in (
-        SerialEnvs([Alone(at, value)], name="my:Env"),
-        AgentEnvs([Together(at, value)], name="my:Env"),
-        VectorEnvs(Vector(at, value), name="my:Env"),
+        SerialEnvs([Odd(*given, place=place)], name="my:Env"),
+        AgentEnvs([OddAgents(*given, place=place)], name="my:Env"),
+        VectorEnvs(OddVector(place, value), name="my:Env"),
     ):
         envs.reset(0)
         step(envs, 2)
@@ -130,7 +162,7 @@ def test_rewards_and_flags_are_looked_at_in_every_step(at: int, name: str, value
 @pytest.mark.parametrize("value", [np.ones(1, np.float32), 1.0])
 def test_a_vector_gives_no_number_for_all_columns(value: Any) -> None:
     for at in range(4):
-        envs = VectorEnvs(Vector(at, value, is_for_all=True))
+        envs = VectorEnvs(OddVector(at, value, is_for_all=True))
         envs.reset(0)
         step(envs, 2)
         with pytest.raises(EnvError, match=r"in step: .* (shape|for each of 2 columns)"):
@@ -148,56 +180,15 @@ def test_spread_seeds_leave_room_for_columns() -> None:
 # -------------------- observations
 
 
-class Showing(gym.Env[Any, Any]):
-    """Shows a sound observation, and from a step of each episode on another one."""
-
-    action_space = Discrete(2)
-
-    def __init__(
-        self, space: Space[Any], sound: Any, then: Any, at: int = 1, length: int = 9
-    ) -> None:
-        self.observation_space = space
-        self._sound, self._then, self._at, self._length = sound, then, at, length
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self._age = 0
-        return self._sound, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._age += 1
-        shown = self._then if self._age >= self._at else self._sound
-        return shown, 0.0, self._age == self._length, False, {}
-
-
-class ShowingAgents(Lives):
-    """The same as two agents, of whom only the second one shows the other observation."""
-
-    def __init__(
-        self, space: Space[Any], sound: Any, then: Any, at: int = 1, length: int = 9
-    ) -> None:
-        super().__init__((length, length))
-        self._obs_space, self._sound, self._then, self._at = space, sound, then, at
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        return self._obs_space
-
-    def _show(self, agent: str) -> Any:
-        is_sound = agent == "agent_0" or self.num_steps < self._at
-        return self._sound if is_sound else self._then
-
-
 def batch(kind: str, *args: Any, **kwargs: Any) -> EnvBatch:
     if kind == "agents":
-        return AgentEnvs([ShowingAgents(*args, **kwargs)])
+        return AgentEnvs([OddAgents(*args, **kwargs)])
     if kind == "serial":
-        return SerialEnvs([Showing(*args, **kwargs) for _ in range(2)])
+        return SerialEnvs([Odd(*args, **kwargs) for _ in range(2)])
     mode = AutoresetMode.NEXT_STEP if kind == "next_step" else AutoresetMode.SAME_STEP
-    return VectorEnvs(SyncVectorEnv([lambda: Showing(*args, **kwargs)] * 2, autoreset_mode=mode))
+    return VectorEnvs(SyncVectorEnv([lambda: Odd(*args, **kwargs)] * 2, autoreset_mode=mode))
 
 
-NUMBERS = Box(-1, 1, (4,), np.float32)
-PIXELS = Box(0, 255, (4,), np.uint8)
-ZEROS, BLACK = np.zeros(4, np.float32), np.zeros(4, np.uint8)
 BROKEN = [
     (NUMBERS, ZEROS, np.ones(1, np.float32), r": observation in step: .* \(4,\), it has \(1,\)$"),
     (PIXELS, BLACK, np.full(4, 0.9), r": observation in step: .* promises uint8, it is float64$"),
@@ -220,11 +211,7 @@ def test_shapes_and_dtypes_are_looked_at_in_every_step(
 
 
 def test_the_first_step_of_an_agent_that_comes_late_is_looked_at_too() -> None:
-    class Late(ShowingAgents):
-        def _show(self, agent: str) -> Any:
-            return self._then if agent == "agent_1" and self.num_steps > 3 else self._sound
-
-    env = Late(NUMBERS, ZEROS, np.ones(1, np.float32))
+    env = OddAgents(NUMBERS, ZEROS, np.ones(1, np.float32), at=4)
     env._starts = (0, 3)
     envs = AgentEnvs([env])
     envs.reset(0)
@@ -295,7 +282,7 @@ def test_only_the_batched_final_observations_of_ended_columns_count() -> None:
             *most, infos = super().step(actions)
             return *most, {"final_obs": np.array([4, 77])} if infos else {}
 
-    kinds = [lambda: Showing(Discrete(5), 0, 1, length=2), lambda: Showing(Discrete(5), 0, 1)]
+    kinds = [lambda: Odd(Discrete(5), 0, 1, length=2), lambda: Odd(Discrete(5), 0, 1)]
     envs = VectorEnvs(Batched(kinds, autoreset_mode=AutoresetMode.SAME_STEP))
     envs.reset(0)
     step(envs)

@@ -113,7 +113,12 @@ def test_those_made_so_far_are_closed_when_a_later_one_fails(module: ModuleType)
         (
             {"observation_space": gym.spaces.Dict(last_reward=gym.spaces.Box(0, 1))},
             {"last_reward": True},
-            "env.last_reward: the observation has a key",
+            "env.last_reward: the observation has a key of that name already",
+        ),
+        (
+            {"observation_space": gym.spaces.Dict(last_action=gym.spaces.Box(0, 1))},
+            {"last_action": True},
+            "env.last_action: the observation has a key of that name already",
         ),
     ],
 )

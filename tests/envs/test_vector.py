@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
-from bench.probes import ActionReward, Counting, CountingVector, Failing, NotFinite
+from bench.probes import Counting, CountingVector, Failing, NotFinite
 from impala_async.envs.batch import EnvBatch, Step
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
@@ -147,14 +147,6 @@ def test_both_flags_come_through(ends: Any) -> None:
         assert bool(step.truncated[0]) == (ends != "terminated")
 
 
-def test_actions_start_where_the_space_does() -> None:
-    for start in (0, 5, -1):
-        kinds = [lambda start=start: ActionReward(3, start)] * 3  # type: ignore[misc]
-        for envs in (SerialEnvs([kind() for kind in kinds]), VectorEnvs(SyncVectorEnv(kinds))):
-            envs.reset(0)
-            assert envs.step(acts(0, 1, 2)).rewards.tolist() == [0, 1, 2]
-
-
 def test_serial_envs_write_into_the_same_arrays_every_time_and_leave_nan_to_ingest() -> None:
     envs = SerialEnvs([NotFinite(after=1)])
     envs.reset(0)
@@ -252,23 +244,6 @@ def test_a_part_of_a_batch_has_the_seeds_of_the_whole(is_vector: bool) -> None:
 
 
 # -------------------- vector envs
-
-
-def test_the_vector_code_of_cartpole_follows_next_step() -> None:
-    envs = cartpole_vector(4, max_episode_steps=25)
-    envs.reset(3)
-    was_over, num_ends = np.zeros(4, np.bool_), np.zeros(2, int)
-    for n in range(300):
-        # Leaning to one side terminates, alternating lasts until the limit.
-        step = envs.step(acts(0, 0, n % 2, n % 2))
-        is_over = step.terminated | step.truncated
-        assert not (is_over & was_over).any()
-        assert step.rewards.tolist() == (~was_over).tolist()
-        # A cart that was just reset stands near the middle.
-        assert np.abs(step.obs[""][was_over]).max(initial=0) <= 0.05
-        was_over = is_over
-        num_ends += [step.terminated.sum(), step.truncated.sum()]
-    assert num_ends.min() > 10, "both kinds of end must occur"
 
 
 def test_the_resetting_mode_is_read_from_the_metadata() -> None:

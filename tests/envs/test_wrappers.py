@@ -269,14 +269,3 @@ def test_a_reset_in_the_midst_of_things_forgets_them(mode: str) -> None:
     obs = envs.step(acts(0, 1)).obs
     assert obs["last_reward"][1] == 11
     assert obs["last_action"].tolist()[1] == 1
-
-
-@pytest.mark.parametrize("name", ["last_action", "last_reward"])
-def test_a_key_of_that_name_is_refused(name: str) -> None:
-    class Taken(Counting):
-        def __init__(self) -> None:
-            super().__init__()
-            self.observation_space = Dict({name: Box(0, 9, (3,)), "x": Discrete(2)})
-
-    with pytest.raises(EnvError, match=rf"env\.{name}: the observation has a key of that name"):
-        with_both(SerialEnvs([Taken()]))
