@@ -22,7 +22,6 @@ SUPPORTED_OBS = (
 LEAVE_OUT = "leave it out by a wrapper (env.wrappers), as gymnasium.wrappers:FilterObservation"
 
 Path = tuple[Any, ...]
-_ARRAY = np.ndarray
 
 
 class ObsLeaf(NamedTuple):
@@ -67,7 +66,6 @@ class ObsRows:
         self.arrays: dict[str, NDArray[Any]] = {
             leaf.spec.name: np.zeros((num_rows, *leaf.spec.shape), leaf.dtype) for leaf in leaves
         }
-        self._num_rows = num_rows
         self._leaves = [(leaf, self.arrays[leaf.spec.name], set[Any]()) for leaf in leaves]
         self._choices = [(leaf, _last_choices(leaf)) for leaf in leaves if leaf.spec.choices]
 
@@ -82,7 +80,7 @@ class ObsRows:
                 value = leaf.of(obs)
             except (LookupError, TypeError, ValueError):
                 value = None  # which is told of below
-            is_array = type(value) is _ARRAY and value.shape == leaf.spec.shape
+            is_array = type(value) is np.ndarray and value.shape == leaf.spec.shape
             kind = value.dtype if is_array else type(value)
             if kind not in known:
                 array = _checked(leaf, obs, leaf.spec.shape, where)

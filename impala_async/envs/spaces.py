@@ -69,13 +69,9 @@ class Spaces:
         self._scalars = {
             name for name, (_, part) in found.items() if isinstance(part, Box) and not part.shape
         }
-        # An action that is no Dict and no Tuple needs no walk through its parts.
-        self._plain = None if isinstance(action_space, Dict | Tuple) else self._turns[""]
 
     def batch(self, actions: Actions) -> Any:
         """The environment's action, with an array of all columns at each leaf."""
-        if self._plain is not None:
-            return self._plain(actions[""])
         turned = {name: turn(actions[name]) for name, turn in self._turns.items()}
         return _nest(self._action_space, (), turned)
 
@@ -84,7 +80,7 @@ class Spaces:
         columns = {
             name: self._columns(name, turn(actions[name])) for name, turn in self._turns.items()
         }
-        if self._plain is not None:
+        if not isinstance(self._action_space, Dict | Tuple):
             return columns[""]
         return [
             _nest(self._action_space, (), dict(zip(columns, values, strict=True)))

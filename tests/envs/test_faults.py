@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from bench.probes import Counting
-from impala_async.config.env import EnvSection
 from impala_async.envs import faults
 from impala_async.envs.faults import (
     RUNNING,
@@ -25,7 +24,6 @@ from impala_async.envs.faults import (
     hang_now,
     with_id,
 )
-from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 from impala_async.interrupts import Interrupted
@@ -173,8 +171,6 @@ RESET = "wants `def reset(self, *, seed=None, options=None)`, which returns (obs
         (limited(NoSeed()), RESET, "argument 'seed'"),
         (NoAction(), STEP, "takes 1 positional argument but 2 were given"),
         (AsksWrongly(), "failed in reset: TypeError: ", "argument 'seed'"),
-        (Wrong(step=(OBS, "much", False, False, {})), "reward in step: wants a number", "(str)"),
-        (Wrong(step=(np.zeros(7), 1.0, False, False, {})), "observation in step", "it has (7,)"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -195,18 +191,6 @@ def test_what_does_not_fit_its_caller_is_told_the_signature(
     if begins in (STEP, RESET):
         assert caught.value.__cause__ is not None
         assert caught.value.__cause__.__traceback__ is None, "that would be of who is not to blame"
-
-
-def test_it_is_called_as_the_config_calls_it_whatever_it_wraps() -> None:
-    envs = build_envs("serial", EnvSection(id="tests.envs.test_faults:poles"), 1)
-    envs.reset(0)
-    with pytest.raises(EnvError, match=r"^tests\.envs\.test_faults:poles failed in step"):
-        envs.step({"": np.full(1, 7, np.int32)})
-    envs.close()
-
-
-def poles() -> Any:
-    return gym.make("CartPole-v1", disable_env_checker=True)
 
 
 def test_a_process_that_an_environment_forks_does_not_come_back_from_its_call(capfd):
