@@ -1,5 +1,6 @@
 import itertools
 from collections import Counter
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +18,7 @@ from impala_async.schema import ArraySpec
 
 HERE = "tests.envs.test_agents"
 AGENTS = ["left", "right", "keeper"]
+DEAL = "a_module_of_a_test:deal"
 
 
 def mapping(*names: str, of: str = "shuffled", agents: list[str] = AGENTS, **more: Any) -> Any:
@@ -41,27 +43,27 @@ def test_policies_are_dealt_in_rounds_until_all_agents_have_one() -> None:
     assert {number for one in found for number in one} == {0, 1, 2, 3}
 
 
-def test_draws_follow_from_the_seed_but_not_as_those_of_an_environment_do() -> None:
+def test_draws_follow_from_the_seed_but_not_as_those_of_an_environment_do(
+    module: ModuleType,
+) -> None:
     mapped = mapping("a", "b")
     runs = []
     for seed in (3, 4, 3):
         mapped.seed(seed)
         runs.append(drawn(mapped))
     assert runs[0] == runs[2] != runs[1]
-    mapped = mapping("a", "b", of=f"{HERE}:first_draw")
+
+    def note(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
+        numbers.append(rng.random())
+        return dict.fromkeys(agents, "a")
+
+    numbers: list[float] = []
+    module.deal = note  # type: ignore[attr-defined]
+    mapped = mapping("a", "b", of=DEAL)
     for seed in range(20):
         mapped.seed(seed)
-        DRAWN.clear()
         mapped.draw()
-        assert [gym.utils.seeding.np_random(seed)[0].random()] != DRAWN
-
-
-DRAWN: list[float] = []
-
-
-def first_draw(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
-    DRAWN.append(rng.random())
-    return dict.fromkeys(agents, "a")
+        assert gym.utils.seeding.np_random(seed)[0].random() != numbers[-1]
 
 
 def test_it_knows_who_is_trained() -> None:
@@ -76,44 +78,31 @@ def keeper_is_past(agents: list[str], rng: np.random.Generator) -> dict[str, str
     return {agent: "past" if agent == "keeper" else others for agent in agents}
 
 
-def nobody_keeps(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
-    return dict.fromkeys(agents[:-1], "main")
-
-
-def a_stranger(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
-    return dict.fromkeys(agents, "alice")
-
-
-def a_list(agents: list[str], rng: np.random.Generator) -> list[str]:
-    return ["main"] * len(agents)
-
-
-def failing(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
-    raise RuntimeError("no idea")
-
-
 def test_an_own_function_says_who_plays() -> None:
     found = drawn(mapping("main", "past", of=f"{HERE}:keeper_is_past"))
     assert set(found) == {(0, 0, 1), (1, 1, 1)}
+    with pytest.raises(EnvError, match="Did you mean: `keeper_is_past`"):
+        mapping("main", "past", of=f"{HERE}:keeper_is_pasd")
+
+
+MUST = "must give a dict with a policy (main, past) for each agent (left, right, keeper), it gave"
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("answer", "text"),
     [
-        (
-            "nobody_keeps",
-            r"with a policy \(main, past\) for each agent \(left, right, keeper\), it gave {'left",
-        ),
-        ("a_stranger", "it gave {'keeper': 'alice'"),
-        ("a_list", r"it gave \['main', 'main', 'main'\]"),
-        ("failing", "failed to say who plays whom: RuntimeError: no idea"),
-        ("keeper_is_pasd", "Did you mean: `keeper_is_past`"),
+        (lambda agents, rng: dict.fromkeys(agents[:-1], "main"), f"{MUST} {{'left': 'main', 'rig"),
+        (lambda agents, rng: dict.fromkeys([*agents, "x"], "main"), f"{MUST} {{'keeper': 'main"),
+        (lambda agents, rng: dict.fromkeys(agents, "alice"), f"{MUST} {{'keeper': 'alice'"),
+        (lambda agents, rng: ["main"] * len(agents), f"{MUST} ['main', 'main', 'main']"),
+        (lambda agents, rng: agents[7], "failed to say who plays whom: IndexError"),
     ],
 )
-def test_a_wrong_answer_is_told_at_once(name: str, text: str) -> None:
-    with pytest.raises(EnvError, match=text) as caught:
-        mapping("main", "past", of=f"{HERE}:{name}")
-    assert f"policies.mapping: {HERE}:{name}" in str(caught.value)
+def test_a_wrong_answer_is_told_at_once(module: ModuleType, answer: Any, text: str) -> None:
+    module.deal = answer  # type: ignore[attr-defined]
+    with pytest.raises(EnvError) as caught:
+        mapping("main", "past", of=DEAL)
+    assert str(caught.value).startswith(f"policies.mapping: {DEAL} {text}")
 
 
 class Lives:
@@ -122,8 +111,6 @@ class Lives:
     Each shows (index, episode, step); the reward is the step's number from 1, plus 10 for action
     1. `starts`: the step with which an agent comes, 0 being the reset.
     """
-
-    metadata = {"name": "Lives"}  # noqa: RUF012
 
     def __init__(
         self,
