@@ -328,7 +328,8 @@ from pathlib import Path
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 found = [sys.argv[1:], os.environ["PORTS"], os.environ["OMP_NUM_THREADS"]]
-Path("flags").write_text(json.dumps(found))
+Path("new").write_text(json.dumps(found))
+Path("new").rename("flags")
 give_up_at = time.monotonic() + 20
 while not told and not Path("end").exists() and time.monotonic() < give_up_at:
     time.sleep(0.005)
