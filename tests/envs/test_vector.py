@@ -9,10 +9,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from bench.probes import Counting, CountingVector, Failing, NotFinite
+from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.batch import EnvBatch, Step
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
+from tests.envs.test_agents import Lives
 
 Mode = AutoresetMode
 
@@ -157,16 +159,24 @@ def test_serial_envs_write_into_the_same_arrays_every_time_and_leave_nan_to_inge
 
 
 def test_the_environment_of_a_call_is_known_by_its_number() -> None:
-    class Looking(Counting):
-        def step(self, action: Any) -> Any:
-            seen.append(RUNNING.place[0])
-            return super().step(action)
+    def looking(kind: Any) -> Any:
+        class Looking(kind):  # type: ignore[misc]
+            def reset(self, **given: Any) -> Any:
+                seen.append(RUNNING.place[0])
+                return super().reset(**given)
 
-    seen: list[int] = []
-    envs = SerialEnvs([Looking() for _ in range(3)])
-    envs.reset(0, first_env=4)
-    envs.step(acts(0, 0, 0))
-    assert seen == [5, 6, 7]
+            def step(self, action: Any) -> Any:
+                seen.append(RUNNING.place[0])
+                return super().step(action)
+
+        return Looking
+
+    for kind, batch, num_columns in ((Counting, SerialEnvs, 3), (Lives, AgentEnvs, 6)):
+        seen: list[int] = []
+        envs = batch([looking(kind)() for _ in range(3)])
+        envs.reset(0, first_env=4)
+        envs.step(acts(*[0] * num_columns))
+        assert seen == [5, 6, 7, 5, 6, 7]
 
 
 def test_what_an_environment_raises_is_an_env_error_with_its_cause() -> None:
