@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from impala_async.config.policies import ONE_POLICY, SHUFFLED, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step, as_flag, as_reward, spread_seed
-from impala_async.envs.faults import RUNNING, Blame, close_all
+from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
 from impala_async.envs.find import find_callable
 from impala_async.envs.observations import ObsRows, short
 from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
@@ -51,7 +51,6 @@ class PolicyMapping:
         self.draw()
 
     def seed(self, seed: int) -> None:
-        """Seed everything that is drawn from here on."""
         # Not the stream that an environment has of the same seed: who begins must not tell who
         # plays whom.
         self._rng = np.random.default_rng((seed, 1))
@@ -74,12 +73,10 @@ class PolicyMapping:
     def _shuffled(self) -> NDArray[np.uint8]:
         """In a random order, and again in another one while agents are left."""
         num_policies, num_agents = len(self._names), len(self._agents)
-        rounds = [
-            self._rng.permutation(num_policies) for _ in range(-(-num_agents // num_policies))
-        ]
-        dealt = np.concatenate(rounds)[:num_agents].astype(np.uint8)
+        num_rounds = -(-num_agents // num_policies)
+        rounds = [self._rng.permutation(num_policies) for _ in range(num_rounds)]
         # Or the agents of a round would never be played by one policy.
-        return self._rng.permutation(dealt)
+        return self._rng.permutation(np.concatenate(rounds)[:num_agents].astype(np.uint8))
 
 
 def is_parallel(env: Any) -> bool:
@@ -115,8 +112,7 @@ class AgentEnvs:
         name: str | None = None,
     ) -> None:
         first = envs[0]
-        metadata = getattr(first, "metadata", None) or {}
-        self.name = name or str(metadata.get("name") or type(first).__name__)
+        self.name = name or env_name(first)
         self._stepping = Blame(self.name, "in step", len(envs))
         self._resetting = Blame(self.name, "in reset", len(envs))
         agents = list(first.possible_agents)
@@ -176,7 +172,6 @@ class AgentEnvs:
         return self._result
 
     def close(self) -> None:
-        """Close every environment, also when one of them fails to."""
         close_all((world.env for world in self._worlds), self.name)
 
     def _add_policies(self, leaf: ArraySpec) -> None:

@@ -1,7 +1,5 @@
-"""Says what an environment looks like, also to another process, and plays a few steps of it.
-
-What those steps find would else come to light on the actors, which start again and again, or as
-data that the learner refuses for ever.
+"""Says what an environment looks like, also to another process, and plays a few steps of it: what
+they find would else be found by the actors, which start again and again, or by the learner.
 
 `python -m impala_async.envs.describe` reads JSON from stdin, `{"env": an EnvSection, "sampler": its
 name, "policies": a PoliciesSection}`, and writes a line of it: `{"obs": ..., "action": ...}` as a
@@ -110,7 +108,7 @@ def random_actions(
 
 
 def _items(spec: ActionSpec, values_CP: NDArray[Any]) -> list[NDArray[Any]]:
-    """The values of the choices of each discrete item, of all parts one after the other."""
+    """The columns that belong to each discrete item, of all parts one after the other."""
     sizes = [size for part in spec.parts for size in part.choices]
     return np.split(values_CP, np.cumsum(sizes)[:-1], axis=1) if sizes else []
 

@@ -126,7 +126,7 @@ def _explain_unknown(gym_id: str) -> None:
 
 
 def _hint(gym_id: str, error: gym.error.Error) -> str:
-    """One sentence on an id that is unknown."""
+    """A sentence on the name that may be meant by an unknown id."""
     # Some ids begin with the package that registers them when it is imported.
     package = re.split("[/-]", gym_id)[0].lower()
     if package in EXTRAS:

@@ -1,11 +1,4 @@
-"""Environments by name: one, or the batch that a sampler steps.
-
-A name is a gymnasium id ("CartPole-v1"), an id that a module registers when it is imported
-("package.module:Env-v0"), or a class or factory in a module ("package.module:Name"), which gets no
-time limit but its own. A class of gymnasium's VectorEnv, or a factory with a `num_envs` argument,
-makes a whole vector at once. What makes a PettingZoo parallel environment makes columns of its
-agents.
-"""
+"""Environments by name: one in its wrappers, or the batch that a sampler steps."""
 
 import logging
 import warnings
@@ -31,6 +24,7 @@ from impala_async.errors import EnvError
 
 logger = logging.getLogger(__name__)
 
+VECTOR_CODE = gym.VectorizeMode.VECTOR_ENTRY_POINT
 KINDS: tuple[tuple[str, Callable[[Any], bool], Callable[..., EnvBatch]], ...] = (
     ("gymnasium.Env", lambda env: isinstance(env, gym.Env), SerialEnvs),
     ("parallel environment of PettingZoo", is_parallel, AgentEnvs),
@@ -127,17 +121,14 @@ def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, A
     if why_not is not None:
         raise EnvError(f"{section.id} {why_not}: set actor.sampler to serial or auto")
     found = find_env(section.id)
+    kwargs = {"num_envs": num_envs, **section.kwargs}
     with Blame(section.id, f"to be made{_with(section.kwargs)}"):
-        if callable(found):
-            env = found(num_envs=num_envs, **section.kwargs)
-        else:
-            env = _make_registered_vector(found, num_envs, section.kwargs)
-    if not isinstance(env, VectorEnv):
+        env = found(**kwargs) if callable(found) else _make_registered_vector(found, kwargs)
+    if not isinstance(env, VectorEnv) or env.num_envs != num_envs:
         raise EnvError(
-            f"{section.id} made a {type(env).__name__}, which is no gymnasium.vector.VectorEnv"
+            f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} "
+            f"environments, and must make a gymnasium.vector.VectorEnv of {num_envs}"
         )
-    if env.num_envs != num_envs:
-        raise EnvError(f"{section.id} made {env.num_envs} environments, asked for {num_envs}")
     return env
 
 
@@ -210,14 +201,13 @@ def _options(section: EnvSection) -> SpaceOptions:
     return SpaceOptions(section.action_mask_key, section.squash_actions, is_stacked)
 
 
-def _make_registered_vector(gym_id: str, num_envs: int, kwargs: dict[str, Any]) -> Any:
+def _make_registered_vector(gym_id: str, kwargs: dict[str, Any]) -> Any:
     if is_atari(registered(gym_id)):
         kwargs = ATARI_VECTOR | kwargs
     with warnings.catch_warnings():
         # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
         warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
-        mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
-        return gym.make_vec(gym_id, num_envs=num_envs, vectorization_mode=mode, **kwargs)
+        return gym.make_vec(gym_id, vectorization_mode=VECTOR_CODE, **kwargs)
 
 
 def _with(kwargs: dict[str, Any]) -> str:

@@ -22,7 +22,6 @@ SUPPORTED_OBS = (
 LEAVE_OUT = "leave it out by a wrapper (env.wrappers), as gymnasium.wrappers:FilterObservation"
 
 Path = tuple[Any, ...]
-_ARRAY = np.ndarray
 
 
 class ObsLeaf(NamedTuple):
@@ -41,10 +40,19 @@ class ObsLeaf(NamedTuple):
         return obs if self.start is None else np.asarray(obs) - self.start
 
 
-def obs_leaves(space: Space[Any]) -> tuple[ObsLeaf, ...]:
-    """The leaves of an observation space, in the order in which the spec has them."""
-    found = parts_of(space, "observation space")
-    return tuple(_obs_leaf(space, name, path, part) for name, (path, part) in found.items())
+def obs_leaves(space: Space[Any], *, is_stacked: bool = False) -> tuple[ObsLeaf, ...]:
+    """The leaves of an observation space, in the order in which the spec has them.
+
+    `is_stacked`: images are windows over frames.
+    """
+    found = parts_of(space, "observation space").items()
+    leaves = tuple(_obs_leaf(space, name, path, part, is_stacked) for name, (path, part) in found)
+    if is_stacked and not any(leaf.spec.is_stack for leaf in leaves):
+        raise EnvError(
+            f"env.frame_stack: observation space {short(space)} has no stack of images, bytes of "
+            "three dimensions or more: set it to off"
+        )
+    return leaves
 
 
 class ObsRows:
@@ -58,7 +66,6 @@ class ObsRows:
         self.arrays: dict[str, NDArray[Any]] = {
             leaf.spec.name: np.zeros((num_rows, *leaf.spec.shape), leaf.dtype) for leaf in leaves
         }
-        self._num_rows = num_rows
         self._leaves = [(leaf, self.arrays[leaf.spec.name], set[Any]()) for leaf in leaves]
         self._choices = [(leaf, _last_choices(leaf)) for leaf in leaves if leaf.spec.choices]
 
@@ -73,7 +80,7 @@ class ObsRows:
                 value = leaf.of(obs)
             except (LookupError, TypeError, ValueError):
                 value = None  # which is told of below
-            is_array = type(value) is _ARRAY and value.shape == leaf.spec.shape
+            is_array = type(value) is np.ndarray and value.shape == leaf.spec.shape
             kind = value.dtype if is_array else type(value)
             if kind not in known:
                 array = _checked(leaf, obs, leaf.spec.shape, where)
@@ -98,7 +105,7 @@ class ObsRows:
     def check_choices(self, obs: Mapping[str, NDArray[Any]], rows: Any = ...) -> None:
         """Refuse categories that their space does not have.
 
-        A network has no place for them: they would end it, or pass for choices of the next item.
+        They would end a network, or pass for choices of the next item.
         """
         for leaf, last in self._choices:
             values = obs[leaf.spec.name][rows]
@@ -195,7 +202,9 @@ def choices_of(space: "Discrete[Any] | MultiDiscrete[Any] | MultiBinary") -> tup
     return (2,) * int(np.prod(space.shape))
 
 
-def _obs_leaf(whole: Space[Any], name: str, path: Path, space: Space[Any]) -> ObsLeaf:
+def _obs_leaf(
+    whole: Space[Any], name: str, path: Path, space: Space[Any], is_stacked: bool
+) -> ObsLeaf:
     choices: tuple[int, ...] = ()
     start: Any = 0
     if isinstance(space, Discrete | MultiDiscrete):
@@ -203,9 +212,10 @@ def _obs_leaf(whole: Space[Any], name: str, path: Path, space: Space[Any]) -> Ob
     elif not isinstance(space, Box | MultiBinary):
         at, hint = (f" at {name!r}", f"; {LEAVE_OUT}") if path else ("", "")
         raise EnvError(f"observation space {short(whole)}{at}: {SUPPORTED_OBS}{hint}")
-    dtype = np.dtype(space.dtype)
+    dtype, shape = np.dtype(space.dtype), tuple(space.shape or ())
+    is_stack = is_stacked and dtype == np.uint8 and len(shape) >= 3 and not choices
     try:
-        spec = ArraySpec(name, tuple(space.shape or ()), dtype.name, choices)
+        spec = ArraySpec(name, shape, dtype.name, choices, is_stack)
     except SpacesError as error:
         raise EnvError(f"observation space {short(whole)}: {error}") from error
     return ObsLeaf(path, spec, dtype, np.asarray(start, dtype) if np.any(start) else None)

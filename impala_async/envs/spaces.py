@@ -6,7 +6,6 @@ are unbounded: they are clipped, or squashed by a tanh, only here, on their way 
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from numpy.typing import NDArray
 
 from impala_async.envs.batch import Actions
-from impala_async.envs.observations import (
-    ObsLeaf,
-    choices_of,
-    name_of,
-    obs_leaves,
-    parts_of,
-    short,
-)
+from impala_async.envs.observations import choices_of, name_of, obs_leaves, parts_of, short
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ActionSpec, ObsSpec
 
@@ -61,14 +53,7 @@ class Spaces:
         action_space: Space[Any],
         options: SpaceOptions = USUAL,
     ) -> None:
-        self.leaves: tuple[ObsLeaf, ...] = obs_leaves(observation_space)
-        if options.is_stacked:
-            self.leaves = tuple(_as_stack(leaf) for leaf in self.leaves)
-            if not any(leaf.spec.is_stack for leaf in self.leaves):
-                raise EnvError(
-                    f"env.frame_stack: observation space {short(observation_space)} has no stack "
-                    "of images, bytes of three dimensions or more: set it to off"
-                )
+        self.leaves = obs_leaves(observation_space, is_stacked=options.is_stacked)
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
         self._action_space = action_space
         found = parts_of(action_space, "action space")
@@ -84,13 +69,9 @@ class Spaces:
         self._scalars = {
             name for name, (_, part) in found.items() if isinstance(part, Box) and not part.shape
         }
-        # An action that is no Dict and no Tuple needs no walk through its parts.
-        self._plain = None if isinstance(action_space, Dict | Tuple) else self._turns[""]
 
     def batch(self, actions: Actions) -> Any:
         """The environment's action, with an array of all columns at each leaf."""
-        if self._plain is not None:
-            return self._plain(actions[""])
         turned = {name: turn(actions[name]) for name, turn in self._turns.items()}
         return _nest(self._action_space, (), turned)
 
@@ -99,7 +80,7 @@ class Spaces:
         columns = {
             name: self._columns(name, turn(actions[name])) for name, turn in self._turns.items()
         }
-        if self._plain is not None:
+        if not isinstance(self._action_space, Dict | Tuple):
             return columns[""]
         return [
             _nest(self._action_space, (), dict(zip(columns, values, strict=True)))
@@ -190,11 +171,3 @@ def _turn(space: Any, options: SpaceOptions) -> Turn:
         return squashed.astype(dtype)
 
     return squash
-
-
-def _as_stack(leaf: ObsLeaf) -> ObsLeaf:
-    """A leaf of images as a window over frames; any other as it is."""
-    spec = leaf.spec
-    if spec.dtype != "uint8" or len(spec.shape) < 3 or spec.choices:
-        return leaf
-    return leaf._replace(spec=replace(spec, is_stack=True))

@@ -96,7 +96,6 @@ class SerialEnvs:
         return self._result
 
     def close(self) -> None:
-        """Close every environment, also when one of them fails to."""
         close_all(self._envs, self.name)
 
     def _reset_column(self, column: int, seed: int | None) -> None:
@@ -141,7 +140,6 @@ class VectorEnvs:
         return flat_obs
 
     def step(self, actions: Actions) -> Step:
-        """Step every column."""
         with self._stepping:
             obs, rewards, terminated, truncated, infos = self._env.step(self._adapt(actions))
             self._rewards[:] = as_rewards(rewards, "rewards", self.num_envs)
@@ -162,7 +160,6 @@ class VectorEnvs:
         return Step(flat_obs, self._rewards, terminated, truncated, final_obs)
 
     def close(self) -> None:
-        """Close the environment."""
         close_all([self._env], self.name)
 
     def _read_final_obs(self, infos: dict[str, Any], is_over: Any) -> Obs:
@@ -186,14 +183,10 @@ class VectorEnvs:
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     given = env.metadata.get("autoreset_mode")
-    try:
-        mode = AutoresetMode(given)
-    except ValueError:
-        mode = None
-    if mode in SUPPORTED_MODES:
-        return mode
-    found = "missing" if given is None else given
+    for mode in SUPPORTED_MODES:
+        if given in (mode, mode.value):
+            return mode
     raise EnvError(
-        f"{env_name(env)}: metadata['autoreset_mode'] is {found}; set it to "
+        f"{env_name(env)}: metadata['autoreset_mode'] is {given or 'missing'}; set it to "
         f"{' or '.join(map(str, SUPPORTED_MODES))}, whichever the environment does"
     )

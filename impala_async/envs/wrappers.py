@@ -71,8 +71,8 @@ class WithHistory:
         self.num_envs = envs.num_envs
         self.action_spec = envs.action_spec
         self.autoreset = envs.autoreset
-        leaves = [_action_leaf(part.array, part.choices) for part in envs.action_spec.parts]
-        self._action_leaves = leaves if has_action else []
+        parts = envs.action_spec.parts if has_action else ()
+        self._action_leaves = [_action_leaf(part.array, part.choices) for part in parts]
         reward = [ArraySpec(LAST_REWARD, (), "float32")] if has_reward else []
         added = (*self._action_leaves, *reward)
         taken = {leaf.name for leaf in envs.obs_spec.leaves} & {leaf.name for leaf in added}

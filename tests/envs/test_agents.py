@@ -1,5 +1,6 @@
 import itertools
 from collections import Counter
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -12,13 +13,12 @@ from gymnasium.vector import AutoresetMode
 from bench.probes import Counting
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.agents import AgentEnvs, PolicyMapping, is_parallel
-from impala_async.envs.spaces import SpaceOptions
-from impala_async.envs.wrappers import WithHistory
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 
 HERE = "tests.envs.test_agents"
 AGENTS = ["left", "right", "keeper"]
+DEAL = "a_module_of_a_test:deal"
 
 
 def mapping(*names: str, of: str = "shuffled", agents: list[str] = AGENTS, **more: Any) -> Any:
@@ -30,26 +30,22 @@ def drawn(mapped: PolicyMapping, num: int = 300) -> list[tuple[int, ...]]:
     return [tuple(mapped.draw().tolist()) for _ in range(num)]
 
 
-def test_two_agents_are_dealt_two_policies_either_way_round() -> None:
+def test_policies_are_dealt_in_rounds_until_all_agents_have_one() -> None:
     counts = Counter(drawn(mapping("a", "b", agents=AGENTS[:2])))
     assert counts.keys() == {(0, 1), (1, 0)}
     assert min(counts.values()) > 100
-
-
-def test_more_agents_than_policies_are_dealt_in_rounds() -> None:
-    counts = Counter(drawn(mapping("a", "b")))
     # Two of one and one of the other, whoever they are.
+    counts = Counter(drawn(mapping("a", "b")))
     assert counts.keys() == {(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)}
     assert min(counts.values()) > 25
-
-
-def test_of_more_policies_than_agents_some_are_left_out() -> None:
     found = drawn(mapping("a", "b", "c", "d"))
     assert all(len(set(one)) == 3 for one in found)
     assert {number for one in found for number in one} == {0, 1, 2, 3}
 
 
-def test_what_is_drawn_follows_from_the_seed() -> None:
+def test_draws_follow_from_the_seed_but_not_as_those_of_an_environment_do(
+    module: ModuleType,
+) -> None:
     mapped = mapping("a", "b")
     runs = []
     for seed in (3, 4, 3):
@@ -57,22 +53,17 @@ def test_what_is_drawn_follows_from_the_seed() -> None:
         runs.append(drawn(mapped))
     assert runs[0] == runs[2] != runs[1]
 
+    def note(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
+        numbers.append(rng.random())
+        return dict.fromkeys(agents, "a")
 
-def test_it_draws_from_another_stream_than_an_environment_of_the_same_seed() -> None:
-    mapped = mapping("a", "b", of=f"{HERE}:first_draw")
+    numbers: list[float] = []
+    module.deal = note  # type: ignore[attr-defined]
+    mapped = mapping("a", "b", of=DEAL)
     for seed in range(20):
         mapped.seed(seed)
-        DRAWN.clear()
         mapped.draw()
-        assert [gym.utils.seeding.np_random(seed)[0].random()] != DRAWN
-
-
-DRAWN: list[float] = []
-
-
-def first_draw(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
-    DRAWN.append(rng.random())
-    return dict.fromkeys(agents, "a")
+        assert gym.utils.seeding.np_random(seed)[0].random() != numbers[-1]
 
 
 def test_it_knows_who_is_trained() -> None:
@@ -87,44 +78,31 @@ def keeper_is_past(agents: list[str], rng: np.random.Generator) -> dict[str, str
     return {agent: "past" if agent == "keeper" else others for agent in agents}
 
 
-def nobody_keeps(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
-    return dict.fromkeys(agents[:-1], "main")
-
-
-def a_stranger(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
-    return dict.fromkeys(agents, "alice")
-
-
-def a_list(agents: list[str], rng: np.random.Generator) -> list[str]:
-    return ["main"] * len(agents)
-
-
-def failing(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
-    raise RuntimeError("no idea")
-
-
 def test_an_own_function_says_who_plays() -> None:
     found = drawn(mapping("main", "past", of=f"{HERE}:keeper_is_past"))
     assert set(found) == {(0, 0, 1), (1, 1, 1)}
+    with pytest.raises(EnvError, match="Did you mean: `keeper_is_past`"):
+        mapping("main", "past", of=f"{HERE}:keeper_is_pasd")
+
+
+MUST = "must give a dict with a policy (main, past) for each agent (left, right, keeper), it gave"
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("answer", "text"),
     [
-        (
-            "nobody_keeps",
-            r"with a policy \(main, past\) for each agent \(left, right, keeper\), it gave {'left",
-        ),
-        ("a_stranger", "it gave {'keeper': 'alice'"),
-        ("a_list", r"it gave \['main', 'main', 'main'\]"),
-        ("failing", "failed to say who plays whom: RuntimeError: no idea"),
-        ("keeper_is_pasd", "Did you mean: `keeper_is_past`"),
+        (lambda agents, rng: dict.fromkeys(agents[:-1], "main"), f"{MUST} {{'left': 'main', 'rig"),
+        (lambda agents, rng: dict.fromkeys([*agents, "x"], "main"), f"{MUST} {{'keeper': 'main"),
+        (lambda agents, rng: dict.fromkeys(agents, "alice"), f"{MUST} {{'keeper': 'alice'"),
+        (lambda agents, rng: ["main"] * len(agents), f"{MUST} ['main', 'main', 'main']"),
+        (lambda agents, rng: agents[7], "failed to say who plays whom: IndexError"),
     ],
 )
-def test_a_wrong_answer_is_told_at_once(name: str, text: str) -> None:
-    with pytest.raises(EnvError, match=text) as caught:
-        mapping("main", "past", of=f"{HERE}:{name}")
-    assert f"policies.mapping: {HERE}:{name}" in str(caught.value)
+def test_a_wrong_answer_is_told_at_once(module: ModuleType, answer: Any, text: str) -> None:
+    module.deal = answer  # type: ignore[attr-defined]
+    with pytest.raises(EnvError) as caught:
+        mapping("main", "past", of=DEAL)
+    assert str(caught.value).startswith(f"policies.mapping: {DEAL} {text}")
 
 
 class Lives:
@@ -133,8 +111,6 @@ class Lives:
     Each shows (index, episode, step); the reward is the step's number from 1, plus 10 for action
     1. `starts`: the step with which an agent comes, 0 being the reset.
     """
-
-    metadata = {"name": "lives_v0"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -217,23 +193,10 @@ def rows(envs: AgentEnvs, num_steps: int) -> list[list[Any]]:
 
 def test_agents_are_the_columns_of_their_environments() -> None:
     envs = AgentEnvs([Lives((2, 2, 2), (0, 0, 0)), Lives((2, 2, 2), (0, 0, 0))])
-    assert envs.num_envs == 6
-    assert envs.name == "lives_v0"
-    assert envs.autoreset is AutoresetMode.NEXT_STEP
+    assert (envs.num_envs, envs.name, envs.autoreset) == (6, "Lives", AutoresetMode.NEXT_STEP)
     assert envs.obs_spec.leaves[0].shape == (3,)
     assert envs.action_spec.parts[0].choices == (2,)
     assert envs.reset(0)[""][:, 0].tolist() == [0, 1, 2, 0, 1, 2]
-
-
-def test_those_that_end_together_are_as_any_other_batch() -> None:
-    envs = AgentEnvs([Lives((2, 2))])
-    envs.reset(0)
-    assert rows(envs, 4) == [
-        [[0, 0], [11, 11], [0, 0], [0, 0], [(0, 1), (0, 1)]],
-        [[0, 0], [12, 12], [1, 1], [0, 0], [(0, 2), (0, 2)]],
-        [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (1, 0)]],
-        [[0, 0], [11, 11], [0, 0], [0, 0], [(1, 1), (1, 1)]],
-    ]
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
@@ -252,6 +215,9 @@ def test_one_that_ends_early_is_idle_until_all_have_ended(ends: str) -> None:
         [[1, 1], [0, 0], *flags[0], [(1, 0), (1, 0)]],
         [[0, 0], [11, 11], *flags[1], [(1, 1), (1, 1)]],
     ]
+    # A reset in the midst of things forgets them.
+    envs.reset(0)
+    assert rows(envs, 1)[0][0] == [0, 0]
 
 
 def test_environments_reset_each_in_its_own_time() -> None:
@@ -278,8 +244,7 @@ def test_one_that_comes_later_is_idle_until_it_is_there() -> None:
 def test_one_that_shows_nothing_at_its_end_keeps_its_last_observation() -> None:
     envs = AgentEnvs([Lives((2, 3), shows_last=False)])
     envs.reset(0)
-    shown = [row[4][0] for row in rows(envs, 3)]
-    assert shown == [(0, 1), (0, 1), (0, 1)]
+    assert [row[4][0] for row in rows(envs, 3)] == [(0, 1), (0, 1), (0, 1)]
 
 
 def test_actions_go_to_those_who_are_there_in_their_own_space() -> None:
@@ -296,58 +261,6 @@ def test_actions_go_to_those_who_are_there_in_their_own_space() -> None:
     envs.step({"0": np.array([0, 1], np.int32), "1": numbers})
     assert env.action_space("").contains(env.given[0]["agent_1"])
     assert env.given[0]["agent_1"][1].tolist() == [1.0]
-
-
-def test_a_mask_of_each_agent_is_found() -> None:
-    class Masked(Lives):
-        def observation_space(self, agent: str) -> Space[Any]:
-            mask = Box(0, 1, (2,), np.int8)
-            return Dict(observation=super().observation_space(agent), action_mask=mask)
-
-        def _show(self, agent: str) -> Any:
-            return {"observation": super()._show(agent), "action_mask": np.int8([1, 0])}
-
-    envs = AgentEnvs([Masked()])
-    assert envs.action_spec.legal == "action_mask"
-    assert envs.reset(0)["action_mask"].tolist() == [[1, 0], [1, 0]]
-    envs = AgentEnvs([Masked()], SpaceOptions(mask_key=None))
-    assert envs.action_spec.legal is None
-
-
-def test_environments_get_seeds_of_their_own_and_the_same_ones_again() -> None:
-    worlds = [Lives((1, 1)), Lives((1, 1))]
-    envs = AgentEnvs(worlds)
-    envs.reset(3)
-    rows(envs, 2)
-    envs.reset(3)
-    assert worlds[0].seeds[1] is None
-    assert worlds[0].seeds[0] == worlds[0].seeds[2]
-    assert worlds[0].seeds[0] != worlds[1].seeds[0]
-
-
-def test_a_reset_in_the_midst_of_things_forgets_them() -> None:
-    envs = AgentEnvs([Lives((1, 3))])
-    envs.reset(0)
-    rows(envs, 2)
-    envs.reset(0)
-    assert rows(envs, 1)[0][0] == [0, 0]
-
-
-def test_last_action_and_reward_of_idle_rows_are_0() -> None:
-    envs = WithHistory(AgentEnvs([Lives((1, 3))]), has_action=True, has_reward=True)
-    envs.reset(0)
-    seen = []
-    for _ in range(5):
-        step = envs.step({"": np.ones(2, np.int32)})
-        assert step.idle is not None
-        seen.append((step.obs["last_action"].tolist(), step.obs["last_reward"].tolist()))
-    assert seen == [
-        ([1, 1], [11, 11]),  # what led to the final observation of the first
-        ([0, 1], [0, 12]),
-        ([0, 1], [0, 13]),
-        ([0, 0], [0, 0]),
-        ([1, 1], [11, 11]),
-    ]
 
 
 def use(env: Lives) -> None:
@@ -435,7 +348,7 @@ def test_one_that_stays_listed_after_its_end_does_not_come_back():
     [
         (Returning((1, 9)), "agent_0 comes back after its end, and may do so only after a reset"),
         (NeverOver((1, 9)), "agent_0 comes back after its end"),
-        (Lives(()), "lives_v0 has no possible_agents"),
+        (Lives(()), "Lives has no possible_agents"),
         (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),
         (Leaving((9, 9)), "agent_0 is gone, neither terminated nor truncated"),
         (Nobody(), "no agents after a reset"),
@@ -449,22 +362,7 @@ def test_what_does_not_fit_is_refused(env: Lives, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_an_environment_raises_is_an_env_error() -> None:
-    env = Lives()
-    envs = AgentEnvs([env])
-    envs.reset(0)
-    env.agents = ["agent_7"]
-    with pytest.raises(EnvError, match="lives_v0 failed in step: KeyError"):
-        envs.step(ones(envs))
-
-
-def test_all_environments_are_closed() -> None:
-    worlds = [Lives(), Lives()]
-    AgentEnvs(worlds).close()
-    assert [world.num_closed for world in worlds] == [1, 1]
-
-
-def test_an_environment_without_close_is_not_closed() -> None:
+def test_all_environments_that_can_be_are_closed() -> None:
     class Open:
         def __init__(self) -> None:
             self._env = Lives()
@@ -474,9 +372,9 @@ def test_an_environment_without_close_is_not_closed() -> None:
                 raise AttributeError(name)
             return getattr(self._env, name)
 
-    closed = Lives()
-    AgentEnvs([Open(), closed]).close()
-    assert closed.num_closed == 1
+    worlds = [Lives(), Lives()]
+    AgentEnvs([worlds[0], Open(), worlds[1]]).close()
+    assert [world.num_closed for world in worlds] == [1, 1]
 
 
 def test_parallel_environments_are_told_from_others() -> None:
@@ -516,6 +414,8 @@ def test_a_leaf_says_who_plays_from_an_episodes_first_row_to_its_last() -> None:
         assert step.untrained is not None
         # What is not trained is as idle as anybody: not at all.
         seen.append((step.obs["policy"].tolist(), step.untrained.tolist(), step.idle.tolist()))
+        assert step.masked is not None
+        assert step.masked.tolist() == (step.idle | step.untrained).tolist()
     other = first[::-1]
     # The step that resets shows the first observation of the next episode, and who plays it.
     players = [first] * 3 + [other] * 4 + [first] * 2
@@ -525,34 +425,12 @@ def test_a_leaf_says_who_plays_from_an_episodes_first_row_to_its_last() -> None:
     assert [row[2] for row in seen] == (idle * 3)[:9]
 
 
-def test_rows_are_masked_where_nothing_happened_and_where_nobody_learns() -> None:
-    envs = AgentEnvs([Lives((1, 3))], policies=PAIR)
+def test_where_there_is_one_policy_only_idle_rows_are_masked() -> None:
+    envs = AgentEnvs([Lives((1, 3))])
     envs.reset(0)
-    for _ in range(12):
-        step = envs.step(ones(envs))
-        assert step.idle is not None
-        assert step.untrained is not None
-        assert step.masked is not None
-        assert step.masked.tolist() == (step.idle | step.untrained).tolist()
-    alone = AgentEnvs([Lives((1, 3))])
-    alone.reset(0)
-    step = alone.step(ones(alone))
+    step = envs.step(ones(envs))
     assert step.untrained is None
     assert step.masked is step.idle
-
-
-def test_who_plays_follows_from_the_seed() -> None:
-    worlds = [Lives((1, 1)) for _ in range(4)]
-    envs = AgentEnvs(worlds, policies=PAIR)
-
-    def players(seed: int) -> list[list[int]]:
-        return [
-            envs.reset(seed)["policy"].tolist(),
-            *(envs.step(ones(envs)).obs["policy"].tolist() for _ in range(20)),
-        ]
-
-    runs = [players(seed) for seed in (1, 2, 1)]
-    assert runs[0] == runs[2] != runs[1]
 
 
 def test_a_key_that_is_called_policy_is_in_the_way() -> None:
@@ -564,13 +442,17 @@ def test_a_key_that_is_called_policy_is_in_the_way() -> None:
         AgentEnvs([Named()], policies=PAIR)
 
 
-def test_a_part_of_a_batch_has_the_seeds_and_the_players_of_the_whole() -> None:
-    def players(envs: AgentEnvs, first_env: int) -> list[Any]:
-        seen = [envs.reset(5, first_env)["policy"].tolist()]
+def test_who_plays_follows_from_the_seed_and_a_part_has_the_players_of_the_whole() -> None:
+    def players(envs: AgentEnvs, seed: int, first_env: int = 0) -> list[Any]:
+        seen = [envs.reset(seed, first_env)["policy"].tolist()]
         return seen + [envs.step(ones(envs)).obs["policy"].tolist() for _ in range(20)]
 
     worlds = [Lives((1, 2)) for _ in range(3)]
-    whole = players(AgentEnvs(worlds, policies=PAIR), 0)
+    envs = AgentEnvs(worlds, policies=PAIR)
+    runs = [players(envs, seed) for seed in (1, 2, 1)]
+    assert runs[0] == runs[2] != runs[1]
     part = Lives((1, 2))
-    assert players(AgentEnvs([part], policies=PAIR), 2) == [row[4:] for row in whole]
+    assert players(AgentEnvs([part], policies=PAIR), 1, 2) == [row[4:] for row in runs[0]]
     assert part.seeds[0] == worlds[2].seeds[0]
+    assert worlds[0].seeds[:2] == [worlds[0].seeds[0], None]
+    assert worlds[0].seeds[0] != worlds[1].seeds[0]

@@ -1,12 +1,25 @@
+"""What an environment returns must be what its space and gymnasium promise, in every step."""
+
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bench.probes import Counting, CountingVector
+from bench.probes import CountingVector
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import EnvBatch, as_flag, as_flags, as_reward, as_rewards
+from impala_async.envs.batch import (
+    EnvBatch,
+    as_flag,
+    as_flags,
+    as_reward,
+    as_rewards,
+    spread_seed,
+)
+from impala_async.envs.describe import try_steps
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from tests.envs.test_agents import Lives
@@ -14,126 +27,265 @@ from tests.envs.test_agents import Lives
 MANY = np.array([True, False])
 
 
-@pytest.mark.parametrize("value", [1.5, 3, True, np.float16(1.5), np.int8(3), np.array([2.5])])
-def test_a_reward_is_any_number(value: Any) -> None:
-    assert as_reward(value) == value
+def step(envs: EnvBatch, num_steps: int = 1) -> None:
+    for _ in range(num_steps):
+        envs.step({"": np.zeros(envs.num_envs, np.int32)})
 
 
-@pytest.mark.parametrize("value", ["1.5", None, MANY, [1.0, 2.0], [[1], [2, 3]], 1j, {}, Box(0, 1)])
-def test_another_reward_is_refused(value: Any) -> None:
-    with pytest.raises(EnvError, match=r"^reward in step: wants a number, got .+ \(\w+\)$"):
-        as_reward(value)
+# -------------------- rewards and flags
 
 
-@pytest.mark.parametrize("value", [True, np.True_, 1, 1.0, np.array([True]), np.ones((), int)])
-def test_a_flag_is_any_truth(value: Any) -> None:
-    assert as_flag(value, "terminated") is True
-    assert as_flag(type(value)(0) if np.isscalar(value) else value * 0, "terminated") is False
-
-
-@pytest.mark.parametrize("value", ["False", None, MANY, 2, np.nan, [], {}])
-def test_another_flag_is_refused(value: Any) -> None:
-    with pytest.raises(EnvError, match=r"^truncated in step: wants True or False, got .+ \(\w+\)$"):
-        as_flag(value, "truncated")
-
-
-def test_of_many_columns_each_has_its_own() -> None:
+def test_a_reward_is_any_number_and_a_flag_any_truth() -> None:
+    for value in (1.5, 3, True, np.float16(1.5), np.int8(3), np.array([2.5])):
+        assert as_reward(value) == value
+    for value in (True, np.True_, 1, 1.0, np.array([True]), np.ones((), int)):
+        assert as_flag(value, "terminated") is True
+        assert as_flag(value * 0, "terminated") is False
     assert as_rewards([1, 2.5], "rewards", 2).tolist() == [1, 2.5]
     assert as_flags(MANY, "terminated", 2) is MANY
     assert as_flags([1, 0], "terminated", 2).tolist() == [True, False]
+
+
+def test_another_reward_or_flag_is_refused() -> None:
+    got = r"got .+ \(\w+\)$"
+    for value in ("1.5", None, MANY, [1.0, 2.0], [[1], [2, 3]], 1j, {}, Box(0, 1)):
+        with pytest.raises(EnvError, match=rf"^reward in step: wants a number, {got}"):
+            as_reward(value)
+    for value in ("False", None, MANY, 2, np.nan, [], {}):
+        with pytest.raises(EnvError, match=rf"^truncated in step: wants True or False, {got}"):
+            as_flag(value, "truncated")
     for values in (np.float32(1), [1.0], ["1", "2"], [None, 1.0]):
-        with pytest.raises(
-            EnvError, match=r"rewards in step: wants a number for each of 2 columns, got"
-        ):
+        with pytest.raises(EnvError, match=rf"^rewards .* a number for each of 2 columns, {got}"):
             as_rewards(values, "rewards", 2)
     for values in (True, [True], ["True", "False"], [None, True], [2, 0]):
-        with pytest.raises(EnvError, match="terminated in step: wants True or False"):
-            as_flags(values, "terminated", 2)
+        with pytest.raises(EnvError, match=r"^truncated in step: wants True or False"):
+            as_flags(values, "truncated", 2)
 
 
 def changed(result: Any, at: int, value: Any) -> Any:
     return (*result[:at], value, *result[at + 1 :])
 
 
-class Alone(Counting):
-    """Gives something else in one place, from the third step on."""
+class Odd(gym.Env[Any, Any]):
+    """Shows a sound observation; from a step of each episode on one value is another one.
 
-    def __init__(self, at: int, value: Any) -> None:
-        super().__init__(length=99)
-        self._at, self._value = at, value
+    `place`: of that value in what a step returns.
+    """
+
+    action_space = Discrete(2)
+
+    def __init__(
+        self, space: Space[Any], sound: Any, then: Any, at: int = 1, length: int = 9, place: int = 0
+    ) -> None:
+        self.observation_space = space
+        self._sound, self._then, self._at, self._length = sound, then, at, length
+        self._place = place
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._age = 0
+        return self._sound, {}
 
     def step(self, action: Any) -> Any:
-        result = super().step(action)
-        return result if self._step < 3 else changed(result, self._at, self._value)
+        self._age += 1
+        result = self._sound, 0.0, self._age == self._length, False, {}
+        return result if self._age < self._at else changed(result, self._place, self._then)
 
 
-class Together(Lives):
-    """The same for the second of two agents."""
+class OddAgents(Lives):
+    """The same as two agents, of whom only the second one gives the other value."""
 
-    def __init__(self, at: int, value: Any) -> None:
-        super().__init__((99, 99))
-        self._at, self._value = at, value
+    def __init__(self, space: Space[Any], *given: Any, length: int = 9, **more: Any) -> None:
+        super().__init__((length, length))
+        self._obs_space, self._given = space, given
+        self._odd = Odd(space, *given, length=length, **more)
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return self._obs_space
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        self._odd.reset()
+        return super().reset(*args, **kwargs)
 
     def step(self, actions: Any) -> Any:
-        result = super().step(actions)
-        if self.num_steps < 3:
-            return result
-        return changed(result, self._at, result[self._at] | {"agent_1": self._value})
+        result, odd = super().step(actions), self._odd.step(None)
+        if self._odd._age >= self._odd._at:
+            place = self._odd._place
+            if "agent_1" in result[place]:
+                result[place]["agent_1"] = odd[place]
+        return result
+
+    def _show(self, agent: str) -> Any:
+        return self._given[0]
 
 
-class Vector(CountingVector):
-    """The same for the second of two columns."""
+class OddVector(CountingVector):
+    """The same for the second of two columns, or with one value for all of them."""
 
-    def __init__(self, at: int, value: Any) -> None:
+    def __init__(self, place: int, then: Any, is_for_all: bool = False) -> None:
         super().__init__(2, (99, 99))
-        self._at, self._value, self._age = at, value, 0
+        self._place, self._then, self._is_for_all, self._age = place, then, is_for_all, 0
 
     def step(self, actions: Any) -> Any:
         result = super().step(actions)
         self._age += 1
         if self._age < 3:
             return result
-        return changed(result, self._at, [result[self._at][0], self._value])
+        both = self._then if self._is_for_all else [result[self._place][0], self._then]
+        return changed(result, self._place, both)
+
+
+NUMBERS = Box(-1, 1, (4,), np.float32)
+PIXELS = Box(0, 255, (4,), np.uint8)
+ZEROS, BLACK = np.zeros(4, np.float32), np.zeros(4, np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("at", "name", "value"),
+    ("place", "name", "value"),
     [
         *[(1, "reward", value) for value in ("1.5", None)],
         *[(place, "t", value) for place in (2, 3) for value in ("False", None, 3)],
     ],
 )
-@pytest.mark.parametrize("kind", ["serial", "agents", "vector"])
-def test_what_is_returned_is_looked_at_in_every_step(
-    kind: str, at: int, name: str, value: Any
-) -> None:
-    envs: EnvBatch
-    if kind == "serial":
-        envs = SerialEnvs([Alone(at, value)], name="my:Env")
-    elif kind == "agents":
-        envs = AgentEnvs([Together(at, value)], name="my:Env")
-    else:
-        envs = VectorEnvs(Vector(at, value), name="my:Env")
-    acts = {"": np.zeros(envs.num_envs, np.int32)}
-    envs.reset(0)
-    envs.step(acts)
-    envs.step(acts)
-    with pytest.raises(EnvError, match=f"^my:Env: {name}.* in step: wants .*, got [^\n]*$"):
-        envs.step(acts)
-
-
-@pytest.mark.parametrize("values", [np.ones(1, np.float32), 1.0])
-def test_a_vector_gives_no_number_for_all_columns_in_a_later_step(values: Any) -> None:
-    class Flat(Vector):
-        def step(self, actions: Any) -> Any:
-            result = super().step(actions)
-            return result if self._age < 3 else changed(result, self._at, values)
-
-    for at in range(4):
-        envs = VectorEnvs(Flat(at, 0))
+def test_rewards_and_flags_are_looked_at_in_every_step(place: int, name: str, value: Any) -> None:
+    given = NUMBERS, ZEROS, value, 3
+    for envs in (
+        SerialEnvs([Odd(*given, place=place)], name="my:Env"),
+        AgentEnvs([OddAgents(*given, place=place)], name="my:Env"),
+        VectorEnvs(OddVector(place, value), name="my:Env"),
+    ):
         envs.reset(0)
-        acts = {"": np.zeros(2, np.int32)}
-        envs.step(acts)
-        envs.step(acts)
-        with pytest.raises(EnvError, match=r"in step: .* (shape|columns)"):
-            envs.step(acts)
+        step(envs, 2)
+        with pytest.raises(EnvError, match=f"^my:Env: {name}.* in step: wants .*, got [^\n]*$"):
+            step(envs)
+
+
+@pytest.mark.parametrize("value", [np.ones(1, np.float32), 1.0])
+def test_a_vector_gives_no_number_for_all_columns(value: Any) -> None:
+    for at in range(4):
+        envs = VectorEnvs(OddVector(at, value, is_for_all=True))
+        envs.reset(0)
+        step(envs, 2)
+        with pytest.raises(EnvError, match=r"in step: .* (shape|for each of 2 columns)"):
+            step(envs)
+
+
+def test_spread_seeds_leave_room_for_columns() -> None:
+    seeds = [spread_seed(seed) for seed in range(500)]
+    assert np.diff(np.sort(seeds)).min() > 4
+    assert min(seeds) >= 0
+    assert max(seeds) + 4096 < 2**31
+    assert isinstance(seeds[0], int)
+
+
+# -------------------- observations
+
+
+def batch(kind: str, *args: Any, **kwargs: Any) -> EnvBatch:
+    if kind == "agents":
+        return AgentEnvs([OddAgents(*args, **kwargs)])
+    if kind == "serial":
+        return SerialEnvs([Odd(*args, **kwargs) for _ in range(2)])
+    mode = AutoresetMode.NEXT_STEP if kind == "next_step" else AutoresetMode.SAME_STEP
+    return VectorEnvs(SyncVectorEnv([lambda: Odd(*args, **kwargs)] * 2, autoreset_mode=mode))
+
+
+BROKEN = [
+    (NUMBERS, ZEROS, np.ones(1, np.float32), r": observation in step: .* \(4,\), it has \(1,\)$"),
+    (PIXELS, BLACK, np.full(4, 0.9), r": observation in step: .* promises uint8, it is float64$"),
+    (Dict(a=NUMBERS), {"a": ZEROS}, {"b": ZEROS}, r": a in step: .* but it is not there$"),
+]
+
+
+@pytest.mark.parametrize(("space", "sound", "then", "says"), BROKEN)
+@pytest.mark.parametrize("kind", ["serial", "agents"])
+def test_shapes_and_dtypes_are_looked_at_in_every_step(
+    kind: str, space: Space[Any], sound: Any, then: Any, says: str
+) -> None:
+    envs = batch(kind, space, sound, then, at=4)
+    envs.reset(0)
+    step(envs, 3)
+    with pytest.raises(EnvError, match=says):
+        step(envs)
+    with pytest.raises(EnvError, match=says):
+        try_steps(batch(kind, space, sound, then))
+
+
+def test_the_first_step_of_an_agent_that_comes_late_is_looked_at_too() -> None:
+    env = OddAgents(NUMBERS, ZEROS, np.ones(1, np.float32), at=4)
+    env._starts = (0, 3)
+    envs = AgentEnvs([env])
+    envs.reset(0)
+    step(envs, 3)
+    with pytest.raises(EnvError, match=r"it has \(1,\)"):
+        step(envs)
+
+
+CARDS = MultiDiscrete([[2, 3], [4, 5]], dtype=np.int16)
+NO_CARDS = np.zeros((2, 2), np.int16)
+
+
+@pytest.mark.parametrize("kind", ["serial", "agents", "next_step", "same_step"])
+def test_what_fits_is_fine(kind: str) -> None:
+    """A list, wider floats and narrower integers; the first and the last choice."""
+    for space, sound, then in (
+        (NUMBERS, ZEROS, [0.5, 0, 1, 0]),
+        (NUMBERS, ZEROS, np.ones(4, np.float64)),
+        (Box(-9, 9, (4,), np.int64), BLACK, np.ones(4, np.int8)),
+        (Discrete(5), 0, np.int8(4)),
+        (Discrete(5, start=-2), -2, 2),
+        (CARDS, NO_CARDS, np.array([[1, 2], [3, 4]], np.int16)),
+        (MultiDiscrete([255], dtype=np.uint8), np.zeros(1, np.uint8), np.full(1, 254, np.uint8)),
+    ):
+        try_steps(batch(kind, space, sound, then, length=4))
+
+
+BEYOND = [
+    (Discrete(5), 0, -1, "observation: the space promises 0 to 4, it is -1"),
+    (Discrete(5, start=3), 3, 8, "observation: the space promises 3 to 7, it is 8"),
+    # An excess here would be the first choice of the next item.
+    (
+        CARDS,
+        NO_CARDS,
+        np.array([[1, 3], [0, 0]], np.int16),
+        "observation at [0, 1]: the space promises 0 to 2, it is 3",
+    ),
+    (
+        Dict(hand=MultiDiscrete([2, 3], start=[0, 1]), deck=NUMBERS),
+        {"hand": np.array([0, 1]), "deck": ZEROS},
+        {"hand": np.array([1, 4]), "deck": ZEROS},
+        "hand at [1]: the space promises 1 to 3, it is 4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "sound", "then", "says"), BEYOND)
+@pytest.mark.parametrize("kind", ["serial", "agents", "next_step", "same_step"])
+def test_a_category_that_is_none_is_named_whenever_it_comes(
+    kind: str, space: Space[Any], sound: Any, then: Any, says: str
+) -> None:
+    # Also in the last observation of an episode.
+    for length in (40, 99):
+        envs = batch(kind, space, sound, then, at=40, length=length)
+        envs.reset(0)
+        step(envs, 39)
+        with pytest.raises(EnvError) as caught:
+            step(envs)
+        assert str(caught.value).endswith(f": {says}")
+    with pytest.raises(EnvError) as caught:
+        batch(kind, space, then, sound).reset(0)
+    assert str(caught.value).endswith(f": {says}")
+
+
+def test_only_the_batched_final_observations_of_ended_columns_count() -> None:
+    class Batched(SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            *most, infos = super().step(actions)
+            return *most, {"final_obs": np.array([4, 77])} if infos else {}
+
+    kinds = [lambda: Odd(Discrete(5), 0, 1, length=2), lambda: Odd(Discrete(5), 0, 1)]
+    envs = VectorEnvs(Batched(kinds, autoreset_mode=AutoresetMode.SAME_STEP))
+    envs.reset(0)
+    step(envs)
+    ended = envs.step({"": np.zeros(2, np.int32)})
+    assert ended.final_obs is not None
+    assert ended.final_obs[""][0] == 4

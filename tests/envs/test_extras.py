@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import EnvBatch
+from impala_async.envs.describe import random_actions
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
@@ -75,18 +74,6 @@ def need(package: str) -> None:
             pytest.skip(f"{package} is not installed")
 
 
-def random_actions(envs: EnvBatch, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-    actions = {}
-    for part in envs.action_spec.parts:
-        shape = (envs.num_envs, *part.shape)
-        if part.choices:
-            choices = np.broadcast_to(np.reshape(part.choices, part.shape), shape)
-            actions[part.name] = rng.integers(choices).astype(np.int32)
-        else:
-            actions[part.name] = rng.standard_normal(shape).astype(np.float32)
-    return actions
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("sampler", ["serial", "auto"])
 @pytest.mark.parametrize(
@@ -102,7 +89,7 @@ def test_environments_of_other_packages(
     rng = np.random.default_rng(0)
     num_ends = 0
     for _ in range(150):
-        step = envs.step(random_actions(envs, rng))
+        step = envs.step(random_actions(envs.action_spec, {}, envs.num_envs, rng))
         for leaf in envs.obs_spec.leaves:
             assert step.obs[leaf.name].shape == (envs.num_envs, *leaf.shape)
             assert step.obs[leaf.name].dtype == obs[leaf.name].dtype == leaf.dtype
@@ -113,17 +100,32 @@ def test_environments_of_other_packages(
     envs.close()
 
 
-@pytest.mark.parametrize("env_id", ["MinAtar/Breakout-v1", "minigrid:MiniGrid-Empty-5x5-v0"])
-def test_without_vector_code_vector_is_refused(env_id: str) -> None:
-    need(env_id.partition("/")[0].partition(":")[0].lower())
-    with pytest.raises(EnvError, match="no vector code of its own"):
-        build_envs("vector", EnvSection(id=env_id), 2)
-
-
-def test_words_in_a_grid_are_refused_with_the_way_out() -> None:
-    need("minigrid")
-    with pytest.raises(EnvError, match=r"at 'mission': .*leave it out by a wrapper"):
-        build_envs("auto", EnvSection(id="minigrid:MiniGrid-Empty-5x5-v0"), 1)
+@pytest.mark.parametrize(
+    ("package", "env_id", "sampler", "says"),
+    [
+        ("minatar", "MinAtar/Breakout-v1", "vector", "no vector code of its own"),
+        ("minigrid", "minigrid:MiniGrid-Empty-5x5-v0", "vector", "no vector code of its own"),
+        # Its words.
+        (
+            "minigrid",
+            "minigrid:MiniGrid-Empty-5x5-v0",
+            "auto",
+            r"at 'mission': .*leave it out",
+        ),
+        # Agents in turns, and of two kinds.
+        ("mpe2", "mpe2.simple_spread_v3:env", "auto", "no parallel environment of PettingZoo"),
+        (
+            "mpe2",
+            "mpe2.simple_adversary_v3:parallel_env",
+            "auto",
+            r"observation space of adversary_0 is Box\(-inf",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(package: str, env_id: str, sampler: Any, says: str) -> None:
+    need(package)
+    with pytest.raises(EnvError, match=says):
+        build_envs(sampler, EnvSection(id=env_id), 2)
 
 
 def test_three_agents_spread_in_each_of_two_environments() -> None:
@@ -137,20 +139,12 @@ def test_three_agents_spread_in_each_of_two_environments() -> None:
     rng = np.random.default_rng(0)
     ends = []
     for _ in range(12):
-        step = envs.step(random_actions(envs, rng))
+        step = envs.step(random_actions(envs.action_spec, {}, envs.num_envs, rng))
         assert step.idle is not None
         ends.append((int(step.truncated.sum()), int(step.idle.sum())))
     assert ends == [*[(0, 0)] * 4, (6, 0), (0, 6)] * 2
     np.testing.assert_array_equal(envs.reset(4)[""], first)
     envs.close()
-
-
-def test_agents_in_turns_and_agents_of_two_kinds_are_refused() -> None:
-    need("mpe2")
-    with pytest.raises(EnvError, match="no parallel environment of PettingZoo"):
-        build_envs("auto", EnvSection(id="mpe2.simple_spread_v3:env"), 1)
-    with pytest.raises(EnvError, match=r"observation space of adversary_0 is Box\(-inf"):
-        build_envs("auto", EnvSection(id="mpe2.simple_adversary_v3:parallel_env"), 1)
 
 
 def test_a_minatar_game_shows_bits() -> None:

@@ -1,8 +1,12 @@
+"""Calls of an environment that fail, fork, last, and hang."""
+
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -10,98 +14,105 @@ import numpy as np
 import pytest
 
 from bench.probes import Counting
-from impala_async.config.env import EnvSection
-from impala_async.envs.faults import RUNNING, Blame, close_all, env_name, with_id
-from impala_async.envs.make import build_envs
+from impala_async.envs import faults
+from impala_async.envs.faults import (
+    RUNNING,
+    Blame,
+    Watch,
+    close_all,
+    env_name,
+    hang_now,
+    with_id,
+)
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 from impala_async.processes import Interrupted
 
 
-class Closing:
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.num_closed = 0
-
-    def close(self) -> None:
-        self.num_closed += 1
-        if self.error:
-            raise self.error
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(faults.faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    RUNNING.place[0] = 0
+    yield
+    RUNNING.call = None
+    RUNNING.place[0] = 0
 
 
-def test_whatever_is_raised_becomes_an_env_error_with_its_cause() -> None:
-    blame = Blame("Some-v1", "in step")
-    cause = ZeroDivisionError("first line\n  second line")
-    with pytest.raises(EnvError) as caught, blame:
-        raise cause
-    assert caught.value.__cause__ is cause
-    text = "Some-v1 failed in step: ZeroDivisionError: first line second line"
-    assert str(caught.value) == text
-    with pytest.raises(EnvError), blame:
-        raise RuntimeError
+def in_step(**kwargs: Any) -> Blame:
+    return Blame("Some-v1", "in step", **kwargs)
 
 
-def test_our_own_errors_and_interrupts_pass_unchanged() -> None:
-    for error in (EnvError("Some-v1: mine"), Interrupted()):
-        with pytest.raises(type(error)) as caught, Blame("Some-v1", "in step"):
-            raise error
-        assert caught.value is error
+# -------------------- what they raise
 
 
-@pytest.mark.parametrize("cause", [SystemExit(0), KeyboardInterrupt()])
-def test_an_environment_that_would_end_us_is_to_blame_too(
-    cause: BaseException, monkeypatch: pytest.MonkeyPatch
+def test_whatever_is_raised_becomes_an_env_error_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As in every process of ours, where a signal is no KeyboardInterrupt.
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
-    says = f"failed in step: {type(cause).__name__}"
-    with pytest.raises(EnvError, match=says) as caught, Blame("Some-v1", "in step"):
-        raise cause
-    assert caught.value.__cause__ is cause
-
-
-def test_an_error_in_a_call_names_the_environment() -> None:
-    with pytest.raises(EnvError, match=r"^Some-v1: mine$"), Blame("Some-v1", "in step"):
-        raise EnvError("mine")
-
-
-def test_nothing_happens_without_an_error() -> None:
-    with Blame("Some-v1", "in step"):
+    blame = in_step()
+    with blame:
         pass
+    for cause, says in (
+        (
+            ZeroDivisionError("first line\n  second line"),
+            "ZeroDivisionError: first line second line",
+        ),
+        (RuntimeError(), "RuntimeError"),
+        (SystemExit(0), "SystemExit: 0"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ):
+        with pytest.raises(EnvError) as caught, blame:
+            raise cause
+        assert caught.value.__cause__ is cause
+        assert str(caught.value) == f"Some-v1 failed in step: {says}"
 
 
-def test_an_environment_is_called_by_its_class_when_it_has_no_id() -> None:
-    assert env_name(Closing()) == "Closing"
+def test_our_own_errors_pass_with_the_name_of_the_environment() -> None:
+    for error, says in (
+        (EnvError("Some-v1: mine"), "Some-v1: mine"),
+        (EnvError("mine"), "Some-v1: mine"),
+        (Interrupted(), ""),
+    ):
+        with pytest.raises(type(error)) as caught, in_step():
+            raise error
+        assert caught.value is error
+        assert str(error) == says
+    with pytest.raises(EnvError, match=r"^mine$"), Blame("Some-v1", "to be made"):
+        raise EnvError("mine")
+    assert str(with_id(EnvError("my:Env: it failed"), "my:Env")) == "my:Env: it failed"
+
+
+def test_what_gymnasium_misses_is_told_with_the_extra() -> None:
+    for package, extra in (("mujoco", "mujoco"), ("Box2D", "box2d")):
+        error = gym.error.DependencyNotInstalled("not installed")
+        error.__cause__ = ModuleNotFoundError(name=package)
+        with pytest.raises(EnvError) as caught, Blame("Cheetah", "to be made"):
+            raise error
+        assert str(caught.value) == (
+            "Cheetah failed to be made: DependencyNotInstalled: not installed; pip install "
+            f"'impala-async[{extra}]'"
+        )
 
 
 def test_all_are_closed_although_one_fails() -> None:
+    class Closing:
+        def __init__(self, error: Exception | None = None) -> None:
+            self.error, self.num_closed = error, 0
+
+        def close(self) -> None:
+            self.num_closed += 1
+            if self.error:
+                raise self.error
+
     envs = [Closing(), Closing(RuntimeError("one")), Closing(RuntimeError("two")), Closing()]
-    with pytest.raises(EnvError, match="in close: RuntimeError: one"):
-        close_all(envs)
+    with pytest.raises(EnvError, match="Closing failed in close: RuntimeError: one"):
+        close_all([*envs, object()])
     assert [env.num_closed for env in envs] == [1, 1, 1, 1]
-    close_all([Closing()])
+    assert env_name(gym.make("CartPole-v1")) == "CartPole-v1"
 
 
-def test_a_call_is_seen_while_it_runs() -> None:
-    blame = Blame("Some-v1", "in step")
-    assert RUNNING.call is None
-    with blame:
-        assert RUNNING.call is not None
-        assert RUNNING.call[0] is blame
-        assert RUNNING.call[1] <= time.monotonic()
-    assert RUNNING.call is None
-    with pytest.raises(EnvError), blame:
-        raise RuntimeError
-    assert RUNNING.call is None
-
-
-def test_a_call_goes_on_when_one_within_it_is_over():
-    with Blame("Some-v1", "in step"):
-        before = RUNNING.call
-        with Blame("my_module:deal", "to say who plays whom"):
-            assert RUNNING.call is not before
-        assert RUNNING.call is before
-    assert RUNNING.call is None
+OBS = np.zeros(3, np.float32)
 
 
 class Wrong(Counting):
@@ -117,59 +128,6 @@ class Wrong(Counting):
     def step(self, action: Any) -> Any:
         self.num_steps += 1
         return super().step(action) if self.num_steps < 3 else self.gives
-
-
-OBS = np.zeros(3, np.float32)
-
-
-def test_a_process_that_an_environment_forks_does_not_come_back_from_its_call(capfd):
-    def is_lost():
-        raise FileNotFoundError("no such program")
-
-    for what, code, says in (
-        (lambda: None, 2, "Some-v1: a process that it forked in step ends here\n"),
-        (is_lost, 2, "forked in step ends here (FileNotFoundError: no such program)\n"),
-        (lambda: sys.exit(3), 3, ""),
-    ):
-        is_child = False
-        try:
-            with Blame("Some-v1", "in step"):
-                if is_child := (child := os.fork()) == 0:
-                    # Calls of its own, of another environment perhaps, do not end it.
-                    with pytest.raises(EnvError), Blame("Other-v1", "in step"):
-                        raise ValueError
-                    what()
-        finally:
-            if is_child:
-                os._exit(99)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code, says
-        assert capfd.readouterr().err.endswith(says)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"step": (OBS, 1.0, False, {})}, "wants .* which returns .*expected 5, got 4"),
-        ({"step": None}, "wants .* which returns .*NoneType"),
-        ({"step": (OBS, "much", False, False, {})}, "reward in step: wants a number, got 'much'"),
-        ({"step": (np.zeros(7), 1.0, False, False, {})}, "observation in step: .* shape"),
-        ({"reset": OBS}, "wants .* which returns .*expected 2"),
-    ],
-)
-def test_what_an_environment_returns_wrongly_is_one_line(given: Any, says: str) -> None:
-    envs = SerialEnvs([Wrong(**given)], name="my_module:Wrong")
-
-    def play() -> None:
-        envs.reset(0)
-        for _ in range(3):
-            envs.step({"": np.zeros(1, np.int32)})
-
-    with pytest.raises(EnvError, match=f"^my_module:Wrong:? {says}") as caught:
-        play()
-    assert len(str(caught.value).splitlines()) == 1
-    # And no traceback of what is not to blame.
-    cause = caught.value.__cause__
-    assert cause is None or cause.__traceback__ is None
 
 
 class NoSeed(gym.Env[Any, Any]):
@@ -194,53 +152,203 @@ class AsksWrongly(NoAction):
         return NoSeed.reset(self, seed=seed)  # type: ignore[call-arg]
 
 
+def limited(env: Any) -> Any:
+    return gym.wrappers.TimeLimit(env, 5)
+
+
+STEP = "wants `def step(self, action)`, which returns (observation, reward, terminated, "
+RESET = "wants `def reset(self, *, seed=None, options=None)`, which returns (observation, info): "
+
+
 @pytest.mark.parametrize(
-    ("env", "says"),
+    ("env", "begins", "ends"),
     [
-        (NoSeed(), "wants `def reset(self, *, seed=None, options=None)`.*: TypeError"),
-        (gym.wrappers.TimeLimit(NoSeed(), 5), "wants .* argument 'seed'"),
-        (NoAction(), "wants `def step(self, action)`.*: TypeError"),
-        (AsksWrongly(), "failed in reset: TypeError: .* argument 'seed'"),
+        (Wrong(step=(OBS, 1.0, False, {})), STEP, "(expected 5, got 4)"),
+        (Wrong(step=None), STEP, "NoneType object"),
+        (limited(Wrong(step=(OBS, 1.0, False, {}))), STEP, "(expected 5, got 4)"),
+        (Wrong(reset=OBS), RESET, "(expected 2)"),
+        (NoSeed(), RESET, "argument 'seed'"),
+        (limited(NoSeed()), RESET, "argument 'seed'"),
+        (NoAction(), STEP, "takes 1 positional argument but 2 were given"),
+        (AsksWrongly(), "failed in reset: TypeError: ", "argument 'seed'"),
     ],
+    ids=lambda value: type(value).__name__,
 )
-def test_a_step_or_reset_that_takes_no_arguments_is_told_its_signature(env: Any, says: str) -> None:
-    envs = SerialEnvs([env], name="my_module:Env")
+def test_what_does_not_fit_its_caller_is_told_the_signature(
+    env: Any, begins: str, ends: str
+) -> None:
+    envs = SerialEnvs([env], name="my:Env")
 
     def play() -> None:
         envs.reset(0)
-        envs.step({"": np.zeros(1, np.int32)})
+        for _ in range(3):
+            envs.step({"": np.zeros(1, np.int32)})
 
-    pattern = ".*".join(map(re.escape, says.split(".*")))
-    with pytest.raises(EnvError, match=rf"^my_module:Env:? {pattern}"):
+    with pytest.raises(EnvError, match=rf"^my:Env:? {re.escape(begins)}") as caught:
         play()
+    assert ends in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if begins in (STEP, RESET):
+        assert caught.value.__cause__ is not None
+        assert caught.value.__cause__.__traceback__ is None, "that would be of who is not to blame"
 
 
-def test_an_error_says_which_environment_it_is_about() -> None:
-    error = EnvError("observation: it has another shape")
-    assert str(with_id(error, "my:Env")) == "my:Env: observation: it has another shape"
-    assert str(with_id(error, "my:Env")) == "my:Env: observation: it has another shape"
+def test_a_process_that_an_environment_forks_does_not_come_back_from_its_call(capfd):
+    def is_lost():
+        raise FileNotFoundError("no such program")
+
+    for what, code, says in (
+        (lambda: None, 2, "Some-v1: a process that it forked in step ends here\n"),
+        (is_lost, 2, "forked in step ends here (FileNotFoundError: no such program)\n"),
+        (lambda: sys.exit(3), 3, ""),
+    ):
+        is_child = False
+        try:
+            with in_step():
+                if is_child := (child := os.fork()) == 0:
+                    # Calls of its own, of another environment perhaps, do not end it.
+                    with pytest.raises(EnvError), Blame("Other-v1", "in step"):
+                        raise ValueError
+                    what()
+        finally:
+            if is_child:
+                os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code, says
+        assert capfd.readouterr().err.endswith(says)
 
 
-def test_it_is_called_as_the_config_calls_it_whatever_it_wraps() -> None:
-    envs = build_envs("serial", EnvSection(id="tests.envs.test_faults:poles"), 1)
-    envs.reset(0)
-    with pytest.raises(EnvError, match=r"^tests\.envs\.test_faults:poles failed in step"):
-        envs.step({"": np.full(1, 7, np.int32)})
-    envs.close()
+# -------------------- what lasts
 
 
-def poles() -> Any:
-    return gym.make("CartPole-v1", disable_env_checker=True)
+def test_a_call_is_seen_while_it_runs() -> None:
+    blame = in_step()
+    assert RUNNING.call is None
+    with blame:
+        before = RUNNING.call
+        assert before is not None
+        assert before[0] is blame
+        assert before[1] <= time.monotonic()
+        with Blame("my_module:deal", "to say who plays whom"):
+            assert RUNNING.call is not before
+        assert RUNNING.call is before
+    assert RUNNING.call is None
+    with pytest.raises(EnvError), blame:
+        raise RuntimeError
+    assert RUNNING.call is None
 
 
-def test_the_environment_of_a_call_is_known_by_its_number() -> None:
-    class Looking(Counting):
-        def step(self, action: Any) -> Any:
-            seen.append(RUNNING.place[0])
-            return super().step(action)
+class Watched:
+    """A watch whose clock is set, looked at each half second from 0 on."""
 
-    seen: list[int] = []
-    envs = SerialEnvs([Looking() for _ in range(3)])
-    envs.reset(0, first_env=4)
-    envs.step({"": np.zeros(3, np.int32)})
-    assert seen == [5, 6, 7]
+    def __init__(self, limit_s: float | None = None) -> None:
+        self.told: list[str] = []
+        self.ended: list[str] = []
+        self.now = 0.0
+        self.watch = Watch(
+            self.told.append,
+            whose=lambda: "actor 2",
+            end=self.ended.append,
+            clock=lambda: self.now,
+        )
+        self.watch.limit(limit_s)
+
+    def look_until(self, second: float, call: Blame | None = None) -> None:
+        if call is not None:
+            RUNNING.call = (call, self.now)
+        while self.now < second:
+            self.now += 0.5
+            self.watch.look()
+
+
+def test_a_step_that_hangs_is_told_of_by_environment_actor_and_seconds() -> None:
+    watched = Watched()
+    RUNNING.place[0] = 4
+    watched.look_until(21, in_step(num_envs=4))
+    hang = "environment 3 of actor 2 has been in step for"
+    assert watched.told == [f"{hang} 10 s", f"{hang} 20 s"]
+    # The next call has a time of its own.
+    watched.look_until(30, in_step())
+    assert len(watched.told) == 2
+
+
+def test_it_may_not_be_known_which_one_of_a_vector_hangs() -> None:
+    watched, blame = Watched(), in_step(num_envs=4)
+    blame.first = 8
+    watched.look_until(10, blame)
+    assert watched.told == ["one of environments 8 to 11 of actor 2 has been in step for 10 s"]
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("in reset", "environment 0 of actor 2 has been in reset for 3 s"),
+        ("to be made", "Some-v1 has taken 3 s so far to be made"),
+    ],
+)
+def test_a_start_is_told_of_earlier(where: str, line: str) -> None:
+    watched = Watched()
+    watched.look_until(3, Blame("Some-v1", where))
+    assert watched.told == [line]
+    # Once it has stepped, an environment that takes so long to reset is nothing special.
+    watched.look_until(4, in_step())
+    watched.look_until(13, Blame("Some-v1", where))
+    assert len(watched.told) == 1
+
+
+def test_what_takes_too_long_is_ended() -> None:
+    watched = Watched(limit_s=30.0)
+    watched.look_until(60, Blame("Some-v1", "to be made"))
+    watched.look_until(120, in_step(is_here=False))
+    # A process that was stopped for a while has not hung meanwhile.
+    watched.look_until(125, in_step())
+    watched.now += 500.0
+    watched.look_until(640)
+    assert watched.ended == []
+    watched.look_until(671, in_step())
+    assert watched.ended[0] == (
+        "environment 0 of actor 2 has been in step for 30 s, longer than env.step_timeout_s allows"
+    )
+
+
+def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hang_now() == {}
+    RUNNING.call = (Blame("Some-v1", "in reset"), time.monotonic())
+    assert hang_now() == {}
+    monkeypatch.setattr(faults, "HANGS_AFTER_S", 0.0)
+    RUNNING.place[0] = 6
+    hang = hang_now()
+    assert hang.pop("hang_s") < 60
+    assert hang == {"hang_in": 1, "hang_first": 5, "hang_last": 5}
+    RUNNING.call = (Blame("Some-v1", "to be made"), time.monotonic())
+    assert hang_now() == {}
+
+
+HANGING = """
+import ctypes, sys, time
+from impala_async.envs import faults
+
+faults.LOOK_EVERY_S = 0.05
+# The timer that ends who holds the lock must not be faster on a busy machine where nobody does.
+faults.LOCK_GRACE_S = 30.0 if sys.argv[1] == "free" else 0.3
+watch = faults.Watch(print, whose=lambda: "actor 2 (Some-v1)")
+watch.limit(0.2)
+watch.start()
+
+def hanging_simulator():
+    with_the_lock = ctypes.PyDLL(None)
+    time.sleep(60) if sys.argv[1] == "free" else with_the_lock.sleep(60)
+
+with faults.Blame("Some-v1", "in step", 4):
+    hanging_simulator()
+"""
+
+
+@pytest.mark.parametrize(("lock", "code"), [("free", 70), ("held", 1)])
+def test_a_process_whose_environment_hangs_ends_with_its_stack(lock: str, code: int) -> None:
+    command = [sys.executable, "-c", HANGING, lock]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert "in hanging_simulator" in ended.stderr
+    if lock == "free":
+        said = "error: one of environments 0 to 3 of actor 2 (Some-v1) has been in step for 0 s"
+        assert ended.stderr.splitlines()[-1].startswith(said)

@@ -1,3 +1,5 @@
+"""Atari as the papers preprocess it, and what shows the last action and reward."""
+
 from typing import Any
 
 import gymnasium as gym
@@ -8,109 +10,32 @@ from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector
 from impala_async.config.env import EnvSection
-from impala_async.config.section import Named
+from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.describe import try_steps
-from impala_async.envs.make import build_envs, make_env, wrap
+from impala_async.envs.make import build_envs, make_env
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.envs.wrappers import WithHistory, is_atari
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
+from tests.envs.test_agents import Lives
 
-HERE = __name__
 PONG = "ALE/Pong-v5"
+STEADY = {"repeat_action_probability": 0.0}
 
 
-class Add(gym.Wrapper[Any, Any, Any, Any]):
-    """Adds to the reward."""
-
-    def __init__(self, env: Any, summand: float = 1.0) -> None:
-        super().__init__(env)
-        self.summand = summand
-
-    def step(self, action: Any) -> Any:
-        obs, reward, *rest = self.env.step(action)
-        return obs, reward + self.summand, *rest  # type: ignore[operator]
+def acts(*actions: int) -> dict[str, Any]:
+    return {"": np.array(actions, np.int32)}
 
 
-class Double(gym.Wrapper[Any, Any, Any, Any]):
-    def step(self, action: Any) -> Any:
-        obs, reward, *rest = self.env.step(action)
-        return obs, reward * 2, *rest  # type: ignore[operator]
-
-
-class Closing(Counting):
-    num_closed = 0
-
-    def close(self) -> None:
-        Closing.num_closed += 1
-
-
-def no_env(env: Any) -> object:
-    return object()
-
-
-def named(name: str, **kwargs: Any) -> Named:
-    return Named(name=f"{HERE}:{name}", kwargs=kwargs)
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This module under its own name, however pytest imported it."""
-    import sys
-
-    monkeypatch.setitem(sys.modules, HERE, sys.modules.get(HERE) or _this_module())
-
-
-def _this_module() -> Any:
-    from types import SimpleNamespace
-
-    return SimpleNamespace(**globals())
-
-
-# -------------------------------------------------------------------------------------- wrappers
-
-
-def first_reward(*wrappers: Named) -> float:
-    env = wrap(Counting(), wrappers)
-    env.reset(seed=0)
-    return float(env.step(np.int64(0))[1])
-
-
-def test_the_first_wrapper_is_the_innermost() -> None:
-    assert first_reward() == 1
-    assert first_reward(named("Add"), named("Double")) == 4
-    assert first_reward(named("Double"), named("Add")) == 3
-    assert first_reward(named("Add", summand=10.0)) == 11
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "text"),
-    [
-        (named("Ad"), "Did you mean: `Add`?"),
-        (Named(name="no_such_module:Thing"), "No module named 'no_such_module'"),
-        (named("Add", sumand=2), "to wrap Closing with kwargs {'sumand': 2}: TypeError"),
-        (named("no_env"), "no_env made a object, which is no gymnasium.Env"),
-    ],
-    ids=str,
-)
-def test_a_wrapper_that_fails_is_named_and_the_environment_closed(
-    wrapper: Named, text: str
-) -> None:
-    Closing.num_closed = 0
-    with pytest.raises(EnvError) as caught:
-        wrap(Closing(), [named("Double"), wrapper])
-    assert text in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert Closing.num_closed == 1
-
-
-# -------------------------------------------------------------------------------------- atari
-
-
-def test_only_ales_own_entry_point_is_atari() -> None:
-    assert not is_atari(None)
-    assert not is_atari(gym.spec("CartPole-v1"))
+def both_kinds(section: EnvSection, num_envs: int = 1) -> tuple[SerialEnvs, VectorEnvs]:
+    serial = build_envs("serial", section, num_envs)
+    vector = build_envs("auto", section, num_envs)
+    assert isinstance(serial, SerialEnvs)
+    assert isinstance(vector, VectorEnvs)
+    assert serial.obs_spec == vector.obs_spec
+    assert serial.action_spec == vector.action_spec
+    return serial, vector
 
 
 @pytest.fixture
@@ -119,115 +44,86 @@ def ale() -> None:
     pytest.importorskip("cv2")
 
 
-def play(envs: Any, num_steps: int, action: int = 0) -> list[Any]:
-    steps = []
-    for _ in range(num_steps):
-        step = envs.step({"": np.full(envs.num_envs, action, np.int32)})
-        steps.append((step.rewards.copy(), step.terminated.copy(), step.obs[""].copy()))
-    return steps
+def test_only_ales_own_entry_point_is_atari() -> None:
+    assert not is_atari(None)
+    assert not is_atari(gym.spec("CartPole-v1"))
 
 
 @pytest.mark.usefixtures("ale")
 @pytest.mark.parametrize("env_id", [PONG, f"ale_py:{PONG}"])
-def test_both_samplers_show_the_same_space(env_id: str) -> None:
-    section = EnvSection(id=env_id)
-    vector = build_envs("auto", section, 2)
-    serial = build_envs("serial", section, 2)
-    assert isinstance(vector, VectorEnvs)
-    assert isinstance(serial, SerialEnvs)
-    assert vector.obs_spec == serial.obs_spec
-    assert vector.action_spec == serial.action_spec
-    (leaf,) = vector.obs_spec.leaves
-    assert (leaf.shape, leaf.dtype) == ((4, 84, 84), "uint8")
-    for envs in (vector, serial):
+def test_both_samplers_show_the_same_stacks_of_frames(env_id: str) -> None:
+    for envs in both_kinds(EnvSection(id=env_id), 2):
+        (leaf,) = envs.obs_spec.leaves
+        assert (leaf.shape, leaf.dtype) == ((4, 84, 84), "uint8")
         first = envs.reset(0)[""]
         # The stack begins with nothing but the newest frame.
         assert not first[:, :3].any()
         assert first[:, 3].any()
-        steps = play(envs, 5)
-        assert steps[-1][2][:, 0].any()
+        steps = [envs.step(acts(0, 0)) for _ in range(5)]
+        assert steps[-1].obs[""][:, 0].any()
         envs.close()
 
 
 @pytest.mark.usefixtures("ale")
-@pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_rewards_are_not_clipped_and_games_are_whole(sampler: Any) -> None:
-    # A brick of Breakout's upper rows pays 4 or 7, of Space Invaders up to 30 points.
-    section = EnvSection(id="ALE/SpaceInvaders-v5", kwargs={"repeat_action_probability": 0.0})
-    envs = build_envs(sampler, section, 2)
-    envs.reset(0)
-    rewards = np.stack([step[0] for step in play(envs, 250, action=1)])
-    assert rewards.max() > 1
-    assert rewards.max() == int(rewards.max())
-    envs.close()
-
-
-@pytest.mark.usefixtures("ale")
-@pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_an_episode_takes_as_many_frames_as_steps_times_the_skip(sampler: Any) -> None:
-    lengths = []
-    for skip in (4, 8):
-        kwargs = {"frameskip": skip, "max_num_frames_per_episode": 400, "noop_max": 0}
-        envs = build_envs(sampler, EnvSection(id=PONG, kwargs=kwargs), 1)
+def test_rewards_are_not_clipped() -> None:
+    # Space Invaders pays up to 30 points.
+    for envs in both_kinds(EnvSection(id="ALE/SpaceInvaders-v5", kwargs=STEADY), 2):
         envs.reset(0)
-        step = envs.step({"": np.zeros(1, np.int32)})
-        length = 1
+        rewards = np.stack([envs.step(acts(1, 1)).rewards.copy() for _ in range(250)])
+        assert rewards.max() > 1
+        assert rewards.max() == int(rewards.max())
+        envs.close()
+
+
+@pytest.mark.usefixtures("ale")
+@pytest.mark.parametrize(("skip", "length"), [(4, 100), (8, 50)])
+def test_an_episode_takes_as_many_frames_as_steps_times_the_skip(skip: int, length: int) -> None:
+    kwargs = {"frameskip": skip, "max_num_frames_per_episode": 400, "noop_max": 0}
+    for envs in both_kinds(EnvSection(id=PONG, kwargs=kwargs)):
+        envs.reset(0)
+        num_steps, step = 1, envs.step(acts(0))
         while not (step.truncated | step.terminated).any():
-            step = envs.step({"": np.zeros(1, np.int32)})
-            length += 1
+            num_steps, step = num_steps + 1, envs.step(acts(0))
         assert step.truncated.all(), "a limit is no end of a game"
-        lengths.append(length)
-        envs.close()
-    assert lengths == pytest.approx([100, 50], abs=2)
-
-
-@pytest.mark.usefixtures("ale")
-def test_arguments_mean_the_same_to_both() -> None:
-    kwargs = {"img_height": 40, "img_width": 50, "stack_num": 2, "full_action_space": True}
-    section = EnvSection(id=PONG, kwargs=kwargs)
-    serial, vector = (build_envs(sampler, section, 1) for sampler in ("serial", "vector"))  # type: ignore[arg-type]
-    assert serial.obs_spec == vector.obs_spec
-    assert serial.obs_spec.leaves[0].shape == (2, 40, 50)
-    assert serial.action_spec == vector.action_spec
-    assert serial.action_spec.parts[0].choices == (18,)
-    for envs in (serial, vector):
-        assert envs.reset(0)[""].shape == (1, 2, 40, 50)
+        assert num_steps == pytest.approx(length, abs=2)
         envs.close()
 
 
 @pytest.mark.usefixtures("ale")
-def test_colour_is_the_same_to_both_and_a_stack_that_slides() -> None:
-    section = EnvSection(id=PONG, kwargs={"grayscale": False, "repeat_action_probability": 0.0})
-    serial, vector = (build_envs(sampler, section, 1) for sampler in ("serial", "vector"))  # type: ignore[arg-type]
-    assert serial.obs_spec == vector.obs_spec
-    (leaf,) = serial.obs_spec.leaves
-    assert (leaf.shape, leaf.is_stack) == ((4, 84, 84, 3), True)
-    for envs in (serial, vector):
+@pytest.mark.parametrize(
+    ("kwargs", "shape", "num_actions"),
+    [
+        (
+            {"img_height": 40, "img_width": 50, "stack_num": 2, "full_action_space": True},
+            (2, 40, 50),
+            18,
+        ),
+        ({"grayscale": False, **STEADY}, (4, 84, 84, 3), 6),
+    ],
+)
+def test_arguments_mean_the_same_to_both(kwargs: Any, shape: Any, num_actions: int) -> None:
+    for envs in both_kinds(EnvSection(id=PONG, kwargs=kwargs)):
+        (leaf,) = envs.obs_spec.leaves
+        assert (leaf.shape, leaf.is_stack) == (shape, True)
+        assert envs.action_spec.parts[0].choices == (num_actions,)
+        assert envs.reset(0)[""].shape == (1, *shape)
         try_steps(envs)
         envs.close()
 
 
 @pytest.mark.usefixtures("ale")
-def test_without_preprocessing_the_game_is_as_it_is() -> None:
+def test_without_preprocessing_or_in_wrappers_a_game_is_single() -> None:
     section = EnvSection(id=PONG, preprocess="off", kwargs={"obs_type": "ram"})
-    env = make_env(section)
-    assert env.observation_space == Box(0, 255, (128,), np.uint8)
-    env.close()
     envs = build_envs("auto", section, 1)
     assert isinstance(envs, SerialEnvs)
+    assert envs.obs_spec.leaves[0].shape == (128,)
     envs.close()
     with pytest.raises(EnvError, match=r"vector code that preprocesses, and env\.preprocess is"):
         build_envs("vector", section, 1)
-
-
-@pytest.mark.usefixtures("ale")
-def test_wrappers_go_around_a_preprocessed_game() -> None:
-    section = EnvSection(id=PONG, wrappers=(named("Add"),))
-    envs = build_envs("auto", section, 1)
+    envs = build_envs("auto", EnvSection(id=PONG, wrappers=("gymnasium.wrappers:Autoreset",)), 1)
     assert isinstance(envs, SerialEnvs)
-    assert envs.obs_spec.leaves[0].shape == (4, 84, 84)
-    envs.reset(0)
-    assert play(envs, 1)[0][0].tolist() == [1]
+    (leaf,) = envs.obs_spec.leaves
+    assert (leaf.shape, leaf.is_stack) == ((4, 84, 84), False)
     envs.close()
 
 
@@ -238,15 +134,11 @@ def test_single_games_say_that_they_need_opencv(monkeypatch: pytest.MonkeyPatch)
         make_env(EnvSection(id=PONG))
 
 
-PROBES = "bench.probes"
+# -------------------- the last action and reward
 
 
-def both(envs: EnvBatch) -> WithHistory:
+def with_both(envs: EnvBatch) -> WithHistory:
     return WithHistory(envs, has_action=True, has_reward=True)
-
-
-def acts(*actions: int) -> dict[str, Any]:
-    return {"": np.array(actions, np.int32)}
 
 
 class Composite(gym.Env[Any, Any]):
@@ -267,8 +159,8 @@ class Composite(gym.Env[Any, Any]):
         return {"a": np.full(1, self.num_steps, np.float32), "b": self.num_steps}
 
 
-def test_they_are_leaves_like_any_other() -> None:
-    envs = both(SerialEnvs([Composite()]))
+def test_they_are_leaves_like_any_other_of_the_unclipped_sample_and_the_index() -> None:
+    envs = with_both(SerialEnvs([Composite()]))
     assert [leaf.name for leaf in envs.obs_spec.leaves][:2] == ["a", "b"]
     assert envs.obs_spec.leaves[2:] == (
         ArraySpec("last_action/0", (), "int32", (4,)),
@@ -276,17 +168,6 @@ def test_they_are_leaves_like_any_other() -> None:
         ArraySpec("last_action/2", (2,), "int32", (2, 3)),
         ArraySpec("last_reward", (), "float32"),
     )
-    plain = SerialEnvs([Counting()])
-    action = WithHistory(plain, has_action=True, has_reward=False)
-    assert [leaf.name for leaf in action.obs_spec.leaves] == ["", "last_action"]
-    reward = WithHistory(plain, has_action=False, has_reward=True)
-    assert [leaf.name for leaf in reward.obs_spec.leaves] == ["", "last_reward"]
-    assert reward.action_spec == plain.action_spec
-    assert (reward.name, reward.num_envs) == (plain.name, 1)
-
-
-def test_the_unclipped_sample_and_the_index_are_shown() -> None:
-    envs = both(SerialEnvs([Composite()]))
     first = envs.reset(0)
     assert [first[name].tolist() for name in ("last_action/1", "last_reward")] == [[[0, 0]], [0]]
     given = {
@@ -295,14 +176,26 @@ def test_the_unclipped_sample_and_the_index_are_shown() -> None:
         "2": np.array([[1, 2]], np.int32),
     }
     obs = envs.step(given).obs
-    assert obs["last_action/0"].tolist() == [3]
-    assert obs["last_action/1"].tolist() == [[7.0, -0.5]]
-    assert obs["last_action/2"].tolist() == [[1, 2]]
-    assert obs["last_reward"].tolist() == [-2.5]
-    assert obs["a"].tolist() == [[1.0]]
+    assert {name: array.tolist() for name, array in obs.items()} == {
+        "a": [[1.0]],
+        "b": [1],
+        "last_action/0": [3],
+        "last_action/1": [[7.0, -0.5]],
+        "last_action/2": [[1, 2]],
+        "last_reward": [-2.5],
+    }
     assert {name: array.dtype.name for name, array in obs.items()} == {
         leaf.name: leaf.dtype for leaf in envs.obs_spec.leaves
     }
+
+
+@pytest.mark.parametrize("name", ["last_action", "last_reward"])
+@pytest.mark.parametrize("env_id", ["bench.probes:Counting", "bench.probes:CountingVector"])
+def test_the_settings_ask_for_them(env_id: str, name: str) -> None:
+    envs = build_envs("auto", EnvSection(id=env_id, **{name: True}), 2)
+    assert [leaf.name for leaf in envs.obs_spec.leaves] == ["", name]
+    assert (envs.name, envs.num_envs) == (env_id, 2)
+    envs.close()
 
 
 @pytest.mark.parametrize(
@@ -315,7 +208,7 @@ def test_the_unclipped_sample_and_the_index_are_shown() -> None:
     ids=["serial", "vector", "sync"],
 )
 def test_next_step_shows_them_in_the_final_row_and_not_in_the_first(make: Any) -> None:
-    envs = both(make())
+    envs = with_both(make())
     first = envs.reset(0)
     assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
     rows = []
@@ -332,7 +225,7 @@ def test_next_step_shows_them_in_the_final_row_and_not_in_the_first(make: Any) -
 
 
 def test_same_step_shows_them_in_the_final_observation() -> None:
-    envs = both(VectorEnvs(CountingVector(2, (2, 3), autoreset="SameStep")))
+    envs = with_both(VectorEnvs(CountingVector(2, (2, 3), autoreset="SameStep")))
     envs.reset(0)
     assert envs.step(acts(1, 0)).final_obs is None
     step = envs.step(acts(1, 0))
@@ -350,9 +243,25 @@ def test_same_step_shows_them_in_the_final_observation() -> None:
     assert after.final_obs["last_reward"][1] == 13
 
 
+def test_those_of_idle_agents_are_0() -> None:
+    envs = with_both(AgentEnvs([Lives((1, 3))]))
+    envs.reset(0)
+    seen = []
+    for _ in range(5):
+        obs = envs.step(acts(1, 1)).obs
+        seen.append((obs["last_action"].tolist(), obs["last_reward"].tolist()))
+    assert seen == [
+        ([1, 1], [11, 11]),  # what led to the final observation of the first
+        ([0, 1], [0, 12]),
+        ([0, 1], [0, 13]),
+        ([0, 0], [0, 0]),
+        ([1, 1], [11, 11]),
+    ]
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_a_reset_in_the_midst_of_things_forgets_them(mode: str) -> None:
-    envs = both(VectorEnvs(CountingVector(2, (1, 3), autoreset=mode)))
+    envs = with_both(VectorEnvs(CountingVector(2, (1, 3), autoreset=mode)))
     envs.reset(0)
     assert envs.step(acts(1, 1)).terminated[0]
     first = envs.reset(0)
@@ -360,25 +269,3 @@ def test_a_reset_in_the_midst_of_things_forgets_them(mode: str) -> None:
     obs = envs.step(acts(0, 1)).obs
     assert obs["last_reward"][1] == 11
     assert obs["last_action"].tolist()[1] == 1
-
-
-@pytest.mark.parametrize("name", ["last_action", "last_reward"])
-def test_a_key_of_that_name_is_refused(name: str) -> None:
-    class Taken(Counting):
-        def __init__(self) -> None:
-            super().__init__()
-            self.observation_space = Dict({name: Box(0, 9, (3,)), "x": Discrete(2)})
-
-    with pytest.raises(EnvError, match=rf"env\.{name}: the observation has a key of that name"):
-        both(SerialEnvs([Taken()]))
-
-
-def test_the_settings_ask_for_them() -> None:
-    section = EnvSection(id=f"{PROBES}:Counting", last_action=True)
-    assert [leaf.name for leaf in build_envs("auto", section, 2).obs_spec.leaves][1:] == [
-        "last_action"
-    ]
-    section = EnvSection(id=f"{PROBES}:CountingVector", last_reward=True)
-    envs = build_envs("auto", section, 2)
-    assert [leaf.name for leaf in envs.obs_spec.leaves][1:] == ["last_reward"]
-    envs.close()

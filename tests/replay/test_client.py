@@ -21,12 +21,11 @@ from tests.replay.recordings import SCHEMA
 
 
 @contextmanager
-def client_of(harness: ServerHarness, told: list[bool] | None = None) -> Iterator[ReplayClient]:
+def client_of(harness: ServerHarness) -> Iterator[ReplayClient]:
     """One that is used on a thread of its own, as `on` does it."""
     context = new_context()
-    made = ReplayClient(
-        context, harness.server.data_url, should_stop=lambda: bool(told), connect_s=10.0
-    )
+    url = harness.server.data_url
+    made = ReplayClient(context, url, should_stop=lambda: False, connect_s=10.0)
     try:
         yield made
     finally:
@@ -40,9 +39,9 @@ async def on(call: Callable[[], Any]) -> Any:
         return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(pool, call), 10.0)
 
 
-async def joined(client: ReplayClient, columns: int = 2, streams: int = 1) -> None:
-    await on(client.connect)
-    await on(lambda: client.join(SCHEMA, LAYOUT, columns=columns, streams=streams))
+async def joined(client: ReplayClient, streams: int = 1) -> None:
+    assert (await on(client.connect)).trajectory.rows == SCHEMA.rows
+    await on(lambda: client.join(SCHEMA, LAYOUT, columns=2, streams=streams))
 
 
 Make = Callable[..., ServerHarness]
@@ -61,32 +60,25 @@ async def make_harness() -> Any:
         harness.close()
 
 
-async def test_it_joins_as_an_actor_does(make_harness: Make) -> None:
-    harness = make_harness()
+async def test_it_joins_as_an_actor_does_and_waits_for_the_first_version(
+    make_harness: Make,
+) -> None:
+    harness = make_harness(is_open=False)
     with client_of(harness) as client:
-        settings = await on(client.connect)
-        assert settings.trajectory.rows == SCHEMA.rows
-        await on(lambda: client.join(SCHEMA, LAYOUT, columns=2, streams=3))
-        assert client.newest == Version(1, 0)
-        (peer,) = harness.server.table
-        assert (peer.columns, peer.streams) == (2, 3)
-        await until(lambda: harness.count("credit/granted_columns") == 2)
-        await on(lambda: client.pump(0.1))
-        assert client.granted == 1
-        await on(client.leave)
-        assert harness.count("sessions/closed") == 1
-
-
-async def test_it_waits_for_the_first_version(make_harness: Make) -> None:
-    harness = make_harness(is_open=False, learner={"lease_s": 1})
-    with client_of(harness) as client:
-        joining = asyncio.create_task(joined(client))
+        joining = asyncio.create_task(joined(client, streams=3))
         await until(lambda: len(harness.schemas) == 1, "the schema")
         await asyncio.sleep(0.05)
         assert not joining.done()
         harness.open()
         harness.publish(0)
         await joining
+        assert client.newest == Version(1, 0)
+        (peer,) = harness.server.table
+        assert (peer.columns, peer.streams) == (2, 3)
+        await on(lambda: client.pump(0.1))
+        assert client.granted == 1
+        await on(client.leave)
+        assert harness.count("sessions/closed") == 1
 
 
 async def test_its_lease_lives_while_it_is_pumped(make_harness: Make) -> None:
@@ -106,7 +98,9 @@ async def test_its_lease_lives_while_it_is_pumped(make_harness: Make) -> None:
         assert peer.weights_route
 
 
-async def test_it_may_ask_for_the_newest_version_alone(make_harness: Make) -> None:
+async def test_it_asks_for_a_number_alone_or_pulls_weights_that_are_new(
+    make_harness: Make,
+) -> None:
     harness = make_harness()
     with client_of(harness) as client:
         await joined(client)
@@ -117,48 +111,33 @@ async def test_it_may_ask_for_the_newest_version_alone(make_harness: Make) -> No
                 client.ask()
                 client.pump(0.001)
 
-        await on(ask)
-        assert harness.count("weights/served") == 0
-        assert client.longest_gap_s > 0
-
-
-async def test_or_for_the_weights_too(make_harness: Make) -> None:
-    harness = make_harness()
-    with client_of(harness) as client:
-        await joined(client)
-
         def pull() -> None:
             while client._have == NO_VERSION:
                 client.pull()
                 client.pump(0.001)
             client.pull()
 
+        await on(ask)
+        assert client.longest_gap_s > 0
+        assert harness.count("weights/served") == 0
+        num_asked = harness.count("weights/not_modified")
         await on(pull)
-        assert client._have == Version(1, 0)
+        assert client._have == Version(1, 5)
         assert harness.count("weights/served") == 1
-        assert harness.count("weights/not_modified") == 0
+        assert harness.count("weights/not_modified") == num_asked
 
 
-async def test_a_goodbye_is_answered_and_ends_it(make_harness: Make) -> None:
+@pytest.mark.parametrize("reason", ["finished", "restarting"])
+async def test_a_goodbye_is_answered_and_ends_it(make_harness: Make, reason: str) -> None:
     harness = make_harness()
-    for reason, is_finished in (("finished", True), ("restarting", False)):
-        with client_of(harness) as client:
-            await joined(client)
-            bye = asyncio.create_task(harness.server.say_bye(reason, 5.0))
-            with pytest.raises(RunOver):
-                await on(lambda: [client.pump(0.01) for _ in range(500)])
-            await on(client.leave)
-            await asyncio.wait_for(bye, 1.0)
-            assert client.is_finished == is_finished
-
-
-async def test_it_ends_when_it_is_told_to(make_harness: Make) -> None:
-    told: list[bool] = []
-    with client_of(make_harness(), told) as client:
+    with client_of(harness) as client:
         await joined(client)
-        told.append(True)
+        bye = asyncio.create_task(harness.server.say_bye(reason, 5.0))
         with pytest.raises(RunOver):
-            await on(lambda: client.pump(0.0))
+            await on(lambda: [client.pump(0.01) for _ in range(500)])
+        await on(client.leave)
+        await asyncio.wait_for(bye, 1.0)
+        assert client.is_finished == (reason == "finished")
 
 
 async def test_a_session_that_the_learner_ended_is_not_begun_again(make_harness: Make) -> None:

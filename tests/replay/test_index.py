@@ -37,16 +37,13 @@ def test_what_was_cut_is_left_out_and_told(path: Path, caplog: pytest.LogCapture
     assert "its last record is cut off, and left out" in caplog.text
 
 
-def test_a_whole_one_says_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    RecordingIndex(write(path, start(), message(0)))
-    assert caplog.text == ""
-
-
-def test_a_long_one_says_how_far_it_is(
+def test_only_a_long_one_says_how_far_it_is(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "NEWS_EVERY_S", 0.0)
     caplog.set_level("INFO")
+    RecordingIndex(write(path, start(), message(0)))
+    assert caplog.text == ""
+    monkeypatch.setattr(module, "NEWS_EVERY_S", 0.0)
     RecordingIndex(write(path, start(), message(0)))
     assert "100 % checked" in caplog.text
 
