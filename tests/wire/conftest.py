@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from impala_async.wire.session import SessionTable
 from tests.wire.ends import Ends
+from tests.wire.tables import new_table
 
 
 @pytest.fixture
@@ -12,3 +14,8 @@ def ends() -> Iterator[Ends]:
     ends = Ends()
     yield ends
     ends.close()
+
+
+@pytest.fixture
+def table() -> SessionTable:
+    return new_table()

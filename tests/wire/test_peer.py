@@ -26,38 +26,15 @@ def test_it_is_the_set_of_settled_seqs(steps: list[tuple[bool, int]]) -> None:
         below = next(s for s in range(33) if s not in settled)
         assert watermark.below == below
         assert watermark.above == tuple(sorted(s for s in settled if s > below))
+        again = Watermark(watermark.below, watermark.above)
+        assert (again.below, again.above) == (watermark.below, watermark.above)
         for until in range(33):
             assert watermark.num_unsettled_below(until) == len(set(range(until)) - settled)
 
 
-@settings(deadline=None)
-@given(steps)
-def test_it_is_restored_from_its_two_parts(steps: list[tuple[bool, int]]) -> None:
-    watermark = Watermark()
-    for is_raise, seq in steps:
-        (watermark.raise_to if is_raise else watermark.settle)(seq)
-    again = Watermark(watermark.below, watermark.above)
-    assert (again.below, again.above) == (watermark.below, watermark.above)
-
-
-def test_restored_parts_that_touch_are_joined() -> None:
-    watermark = Watermark(3, (3, 4, 7))
+def test_what_is_restored_is_put_in_order() -> None:
+    watermark = Watermark(3, (7, 1, 3, 4, 7))
     assert (watermark.below, watermark.above) == (5, (7,))
-
-
-def test_nothing_is_kept_of_seqs_in_order() -> None:
-    watermark = Watermark()
-    for seq in range(1000):
-        watermark.settle(seq)
-        watermark.settle(seq)
-    assert (watermark.below, watermark.above) == (1000, ())
-
-
-def test_it_never_goes_back() -> None:
-    watermark = Watermark(10)
-    watermark.raise_to(5)
-    watermark.settle(3)
-    assert (watermark.below, watermark.above) == (10, ())
 
 
 @pytest.fixture

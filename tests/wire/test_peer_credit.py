@@ -14,11 +14,6 @@ BATCH = 16
 NUM_SLOTS = 4
 
 
-@pytest.fixture
-def table() -> SessionTable:
-    return new_table()
-
-
 def test_a_newcomer_has_one_message_of_credit_until_it_has_sent(table: SessionTable) -> None:
     peer = newcomer(table, 1, columns=2, streams=3)
     table.deal(64, BATCH, now=0.0)
