@@ -121,7 +121,6 @@ class Endpoint:
         leaves for so long; whether the next look should be soon."""
         if not self._is_open:
             return False
-        self.router.forget_sent()
         for route in self.router.find_stuck(patience_s):
             self.cut(route, DOES_NOT_READ)
         return self._connections.look(allowances)
