@@ -1,7 +1,5 @@
 """What an actor says and when, without a socket; with its weights port it is in test_pulls.py."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,25 +39,25 @@ V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
 SCHEMA = small_schema()
 
 
-def welcome_of(**changes: Any) -> Welcome:
+def welcome_of(**changes):
     welcome = Welcome(RUN, 2, SESSION, 3, 1, "", "", "", bytes(16), LEASE_S, 2.0, 64)
     return welcome._replace(**changes)
 
 
-def grant_of(granted: int, settled: int = 0, version: Version = V1, **more: Any) -> Grant:
+def grant_of(granted, settled=0, version=V1, **more):
     return Grant(SESSION, granted, settled, *version, [], **more)
 
 
-def side_of(**pace: Any) -> ActorSide[str]:
+def side_of(**pace):
     """One that has said its Spec."""
-    side: ActorSide[str] = ActorSide(b"a" * 16, 7)
+    side = ActorSide(b"a" * 16, 7)
     assert side.accept(welcome_of(), 0.0, **pace)
     side.set_spec(SCHEMA, LAYOUT, 2, 1)
     side.said_spec(0.0)
     return side
 
 
-def send_all(outbox: Outbox[str], now: float = 0.0) -> str:
+def send_all(outbox, now=0.0):
     """What may go, marked as sent."""
     items = []
     while (one := outbox.sendable()) is not None:
@@ -69,15 +67,15 @@ def send_all(outbox: Outbox[str], now: float = 0.0) -> str:
     return "".join(items)
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_pauses_double_up_to_the_longest():
     pauses = new_pauses()
     taken = [next(pauses) for _ in range(9)]
     assert taken[:4] == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
     assert taken[-1] == LONGEST_S
 
 
-def test_hello_is_due_now_and_then_and_over_each_new_connection() -> None:
-    side: ActorSide[str] = ActorSide(b"a" * 16, 7)
+def test_hello_is_due_now_and_then_and_over_each_new_connection():
+    side = ActorSide(b"a" * 16, 7)
     hello = side.handshake(0.0).hello
     assert (hello.run_id, hello.epoch, hello.lowest_unsettled, hello.number) == (bytes(16), 0, 0, 7)
     handshake = Handshake(hello, 0.0, chance=lambda: 0.5)
@@ -91,7 +89,7 @@ def test_hello_is_due_now_and_then_and_over_each_new_connection() -> None:
     assert handshake.is_due(0.75, is_greeted=True)
 
 
-def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over() -> None:
+def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over():
     hello = Hello(PROTOCOL, b"a" * 16, "0", RUN, 2, 5)
     handshake = Handshake(hello, 0.0)
     handshake.said(0.0)
@@ -119,7 +117,7 @@ def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over() -> None:
         (Reject(200, "a code of a later release", -1.0), MismatchError),
     ],
 )
-def test_a_final_refusal_ends_the_actor(refusal: Reject, error: type[Exception]) -> None:
+def test_a_final_refusal_ends_the_actor(refusal, error):
     handshake = ActorSide[str](b"a" * 16).handshake(0.0)
     with pytest.raises(error):
         handshake.take(refusal, 0.0)
@@ -127,7 +125,7 @@ def test_a_final_refusal_ends_the_actor(refusal: Reject, error: type[Exception])
         side_of().take(refusal, 0.0)
 
 
-def test_once_joined_a_message_that_is_not_understood_is_one_message() -> None:
+def test_once_joined_a_message_that_is_not_understood_is_one_message():
     side = side_of()
     spec, schema = side.spec_frames()
     assert unpack(spec) == Spec(SESSION, SCHEMA.digest, LAYOUT, 2, 1, gives_way=1)
@@ -144,7 +142,7 @@ def test_once_joined_a_message_that_is_not_understood_is_one_message() -> None:
     assert (side.bye(), side.last_heard) == (None, 2.0)
 
 
-def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_again() -> None:
+def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_again():
     side = side_of(max_lag=5)
     side.put("a")
     side.take(grant_of(1), 0.0)
@@ -159,7 +157,7 @@ def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_
     assert side.may_repeat_spec(10.0), "something has succeeded"
 
 
-def test_grants_hand_back_what_is_settled_and_name_versions() -> None:
+def test_grants_hand_back_what_is_settled_and_name_versions():
     side = side_of(max_lag=5)
     side.put("a")
     grant = grant_of(2, 1, V2)
@@ -169,7 +167,7 @@ def test_grants_hand_back_what_is_settled_and_name_versions() -> None:
     assert side.named == V2
 
 
-def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_of() -> None:
+def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_of():
     side = side_of()
     bye = side.bye("a\udcff.bin\n" + "x" * 1000)
     assert bye is not None
@@ -180,7 +178,7 @@ def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_
     assert side.bye() is None
 
 
-def test_another_run_begins_at_seq_0_with_other_weights() -> None:
+def test_another_run_begins_at_seq_0_with_other_weights():
     side = side_of(max_lag=5)
     side.act_with(V1)
     side.put("a")
@@ -190,7 +188,7 @@ def test_another_run_begins_at_seq_0_with_other_weights() -> None:
     assert side.handshake(1.0).hello.lowest_unsettled == 0
 
 
-def test_a_new_session_of_the_run_sends_all_again_and_says_what_it_holds() -> None:
+def test_a_new_session_of_the_run_sends_all_again_and_says_what_it_holds():
     side = side_of(max_lag=5)
     for item in "abc":
         side.put(item)
@@ -205,7 +203,7 @@ def test_a_new_session_of_the_run_sends_all_again_and_says_what_it_holds() -> No
     assert send_all(side.outbox) == "bc"
 
 
-def test_it_waits_for_its_first_weights_and_at_max_lag() -> None:
+def test_it_waits_for_its_first_weights_and_at_max_lag():
     side = side_of(max_lag=2)
     assert side.must_wait
     side.act_with(V1)
@@ -217,7 +215,7 @@ def test_it_waits_for_its_first_weights_and_at_max_lag() -> None:
     assert side.put("a")
 
 
-def test_in_lockstep_the_first_weights_serve_as_the_lag_says_and_a_lost_session_costs_all() -> None:
+def test_in_lockstep_the_first_weights_serve_as_the_lag_says_and_a_lost_session_costs_all():
     side = side_of(lockstep_lag=2)
     assert not side.keeps_weights()
     assert not side.put("begun before")
@@ -232,7 +230,7 @@ def test_in_lockstep_the_first_weights_serve_as_the_lag_says_and_a_lost_session_
     assert not side.put("b")
 
 
-def test_silence_ends_a_session_once_the_lease_is_over() -> None:
+def test_silence_ends_a_session_once_the_lease_is_over():
     side = side_of()
     pulls = Pulls(SESSION, have=V1, layouts=(), heartbeat_s=2.0, reply_timeout_s=60.0, now=0.0)
     assert side.overdue(LEASE_S, pulls, 5.0) is None
@@ -249,7 +247,7 @@ def test_silence_ends_a_session_once_the_lease_is_over() -> None:
     assert side.overdue(2 * LEASE_S + 5.1, pulls, 5.0) == LEASE_S + 5.0
 
 
-def test_what_a_learner_says_must_make_sense() -> None:
+def test_what_a_learner_says_must_make_sense():
     for message in (grant_of(1, 2), welcome_of(heartbeat_s=LEASE_S + 1)):
         with pytest.raises(ProtocolError):
             read_answer(pack(message))
@@ -261,18 +259,18 @@ def test_what_a_learner_says_must_make_sense() -> None:
 # -------------------- the outbox
 
 
-def filled(items: str) -> Outbox[str]:
-    outbox: Outbox[str] = Outbox()
+def filled(items):
+    outbox = Outbox()
     for seq, item in enumerate(items):
         assert outbox.put(item) == seq
     return outbox
 
 
-def state(outbox: Outbox[str]) -> tuple[int, int, int, int]:
+def state(outbox):
     return outbox.lowest_unsettled, outbox.next_seq, len(outbox), outbox.num_unsent
 
 
-def test_nothing_goes_without_credit_and_nothing_is_let_go_before_it_is_settled() -> None:
+def test_nothing_goes_without_credit_and_nothing_is_let_go_before_it_is_settled():
     outbox = filled("")
     assert state(outbox) == (0, 0, 0, 0)
     outbox.on_grant(grant_of(1))
@@ -294,7 +292,7 @@ def test_nothing_goes_without_credit_and_nothing_is_let_go_before_it_is_settled(
     assert (outbox.put("e"), state(outbox)) == (7, (7, 8, 1, 1))
 
 
-def test_what_may_be_lost_goes_again() -> None:
+def test_what_may_be_lost_goes_again():
     outbox = filled("abcd")
     outbox.on_grant(grant_of(3, 1))
     assert send_all(outbox) == "bc"
@@ -308,7 +306,7 @@ def test_what_may_be_lost_goes_again() -> None:
     assert send_all(outbox) == "b"
 
 
-def test_only_what_is_overdue_goes_again() -> None:
+def test_only_what_is_overdue_goes_again():
     outbox = filled("abc")
     outbox.on_grant(grant_of(2))
     outbox.mark_sent(0, 10.0)
@@ -324,7 +322,7 @@ def test_only_what_is_overdue_goes_again() -> None:
         outbox.mark_sent(3, 0.0)
 
 
-def test_what_is_given_up_never_goes_and_its_seqs_are_not_used_again() -> None:
+def test_what_is_given_up_never_goes_and_its_seqs_are_not_used_again():
     outbox = filled("abc")
     outbox.on_grant(grant_of(2, 1))
     outbox.mark_sent(1, 0.0)
@@ -340,8 +338,8 @@ grants = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda t: grant_o
 
 @settings(deadline=None)
 @given(st.lists(grants | st.just("put") | st.just("session"), max_size=40))
-def test_what_is_held_has_no_gaps_and_nothing_is_lost(steps: list[Grant | str]) -> None:
-    outbox: Outbox[int] = Outbox()
+def test_what_is_held_has_no_gaps_and_nothing_is_lost(steps):
+    outbox = Outbox()
     put, back = [], []
     for number, step in enumerate(steps):
         if isinstance(step, Grant):

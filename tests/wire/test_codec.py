@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impala_async.errors import ProtocolError
-from impala_async.layout import Bytes2D
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
@@ -43,7 +42,7 @@ SESSION = b"\xcc" * 16
 HEADER = "9a05c410" + "cc" * 16 + "0503cd03e802"
 
 
-def schema_of(obs_size: int, rows: int = 2) -> Schema:
+def schema_of(obs_size, rows=2):
     return Schema(
         obs=ObsSpec((ArraySpec("", (obs_size,), "float32"),)),
         action=ActionSpec((ActionPart("", "discrete", (2,)),)),
@@ -51,11 +50,11 @@ def schema_of(obs_size: int, rows: int = 2) -> Schema:
     )
 
 
-def data_of(columns: int, rows: int = 2) -> Data:
+def data_of(columns, rows=2):
     return Data(SESSION, 5, 3, 1000, rows, columns, 0, 99, b"overwritten")
 
 
-def planes(schema: Schema, columns: int, fill: int = 0) -> tuple[Bytes2D, Bytes2D]:
+def planes(schema, columns, fill=0):
     layout = schema.layout
     return (
         np.full((columns, layout.obs_bytes), fill, np.uint8),
@@ -63,7 +62,7 @@ def planes(schema: Schema, columns: int, fill: int = 0) -> tuple[Bytes2D, Bytes2
     )
 
 
-def filled(schema: Schema) -> tuple[Bytes2D, Bytes2D]:
+def filled(schema):
     """One column of two rows whose every number can be found again in the bytes."""
     obs, small = planes(schema, 1)
     columns = columns_over(schema, obs, small)
@@ -88,7 +87,7 @@ SMALL = (
 EPISODES = "0000004007000000" + "000020c001000000"
 
 
-def test_golden_frames() -> None:
+def test_golden_frames():
     episodes = [(2.0, 7), (-2.5, 1)]
     obs_hex = "0000803f0000004000004040" + "00" * 52
     inline = encode_data(data_of(1), *filled(schema_of(1)), episodes)
@@ -105,7 +104,7 @@ def test_golden_frames() -> None:
     ]
 
 
-def test_from_eight_kib_on_a_body_has_its_own_frames() -> None:
+def test_from_eight_kib_on_a_body_has_its_own_frames():
     for total, num_frames in ((MAX_INLINE_BYTES - 8, 1), (MAX_INLINE_BYTES, 3)):
         obs, small = np.zeros((1, total - 72), np.uint8), np.zeros((1, 64), np.uint8)
         assert len(encode_data(data_of(1), obs, small, [(0.0, 1)])) == num_frames
@@ -115,8 +114,8 @@ def test_from_eight_kib_on_a_body_has_its_own_frames() -> None:
 @pytest.mark.parametrize("obs_size", [1, 1000])
 @pytest.mark.parametrize("episodes", [[], [(1.5, 2)], [(1.5, 2), (-1.25, 1)]])
 def test_sizes_come_from_the_schema_and_a_body_in_one_block_makes_the_same_frames(
-    obs_size: int, episodes: list[tuple[float, int]]
-) -> None:
+    obs_size, episodes
+):
     schema, data = schema_of(obs_size), data_of(2)
     obs, small = planes(schema, 2, fill=7)
     frames = encode_data(data, obs, small, episodes)
@@ -141,7 +140,7 @@ def test_sizes_come_from_the_schema_and_a_body_in_one_block_makes_the_same_frame
         assert caught.value.reason == "wrong_size"
 
 
-def test_only_a_body_that_is_not_inline_is_compressed_and_only_if_it_pays() -> None:
+def test_only_a_body_that_is_not_inline_is_compressed_and_only_if_it_pays():
     for obs_size, compress_obs, num_frames, codec in (
         (1, lambda _: b"less", 1, PLAIN),
         (1024, lambda _: b"less", 3, ZSTD),
@@ -155,7 +154,7 @@ def test_only_a_body_that_is_not_inline_is_compressed_and_only_if_it_pays() -> N
         assert codec == PLAIN or others[0] == b"less"
 
 
-def test_observations_are_sent_from_where_they_are() -> None:
+def test_observations_are_sent_from_where_they_are():
     schema = schema_of(1024)
     slot_obs, slot_small = planes(schema, 8)
     obs, small = slot_obs[2:5], slot_small[2:5]
@@ -172,7 +171,7 @@ def test_observations_are_sent_from_where_they_are() -> None:
 # -------------------- settings
 
 
-def test_settings_have_a_largest_size() -> None:
+def test_settings_have_a_largest_size():
     overhead = len(encode_settings({"x": "y" * 60000})) - 60000
     longest = "y" * (MAX_SETTINGS_BYTES - overhead)
     assert decode_settings(encode_settings({"x": longest})) == {"x": longest}
@@ -184,7 +183,7 @@ def test_settings_have_a_largest_size() -> None:
     assert caught.value.reason == "oversized_settings"
 
 
-def test_settings_that_cannot_travel() -> None:
+def test_settings_that_cannot_travel():
     for value in (2**64, -(2**63) - 1, "\ud800", object(), {1, 2}):
         with pytest.raises(ProtocolError, match="cannot be sent") as caught:
             encode_settings({"env": {"kwargs": {"x": value}}})
@@ -198,7 +197,7 @@ NO_SETTINGS = [
 ]
 
 
-def test_settings_that_are_none() -> None:
+def test_settings_that_are_none():
     for frame in NO_SETTINGS:
         with pytest.raises(ProtocolError) as caught:
             decode_settings(frame)
@@ -208,12 +207,12 @@ def test_settings_that_are_none() -> None:
 # -------------------- weights
 
 
-def reply_for(content: bytes) -> WeightsReply:
+def reply_for(content):
     digest = Weights(Version(3, 1000), np.frombuffer(content, np.uint8)).digest()
     return WeightsReply(3, 1000, bytes(16), digest)
 
 
-def test_weights_are_a_view_of_their_frame_and_whole() -> None:
+def test_weights_are_a_view_of_their_frame_and_whole():
     content = bytes(range(256))
     reply = reply_for(content)
     weights = decode_weights(reply, [b"header", content])
@@ -234,7 +233,7 @@ def test_weights_are_a_view_of_their_frame_and_whole() -> None:
 
 
 @given(st.binary(max_size=5000))
-def test_it_comes_out_as_it_went_in(plain: bytes) -> None:
+def test_it_comes_out_as_it_went_in(plain):
     target = bytearray(len(plain))
     decompress_into(memoryview(target), memoryview(compress(memoryview(plain))))
     assert target == plain
@@ -259,7 +258,7 @@ UNFIT = {
 }
 
 
-def test_what_does_not_fill_the_target_is_refused() -> None:
+def test_what_does_not_fill_the_target_is_refused():
     for what, frame in UNFIT.items():
         with pytest.raises(ProtocolError) as error:
             decompress_into(memoryview(bytearray(300)), memoryview(frame))

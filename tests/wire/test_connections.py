@@ -2,7 +2,6 @@
 
 import resource
 import socket
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -17,27 +16,25 @@ from impala_async.wire.connections import (
     Monitor,
     most_descriptors,
 )
-from impala_async.wire.sockets import Router
 from tests.wire import raw_peer
-from tests.wire.ends import ANY_PORT, DEADLINE_S, Ends, greeted, take, until
+from tests.wire.ends import ANY_PORT, DEADLINE_S, greeted, take, until
 
 MUCH = 8 << 20
-Dial = Callable[[], socket.socket]
 
 
 @pytest.fixture
-def router(ends: Ends) -> Router:
+def router(ends):
     return ends.router(max_bytes=1 << 26)
 
 
 @pytest.fixture
-def dial(router: Router) -> Iterator[Dial]:
+def dial(router):
     """Makes raw connections, and closes them all."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(raw_peer.connect(router.url))
 
 
-def is_over(raw: socket.socket) -> bool:
+def is_over(raw):
     """Whether the other side has closed it."""
     raw.setblocking(False)
     try:
@@ -48,31 +45,31 @@ def is_over(raw: socket.socket) -> bool:
         return True
 
 
-def say_hello(router: Router, raw: socket.socket) -> bytes:
+def say_hello(router, raw):
     """The route to a raw connection that has said something."""
     raw.sendall(raw_peer.message(b"hello"))
     return take(router)[0]
 
 
-def send_frames(raw: socket.socket, number: int) -> None:
+def send_frames(raw, number):
     """A message that does not end; as much of it as is taken before the connection is cut."""
     raw.settimeout(5.0)
     with suppress(ConnectionError):
         raw.sendall(raw_peer.EMPTY_AND_MORE * number)
 
 
-def look(router: Router, times: int, allowances: Mapping[bytes, int]) -> int:
+def look(router, times, allowances):
     """How many connections have been cut off by then."""
     for _ in range(times):
         router.connections.look(allowances)
     return router.connections.cut_off.total()
 
 
-def look_until_over(router: Router, raw: socket.socket, allowances: Mapping[bytes, int]) -> None:
+def look_until_over(router, raw, allowances):
     until(lambda: (router.connections.look(allowances) and False) or is_over(raw))
 
 
-def test_one_message_of_frames_without_end_is_cut_off(router: Router, dial: Dial) -> None:
+def test_one_message_of_frames_without_end_is_cut_off(router, dial):
     bomb, good = dial(), dial()
     send_frames(bomb, STRANGER_BYTES)
     route = say_hello(router, good)
@@ -82,9 +79,7 @@ def test_one_message_of_frames_without_end_is_cut_off(router: Router, dial: Dial
     assert router.send(route, [b"welcome"])
 
 
-def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(
-    ends: Ends, router: Router, dial: Dial
-) -> None:
+def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(ends, router, dial):
     # As long as its messages come through it may send on.
     actor = ends.dealer(router.url)
     route = greeted(router, actor)
@@ -108,9 +103,7 @@ def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(
     assert router.connections.cut_off == {SENT_TOO_MUCH: 1}
 
 
-def test_strangers_have_little_under_way_together(
-    router: Router, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_have_little_under_way_together(router, dial, monkeypatch):
     monkeypatch.setattr(module, "STRANGERS_BYTES", 100_000)
     quiet = dial()
     for _ in range(400):
@@ -129,9 +122,7 @@ def test_strangers_have_little_under_way_together(
     assert router.connections.cut_off == {SENT_BEFORE: 1}
 
 
-def test_a_message_may_come_before_the_word_of_its_connection(
-    router: Router, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_may_come_before_the_word_of_its_connection(router, dial, monkeypatch):
     """The threads of ZeroMQ tell of them one each."""
     with monkeypatch.context() as late:
         late.setattr(router.connections._monitor, "read", lambda: [])
@@ -144,9 +135,7 @@ def test_a_message_may_come_before_the_word_of_its_connection(
     until(lambda: is_over(raw))
 
 
-def test_too_many_strangers_make_the_oldest_go(
-    ends: Ends, router: Router, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_strangers_make_the_oldest_go(ends, router, dial, monkeypatch):
     monkeypatch.setattr(router.connections, "_max_strangers", 3)
     route = greeted(router, ends.dealer(router.url))
     look(router, 1, {route: 1000})
@@ -161,9 +150,7 @@ def test_too_many_strangers_make_the_oldest_go(
     assert ends.router().connections._max_strangers == 10
 
 
-def test_who_went_is_forgotten_and_not_cut_in_the_shape_of_its_successor(
-    ends: Ends, router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_went_is_forgotten_and_not_cut_in_the_shape_of_its_successor(ends, router, monkeypatch):
     watched = router.connections
     for _ in range(10):
         actor = ends.dealer(router.url)
@@ -179,13 +166,13 @@ def test_who_went_is_forgotten_and_not_cut_in_the_shape_of_its_successor(
     actor.close()
     # Not looked at since: its descriptor may be that of the next one to come.
     until(lambda: int(watched._monitor.socket.get(zmq.EVENTS)) & zmq.POLLIN)
-    cut: list[int] = []
+    cut = []
     monkeypatch.setattr(watched, "_cut", lambda fd, _: cut.append(fd))
     watched.cut(route, "")
     assert cut == []
 
 
-def test_who_comes_and_goes_is_told_in_order_and_holds_nothing_up(ends: Ends) -> None:
+def test_who_comes_and_goes_is_told_in_order_and_holds_nothing_up(ends):
     num_peers = 1500  # each is two events, and libzmq queues 2,000 unless it is told otherwise
     with ends.context.socket(zmq.ROUTER) as listening:
         listening.set(zmq.BACKLOG, num_peers)
@@ -194,7 +181,7 @@ def test_who_comes_and_goes_is_told_in_order_and_holds_nothing_up(ends: Ends) ->
         url = listening.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         host, _, port = url.removeprefix("tcp://").partition(":")
         assert monitor.read() == []
-        heard: list[tuple[int, int]] = []
+        heard = []
         for number in range(num_peers):
             socket.create_connection((host, int(port))).close()
             if number == 0:
@@ -220,10 +207,8 @@ def test_who_comes_and_goes_is_told_in_order_and_holds_nothing_up(ends: Ends) ->
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 65536),
     ],
 )
-def test_as_many_descriptors_are_asked_for_as_are_allowed(
-    limits: tuple[int, int], wanted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int]] = []
+def test_as_many_descriptors_are_asked_for_as_are_allowed(limits, wanted, monkeypatch):
+    asked = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: asked.append(pair))
     assert most_descriptors() == wanted

@@ -40,7 +40,7 @@ A_HEX = "c410" + A.hex()
 B_HEX = "c410" + B.hex()
 C_HEX = "c410" + C.hex()
 
-GOLDEN: list[tuple[Message, str]] = [
+GOLDEN = [
     (Hello(1, A, "0.1.0", B, 3, 300), f"970001{A_HEX}a5302e312e30{B_HEX}03cd012c"),
     (
         Welcome(B, 3, C, 2, 5556, "/r/data", "/r/weights", "/r/nonce", A, 10.0, 2.0, 16),
@@ -75,14 +75,14 @@ FRAMES = [bytes.fromhex(frame) for _, frame in GOLDEN]
 
 
 @pytest.mark.parametrize(("message", "frame"), GOLDEN, ids=lambda value: type(value).__name__)
-def test_golden_bytes(message: Message, frame: str) -> None:
+def test_golden_bytes(message, frame):
     whole = bytes.fromhex(frame)
     assert pack(message) == whole
     back = unpack(memoryview(bytearray(whole + b"rest"))[:-4])
     assert (back, type(back)) == (message, type(message))
 
 
-def test_every_kind_has_golden_bytes_and_every_number_its_meaning() -> None:
+def test_every_kind_has_golden_bytes_and_every_number_its_meaning():
     assert {type(message) for message, _ in GOLDEN} == set(get_args(Message))
     assert wire.PROTOCOL == 1
     verdicts = "duplicate invalid nonfinite unknown_session stale dead_branch"
@@ -95,20 +95,20 @@ def test_every_kind_has_golden_bytes_and_every_number_its_meaning() -> None:
     assert (wire.MAX_COLUMNS, wire.MAX_TIMERS, wire.MAX_VERDICTS) == (4096, 16, 64)
 
 
-def test_appended_fields_say_nothing_to_those_who_do_not_know_them() -> None:
+def test_appended_fields_say_nothing_to_those_who_do_not_know_them():
     hello = GOLDEN[0][0]
     assert isinstance(hello, Hello)
     assert pack(hello._replace(number=3))[1:-1] == pack(hello)[1:]
 
 
-def test_what_others_wrote_is_one_line() -> None:
+def test_what_others_wrote_is_one_line():
     assert wire.plain("an actor, Ä") == "an actor, Ä"
     assert wire.plain("one\ntwo\x1b[2J") == "one\\ntwo\\x1b[2J"
     assert wire.code_of(Reject(3, "", 0.0)) == "mismatch"
     assert wire.code_of(Reject(len(wire.REJECT_CODES), "", 0.0)) == "unknown"
 
 
-def test_the_largest_headers_fit() -> None:
+def test_the_largest_headers_fit():
     seqs = [[2**62, len(wire.VERDICTS) - 1]] * wire.MAX_VERDICTS
     grant = Grant(C, 2**62, 2**62, 2**31, 2**62, seqs)
     welcome = Welcome(
@@ -123,7 +123,7 @@ def test_the_largest_headers_fit() -> None:
 
 # -------------------- each field
 
-NESTED: Any = []
+NESTED = []
 for _ in range(200):
     NESTED = [NESTED]
 
@@ -136,12 +136,12 @@ class Field:
     bad: tuple[Any, ...]
 
 
-def uint(largest: int, smallest: int = 0) -> Field:
+def uint(largest, smallest=0):
     odd = (True, False, 1.0, "1", b"1", None, [1], {})
     return Field((smallest, largest), (smallest - 1, largest + 1, -(2**63), 2**64 - 1, *odd))
 
 
-def text(longest: int) -> Field:
+def text(longest):
     too_long = ("x" * (longest + 1), "x" * 4000)
     return Field(("", "x" * longest), (*too_long, b"x", 1, None, True, ["x"], {"x": 1}, NESTED))
 
@@ -176,7 +176,7 @@ TIMERS = Field(
     ),
 )
 
-FIELDS: dict[str, list[Field]] = {
+FIELDS = {
     "Hello": [uint(255), ID, text(64), ID, EPOCH, uint(2**61), uint(4096, NO_NUMBER)],
     "Welcome": [
         *(ID, EPOCH, ID, uint(2**31), uint(65535, 1), PATH, PATH, PATH, ID),
@@ -197,7 +197,7 @@ EACH_FIELD = [(name, i) for name, fields in FIELDS.items() for i in range(len(fi
 EXTENSIONS = (msgpack.ExtType(5, b""), msgpack.ExtType(5, b"xy"), msgpack.Timestamp(1, 2))
 
 
-def refusal(frame: bytes) -> str:
+def refusal(frame):
     """The reason for which this is no message."""
     with pytest.raises(ProtocolError) as caught:
         unpack(frame)
@@ -206,25 +206,25 @@ def refusal(frame: bytes) -> str:
     return caught.value.reason
 
 
-def kind_of(name: str) -> int:
+def kind_of(name):
     return [form.__name__ for form in get_args(Message)].index(name)
 
 
-def with_field(name: str, index: int, value: Any) -> bytes:
+def with_field(name, index, value):
     fields = list(EXAMPLES[name])
     fields[index] = value
-    frame: bytes = msgpack.packb([kind_of(name), *fields])
+    frame = msgpack.packb([kind_of(name), *fields])
     return frame
 
 
-def test_every_field_is_here() -> None:
+def test_every_field_is_here():
     assert {name: len(fields) for name, fields in FIELDS.items()} == {
         name: len(message) for name, message in EXAMPLES.items()
     }
 
 
 @pytest.mark.parametrize(("name", "index"), EACH_FIELD)
-def test_each_field_has_its_range(name: str, index: int) -> None:
+def test_each_field_has_its_range(name, index):
     field = FIELDS[name][index]
     for value in field.good:
         message = unpack(with_field(name, index, value))
@@ -234,7 +234,7 @@ def test_each_field_has_its_range(name: str, index: int) -> None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_fields_that_a_later_release_appends_are_passed_over(name: str) -> None:
+def test_fields_that_a_later_release_appends_are_passed_over(name):
     """So a field is no new protocol. Those that are known are checked all the same."""
     message = EXAMPLES[name]
     spelled_out = [kind_of(name), *message]
@@ -248,7 +248,7 @@ def test_fields_that_a_later_release_appends_are_passed_over(name: str) -> None:
 # -------------------- whatever else comes
 
 
-def test_what_is_cut_or_followed_by_something() -> None:
+def test_what_is_cut_or_followed_by_something():
     for frame in FRAMES:
         for length in range(len(frame)):
             assert refusal(frame[:length]) == "malformed_header"
@@ -257,11 +257,11 @@ def test_what_is_cut_or_followed_by_something() -> None:
 
 
 @pytest.mark.parametrize("kind", [12, 255, -1, 2**63, True, False, 0.0, "0", b"", None, [0], {}])
-def test_unknown_kinds(kind: Any) -> None:
+def test_unknown_kinds(kind):
     assert refusal(msgpack.packb([kind, *EXAMPLES["ByeOk"]])) == "unknown_type"
 
 
-def test_what_is_no_array() -> None:
+def test_what_is_no_array():
     wholes = (None, 5, 1.5, "text", b"bytes", True, {}, {"kind": 0}, [], EXTENSIONS[0], [0] * 65)
     for whole in wholes:
         assert refusal(msgpack.packb(whole)) == "malformed_header", whole
@@ -273,14 +273,14 @@ def test_what_is_no_array() -> None:
 
 @pytest.mark.parametrize("depth", [10, 400, 900, 1000, 1015, 1100, 4000])
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa0"], ids=["arrays", "maps"])
-def test_deep_nesting_ends_nothing_but_itself(depth: int, opening: bytes) -> None:
+def test_deep_nesting_ends_nothing_but_itself(depth, opening):
     nested = opening * depth + b"\xc0"
     assert refusal(b"\x92\x0b" + nested) == "malformed_header"
     for before in (b"", *(frame[:2] for frame in FRAMES)):
         assert refusal(before + nested) in {"malformed_header", "unknown_type"}
 
 
-def test_text_that_is_no_text() -> None:
+def test_text_that_is_no_text():
     frame = pack(EXAMPLES["Hello"])
     assert refusal(frame.replace(b"0.1.0", b"0.\xff.0")) == "malformed_header"
     # A lone surrogate, as UTF-8 does not have it.
@@ -289,7 +289,7 @@ def test_text_that_is_no_text() -> None:
     assert refusal(with_field("Reject", 1, "é" * 1001)) == "malformed_header"
 
 
-def read_or_refused(frame: bytes) -> None:
+def read_or_refused(frame):
     """Nothing but a message or a ProtocolError comes out."""
     message = None
     with contextlib.suppress(ProtocolError):
@@ -299,7 +299,7 @@ def read_or_refused(frame: bytes) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(FRAMES), st.data())
-def test_damaged_messages(frame: bytes, data: st.DataObject) -> None:
+def test_damaged_messages(frame, data):
     damaged = bytearray(frame)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -324,5 +324,5 @@ anything = st.recursive(
 
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(EACH_FIELD), anything)
-def test_any_value_in_any_field(field: tuple[str, int], value: Any) -> None:
+def test_any_value_in_any_field(field, value):
     read_or_refused(with_field(*field, value))

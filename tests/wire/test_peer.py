@@ -13,7 +13,7 @@ steps = st.lists(st.tuples(st.booleans(), seqs), max_size=40)
 
 @settings(deadline=None)
 @given(steps)
-def test_it_is_the_set_of_settled_seqs(steps: list[tuple[bool, int]]) -> None:
+def test_it_is_the_set_of_settled_seqs(steps):
     watermark, settled = Watermark(), set[int]()
     for is_raise, seq in steps:
         if is_raise:
@@ -32,17 +32,17 @@ def test_it_is_the_set_of_settled_seqs(steps: list[tuple[bool, int]]) -> None:
             assert watermark.num_unsettled_below(until) == len(set(range(until)) - settled)
 
 
-def test_what_is_restored_is_put_in_order() -> None:
+def test_what_is_restored_is_put_in_order():
     watermark = Watermark(3, (7, 1, 3, 4, 7))
     assert (watermark.below, watermark.above) == (5, (7,))
 
 
 @pytest.fixture
-def peer() -> Peer:
+def peer():
     return Peer(b"s" * 16, b"a" * 16, 0, Watermark(), 0.0, b"route", columns=4, is_brisk=True)
 
 
-def test_room_is_kept_for_what_was_granted_and_has_not_lapsed(peer: Peer) -> None:
+def test_room_is_kept_for_what_was_granted_and_has_not_lapsed(peer):
     peer.granted = 3
     assert (peer.kept_columns, peer.num_lapsed) == (12, 0)
     peer.lapsed = 2
@@ -54,7 +54,7 @@ def test_room_is_kept_for_what_was_granted_and_has_not_lapsed(peer: Peer) -> Non
     assert (peer.kept_columns, peer.num_lapsed) == (0, 0)
 
 
-def test_a_window_is_one_message_until_it_is_earned(peer: Peer) -> None:
+def test_a_window_is_one_message_until_it_is_earned(peer):
     assert peer.window == WINDOW
     peer.streams = 3
     assert peer.window == 3 * WINDOW
@@ -64,7 +64,7 @@ def test_a_window_is_one_message_until_it_is_earned(peer: Peer) -> None:
     assert not peer.is_waiting
 
 
-def test_one_more_message_is_one_that_is_still_to_come(peer: Peer) -> None:
+def test_one_more_message_is_one_that_is_still_to_come(peer):
     peer.watermark.settle(1)
     peer.extend()
     assert peer.granted == 1

@@ -1,8 +1,5 @@
 """When an actor asks for weights and shows that it lives, and what it takes."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -20,7 +17,7 @@ COARSE = LAYOUT.coarse({"w"})
 TIMEOUT_S = 60.0
 
 
-def pulls_of(have: Version = NO_VERSION) -> Pulls:
+def pulls_of(have=NO_VERSION):
     return Pulls(
         SESSION,
         have=have,
@@ -31,20 +28,18 @@ def pulls_of(have: Version = NO_VERSION) -> Pulls:
     )
 
 
-def floats(value: float = 0.0) -> np.ndarray[Any, Any]:
+def floats(value=0.0):
     return np.full(4, value, np.float32).view(np.uint8)
 
 
-def take(
-    pulls: Pulls, version: Version, now: float, buffer: Any = None, layout: Any = LAYOUT
-) -> Weights | None:
+def take(pulls, version, now, buffer=None, layout=LAYOUT):
     """A sound reply, with weights that may be unfit."""
     weights = Weights(version, floats() if buffer is None else buffer)
     reply = WeightsReply(*version, layout.digest, weights.digest())
     return pulls.take(reply, [b"", weights.buffer.tobytes()], now)
 
 
-def ask(pulls: Pulls, now: float) -> Get:
+def ask(pulls, now):
     """The question that is due; until it is answered no other one is."""
     get = pulls.get(now)
     assert get is not None
@@ -54,11 +49,11 @@ def ask(pulls: Pulls, now: float) -> Get:
     return get
 
 
-def name(pulls: Pulls, version: Version, now: float = 0.0) -> None:
+def name(pulls, version, now=0.0):
     pulls.take(Grant(SESSION, 1, 0, *version, []), [b""], now)
 
 
-def test_the_first_pull_is_repeated_ever_less_often_until_something_is_published() -> None:
+def test_the_first_pull_is_repeated_ever_less_often_until_something_is_published():
     pulls, now = pulls_of(), 0.0
     pauses = []
     for _ in range(8):
@@ -79,7 +74,7 @@ def test_the_first_pull_is_repeated_ever_less_often_until_something_is_published
     assert pulls.get(now) is None
 
 
-def test_a_version_is_pulled_when_it_is_named_once_and_without_a_pause() -> None:
+def test_a_version_is_pulled_when_it_is_named_once_and_without_a_pause():
     pulls = pulls_of(V5)
     name(pulls, V5)
     assert pulls.get(0.0) is None
@@ -99,7 +94,7 @@ def test_a_version_is_pulled_when_it_is_named_once_and_without_a_pause() -> None
     assert new.get(0.0) is not None
 
 
-def test_a_reply_that_does_not_come_is_asked_for_again() -> None:
+def test_a_reply_that_does_not_come_is_asked_for_again():
     pulls = pulls_of()
     ask(pulls, 0.0)
     ask(pulls, TIMEOUT_S + 0.1)
@@ -119,7 +114,7 @@ UNFIT = {
 }
 
 
-def damaged() -> Iterator[tuple[WeightsReply, list[bytes]]]:
+def damaged():
     good = Weights(V6, floats(1.0))
     reply = WeightsReply(*V6, LAYOUT.digest, good.digest())
     frame = good.buffer.tobytes()
@@ -130,7 +125,7 @@ def damaged() -> Iterator[tuple[WeightsReply, list[bytes]]]:
         yield unfit, [b"", buffer.tobytes()]
 
 
-def test_damaged_weights_are_asked_for_again_and_not_without_a_pause() -> None:
+def test_damaged_weights_are_asked_for_again_and_not_without_a_pause():
     for reply, frames in damaged():
         pulls = pulls_of(V5)
         name(pulls, V6)
@@ -143,7 +138,7 @@ def test_damaged_weights_are_asked_for_again_and_not_without_a_pause() -> None:
     assert take(pulls, V6, 1.0) is not None
 
 
-def test_an_answer_that_brings_nothing_newer_does_not_make_it_ask_at_once() -> None:
+def test_an_answer_that_brings_nothing_newer_does_not_make_it_ask_at_once():
     pulls = pulls_of(V5)
     name(pulls, V7)
     answers = [
@@ -164,7 +159,7 @@ def test_an_answer_that_brings_nothing_newer_does_not_make_it_ask_at_once() -> N
     assert not pulls.is_behind
 
 
-def test_weights_may_come_in_either_layout_and_in_no_other() -> None:
+def test_weights_may_come_in_either_layout_and_in_no_other():
     pulls = pulls_of()
     half = take(pulls, V5, 0.0, np.zeros(COARSE.num_bytes, np.uint8), COARSE)
     assert half is not None
@@ -175,7 +170,7 @@ def test_weights_may_come_in_either_layout_and_in_no_other() -> None:
         take(pulls, V7, 0.0, layout=other)
 
 
-def test_heartbeats_are_due_in_time_and_the_first_timers_at_once() -> None:
+def test_heartbeats_are_due_in_time_and_the_first_timers_at_once():
     pulls, timers = pulls_of(), {"act_time_ms": 2.0}
     assert pulls.is_beat_due(0.0, {})
     pulls.said_beat(0.0, {})
@@ -190,7 +185,7 @@ def test_heartbeats_are_due_in_time_and_the_first_timers_at_once() -> None:
     assert not endless.is_beat_due(SHORTEST_BEAT_S / 2, {})
 
 
-def test_a_refusal_may_end_the_session() -> None:
+def test_a_refusal_may_end_the_session():
     for code, is_over in (("bad_message", False), ("hello_again", True)):
         pulls = pulls_of()
         pulls.take(reject(code, "what?"), [b""], 7.0)

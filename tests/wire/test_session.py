@@ -17,7 +17,7 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.peer import Peer
-from impala_async.wire.session import SessionTable, reject
+from impala_async.wire.session import reject
 from tests.wire.tables import (
     LEASE_S,
     MAX_LAG,
@@ -32,7 +32,7 @@ from tests.wire.tables import (
 )
 
 
-def rejection(answer: Peer | Reject) -> tuple[str, str, float]:
+def rejection(answer):
     assert isinstance(answer, Reject)
     return REJECT_CODES[answer.code], answer.text, answer.retry_after_s
 
@@ -40,7 +40,7 @@ def rejection(answer: Peer | Reject) -> tuple[str, str, float]:
 # -------------------- hello
 
 
-def test_each_actor_gets_a_session_and_a_rank(table: SessionTable) -> None:
+def test_each_actor_gets_a_session_and_a_rank(table):
     peers = [greet(table, actor) for actor in range(3)]
     assert [peer.rank for peer in peers] == [0, 1, 2]
     assert len({peer.session for peer in peers}) == 3
@@ -53,7 +53,7 @@ def test_each_actor_gets_a_session_and_a_rank(table: SessionTable) -> None:
     assert table.find(b"nobody" + bytes(10), 0.0) is None
 
 
-def test_another_protocol_is_refused_with_both_numbers(table: SessionTable) -> None:
+def test_another_protocol_is_refused_with_both_numbers(table):
     code, text, retry = rejection(table.hello(hello_of(1, protocol=2), b"r", 0.0))
     assert code == "protocol"
     assert text.startswith("protocol: this learner speaks version 1, the actor 2")
@@ -61,7 +61,7 @@ def test_another_protocol_is_refused_with_both_numbers(table: SessionTable) -> N
     assert len(table) == 0
 
 
-def test_the_same_hello_twice_is_one_session(table: SessionTable) -> None:
+def test_the_same_hello_twice_is_one_session(table):
     first = greet(table, 1, now=0.0)
     again = table.hello(hello_of(1), b"another route", 4.0)
     assert again is first
@@ -69,7 +69,7 @@ def test_the_same_hello_twice_is_one_session(table: SessionTable) -> None:
     assert len(table) == 1
 
 
-def test_a_new_hello_ends_a_session_that_was_at_work(table: SessionTable) -> None:
+def test_a_new_hello_ends_a_session_that_was_at_work(table):
     former = join(table, 1, columns=4)
     table.deal(8, now=0.0)
     send(table, former, 0)
@@ -83,9 +83,7 @@ def test_a_new_hello_ends_a_session_that_was_at_work(table: SessionTable) -> Non
     assert list(table) == [peer]
 
 
-def test_too_many_actors_are_asked_to_wait(
-    table: SessionTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_actors_are_asked_to_wait(table, monkeypatch):
     monkeypatch.setattr(session_module, "MAX_SESSIONS", 2)
     first = join(table, 1)
     join(table, 2)
@@ -97,16 +95,14 @@ def test_too_many_actors_are_asked_to_wait(
     assert len(table) == 2
 
 
-def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_zero(
-    table: SessionTable,
-) -> None:
+def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_zero(table):
     for actor, run_id, granted in ((1, RUN, 57), (2, b"other" + bytes(11), 0)):
         peer = greet(table, actor, run_id=run_id, lowest_unsettled=57)
         assert (peer.granted, peer.grant(NOW).settled) == (granted, granted)
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "é" * 2000, "x" * 5000, "\ud800" * 3000])
-def test_any_text_can_be_a_refusal(text: str) -> None:
+def test_any_text_can_be_a_refusal(text):
     answer = unpack(pack(reject("mismatch", text)))
     assert isinstance(answer, Reject)
     assert len(answer.text.encode()) <= MAX_TEXT_BYTES
@@ -117,7 +113,7 @@ def test_any_text_can_be_a_refusal(text: str) -> None:
 # -------------------- leases
 
 
-def test_a_silent_actor_loses_its_session_and_its_credit(table: SessionTable) -> None:
+def test_a_silent_actor_loses_its_session_and_its_credit(table):
     silent, loud = join(table, 1, columns=4), join(table, 2, columns=4)
     table.deal(8, now=0.0)
     for now in range(1, 11):
@@ -132,7 +128,7 @@ def test_a_silent_actor_loses_its_session_and_its_credit(table: SessionTable) ->
 
 
 @pytest.mark.parametrize("pause_s", [5.1, 60.0, 100_000.0])
-def test_a_learner_that_stood_still_blames_nobody(table: SessionTable, pause_s: float) -> None:
+def test_a_learner_that_stood_still_blames_nobody(table, pause_s):
     peer = join(table, 1)
     for now in range(9):
         assert table.expire(now) == []
@@ -144,7 +140,7 @@ def test_a_learner_that_stood_still_blames_nobody(table: SessionTable, pause_s: 
     assert table.expire(8 + pause_s + 10.1) == [peer]
 
 
-def test_a_session_that_is_over_can_end_again(table: SessionTable) -> None:
+def test_a_session_that_is_over_can_end_again(table):
     stranger, worker = greet(table, 1), join(table, 2)
     for peer in (stranger, worker, stranger, worker):
         table.end(peer)
@@ -157,7 +153,7 @@ def test_a_session_that_is_over_can_end_again(table: SessionTable) -> None:
 # -------------------- verdicts
 
 
-def judge(table: SessionTable, peer: Peer, version: Version, now: Version = NOW) -> str | None:
+def judge(table, peer, version, now=NOW):
     return table.reserve(peer, data_of(peer, 0, version), now)
 
 
@@ -176,19 +172,19 @@ def judge(table: SessionTable, peer: Peer, version: Version, now: Version = NOW)
         (Version(1, 900), "stale"),
     ],
 )
-def test_verdict_by_version(table: SessionTable, version: Version, verdict: str | None) -> None:
+def test_verdict_by_version(table, version, verdict):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert judge(table, peer, version) == verdict
 
 
-def test_an_ancestor_of_an_earlier_epoch_is_welcome(table: SessionTable) -> None:
+def test_an_ancestor_of_an_earlier_epoch_is_welcome(table):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert judge(table, peer, Version(1, 895), now=Version(3, 905)) is None
 
 
-def test_a_second_copy_is_a_duplicate_whatever_it_says(table: SessionTable) -> None:
+def test_a_second_copy_is_a_duplicate_whatever_it_says(table):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert send(table, peer, 1) is None
@@ -198,7 +194,7 @@ def test_a_second_copy_is_a_duplicate_whatever_it_says(table: SessionTable) -> N
     assert [send(table, peer, seq) for seq in (0, 1)] == ["duplicate"] * 2
 
 
-def test_what_was_not_granted_is_not_allowed_and_not_settled(table: SessionTable) -> None:
+def test_what_was_not_granted_is_not_allowed_and_not_settled(table):
     peer = join(table, 1, columns=4)
     table.deal(8, now=0.0)
     assert table.reserve(peer, data_of(peer, 0, columns=3), NOW) is None
@@ -209,7 +205,7 @@ def test_what_was_not_granted_is_not_allowed_and_not_settled(table: SessionTable
         assert not peer.watermark.is_settled(seq)
 
 
-def test_a_refusal_settles_and_is_told_once(table: SessionTable) -> None:
+def test_a_refusal_settles_and_is_told_once(table):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert send(table, peer, 0, Version(3, 1)) == "stale"
@@ -219,7 +215,7 @@ def test_a_refusal_settles_and_is_told_once(table: SessionTable) -> None:
     assert peer.grant(NOW).verdicts == []
 
 
-def test_more_verdicts_than_fit_are_left_out(table: SessionTable) -> None:
+def test_more_verdicts_than_fit_are_left_out(table):
     peer = join(table, 1)
     for seq in range(MAX_VERDICTS + 5):
         table.settle(peer, seq, "invalid")

@@ -1,7 +1,6 @@
 """Whom a learner knows: ranks, sessions without a Spec, and what outlives a session."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,11 @@ from impala_async.wire.session import (
     MAX_OVER_ONE_CONNECTION,
     MAX_STRANGERS,
     WATERMARK_LIFE_S,
-    SessionTable,
 )
 from tests.wire.tables import LEASE_S, NOW, actor_id, greet, hello_of, join, new_table, send
 
 
-def work(table: SessionTable, actor: int, now: float = 0.0) -> Peer:
+def work(table, actor, now=0.0):
     """An actor that is remembered, as something of it was settled."""
     peer = join(table, actor, now=now)
     table.deal(len(table), now=now)
@@ -26,7 +24,7 @@ def work(table: SessionTable, actor: int, now: float = 0.0) -> Peer:
     return peer
 
 
-def is_full(table: SessionTable, actor: int) -> bool:
+def is_full(table, actor):
     answer = table.hello(hello_of(actor), b"route", 0.0)
     return isinstance(answer, Reject) and answer.code == REJECT_CODES.index("full")
 
@@ -34,9 +32,7 @@ def is_full(table: SessionTable, actor: int) -> bool:
 # -------------------- ranks
 
 
-def test_every_actor_that_worked_has_a_rank_of_its_own_and_none_comes_again(
-    table: SessionTable,
-) -> None:
+def test_every_actor_that_worked_has_a_rank_of_its_own_and_none_comes_again(table):
     peers = [work(table, actor) for actor in range(3)]
     assert [peer.rank for peer in peers] == [0, 1, 2]
     table.end(peers[1])
@@ -48,7 +44,7 @@ def test_every_actor_that_worked_has_a_rank_of_its_own_and_none_comes_again(
     assert join(table, 8).rank == 4
 
 
-def test_an_actor_has_the_number_that_its_starter_gave_it(table: SessionTable) -> None:
+def test_an_actor_has_the_number_that_its_starter_gave_it(table):
     alone = greet(table, 0)
     # Who has no number was here first; the others are called as their starter calls them.
     numbered = [greet(table, actor, number=number) for actor, number in ((1, 3), (2, 0), (3, 1))]
@@ -60,7 +56,7 @@ def test_an_actor_has_the_number_that_its_starter_gave_it(table: SessionTable) -
     assert greet(table, 11, number=0).rank == 0
 
 
-def test_where_ranks_are_places_that_of_a_lost_one_is_free() -> None:
+def test_where_ranks_are_places_that_of_a_lost_one_is_free():
     table = new_table(num_ranks=3)
     peers = [work(table, actor) for actor in range(3)]
     assert is_full(table, 7)
@@ -75,7 +71,7 @@ def test_where_ranks_are_places_that_of_a_lost_one_is_free() -> None:
     assert is_full(table, 0)
 
 
-def test_a_hello_takes_no_place_from_who_joins() -> None:
+def test_a_hello_takes_no_place_from_who_joins():
     table = new_table(num_ranks=2)
     for stranger in range(100, 200):
         greet(table, stranger)
@@ -89,7 +85,7 @@ def test_a_hello_takes_no_place_from_who_joins() -> None:
 
 
 @pytest.mark.parametrize("arrivals", [(0, 1, 2), (2, 1, 0), (5, 0, 6)])
-def test_a_resumed_learner_has_places_for_old_and_new(arrivals: tuple[int, ...]) -> None:
+def test_a_resumed_learner_has_places_for_old_and_new(arrivals):
     former = new_table(num_ranks=3)
     for actor in range(3):
         join(former, actor)
@@ -104,7 +100,7 @@ def test_a_resumed_learner_has_places_for_old_and_new(arrivals: tuple[int, ...])
 # -------------------- strangers
 
 
-def test_whatever_is_done_often_passes_strangers_by(table: SessionTable) -> None:
+def test_whatever_is_done_often_passes_strangers_by(table):
     actor, num_strangers = join(table, 0), 3 * MAX_STRANGERS
     for stranger in range(1, 1 + num_strangers):
         greet(table, stranger)
@@ -120,9 +116,7 @@ def test_whatever_is_done_often_passes_strangers_by(table: SessionTable) -> None
     assert list(table) == [actor]
 
 
-def test_the_oldest_stranger_gives_way_and_comes_again(
-    table: SessionTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_stranger_gives_way_and_comes_again(table, monkeypatch):
     monkeypatch.setattr(session, "MAX_STRANGERS", 2)
     here, builder, other = join(table, 0), greet(table, 7, number=7), greet(table, 2)
     newest = greet(table, 3)
@@ -133,7 +127,7 @@ def test_the_oldest_stranger_gives_way_and_comes_again(
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_over_one_connection_come_only_so_many(table: SessionTable, joins: bool) -> None:
+def test_over_one_connection_come_only_so_many(table, joins):
     actor, builder = join(table, 0), greet(table, 1)
     flood = []
     for stranger in range(100, 200):
@@ -152,7 +146,7 @@ def test_over_one_connection_come_only_so_many(table: SessionTable, joins: bool)
 # -------------------- what outlives a session
 
 
-def test_settled_seqs_outlive_their_sessions(table: SessionTable) -> None:
+def test_settled_seqs_outlive_their_sessions(table):
     former = join(table, 1)
     table.deal(4, now=0.0)
     assert send(table, former, 1) is None
@@ -165,7 +159,7 @@ def test_settled_seqs_outlive_their_sessions(table: SessionTable) -> None:
     assert peer.grant(NOW).settled == 2
 
 
-def test_watermarks_are_saved_and_restored(table: SessionTable) -> None:
+def test_watermarks_are_saved_and_restored(table):
     first, second = join(table, 1), join(table, 2)
     table.deal(8, now=0.0)
     for peer, seq in ((first, 0), (first, 1), (second, 1)):
@@ -186,14 +180,12 @@ def test_watermarks_are_saved_and_restored(table: SessionTable) -> None:
     assert greet(resumed, 1, lowest_unsettled=9).granted == 9
 
 
-def test_actors_long_gone_are_forgotten_and_too_many_sooner(
-    table: SessionTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actors_long_gone_are_forgotten_and_too_many_sooner(table, monkeypatch):
     here = work(table, 0)
     for number in (1, 2, 3):
         table.end(work(table, number, now=float(number)))
 
-    def remembered(now: float) -> list[int]:
+    def remembered(now):
         table.find(here.session, now)
         table.expire(now)
         return [number for number in range(4) if actor_id(number).hex() in table.watermarks()]
@@ -207,9 +199,7 @@ def test_actors_long_gone_are_forgotten_and_too_many_sooner(
 
 @pytest.mark.parametrize("changes", [{}, {"lowest_unsettled": 5}, {"run_id": bytes(16)}])
 @pytest.mark.parametrize("joins", [False, True])
-def test_who_never_sent_anything_leaves_nothing_behind(
-    table: SessionTable, changes: dict[str, Any], joins: bool
-) -> None:
+def test_who_never_sent_anything_leaves_nothing_behind(table, changes, joins):
     for number in range(100):
         peer = greet(table, number, now=number, **changes)
         assert not joins or table.join(peer, 1, 1)

@@ -6,10 +6,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 import zmq
@@ -22,35 +20,32 @@ from impala_async.wire.sockets import (
     NO_FRAME,
     Dealer,
     NoSocketError,
-    Router,
 )
-from tests.proxy import HOST, LEARNER_HOST, Proxy, proxy
+from tests.proxy import HOST, LEARNER_HOST, proxy
 from tests.wire import raw_peer
-from tests.wire.ends import DEADLINE_S, Ends, greeted, take, until
-
-Link = Callable[[], Dealer]
+from tests.wire.ends import DEADLINE_S, greeted, take, until
 
 
 @pytest.fixture
-def router(ends: Ends, tmp_path: Path) -> Router:
+def router(ends, tmp_path):
     return ends.router(ipc=tmp_path / "ipc")
 
 
 @pytest.fixture(params=["tcp", "ipc"])
-def link(request: pytest.FixtureRequest, ends: Ends, router: Router, tmp_path: Path) -> Link:
+def link(request, ends, router, tmp_path):
     """Makes dealers that are connected to the router, either way."""
     url = router.url if request.param == "tcp" else f"ipc://{tmp_path / 'ipc'}"
     return lambda: ends.dealer(url)
 
 
-def is_readable(fd: int, timeout_s: float = 0.0) -> bool:
+def is_readable(fd, timeout_s=0.0):
     return bool(select.select([fd], [], [], timeout_s)[0])
 
 
 # -------------------- a router receives
 
 
-def test_there_and_back(router: Router, link: Link) -> None:
+def test_there_and_back(router, link):
     dealer = link()
     until(lambda: dealer.send([b"question"]))
     route, header, size = take(router)
@@ -62,7 +57,7 @@ def test_there_and_back(router: Router, link: Link) -> None:
     assert dealer.receive(0) is None
 
 
-def test_frames_land_in_place_and_sizes_are_the_true_ones(router: Router, link: Link) -> None:
+def test_frames_land_in_place_and_sizes_are_the_true_ones(router, link):
     dealer = link()
     greeted(router, dealer)
     assert dealer.send([b"header", b"12345678", b"123", b"123456789012", b""])
@@ -83,9 +78,7 @@ def test_frames_land_in_place_and_sizes_are_the_true_ones(router: Router, link: 
     assert not router.has_more_frames()
 
 
-def test_what_is_not_wanted_is_discarded_and_a_header_overwritten(
-    router: Router, link: Link
-) -> None:
+def test_what_is_not_wanted_is_discarded_and_a_header_overwritten(router, link):
     dealer = link()
     greeted(router, dealer)
     assert dealer.send([b"first one", b"x" * 100_000, b"", b"y"])
@@ -101,7 +94,7 @@ def test_what_is_not_wanted_is_discarded_and_a_header_overwritten(
     assert bytes(header) == b"secondone"
 
 
-def test_a_message_that_is_too_large_ends_that_connection_only(ends: Ends) -> None:
+def test_a_message_that_is_too_large_ends_that_connection_only(ends):
     router = ends.router(max_bytes=1000)
     bad, good = ends.dealer(router.url), ends.dealer(router.url)
     route_bad, route_good = greeted(router, bad), greeted(router, good)
@@ -119,7 +112,7 @@ def test_a_message_that_is_too_large_ends_that_connection_only(ends: Ends) -> No
     assert route_again != route_bad
 
 
-def test_whoever_looks_again_after_each_send_misses_nothing(router: Router, link: Link) -> None:
+def test_whoever_looks_again_after_each_send_misses_nothing(router, link):
     dealer = link()
     route = greeted(router, dealer)
     while router.has_input() or is_readable(router.fd):
@@ -146,7 +139,7 @@ def test_whoever_looks_again_after_each_send_misses_nothing(router: Router, link
 # -------------------- a router sends
 
 
-def test_who_is_gone_cannot_be_reached_and_others_can(router: Router, link: Link) -> None:
+def test_who_is_gone_cannot_be_reached_and_others_can(router, link):
     assert not router.send(b"nobody", [b"anybody there?"])
     gone, here = link(), link()
     route_gone, route_here = greeted(router, gone), greeted(router, here)
@@ -157,9 +150,7 @@ def test_who_is_gone_cannot_be_reached_and_others_can(router: Router, link: Link
     assert here.receive(DEADLINE_S) == [b"x", b"y"]
 
 
-def test_little_waits_for_who_does_not_read_and_nobody_else_waits(
-    router: Router, link: Link
-) -> None:
+def test_little_waits_for_who_does_not_read_and_nobody_else_waits(router, link):
     good = link()
     route_good = greeted(router, good)
     with raw_peer.connect(router.url) as deaf:
@@ -177,7 +168,7 @@ def test_little_waits_for_who_does_not_read_and_nobody_else_waits(
     until(lambda: router.has_input() or not (router.send(route, [b"x"]) or router.num_unsent))
 
 
-def test_who_does_not_read_its_weights_has_few_under_way(ends: Ends, router: Router) -> None:
+def test_who_does_not_read_its_weights_has_few_under_way(ends, router):
     good, weights = ends.dealer(router.url), [b"weights", bytes(1 << 20)]
     with raw_peer.connect(router.url) as deaf:
         deaf.sendall(raw_peer.message(b"hello"))
@@ -196,7 +187,7 @@ def test_who_does_not_read_its_weights_has_few_under_way(ends: Ends, router: Rou
         # Once it reads, it gets more; it does not wait for what may all have come.
         deaf.setblocking(False)
 
-        def has_more_after_a_read() -> bool:
+        def has_more_after_a_read():
             with suppress(BlockingIOError):
                 deaf.recv(1 << 20)
             return router.send(route, weights)
@@ -220,7 +211,7 @@ while True:
 FIRST_GIVEN = 0x6B8B4567
 
 
-def test_nobody_can_claim_the_route_that_is_given_next() -> None:
+def test_nobody_can_claim_the_route_that_is_given_next():
     with ExitStack() as stack:
         echo = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
         stack.enter_context(echo)
@@ -241,9 +232,7 @@ def test_nobody_can_claim_the_route_that_is_given_next() -> None:
 # -------------------- a dealer
 
 
-def test_waiting_ends_by_a_message_by_another_descriptor_or_in_time(
-    router: Router, link: Link
-) -> None:
+def test_waiting_ends_by_a_message_by_another_descriptor_or_in_time(router, link):
     dealer, wake_fd = link(), os.eventfd(0, os.EFD_NONBLOCK)
     route = greeted(router, dealer)
     try:
@@ -266,7 +255,7 @@ def test_waiting_ends_by_a_message_by_another_descriptor_or_in_time(
         os.close(wake_fd)
 
 
-def test_what_a_dealer_does_not_read_waits_at_its_sender(ends: Ends, tmp_path: Path) -> None:
+def test_what_a_dealer_does_not_read_waits_at_its_sender(ends, tmp_path):
     url = f"ipc://{tmp_path / 'flood'}"
     flooder, dealer = ends.flooder(url), ends.dealer(url)
     until(lambda: dealer.send([b"get"]))
@@ -284,7 +273,7 @@ def test_what_a_dealer_does_not_read_waits_at_its_sender(ends: Ends, tmp_path: P
         assert bytes(frames[0]) == b"%d" % number
 
 
-def test_a_frame_that_no_learner_sends_fills_no_memory(ends: Ends, tmp_path: Path) -> None:
+def test_a_frame_that_no_learner_sends_fills_no_memory(ends, tmp_path):
     url = f"ipc://{tmp_path / 'flood'}"
     flooder = ends.flooder(url)
     for size, wait_s in ((MAX_ANSWER_BYTES + 1, 0.5), (MAX_ANSWER_BYTES, DEADLINE_S)):
@@ -295,7 +284,7 @@ def test_a_frame_that_no_learner_sends_fills_no_memory(ends: Ends, tmp_path: Pat
         assert (dealer.receive(wait_s) is None) == (size > MAX_ANSWER_BYTES)
 
 
-def test_nothing_queues_for_a_learner_that_is_not_there(ends: Ends) -> None:
+def test_nothing_queues_for_a_learner_that_is_not_there(ends):
     first = ends.router(max_bytes=1000)
     dealer = ends.dealer(first.url)
     route = greeted(first, dealer)
@@ -320,7 +309,7 @@ def test_nothing_queues_for_a_learner_that_is_not_there(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "ipc"])
-def test_a_last_word_is_out_before_the_socket_closes(ends: Ends, tmp_path: Path, kind: str) -> None:
+def test_a_last_word_is_out_before_the_socket_closes(ends, tmp_path, kind):
     router = ends.router(ipc=tmp_path / "ipc", max_bytes=1 << 26)
     dealer = ends.dealer(router.url if kind == "tcp" else f"ipc://{tmp_path / 'ipc'}")
     assert dealer.is_local == (kind == "ipc")
@@ -334,15 +323,13 @@ def test_a_last_word_is_out_before_the_socket_closes(ends: Ends, tmp_path: Path,
 
 
 @pytest.fixture
-def watched(ends: Ends, router: Router) -> Iterator[tuple[Dealer, Proxy]]:
+def watched(ends, router):
     """A dealer, and the network between it and the router."""
     with proxy(router.url) as network:
         yield ends.dealer(router.url.replace(LEARNER_HOST, HOST)), network
 
 
-def test_a_connection_that_broke_ends_a_wait_and_is_greeted_over_again(
-    watched: tuple[Dealer, Proxy], router: Router
-) -> None:
+def test_a_connection_that_broke_ends_a_wait_and_is_greeted_over_again(watched, router):
     dealer, network = watched
     assert not dealer.is_greeted
     for _ in range(3):
@@ -359,7 +346,7 @@ def test_a_connection_that_broke_ends_a_wait_and_is_greeted_over_again(
 
 
 @pytest.mark.parametrize("num_sockets", [1, 2])
-def test_a_dealer_that_cannot_be_made_leaves_nothing_open(num_sockets: int) -> None:
+def test_a_dealer_that_cannot_be_made_leaves_nothing_open(num_sockets):
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, num_sockets)
     for _ in range(3):

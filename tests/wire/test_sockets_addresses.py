@@ -7,7 +7,6 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,18 @@ from impala_async.wire.sockets import (
     IPC_PATH_MAX_BYTES,
     AddressError,
     LocalLink,
-    Router,
     is_socket,
     read_nonce,
 )
-from tests.wire.ends import DEADLINE_S, Ends, greeted
+from tests.wire.ends import DEADLINE_S, greeted
 
 
 @pytest.fixture
-def router(ends: Ends) -> Router:
+def router(ends):
     return ends.router()
 
 
-def test_any_port_is_a_real_one(router: Router, ends: Ends) -> None:
+def test_any_port_is_a_real_one(router, ends):
     assert router.url == f"tcp://127.0.0.1:{router.port}"
     assert router.port > 0
     assert router.connectable_url() == router.url
@@ -40,8 +38,8 @@ def test_any_port_is_a_real_one(router: Router, ends: Ends) -> None:
 
 
 def test_an_address_that_cannot_be_listened_on_is_named_and_nothing_left_open(
-    router: Router, ends: Ends, tmp_path: Path
-) -> None:
+    router, ends, tmp_path
+):
     for url, reason, is_taken in (
         (router.url, "Address already in use", True),
         ("tcp://192.0.2.1:5555", "", False),
@@ -66,25 +64,23 @@ class Networked:
 
     way: str | None = "127.0.0.3"
 
-    def __init__(self, family: int, kind: int) -> None:
+    def __init__(self, family, kind):
         assert kind == socket.SOCK_DGRAM
 
-    def __enter__(self) -> "Networked":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error): ...
 
-    def connect(self, address: tuple[str, int]) -> None:
+    def connect(self, address):
         if self.way is None:
             raise OSError("Network is unreachable")
 
-    def getsockname(self) -> tuple[str | None, int]:
+    def getsockname(self):
         return self.way, 7
 
 
-def test_a_wildcard_is_told_as_something_to_connect_to(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wildcard_is_told_as_something_to_connect_to(ends, monkeypatch):
     router = ends.router("tcp://0.0.0.0:*")
     monkeypatch.setattr(sockets.socket, "socket", Networked)
     assert router.connectable_url() == f"tcp://127.0.0.3:{router.port}"
@@ -95,14 +91,14 @@ def test_a_wildcard_is_told_as_something_to_connect_to(
     monkeypatch.setattr(sockets.socket, "gethostbyname", {"this-host": "127.0.0.2"}.__getitem__)
     assert router.connectable_url() == f"tcp://127.0.0.2:{router.port}"
 
-    def unknown(host: str) -> str:
+    def unknown(host):
         raise OSError(host)
 
     monkeypatch.setattr(sockets.socket, "gethostbyname", unknown)
     assert router.connectable_url() == f"tcp://127.0.0.1:{router.port}"
 
 
-def has_ipv6() -> bool:
+def has_ipv6():
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True
@@ -111,7 +107,7 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this host has no ::1")
-def test_an_address_in_brackets_is_ipv6(ends: Ends) -> None:
+def test_an_address_in_brackets_is_ipv6(ends):
     router = ends.router("tcp://[::1]:*")
     assert router.connectable_url() == router.url == f"tcp://[::1]:{router.port}"
     dealer = ends.dealer(router.url)
@@ -129,14 +125,14 @@ def test_an_address_in_brackets_is_ipv6(ends: Ends) -> None:
 
 
 @pytest.fixture
-def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime_dir(monkeypatch):
     """A short path, which the folder of a test is not."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
 
 
-def test_only_this_user_may_enter(runtime_dir: Path) -> None:
+def test_only_this_user_may_enter(runtime_dir):
     link, other = LocalLink(), LocalLink()
     folder = Path(link.nonce_path).parent
     assert folder.parent == runtime_dir
@@ -150,9 +146,7 @@ def test_only_this_user_may_enter(runtime_dir: Path) -> None:
     assert list(runtime_dir.iterdir()) == []
 
 
-def test_where_the_runtime_folder_does_not_do_the_temporary_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_runtime_folder_does_not_do_the_temporary_one_does(tmp_path, monkeypatch):
     long = tmp_path / ("ü" * 60)
     long.mkdir()
     for value in ("", "/nowhere/at/all", str(long)):
@@ -164,10 +158,8 @@ def test_where_the_runtime_folder_does_not_do_the_temporary_one_does(
         link.close()
 
 
-def test_where_nothing_can_be_written_the_variable_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(**_: object) -> str:
+def test_where_nothing_can_be_written_the_variable_is_named(monkeypatch):
+    def fail(**_):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "mkdtemp", fail)
@@ -177,7 +169,7 @@ def test_where_nothing_can_be_written_the_variable_is_named(
             LocalLink()
 
 
-def test_paths_of_a_stranger_may_name_anything(ends: Ends, tmp_path: Path) -> None:
+def test_paths_of_a_stranger_may_name_anything(ends, tmp_path):
     good, pipe, link, listening = (tmp_path / name for name in ("good", "pipe", "link", "socket"))
     good.write_bytes(b"n" * 16)
     link.symlink_to(good)
