@@ -26,7 +26,6 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.peer import WINDOW, Peer
-from impala_async.wire.pulls import Pulls
 from impala_async.wire.session import SessionTable, reject
 from tests.learner.columns import small_schema
 from tests.wire.pure_actor import PureActor
@@ -234,15 +233,8 @@ class FakeActor:
             self.actor.tick(self.wire.now)
 
     def _is_lost(self, now: float) -> bool:
-        silent = Pulls(
-            self.side.session,
-            have=NO_VERSION,
-            layouts=(),
-            heartbeat_s=HEARTBEAT_S,
-            reply_timeout_s=LEASE_S,
-            now=self.side.last_heard,
-        )
-        return self.side.overdue(now, silent, 0.0) is not None
+        heard = self.side.last_heard if self.side.is_joined else self.side.told_at
+        return now - heard > LEASE_S
 
     def _encode(self, seq: int, item: tuple[Version, int]) -> list[Frame]:
         version, fault = item
