@@ -118,11 +118,7 @@ class Router:
     """The end that others dial. Never blocks: a peer that cannot be reached costs a counter."""
 
     def __init__(
-        self,
-        context: Context,
-        tcp_url: str,
-        ipc_path: str | None,
-        max_message_bytes: int,
+        self, context: Context, tcp_url: str, ipc_path: str | None, max_message_bytes: int
     ) -> None:
         self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
         # Small frames are tracked as large ones are.
@@ -217,7 +213,7 @@ class Router:
         """
         under_way = self._under_way.get(route, []) if len(frames) > 1 else []
         if len(under_way) >= MAX_UNDER_WAY:
-            self._under_way[route] = under_way = [s for s in under_way if not s[0].done]
+            under_way = [sent for sent in under_way if not sent[0].done]
             if len(under_way) >= MAX_UNDER_WAY:
                 return False
         try:
@@ -245,15 +241,12 @@ class Router:
             self._under_way[route] = [*under_way, (tracker, due_at)]
         return True
 
-    def forget_sent(self) -> None:
-        """Now and then: those whose last one has left."""
-        self._under_way = {
-            r: sent for r, sent in self._under_way.items() if sent and not sent[-1][0].done
-        }
-
     def find_stuck(self, patience_s: float) -> list[bytes]:
         """The routes over which a message has not left for longer than the slowest line takes, and
         this: each may hold weights of another version, which nobody else needs any more."""
+        self._under_way = {
+            route: sent for route, sent in self._under_way.items() if not sent[-1][0].done
+        }
         before = time.monotonic() - patience_s
         return [
             route

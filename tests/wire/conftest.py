@@ -1,14 +1,18 @@
 """Real sockets are closed after each test."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.wire.ends import Ends
+from tests.wire.tables import new_table
 
 
 @pytest.fixture
-def ends() -> Iterator[Ends]:
+def ends():
     ends = Ends()
     yield ends
     ends.close()
+
+
+@pytest.fixture
+def table():
+    return new_table()

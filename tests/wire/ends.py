@@ -27,14 +27,6 @@ class Ends:
         self._open.append(router)
         return router
 
-    def deaf_router(self, url: str) -> None:
-        """It lets a connection come about, and takes next to nothing from it."""
-        deaf = self.context.socket(zmq.ROUTER)
-        deaf.set(zmq.LINGER, 0)
-        deaf.set(zmq.RCVHWM, 1)
-        deaf.bind(url)
-        self._open.append(deaf)
-
     def flooder(self, url: str) -> zmq.Socket[bytes]:
         """A router that keeps next to nothing, and sends whatever it is let."""
         flooder = self.context.socket(zmq.ROUTER)

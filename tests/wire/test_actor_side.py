@@ -1,8 +1,8 @@
 """What an actor says and when, without a socket; with its weights port it is in test_pulls.py."""
 
-from typing import Any
-
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
 from impala_async.weights import NO_VERSION, Version
@@ -12,6 +12,7 @@ from impala_async.wire.actor_side import (
     LONGEST_S,
     ActorSide,
     Handshake,
+    Outbox,
     new_pauses,
     read_answer,
 )
@@ -38,41 +39,43 @@ V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
 SCHEMA = small_schema()
 
 
-def welcome_of(**changes: Any) -> Welcome:
+def welcome_of(**changes):
     welcome = Welcome(RUN, 2, SESSION, 3, 1, "", "", "", bytes(16), LEASE_S, 2.0, 64)
     return welcome._replace(**changes)
 
 
-def grant_of(granted: int, settled: int = 0, version: Version = V1) -> Grant:
-    return Grant(SESSION, granted, settled, *version, [])
+def grant_of(granted, settled=0, version=V1, **more):
+    return Grant(SESSION, granted, settled, *version, [], **more)
 
 
-def side_of(**pace: Any) -> ActorSide[str]:
+def side_of(**pace):
     """One that has said its Spec."""
-    side: ActorSide[str] = ActorSide(b"a" * 16, 7)
+    side = ActorSide(b"a" * 16, 7)
     assert side.accept(welcome_of(), 0.0, **pace)
     side.set_spec(SCHEMA, LAYOUT, 2, 1)
     side.said_spec(0.0)
     return side
 
 
-def sent(side: ActorSide[str]) -> list[str]:
+def send_all(outbox, now=0.0):
+    """What may go, marked as sent."""
     items = []
-    while (one := side.outbox.sendable()) is not None:
-        side.outbox.mark_sent(one[0], 0.0)
+    while (one := outbox.sendable()) is not None:
+        assert outbox.sendable() == one
+        outbox.mark_sent(one[0], now)
         items.append(one[1])
-    return items
+    return "".join(items)
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_pauses_double_up_to_the_longest():
     pauses = new_pauses()
     taken = [next(pauses) for _ in range(9)]
     assert taken[:4] == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
     assert taken[-1] == LONGEST_S
 
 
-def test_hello_is_due_now_and_then_and_over_each_new_connection() -> None:
-    side: ActorSide[str] = ActorSide(b"a" * 16, 7)
+def test_hello_is_due_now_and_then_and_over_each_new_connection():
+    side = ActorSide(b"a" * 16, 7)
     hello = side.handshake(0.0).hello
     assert (hello.run_id, hello.epoch, hello.lowest_unsettled, hello.number) == (bytes(16), 0, 0, 7)
     handshake = Handshake(hello, 0.0, chance=lambda: 0.5)
@@ -86,7 +89,7 @@ def test_hello_is_due_now_and_then_and_over_each_new_connection() -> None:
     assert handshake.is_due(0.75, is_greeted=True)
 
 
-def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over() -> None:
+def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over():
     hello = Hello(PROTOCOL, b"a" * 16, "0", RUN, 2, 5)
     handshake = Handshake(hello, 0.0)
     handshake.said(0.0)
@@ -114,7 +117,7 @@ def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over() -> None:
         (Reject(200, "a code of a later release", -1.0), MismatchError),
     ],
 )
-def test_a_final_refusal_ends_the_actor(refusal: Reject, error: type[Exception]) -> None:
+def test_a_final_refusal_ends_the_actor(refusal, error):
     handshake = ActorSide[str](b"a" * 16).handshake(0.0)
     with pytest.raises(error):
         handshake.take(refusal, 0.0)
@@ -122,17 +125,7 @@ def test_a_final_refusal_ends_the_actor(refusal: Reject, error: type[Exception])
         side_of().take(refusal, 0.0)
 
 
-def test_once_joined_a_message_that_is_not_understood_is_one_message() -> None:
-    side = side_of()
-    side.take(grant_of(1), 0.0)
-    one, over = reject("bad_message", "what?"), reject("hello_again", "over", 0.0)
-    assert side.take(one, 1.0) == one
-    assert side.has_session
-    assert side.take(over, 2.0) == over
-    assert (side.has_session, side.bye(), side.last_heard) == (False, None, 2.0)
-
-
-def test_spec_is_of_the_session_and_joins_when_it_is_answered() -> None:
+def test_once_joined_a_message_that_is_not_understood_is_one_message():
     side = side_of()
     spec, schema = side.spec_frames()
     assert unpack(spec) == Spec(SESSION, SCHEMA.digest, LAYOUT, 2, 1, gives_way=1)
@@ -143,24 +136,28 @@ def test_spec_is_of_the_session_and_joins_when_it_is_answered() -> None:
     assert not side.is_joined
     side.take(grant_of(1), 0.0)
     assert side.is_joined
+    one, over = reject("bad_message", "what?"), reject("hello_again", "over", 0.0)
+    assert (side.take(one, 1.0), side.has_session) == (one, True)
+    assert (side.take(over, 2.0), side.has_session) == (over, False)
+    assert (side.bye(), side.last_heard) == (None, 2.0)
 
 
-def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_again() -> None:
+def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_again():
     side = side_of(max_lag=5)
     side.put("a")
     side.take(grant_of(1), 0.0)
-    assert sent(side) == ["a"]
+    assert send_all(side.outbox) == "a"
     for pause_s in (0.0, FIRST_S, 2 * FIRST_S):
         side.repeated_spec(10.0)
         assert not side.may_repeat_spec(10.0 + pause_s - 0.01)
         assert side.may_repeat_spec(10.0 + pause_s)
-    assert sent(side) == ["a"]
+    assert send_all(side.outbox) == "a"
     side.take(grant_of(1, 1), 0.0)
     side.repeated_spec(10.0)
     assert side.may_repeat_spec(10.0), "something has succeeded"
 
 
-def test_grants_hand_back_what_is_settled_and_name_versions() -> None:
+def test_grants_hand_back_what_is_settled_and_name_versions():
     side = side_of(max_lag=5)
     side.put("a")
     grant = grant_of(2, 1, V2)
@@ -170,23 +167,18 @@ def test_grants_hand_back_what_is_settled_and_name_versions() -> None:
     assert side.named == V2
 
 
-@pytest.mark.parametrize("reason", ["finished", "restarting"])
-def test_a_goodbye_is_answered_once_it_is_of_this_session(reason: str) -> None:
+def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_of():
     side = side_of()
-    number = ("finished", "restarting").index(reason)
-    assert side.take(Bye(bytes(16), number), 0.0) is None
-    assert side.take(Bye(SESSION, number), 0.0) == Bye(SESSION, number)
-    assert side.bye() is None
-
-
-def test_its_own_goodbye_says_in_one_line_what_it_died_of() -> None:
-    bye = side_of().bye("a\udcff.bin\n" + "x" * 1000)
+    bye = side.bye("a\udcff.bin\n" + "x" * 1000)
     assert bye is not None
     assert bye.text.startswith("a\\udcff.bin\\nxxx")
     assert len(bye.text) == MAX_WHY
+    assert (side.take(Bye(bytes(16), 0), 0.0), side.has_session) == (None, True)
+    assert side.take(Bye(SESSION, 0), 0.0) == Bye(SESSION, 0)
+    assert side.bye() is None
 
 
-def test_another_run_begins_at_seq_0_with_other_weights() -> None:
+def test_another_run_begins_at_seq_0_with_other_weights():
     side = side_of(max_lag=5)
     side.act_with(V1)
     side.put("a")
@@ -196,22 +188,22 @@ def test_another_run_begins_at_seq_0_with_other_weights() -> None:
     assert side.handshake(1.0).hello.lowest_unsettled == 0
 
 
-def test_a_new_session_of_the_run_sends_all_again_and_says_what_it_holds() -> None:
+def test_a_new_session_of_the_run_sends_all_again_and_says_what_it_holds():
     side = side_of(max_lag=5)
     for item in "abc":
         side.put(item)
     side.take(grant_of(3, 1, V3), 0.0)
-    assert sent(side) == ["b", "c"]
+    assert send_all(side.outbox) == "bc"
     assert side.lose() == []
     assert side.handshake(1.0).hello[3:6] == (RUN, 2, 1)
     assert side.accept(welcome_of(session=b"t" * 16), 1.0, max_lag=5)
     assert (side.is_joined, side.named) == (False, NO_VERSION)
-    assert sent(side) == []
+    assert send_all(side.outbox) == ""
     side.take(grant_of(3, 1)._replace(session=b"t" * 16), 1.0)
-    assert sent(side) == ["b", "c"]
+    assert send_all(side.outbox) == "bc"
 
 
-def test_it_waits_for_its_first_weights_and_at_max_lag() -> None:
+def test_it_waits_for_its_first_weights_and_at_max_lag():
     side = side_of(max_lag=2)
     assert side.must_wait
     side.act_with(V1)
@@ -223,7 +215,7 @@ def test_it_waits_for_its_first_weights_and_at_max_lag() -> None:
     assert side.put("a")
 
 
-def test_in_lockstep_the_first_weights_serve_as_the_lag_says_and_a_lost_session_costs_all() -> None:
+def test_in_lockstep_the_first_weights_serve_as_the_lag_says_and_a_lost_session_costs_all():
     side = side_of(lockstep_lag=2)
     assert not side.keeps_weights()
     assert not side.put("begun before")
@@ -238,7 +230,7 @@ def test_in_lockstep_the_first_weights_serve_as_the_lag_says_and_a_lost_session_
     assert not side.put("b")
 
 
-def test_silence_ends_a_session_once_the_lease_is_over() -> None:
+def test_silence_ends_a_session_once_the_lease_is_over():
     side = side_of()
     pulls = Pulls(SESSION, have=V1, layouts=(), heartbeat_s=2.0, reply_timeout_s=60.0, now=0.0)
     assert side.overdue(LEASE_S, pulls, 5.0) is None
@@ -255,10 +247,109 @@ def test_silence_ends_a_session_once_the_lease_is_over() -> None:
     assert side.overdue(2 * LEASE_S + 5.1, pulls, 5.0) == LEASE_S + 5.0
 
 
-def test_what_a_learner_says_must_make_sense() -> None:
+def test_what_a_learner_says_must_make_sense():
     for message in (grant_of(1, 2), welcome_of(heartbeat_s=LEASE_S + 1)):
         with pytest.raises(ProtocolError):
             read_answer(pack(message))
     silent = read_answer(pack(reject("full", "  ")))
     assert silent == reject("full", "it does not say why (full)")
     assert read_answer(pack(Get(SESSION, 1, 2))) == Get(SESSION, 1, 2)
+
+
+# -------------------- the outbox
+
+
+def filled(items):
+    outbox = Outbox()
+    for seq, item in enumerate(items):
+        assert outbox.put(item) == seq
+    return outbox
+
+
+def state(outbox):
+    return outbox.lowest_unsettled, outbox.next_seq, len(outbox), outbox.num_unsent
+
+
+def test_nothing_goes_without_credit_and_nothing_is_let_go_before_it_is_settled():
+    outbox = filled("")
+    assert state(outbox) == (0, 0, 0, 0)
+    outbox.on_grant(grant_of(1))
+    assert outbox.sendable() is None
+    for item in "abc":
+        outbox.put(item)
+    assert (send_all(outbox), state(outbox)) == ("a", (0, 3, 3, 2))
+    assert outbox.on_grant(grant_of(3)) == []
+    assert (send_all(outbox), state(outbox)) == ("bc", (0, 3, 3, 0))
+    assert outbox.on_grant(grant_of(5, 2)) == ["a", "b"]
+    assert outbox.on_grant(grant_of(5, 2)) == []
+    # An older grant changes nothing.
+    assert outbox.on_grant(grant_of(3, 1)) == []
+    assert state(outbox) == (2, 3, 1, 0)
+    outbox.put("d")
+    assert send_all(outbox) == "d"
+    # A learner that knows more is believed.
+    assert outbox.on_grant(grant_of(9, 7)) == ["c", "d"]
+    assert (outbox.put("e"), state(outbox)) == (7, (7, 8, 1, 1))
+
+
+def test_what_may_be_lost_goes_again():
+    outbox = filled("abcd")
+    outbox.on_grant(grant_of(3, 1))
+    assert send_all(outbox) == "bc"
+    outbox.on_grant(grant_of(3, 1, again=2))
+    assert send_all(outbox) == "c", "it was called back"
+    outbox.on_new_connection()
+    assert send_all(outbox) == "bc"
+    outbox.on_new_session()
+    assert (outbox.sendable(), state(outbox)) == (None, (1, 4, 3, 3))
+    outbox.on_grant(grant_of(2, 1))
+    assert send_all(outbox) == "b"
+
+
+def test_only_what_is_overdue_goes_again():
+    outbox = filled("abc")
+    outbox.on_grant(grant_of(2))
+    outbox.mark_sent(0, 10.0)
+    outbox.mark_sent(1, 15.0)
+    assert outbox.resend_overdue(20.0, 10.0) == 0
+    assert outbox.resend_overdue(20.1, 10.0) == 1
+    assert outbox.resend_overdue(20.1, 10.0) == 0
+    assert outbox.num_unsent == 2
+    assert send_all(outbox, 20.1) == "a"
+    assert outbox.resend_overdue(25.1, 10.0) == 1
+    assert outbox.sendable() == (1, "b")
+    with pytest.raises(AssertionError):
+        outbox.mark_sent(3, 0.0)
+
+
+def test_what_is_given_up_never_goes_and_its_seqs_are_not_used_again():
+    outbox = filled("abc")
+    outbox.on_grant(grant_of(2, 1))
+    outbox.mark_sent(1, 0.0)
+    assert outbox.give_up() == ["b", "c"]
+    # The learner is told that none of them will come.
+    assert (outbox.sendable(), state(outbox)) == (None, (3, 3, 0, 0))
+    assert outbox.put("d") == 3
+    assert outbox.sendable() is None
+
+
+grants = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda t: grant_of(max(t), t[1]))
+
+
+@settings(deadline=None)
+@given(st.lists(grants | st.just("put") | st.just("session"), max_size=40))
+def test_what_is_held_has_no_gaps_and_nothing_is_lost(steps):
+    outbox = Outbox()
+    put, back = [], []
+    for number, step in enumerate(steps):
+        if isinstance(step, Grant):
+            back += outbox.on_grant(step)
+        elif step == "put":
+            outbox.put(number)
+            put.append(number)
+        else:
+            outbox.on_new_session()
+        assert outbox.next_seq - outbox.lowest_unsettled == len(outbox)
+        # In order, each once: what came back, and what is held.
+        assert put[: len(back)] == back
+        assert len(put) == len(back) + len(outbox)

@@ -7,7 +7,6 @@ import re
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
@@ -19,10 +18,10 @@ Said = list[bytes]
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Said]:
+def said():
     """The frames of each message of the example, by its title."""
     block = PAGE.read_text(encoding="utf-8").split("## An example in bytes")[1].split("```")[1]
-    messages: dict[str, Said] = {}
+    messages = {}
     for line in block.strip().splitlines():
         if not line.startswith("  "):
             messages[line] = frames = []
@@ -36,21 +35,21 @@ def said() -> dict[str, Said]:
     return messages
 
 
-def header(said: dict[str, Said], title: str) -> list[Any]:
+def header(said, title):
     fields = msgpack.unpackb(said[title][0])
     assert isinstance(fields, list)
     return fields
 
 
-def digest(frame: bytes) -> bytes:
+def digest(frame):
     return hashlib.sha256(frame).digest()[:16]
 
 
-def padded(size: int, alignment: int) -> int:
+def padded(size, alignment):
     return math.ceil(size / alignment) * alignment
 
 
-def plane(arrays: list[tuple[str, list[int], str]], body: bytes) -> tuple[dict[str, Any], int]:
+def plane(arrays, body):
     """The arrays of one plane, flat, and where it ends."""
     found, at = {}, 0
     for name, shape, dtype in arrays:
@@ -62,7 +61,7 @@ def plane(arrays: list[tuple[str, list[int], str]], body: bytes) -> tuple[dict[s
     return found, padded(at, PLANE_ALIGNMENT)
 
 
-def column(schema: Any, body: bytes) -> tuple[dict[str, Any], bytes]:
+def column(schema, body):
     """The one column of a body, and what follows it."""
     rows = schema["rows"]
     obs = [
@@ -80,7 +79,7 @@ def column(schema: Any, body: bytes) -> tuple[dict[str, Any], bytes]:
     return {"obs": seen, **rest}, body[obs_bytes + small_bytes :]
 
 
-def test_the_session_is_one_session(said: dict[str, Said]) -> None:
+def test_the_session_is_one_session(said):
     kinds = [msgpack.unpackb(frames[0])[0] for frames in said.values()]
     assert kinds == [0, 1, 2, 3, 9, 3, 6, 7, 5, 3, 10, 11]
     session = header(said, "learner, data: Welcome (and a frame of settings)")[3]
@@ -88,14 +87,14 @@ def test_the_session_is_one_session(said: dict[str, Said]) -> None:
         assert header(said, title)[1] == session
 
 
-def test_the_schema_has_its_digest(said: dict[str, Said]) -> None:
+def test_the_schema_has_its_digest(said):
     title = "actor, data: Spec, and the schema"
     _, _, schema_digest, layout_digest, columns, streams, gives_way = header(said, title)
     assert schema_digest == digest(said[title][1])
     assert (layout_digest, columns, streams, gives_way) == (bytes(16), 1, 1, 1)
 
 
-def test_weights_have_the_layout_that_was_told(said: dict[str, Said]) -> None:
+def test_weights_have_the_layout_that_was_told(said):
     layout = said["learner, data: Grant, and the layout"][1]
     title = "learner, weights: WeightsReply, and the buffer"
     _, epoch, update, layout_digest, content_digest = header(said, title)
@@ -112,7 +111,7 @@ def test_weights_have_the_layout_that_was_told(said: dict[str, Said]) -> None:
     assert arrays == {"policy_head.weight": (0, 1, 2, 3, 4, 5), "policy_head.bias": (6, 7, 8)}
 
 
-def test_the_trajectory_is_where_the_page_says(said: dict[str, Said]) -> None:
+def test_the_trajectory_is_where_the_page_says(said):
     schema = json.loads(said["actor, data: Spec, and the schema"][1])
     fields = header(said, "actor, data: Data with an inline body")
     assert fields[2:9] == [0, 1, 0, schema["rows"], 1, 0, 1]

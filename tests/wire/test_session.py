@@ -1,4 +1,4 @@
-"""Hello, leases and verdicts. Beside this: test_session_memory.py, test_session_credit.py, and
+"""Hello, leases and verdicts. Beside this: test_session_actors.py, test_session_credit.py, and
 whole networks in test_session_network.py."""
 
 import pytest
@@ -17,27 +17,22 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.peer import Peer
-from impala_async.wire.session import SessionTable, reject
+from impala_async.wire.session import reject
 from tests.wire.tables import (
     LEASE_S,
     MAX_LAG,
     NOW,
+    RUN,
     actor_id,
     data_of,
     greet,
     hello_of,
     join,
-    new_table,
     send,
 )
 
 
-@pytest.fixture
-def table() -> SessionTable:
-    return new_table()
-
-
-def rejection(answer: Peer | Reject) -> tuple[str, str, float]:
+def rejection(answer):
     assert isinstance(answer, Reject)
     return REJECT_CODES[answer.code], answer.text, answer.retry_after_s
 
@@ -45,7 +40,7 @@ def rejection(answer: Peer | Reject) -> tuple[str, str, float]:
 # -------------------- hello
 
 
-def test_each_actor_gets_a_session_and_a_rank(table: SessionTable) -> None:
+def test_each_actor_gets_a_session_and_a_rank(table):
     peers = [greet(table, actor) for actor in range(3)]
     assert [peer.rank for peer in peers] == [0, 1, 2]
     assert len({peer.session for peer in peers}) == 3
@@ -58,17 +53,7 @@ def test_each_actor_gets_a_session_and_a_rank(table: SessionTable) -> None:
     assert table.find(b"nobody" + bytes(10), 0.0) is None
 
 
-def test_an_actor_has_the_number_that_its_starter_gave_it(table: SessionTable) -> None:
-    alone = greet(table, 0)
-    # Who has no number was here first; the others are called as their starter calls them.
-    numbered = [greet(table, actor, number=number) for actor, number in ((1, 3), (2, 0), (3, 1))]
-    assert [alone.rank, *(peer.rank for peer in numbered)] == [0, 3, 1, 2]
-    # Started again, before it is known that its former life is over.
-    assert greet(table, 4, number=3).rank == 3
-    assert greet(table, 5).rank == 4
-
-
-def test_another_protocol_is_refused_with_both_numbers(table: SessionTable) -> None:
+def test_another_protocol_is_refused_with_both_numbers(table):
     code, text, retry = rejection(table.hello(hello_of(1, protocol=2), b"r", 0.0))
     assert code == "protocol"
     assert text.startswith("protocol: this learner speaks version 1, the actor 2")
@@ -76,7 +61,7 @@ def test_another_protocol_is_refused_with_both_numbers(table: SessionTable) -> N
     assert len(table) == 0
 
 
-def test_the_same_hello_twice_is_one_session(table: SessionTable) -> None:
+def test_the_same_hello_twice_is_one_session(table):
     first = greet(table, 1, now=0.0)
     again = table.hello(hello_of(1), b"another route", 4.0)
     assert again is first
@@ -84,7 +69,7 @@ def test_the_same_hello_twice_is_one_session(table: SessionTable) -> None:
     assert len(table) == 1
 
 
-def test_a_new_hello_ends_a_session_that_was_at_work(table: SessionTable) -> None:
+def test_a_new_hello_ends_a_session_that_was_at_work(table):
     former = join(table, 1, columns=4)
     table.deal(8, now=0.0)
     send(table, former, 0)
@@ -98,9 +83,7 @@ def test_a_new_hello_ends_a_session_that_was_at_work(table: SessionTable) -> Non
     assert list(table) == [peer]
 
 
-def test_too_many_actors_are_asked_to_wait(
-    table: SessionTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_actors_are_asked_to_wait(table, monkeypatch):
     monkeypatch.setattr(session_module, "MAX_SESSIONS", 2)
     first = join(table, 1)
     join(table, 2)
@@ -112,18 +95,14 @@ def test_too_many_actors_are_asked_to_wait(
     assert len(table) == 2
 
 
-def test_a_resumed_run_counts_on_where_the_actor_stands(table: SessionTable) -> None:
-    peer = greet(table, 1, lowest_unsettled=57)
-    assert (peer.granted, peer.grant(NOW).settled) == (57, 57)
-
-
-def test_another_run_starts_at_zero(table: SessionTable) -> None:
-    peer = greet(table, 1, run_id=b"other" + bytes(11), lowest_unsettled=57)
-    assert (peer.granted, peer.grant(NOW).settled) == (0, 0)
+def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_zero(table):
+    for actor, run_id, granted in ((1, RUN, 57), (2, b"other" + bytes(11), 0)):
+        peer = greet(table, actor, run_id=run_id, lowest_unsettled=57)
+        assert (peer.granted, peer.grant(NOW).settled) == (granted, granted)
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "é" * 2000, "x" * 5000, "\ud800" * 3000])
-def test_any_text_can_be_a_refusal(text: str) -> None:
+def test_any_text_can_be_a_refusal(text):
     answer = unpack(pack(reject("mismatch", text)))
     assert isinstance(answer, Reject)
     assert len(answer.text.encode()) <= MAX_TEXT_BYTES
@@ -134,28 +113,22 @@ def test_any_text_can_be_a_refusal(text: str) -> None:
 # -------------------- leases
 
 
-def test_a_silent_actor_loses_its_session_and_its_credit(table: SessionTable) -> None:
+def test_a_silent_actor_loses_its_session_and_its_credit(table):
     silent, loud = join(table, 1, columns=4), join(table, 2, columns=4)
     table.deal(8, now=0.0)
     for now in range(1, 11):
         assert table.expire(now) == []
         table.find(loud.session, now)
-    assert table.silent(10.0, 9.0) == [silent]
-    assert table.expire(11.0) == [silent]
+    assert table.silent(LEASE_S, 9.0) == [silent]
+    assert table.expire(LEASE_S) == []
+    assert table.expire(LEASE_S + 0.001) == [silent]
     assert list(table) == [loud]
     assert table.outstanding_columns == 4
     assert table.find(silent.session, 11.0) is None
 
 
-def test_a_lease_is_over_only_after_its_end(table: SessionTable) -> None:
-    join(table, 1)
-    for now in (0.0, 5.0, LEASE_S):
-        assert table.expire(now) == []
-    assert len(table.expire(LEASE_S + 0.001)) == 1
-
-
 @pytest.mark.parametrize("pause_s", [5.1, 60.0, 100_000.0])
-def test_a_learner_that_stood_still_blames_nobody(table: SessionTable, pause_s: float) -> None:
+def test_a_learner_that_stood_still_blames_nobody(table, pause_s):
     peer = join(table, 1)
     for now in range(9):
         assert table.expire(now) == []
@@ -167,7 +140,7 @@ def test_a_learner_that_stood_still_blames_nobody(table: SessionTable, pause_s: 
     assert table.expire(8 + pause_s + 10.1) == [peer]
 
 
-def test_a_session_that_is_over_can_end_again(table: SessionTable) -> None:
+def test_a_session_that_is_over_can_end_again(table):
     stranger, worker = greet(table, 1), join(table, 2)
     for peer in (stranger, worker, stranger, worker):
         table.end(peer)
@@ -180,7 +153,7 @@ def test_a_session_that_is_over_can_end_again(table: SessionTable) -> None:
 # -------------------- verdicts
 
 
-def judge(table: SessionTable, peer: Peer, version: Version, now: Version = NOW) -> str | None:
+def judge(table, peer, version, now=NOW):
     return table.reserve(peer, data_of(peer, 0, version), now)
 
 
@@ -199,29 +172,19 @@ def judge(table: SessionTable, peer: Peer, version: Version, now: Version = NOW)
         (Version(1, 900), "stale"),
     ],
 )
-def test_verdict_by_version(table: SessionTable, version: Version, verdict: str | None) -> None:
+def test_verdict_by_version(table, version, verdict):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert judge(table, peer, version) == verdict
 
 
-def test_an_ancestor_of_an_earlier_epoch_is_welcome(table: SessionTable) -> None:
+def test_an_ancestor_of_an_earlier_epoch_is_welcome(table):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert judge(table, peer, Version(1, 895), now=Version(3, 905)) is None
 
 
-def test_reserving_changes_nothing(table: SessionTable) -> None:
-    peer = join(table, 1)
-    table.deal(4, now=0.0)
-    before = peer.grant(NOW)
-    for _ in range(3):
-        assert judge(table, peer, NOW) is None
-        assert judge(table, peer, Version(3, 1)) == "stale"
-    assert peer.grant(NOW) == before
-
-
-def test_a_second_copy_is_a_duplicate_whatever_it_says(table: SessionTable) -> None:
+def test_a_second_copy_is_a_duplicate_whatever_it_says(table):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert send(table, peer, 1) is None
@@ -231,26 +194,18 @@ def test_a_second_copy_is_a_duplicate_whatever_it_says(table: SessionTable) -> N
     assert [send(table, peer, seq) for seq in (0, 1)] == ["duplicate"] * 2
 
 
-@pytest.mark.parametrize("seq", [2, 3, 2**62])
-def test_what_was_not_granted_is_not_allowed_and_not_settled(table: SessionTable, seq: int) -> None:
-    peer = join(table, 1)
-    table.deal(4, now=0.0)
-    with pytest.raises(ProtocolError) as caught:
-        table.reserve(peer, data_of(peer, seq), NOW)
-    assert caught.value.reason == "not_allowed_now"
-    assert not peer.watermark.is_settled(seq)
-
-
-def test_more_columns_than_were_agreed_are_not_allowed(table: SessionTable) -> None:
+def test_what_was_not_granted_is_not_allowed_and_not_settled(table):
     peer = join(table, 1, columns=4)
     table.deal(8, now=0.0)
     assert table.reserve(peer, data_of(peer, 0, columns=3), NOW) is None
-    with pytest.raises(ProtocolError) as caught:
-        table.reserve(peer, data_of(peer, 0, columns=5), NOW)
-    assert caught.value.reason == "not_allowed_now"
+    for seq, columns in ((2, 4), (3, 4), (2**62, 4), (0, 5)):
+        with pytest.raises(ProtocolError) as caught:
+            table.reserve(peer, data_of(peer, seq, columns=columns), NOW)
+        assert caught.value.reason == "not_allowed_now"
+        assert not peer.watermark.is_settled(seq)
 
 
-def test_a_refusal_settles_and_is_told_once(table: SessionTable) -> None:
+def test_a_refusal_settles_and_is_told_once(table):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert send(table, peer, 0, Version(3, 1)) == "stale"
@@ -260,7 +215,7 @@ def test_a_refusal_settles_and_is_told_once(table: SessionTable) -> None:
     assert peer.grant(NOW).verdicts == []
 
 
-def test_more_verdicts_than_fit_are_left_out(table: SessionTable) -> None:
+def test_more_verdicts_than_fit_are_left_out(table):
     peer = join(table, 1)
     for seq in range(MAX_VERDICTS + 5):
         table.settle(peer, seq, "invalid")

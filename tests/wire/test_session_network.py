@@ -2,185 +2,122 @@
 trajectory comes in twice, every one is accounted for, and in the end every one is settled."""
 
 import random
-from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from impala_async.wire.messages import Data, Grant, Hello, Spec, Welcome
-from tests.wire.fakes import ALL_COLUMNS, BATCH_COLUMNS, FakeActor
-from tests.wire.network import Network
+from tests.wire.network import ALL_COLUMNS, BATCH_COLUMNS, Network
 
 MAX_ACTORS = 4
 MAX_MESSAGES = 200
 
-any_index = st.integers(0, 10_000)
-shapes = st.tuples(st.integers(1, BATCH_COLUMNS), st.integers(1, 2))
+
+# How often, on a wire that is bad but works.
+STEPS = {
+    "produce": 30,
+    "pass_time": 20,
+    "pause": 1,
+    "deliver_in_order": 30,
+    "deliver_out_of_order": 60,
+    "lose": 6,
+    "repeat": 6,
+    "release": 10,
+    "train": 4,
+    "save": 2,
+    "restart": 1,
+    "hello_again": 1,
+    "lose_an_actor": 1,
+    "add_an_actor": 4,
+}
 
 
-class NetworkMachine(RuleBasedStateMachine):
-    """Everything that can happen, in any order."""
+class BadWire:
+    """A network in which anything happens, in any order."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
         self.network = Network()
+        self.add_an_actor()
 
-    def actor(self, index: int) -> FakeActor:
-        actors = list(self.network.actors.values())
-        return actors[index % len(actors)]
+    def step(self):
+        (name,) = self.rng.choices([*STEPS], [*STEPS.values()])
+        getattr(self, name)()
 
-    def has_actors(self) -> bool:
-        return bool(self.network.actors)
+    def actor(self):
+        actors = [*self.network.actors.values()]
+        return self.rng.choice(actors) if actors else None
 
-    def has_messages(self) -> bool:
-        return bool(self.network.messages)
+    def produce(self):
+        if actor := self.actor():
+            for _ in range(self.rng.randint(1, 3)):
+                actor.produce(self.rng.choice([0, 0, 0, 1, 2]))
+            actor.tick()
 
-    @initialize(shapes=st.lists(shapes, min_size=1, max_size=3))
-    def actors_come(self, shapes: list[tuple[int, int]]) -> None:
-        for shape in shapes:
-            self.network.add_actor(*shape)
-
-    @precondition(has_actors)
-    @rule(index=any_index, fault=st.sampled_from([0, 0, 0, 1, 2]), times=st.integers(1, 3))
-    def produce(self, index: int, fault: int, times: int) -> None:
-        for _ in range(times):
-            self.actor(index).produce(fault)
-        self.actor(index).tick()
-
-    @rule(seconds=st.sampled_from([0.3, 1.0, 2.5, 5.0, 30.0]), is_learner_awake=st.booleans())
-    def time_passes(self, seconds: float, is_learner_awake: bool) -> None:
-        self.network.now += seconds
-        if is_learner_awake:
+    def pass_time(self, seconds=(0.2, 0.5, 1.0)):
+        self.network.now += self.rng.choice(seconds)
+        if len(seconds) > 2 or self.rng.random() < 0.5:
             self.network.learner.reap()
         for actor in self.network.actors.values():
             actor.tick()
 
-    @precondition(has_messages)
-    @rule(times=st.integers(1, 20))
-    def deliver_in_order(self, times: int) -> None:
-        for _ in range(min(times, len(self.network.messages))):
+    def pause(self):
+        self.pass_time((5.0, 20.0))
+
+    def deliver_in_order(self):
+        for _ in range(min(self.rng.randint(1, 20), len(self.network.messages))):
             self.network.deliver()
 
-    @precondition(has_messages)
-    @rule(index=any_index)
-    def deliver_out_of_order(self, index: int) -> None:
-        self.network.deliver(index % len(self.network.messages))
+    def deliver_out_of_order(self):
+        if messages := self.network.messages:
+            self.network.deliver(self.rng.randrange(len(messages)))
 
-    @precondition(has_messages)
-    @rule(index=any_index)
-    def lose(self, index: int) -> None:
-        self.network.messages.pop(index % len(self.network.messages))
+    def lose(self):
+        if messages := self.network.messages:
+            messages.pop(self.rng.randrange(len(messages)))
 
-    @precondition(lambda self: 0 < len(self.network.messages) < MAX_MESSAGES)
-    @rule(index=any_index)
-    def repeat(self, index: int) -> None:
-        messages = self.network.messages
-        messages.append(messages[index % len(messages)])
+    def repeat(self):
+        if 0 < len(self.network.messages) < MAX_MESSAGES:
+            self.network.messages.append(self.rng.choice(self.network.messages))
 
-    @rule(columns=st.integers(1, ALL_COLUMNS))
-    def release(self, columns: int) -> None:
-        self.network.learner.release(columns)
+    def release(self):
+        self.network.learner.release(self.rng.randint(1, ALL_COLUMNS))
 
-    @rule(updates=st.integers(1, 3))
-    def train(self, updates: int) -> None:
-        self.network.learner.train(updates)
+    def train(self):
+        self.network.learner.train(self.rng.randint(1, 3))
 
-    @rule()
-    def save(self) -> None:
+    def save(self):
         self.network.checkpoint = self.network.learner.save()
 
-    @rule(is_orderly=st.booleans())
-    def restart(self, is_orderly: bool) -> None:
-        if is_orderly:
+    def restart(self):
+        if self.rng.random() < 0.3:
             self.network.learner.say_bye()
             self.save()
         self.network.restart()
 
-    @precondition(has_actors)
-    @rule(index=any_index)
-    def hello_again(self, index: int) -> None:
-        self.actor(index).come_back()
+    def hello_again(self):
+        if actor := self.actor():
+            actor.actor.come_back(self.network.now)
 
-    @precondition(has_actors)
-    @rule(index=any_index, is_orderly=st.booleans())
-    def lose_an_actor(self, index: int, is_orderly: bool) -> None:
-        actor = self.actor(index)
-        if is_orderly:
-            actor.leave()
-        del self.network.actors[actor.name]
+    def lose_an_actor(self):
+        if actor := self.actor():
+            if self.rng.random() < 0.5:
+                actor.leave()
+            del self.network.actors[actor.name]
 
-    @precondition(lambda self: len(self.network.actors) < MAX_ACTORS)
-    @rule(shape=shapes)
-    def an_actor_comes(self, shape: tuple[int, int]) -> None:
-        self.network.add_actor(*shape)
-
-    @rule()
-    def the_wire_works_for_a_while(self) -> None:
-        self.network.settle_everything()
-
-    @invariant()
-    def accounts_agree(self) -> None:
-        self.network.check()
-
-    def teardown(self) -> None:
-        self.network.settle_everything()
+    def add_an_actor(self):
+        if len(self.network.actors) < MAX_ACTORS:
+            columns, streams = self.rng.randint(1, BATCH_COLUMNS), self.rng.randint(1, 2)
+            self.network.add_actor(columns, streams)
 
 
-def test_any_network() -> None:
-    run_state_machine_as_test(
-        NetworkMachine,
-        settings=settings(
-            max_examples=150,
-            stateful_step_count=60,
-            deadline=None,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
-def random_step(network: Network, rng: random.Random) -> None:
-    """One of the machine's rules, by its weight in a network that is bad but works."""
-    machine = NetworkMachine.__new__(NetworkMachine)
-    machine.network = network
-    actors, messages = network.actors, network.messages
-    index = rng.randrange(10_000)
-    steps: list[tuple[int, bool, Callable[[], None]]] = [
-        (30, bool(actors), lambda: machine.produce(index, rng.choice([0, 0, 0, 1, 2]), 1)),
-        (20, True, lambda: machine.time_passes(rng.choice([0.2, 0.5, 1.0]), True)),
-        (1, True, lambda: machine.time_passes(rng.choice([5.0, 20.0]), rng.random() < 0.5)),
-        (30, bool(messages), lambda: machine.deliver_in_order(5)),
-        (60, bool(messages), lambda: machine.deliver_out_of_order(index)),
-        (6, bool(messages), lambda: machine.lose(index)),
-        (6, 0 < len(messages) < MAX_MESSAGES, lambda: machine.repeat(index)),
-        (10, True, lambda: machine.release(rng.randint(1, ALL_COLUMNS))),
-        (4, True, lambda: machine.train(1)),
-        (2, True, machine.save),
-        (1, True, lambda: machine.restart(rng.random() < 0.3)),
-        (1, bool(actors), lambda: machine.hello_again(index)),
-        (1, bool(actors), lambda: machine.lose_an_actor(index, rng.random() < 0.5)),
-        (4, len(actors) < MAX_ACTORS, lambda: machine.an_actor_comes((1 + index % 6, 1))),
-    ]
-    possible = [(weight, step) for weight, is_possible, step in steps if is_possible]
-    rng.choices([step for _, step in possible], [weight for weight, _ in possible])[0]()
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_long_life_on_a_bad_wire(seed: int) -> None:
-    rng, network = random.Random(seed), Network()
+@pytest.mark.parametrize("seed", range(12))
+def test_a_long_life_on_a_bad_wire(seed):
+    wire = BadWire(seed)
+    network = wire.network
     num_admitted = num_rejected = 0
     for step in range(5000):
         learner = network.learner
-        random_step(network, rng)
+        wire.step()
         network.check()
         if step % 150 == 149:
             network.settle_everything()
@@ -193,7 +130,7 @@ def test_a_long_life_on_a_bad_wire(seed: int) -> None:
 
 
 @pytest.mark.parametrize("lost", [Data, Grant])
-def test_what_is_lost_is_made_good_within_the_session(lost: type) -> None:
+def test_what_is_lost_is_made_good_within_the_session(lost):
     network = Network()
     actor = network.add_actor(columns=2, streams=1)
     for _ in range(20):
@@ -207,7 +144,7 @@ def test_what_is_lost_is_made_good_within_the_session(lost: type) -> None:
 
 
 @pytest.mark.parametrize("lost", [Hello, Welcome, Spec])
-def test_a_greeting_that_is_lost_is_said_again(lost: type) -> None:
+def test_a_greeting_that_is_lost_is_said_again(lost):
     network = Network()
     network.add_actor(columns=2, streams=1)
     num_lost = 0

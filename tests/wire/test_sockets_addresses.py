@@ -1,56 +1,56 @@
-"""Addresses of a learner that exist, that do not, and that somebody else has; and how long an
-actor's end waits."""
+"""Addresses of a learner that exist, that do not, and that somebody else has; and the private
+folder of its host: who may enter, how long its paths are, that it goes away."""
 
 import os
+import re
 import socket
+import stat
+import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
+from impala_async.errors import ConfigError
 from impala_async.wire import sockets
-from impala_async.wire.sockets import IPC_PATH_MAX_BYTES, AddressError, Router
-from tests.wire.ends import DEADLINE_S, Ends, greeted, take, until
+from impala_async.wire.sockets import (
+    IPC_PATH_MAX_BYTES,
+    AddressError,
+    LocalLink,
+    is_socket,
+    read_nonce,
+)
+from tests.wire.ends import DEADLINE_S, greeted
 
 
 @pytest.fixture
-def router(ends: Ends) -> Router:
+def router(ends):
     return ends.router()
 
 
-def test_any_port_is_a_real_one(router: Router, ends: Ends) -> None:
+def test_any_port_is_a_real_one(router, ends):
     assert router.url == f"tcp://127.0.0.1:{router.port}"
     assert router.port > 0
     assert router.connectable_url() == router.url
     assert ends.router(max_bytes=1000).port != router.port
+    # `localhost` is ::1 too on many hosts, where this learner does not listen.
+    greeted(router, ends.dealer(f"tcp://localhost:{router.port}"))
 
 
-def test_an_address_in_use_is_named(router: Router, ends: Ends) -> None:
-    with pytest.raises(AddressError, match=f"{router.url}: Address already in use"):
-        ends.router(router.url)
-
-
-def test_an_address_of_another_host_is_named(ends: Ends) -> None:
-    with pytest.raises(AddressError, match=r"tcp://192\.0\.2\.1:5555: "):
-        ends.router("tcp://192.0.2.1:5555")
-
-
-def test_a_host_that_does_not_resolve_is_no_device(ends: Ends) -> None:
-    with pytest.raises(AddressError, match=r"tcp://nohost\.invalid:1: its host is no name or add"):
-        ends.router("tcp://nohost.invalid:1")
-
-
-@pytest.mark.parametrize("name", ["x" * IPC_PATH_MAX_BYTES, "missing/folder/ipc"])
-def test_an_ipc_path_that_cannot_be_is_named(ends: Ends, tmp_path: Path, name: str) -> None:
-    with pytest.raises(AddressError, match=rf"cannot listen on ipc://{tmp_path}/{name}: \w"):
-        ends.router(ipc=tmp_path / name)
-
-
-def test_after_a_refused_bind_nothing_is_left_open(router: Router, ends: Ends) -> None:
-    for _ in range(3):
-        with pytest.raises(AddressError):
-            ends.router(router.url)
+def test_an_address_that_cannot_be_listened_on_is_named_and_nothing_left_open(
+    router, ends, tmp_path
+):
+    for url, reason, is_taken in (
+        (router.url, "Address already in use", True),
+        ("tcp://192.0.2.1:5555", "", False),
+        ("tcp://nohost.invalid:1", "its host is no name or address of this host", False),
+    ):
+        with pytest.raises(AddressError, match=re.escape(f"on {url}: {reason}")) as caught:
+            ends.router(url)
+        assert caught.value.is_taken == is_taken
+    for name in ("x" * IPC_PATH_MAX_BYTES, "missing/folder/ipc"):
+        with pytest.raises(AddressError, match=rf"cannot listen on ipc://{tmp_path}/{name}: \w"):
+            ends.router(ipc=tmp_path / name)
     router.close()
     # A socket that was left open would let this wait for ever.
     ending = threading.Thread(target=ends.context.term, daemon=True)
@@ -64,25 +64,23 @@ class Networked:
 
     way: str | None = "127.0.0.3"
 
-    def __init__(self, family: int, kind: int) -> None:
+    def __init__(self, family, kind):
         assert kind == socket.SOCK_DGRAM
 
-    def __enter__(self) -> "Networked":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error): ...
 
-    def connect(self, address: tuple[str, int]) -> None:
+    def connect(self, address):
         if self.way is None:
             raise OSError("Network is unreachable")
 
-    def getsockname(self) -> tuple[str | None, int]:
+    def getsockname(self):
         return self.way, 7
 
 
-def test_a_wildcard_is_told_as_something_to_connect_to(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wildcard_is_told_as_something_to_connect_to(ends, monkeypatch):
     router = ends.router("tcp://0.0.0.0:*")
     monkeypatch.setattr(sockets.socket, "socket", Networked)
     assert router.connectable_url() == f"tcp://127.0.0.3:{router.port}"
@@ -92,19 +90,15 @@ def test_a_wildcard_is_told_as_something_to_connect_to(
     monkeypatch.setattr(sockets.socket, "gethostname", lambda: "this-host")
     monkeypatch.setattr(sockets.socket, "gethostbyname", {"this-host": "127.0.0.2"}.__getitem__)
     assert router.connectable_url() == f"tcp://127.0.0.2:{router.port}"
-    greeted(router, ends.dealer(router.connectable_url()))
 
-    def unknown(host: str) -> str:
+    def unknown(host):
         raise OSError(host)
 
     monkeypatch.setattr(sockets.socket, "gethostbyname", unknown)
     assert router.connectable_url() == f"tcp://127.0.0.1:{router.port}"
 
 
-# -------------------- IPv6
-
-
-def has_ipv6() -> bool:
+def has_ipv6():
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True
@@ -112,85 +106,79 @@ def has_ipv6() -> bool:
         return False
 
 
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this host has no ::1")
-
-
-@needs_ipv6
-def test_an_address_in_brackets_is_ipv6(ends: Ends) -> None:
+@pytest.mark.skipif(not has_ipv6(), reason="this host has no ::1")
+def test_an_address_in_brackets_is_ipv6(ends):
     router = ends.router("tcp://[::1]:*")
     assert router.connectable_url() == router.url == f"tcp://[::1]:{router.port}"
     dealer = ends.dealer(router.url)
     route = greeted(router, dealer)
     assert router.send(route, [b"welcome"])
     assert dealer.receive(DEADLINE_S) == [b"welcome"]
-
-
-@needs_ipv6
-def test_all_addresses_of_both_kinds_are_told_as_one_that_works(ends: Ends) -> None:
+    # All addresses of both kinds are told as one that works.
     router = ends.router("tcp://[::]:*")
     assert "[::]" not in router.connectable_url()
     for url in (router.connectable_url(), f"tcp://[::1]:{router.port}"):
         greeted(router, ends.dealer(url))
 
 
-def test_a_name_is_looked_up_as_ever(ends: Ends) -> None:
-    """`localhost` is ::1 too on many hosts, where this learner does not listen."""
-    router = ends.router("tcp://127.0.0.1:*")
-    greeted(router, ends.dealer(f"tcp://localhost:{router.port}"))
+# -------------------- the folder of this host
 
 
-# -------------------- the actor's end
+@pytest.fixture
+def runtime_dir(monkeypatch):
+    """A short path, which the folder of a test is not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
 
 
-@pytest.mark.parametrize("kind", ["tcp", "ipc"])
-def test_a_last_word_is_out_before_the_socket_closes(ends: Ends, tmp_path: Path, kind: str) -> None:
-    router = ends.router(ipc=tmp_path / "ipc", max_bytes=1 << 26)
-    dealer = ends.dealer(router.url if kind == "tcp" else f"ipc://{tmp_path / 'ipc'}")
-    greeted(router, dealer)
-    # It takes its time, and what is behind it must wait.
-    assert dealer.send([bytes(1 << 24)])
-    dealer.send_last([b"understood"])
-    dealer.close()
-    take(router)
-    assert take(router)[1] == b"understood"
+def test_only_this_user_may_enter(runtime_dir):
+    link, other = LocalLink(), LocalLink()
+    folder = Path(link.nonce_path).parent
+    assert folder.parent == runtime_dir
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {Path(path).parent for path in (link.data_path, link.weights_path)} == {folder}
+    assert Path(link.nonce_path).read_bytes() == link.nonce
+    assert len(link.nonce) == 16
+    assert link.nonce != other.nonce
+    for each in (link, other, link):
+        each.close()
+    assert list(runtime_dir.iterdir()) == []
 
 
-def test_a_last_word_to_nobody_does_not_hold_up_the_end(ends: Ends) -> None:
-    router = ends.router()
-    dealer = ends.dealer(router.url)
-    greeted(router, dealer)
-    router.close()
-    until(lambda: not dealer.send([b"into the void"]))
-    started = time.monotonic()
-    dealer.send_last([b"understood"])
-    dealer.close()
-    ends.context.term()
-    assert time.monotonic() - started < DEADLINE_S / 2
+def test_where_the_runtime_folder_does_not_do_the_temporary_one_does(tmp_path, monkeypatch):
+    long = tmp_path / ("ü" * 60)
+    long.mkdir()
+    for value in ("", "/nowhere/at/all", str(long)):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+        link = LocalLink()
+        assert len(os.fsencode(link.weights_path)) <= IPC_PATH_MAX_BYTES
+        assert Path(link.nonce_path).read_bytes() == link.nonce
+        assert list(long.iterdir()) == []
+        link.close()
 
 
-def test_receiving_waits_as_long_as_it_is_told(router: Router, ends: Ends) -> None:
-    dealer = ends.dealer(router.url)
-    started = time.monotonic()
-    assert dealer.receive(0.05) is None
-    assert 0.04 < time.monotonic() - started < DEADLINE_S
-    started = time.monotonic()
-    assert dealer.receive(0) is None
-    assert time.monotonic() - started < 0.04
+def test_where_nothing_can_be_written_the_variable_is_named(monkeypatch):
+    def fail(**_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    for runtime, named in (("", "TMPDIR"), ("/tmp", "XDG_RUNTIME_DIR")):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        with pytest.raises(ConfigError, match=f"^{named}: .*: Read-only file system: name one"):
+            LocalLink()
 
 
-def test_waiting_ends_by_a_message_or_by_the_other_descriptor(router: Router, ends: Ends) -> None:
-    dealer, wake_fd = ends.dealer(router.url), os.eventfd(0, os.EFD_NONBLOCK)
-    route = greeted(router, dealer)
-    try:
-        assert not dealer.wait(0.01, wake_fd)
-        os.eventfd_write(wake_fd, 1)
-        assert dealer.wait(DEADLINE_S, wake_fd)
-        os.eventfd_read(wake_fd)
-        assert router.send(route, [b"news"])
-        started = time.monotonic()
-        assert not dealer.wait(DEADLINE_S, wake_fd)
-        assert time.monotonic() - started < DEADLINE_S / 2
-        assert dealer.receive(0) == [b"news"]
-        assert not dealer.wait(-1.0, wake_fd)
-    finally:
-        os.close(wake_fd)
+def test_paths_of_a_stranger_may_name_anything(ends, tmp_path):
+    good, pipe, link, listening = (tmp_path / name for name in ("good", "pipe", "link", "socket"))
+    good.write_bytes(b"n" * 16)
+    link.symlink_to(good)
+    os.mkfifo(pipe)
+    ends.router(ipc=listening)
+    (tmp_path / "large").write_bytes(b"n" * 100_000)
+    assert read_nonce(str(good)) == b"n" * 16
+    assert len(read_nonce(str(tmp_path / "large")) or b"") == 64
+    assert is_socket(str(listening))
+    for path in ("/dev/zero", "/dev/tty", "", "\0", "x" * 5000, *map(str, (pipe, link, tmp_path))):
+        assert read_nonce(path) is None
+        assert not is_socket(path)

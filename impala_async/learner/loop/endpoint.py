@@ -117,7 +117,6 @@ class Endpoint:
     def look(self, allowances: Mapping[bytes, int], patience_s: float) -> bool:
         """End the connections over which too much comes, of a peer or of a stranger, or nothing
         leaves for so long; whether the next look should be soon."""
-        self.router.forget_sent()
         for route in self.router.find_stuck(patience_s):
             self.connections.cut(route, DOES_NOT_READ)
         return self.connections.look(allowances)
