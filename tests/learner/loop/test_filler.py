@@ -45,15 +45,6 @@ class Shelf:
         return Arrival(0, region, planes.columns.mask_CT.sum(axis=1), version)
 
 
-def test_what_fits_is_received_in_place() -> None:
-    shelf = Shelf()
-    assert [shelf.put(planes_of(shelf.schema, n, seed=n)) for n in (1, 3)] == [True, True]
-    (slot,) = shelf.submitted
-    assert same(slot.columns, 0, planes_of(shelf.schema, 1, seed=1).columns)
-    assert all(same(slot.columns, 1 + i, planes_of(shelf.schema, 3, seed=3).columns, i)
-               for i in range(3))  # fmt: skip
-
-
 @pytest.mark.parametrize("schema", [small_schema(), big_schema()], ids=["one leaf", "many leaves"])
 def test_what_does_not_fit_is_split_over_two_slots(schema: Schema) -> None:
     shelf = Shelf(schema)
@@ -70,45 +61,34 @@ def test_what_does_not_fit_is_split_over_two_slots(schema: Schema) -> None:
         assert slot.valid_rows_B[column] == schema.rows
 
 
-def test_what_was_not_committed_is_written_over() -> None:
-    shelf = Shelf()
-    shelf.put(planes_of(shelf.schema, 1, seed=1))
-    shelf.receive(planes_of(shelf.schema, 2, seed=9))
-    assert shelf.filler.free_columns == 11
-    shelf.filler.commit([])
-    shelf.put(planes_of(shelf.schema, 3, seed=2))
-    (slot,) = shelf.submitted
-    assert same(slot.columns, 1, planes_of(shelf.schema, 3, seed=2).columns)
-
-
-def test_free_columns_are_what_could_still_come_in() -> None:
-    shelf = Shelf()
-    assert shelf.filler.free_columns == 12
-    for num_columns, left in ((1, 11), (4, 7), (3, 4), (4, 0)):
-        shelf.put(planes_of(shelf.schema, num_columns))
-        assert shelf.filler.free_columns == left
-    shelf.filler.release(1)
-    assert shelf.filler.free_columns == 4
-    shelf.put(planes_of(shelf.schema, 4))
-    assert [slot.index for slot in shelf.submitted] == [0, 1, 2, 1]
-    assert shelf.slots[1].batch == 4
-
-
-def test_room_is_assigned_behind_what_was_assigned_before() -> None:
+def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committed() -> None:
     shelf = Shelf()
     starts = []
     for _ in range(2):
         region = shelf.filler.assign(2, 1)
         assert region is not None
         starts.append(region.start)
-        # Only what is committed takes room from others.
         assert shelf.filler.free_columns == 12
     assert starts == [0, 2]
     assert shelf.filler.assign(1, 1) is None
+    # What was not committed is written over.
     shelf.filler.commit([])
     region = shelf.filler.assign(1, 1)
     assert region is not None
     assert region.start == 0
+    for num_columns, left in ((1, 11), (4, 7), (3, 4), (4, 0)):
+        shelf.put(planes_of(shelf.schema, num_columns))
+        assert shelf.filler.free_columns == left
+    with pytest.raises(AssertionError, match="credit"):
+        shelf.put(planes_of(shelf.schema, 1))
+    shelf.filler.release(1)
+    assert shelf.filler.free_columns == 4
+    shelf.put(planes_of(shelf.schema, 4))
+    assert [slot.index for slot in shelf.submitted] == [0, 1, 2, 1]
+    assert shelf.slots[1].batch == 4
+    report = merge(shelf.filler.report())
+    assert report["queue/idle_capacity"] == 3
+    assert report["queue/idle_depth_quantiles"] == [1.0, 1.0, 1.5, 2.7, 3.0]
 
 
 def test_what_lies_behind_a_refused_message_moves_down() -> None:
@@ -138,13 +118,6 @@ def test_episodes_are_counted_when_all_that_came_with_them_is_in() -> None:
     assert filled == [8, 8]
 
 
-def test_columns_beyond_what_is_free_are_a_bug() -> None:
-    shelf = Shelf(num_slots=1)
-    shelf.put(planes_of(shelf.schema, 2))
-    with pytest.raises(AssertionError, match="credit"):
-        shelf.put(planes_of(shelf.schema, 3))
-
-
 def test_a_column_without_valid_rows_says_so() -> None:
     shelf = Shelf()
     planes = planes_of(shelf.schema, 4)
@@ -152,14 +125,3 @@ def test_a_column_without_valid_rows_says_so() -> None:
     planes.columns.mask_CT[2, 0] = False
     shelf.put(planes)
     assert shelf.slots[0].valid_rows_B.tolist() == [3, 0, 2, 3]
-
-
-def test_the_idle_queue_reports_its_depth() -> None:
-    shelf = Shelf()
-    for _ in range(2):
-        shelf.put(planes_of(shelf.schema, 4))
-    report = merge(shelf.filler.report())
-    assert report == {
-        "queue/idle_depth_quantiles": [2.0, 2.1, 2.5, 2.9, 3.0],
-        "queue/idle_capacity": 3,
-    }
