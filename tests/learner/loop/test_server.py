@@ -66,7 +66,7 @@ async def test_a_silent_actor_that_is_there_is_reminded_of_its_credit(make_harne
 async def test_everybody_is_told_goodbye(make_harness: Make) -> None:
     harness = make_harness()
     polite, rude = await harness.join(), await harness.join()
-    harness.server.close_admission()
+    harness.server.admission.close()
     await harness.server.say_bye("finished", timeout_s=0.0)
     await rude.hear(lambda: bool(rude.byes))
     await polite.hear(lambda: bool(polite.byes))
@@ -242,7 +242,7 @@ async def test_in_lockstep_a_silent_actor_is_waited_for_as_long_as_its_lease_run
     def beats_until(is_so: Callable[[], bool]) -> Callable[[], bool]:
         def look() -> bool:
             harness.server.reap()
-            harness.server.take_back()
+            harness.server.look_at_connections()
             fast.weights.send([pack(Heartbeat(fast.session, {}))])
             fast.listen()
             return is_so()
