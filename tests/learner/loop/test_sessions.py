@@ -19,7 +19,7 @@ from impala_async.learner.loop.sessions import (
     Publisher,
 )
 from impala_async.metrics.report import merge
-from impala_async.schema import ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
@@ -186,35 +186,31 @@ def test_a_spec_that_comes_again_is_answered_and_said_of_once(
     assert (learner.report()["num_actors"], caplog.text.count("joined with 2 columns")) == (1, 1)
 
 
-CHANGED: dict[str, tuple[Schema, str]] = {
-    "shape": (
-        replace(SCHEMA, obs=ObsSpec((ArraySpec("", (3,), "float32"),))),
-        "(2,) at the learner, (3,) at the actor",
-    ),
-    "dtype": (
-        replace(SCHEMA, obs=ObsSpec((ArraySpec("", (2,), "float64"),))),
-        "float32 at the learner, float64 at the actor",
-    ),
-    "rows": (replace(SCHEMA, rows=4), "rows: 3 at the learner, 4 at the actor"),
-    "choices": (
-        replace(
-            SCHEMA, action=type(SCHEMA.action)((replace(SCHEMA.action.parts[0], choices=(9,)),))
-        ),
+def obs_of(leaf: ArraySpec) -> Schema:
+    return replace(SCHEMA, obs=ObsSpec((leaf,)))
+
+
+WIDER = obs_of(ArraySpec("", (3,), "float32"))
+CHOICES = replace(SCHEMA.action.parts[0], choices=(9,))
+ROWS = (replace(SCHEMA, rows=4), "rows: 3 at the learner, 4 at the actor")
+CHANGED: list[tuple[Schema, str]] = [
+    ROWS,
+    (WIDER, "(2,) at the learner, (3,) at the actor"),
+    (obs_of(ArraySpec("", (2,), "float64")), "float32 at the learner, float64 at the actor"),
+    (
+        replace(SCHEMA, action=ActionSpec((CHOICES,))),
         "choices: (3,) at the learner, (9,) at the actor",
     ),
-}
+]
 
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_who_does_not_fit_is_told_the_field_and_both_values(is_open: bool) -> None:
     learner = learner_of(is_open=is_open)
     learner.find_layout = lambda schema: LAYOUT
-    cases: list[tuple[PureActor, str]] = [
-        (PureActor(learner, schema=schema), says)
-        for what, (schema, says) in CHANGED.items()
-        # Without a schema the first actor brings one, but its rows are ours.
-        if is_open or what == "rows"
-    ]
+    # Without a schema the first actor brings one, but its rows are ours.
+    changed = CHANGED if is_open else [ROWS]
+    cases = [(PureActor(learner, schema=schema), says) for schema, says in changed]
     cases.append((PureActor(learner, 5), "actor.num_envs: 5 at the actor"))
     cases.append((PureActor(learner, 5), "learner.batch_columns = 4"))
     cases.append((PureActor(learner), "the model differs"))
@@ -231,9 +227,8 @@ def test_without_a_schema_the_first_actor_brings_it() -> None:
     learner = learner_of(is_open=False)
     PureActor(learner).join()
     assert (learner.schemas, learner.sessions.schema) == ([SCHEMA], SCHEMA)
-    other, says = PureActor(learner, schema=CHANGED["shape"][0]), CHANGED["shape"][1]
-    other.join()
-    assert says in refusal(other)
+    other = PureActor(learner, schema=WIDER).join()
+    assert "(2,) at the learner, (3,) at the actor" in refusal(other)
     assert len(learner.schemas) == 1
 
 
