@@ -190,14 +190,14 @@ async def test_frames_nobody_took_are_gone_before_the_next_message(
 
 
 async def test_what_the_handler_refuses_is_counted_under_its_reason(bench: Bench) -> None:
-    reason, message, text = "", DATA, "because"
+    reason, text = "", "because"
 
     def refuse(route: bytes, message: Message) -> None:
         raise ProtocolError(reason, text)
 
     bench.on_message = refuse
     for reason in BAD_REASONS:
-        await bench.say(pack(message), b"left", b"over")
+        await bench.say(pack(DATA), b"left", b"over")
         await bench.refusal("hello_again" if reason == "unknown_session" else "bad_message")
         assert bench.counters[f"bad/{reason}"] == 1
     # A hello belongs to the other port; and a refusal quotes little.

@@ -18,7 +18,7 @@ from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import VERDICTS, ByeOk, Get, NotModified, WeightsReply, unpack
 from tests.learner.columns import planes_of, same
 from tests.learner.lockstep_simulation import SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
-from tests.learner.pure_learner import PureActor, PureLearner
+from tests.learner.pure_learner import HandActor, PureLearner
 
 LAGS = pytest.mark.parametrize("lag", [0, 1])
 
@@ -238,7 +238,7 @@ def test_whose_places_are_empty_is_reported(lag: int) -> None:
 def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag: int) -> None:
     lineage = Lineage(1).resumed(2, 40)
     learner = PureLearner(SCHEMA, columns=2 * WIDTH, num_ranks=2, lag=lag, lineage=lineage)
-    actors = [PureActor(learner, WIDTH).join() for _ in range(2)]
+    actors = [HandActor(learner, WIDTH).join() for _ in range(2)]
     learner.end_burst()
     for number in range(4):
         assert actors[0].granted == actors[0].seq + 1 + lag
@@ -260,9 +260,9 @@ def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag: in
 
 def test_first_weights_are_those_of_the_first_batch() -> None:
     learner = PureLearner(SCHEMA, num_ranks=2)
-    first, second, late = (PureActor(learner, WIDTH) for _ in range(3))
+    first, second, late = (HandActor(learner, WIDTH) for _ in range(3))
 
-    def pulled(actor: PureActor) -> object:
+    def pulled(actor: HandActor) -> object:
         actor.pull(Get(actor.session, 0, 0))
         return unpack(actor.others.pop()[0])
 
@@ -289,11 +289,11 @@ def test_first_weights_are_those_of_the_first_batch() -> None:
 def test_who_runs_something_else_does_not_fit_and_a_third_is_not_needed() -> None:
     learner = PureLearner(SCHEMA, num_ranks=2)
     for columns, streams in ((1, 1), (WIDTH, 2)):
-        other = PureActor(learner, columns).join(streams)
+        other = HandActor(learner, columns).join(streams)
         assert "pace.mode lockstep wants one message of 2 columns" in other.rejects[0].text
     for _ in range(2):
-        PureActor(learner, WIDTH).join()
-    third = PureActor(learner, WIDTH).join()
+        HandActor(learner, WIDTH).join()
+    third = HandActor(learner, WIDTH).join()
     assert "already has its 2 actors" in third.rejects[0].text
 
 
