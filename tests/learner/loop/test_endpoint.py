@@ -112,8 +112,12 @@ async def test_messages_arrive_in_order_and_in_bursts_that_let_others_run(bench:
     assert max(b - a for a, b in itertools.pairwise([0, *bench.bursts])) <= 32
 
 
-async def test_sends_while_messages_wait_lose_none_of_them(bench: Bench) -> None:
+async def test_sends_while_messages_wait_lose_none_of_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A send consumes the edge of the descriptor; the endpoint must look again."""
+    # Nobody reads what is sent.
+    monkeypatch.setattr(bench.endpoint.connections, "cut", lambda route, why: None)
 
     def send_back(route: bytes, message: Message) -> None:
         for _ in range(3):
@@ -124,9 +128,6 @@ async def test_sends_while_messages_wait_lose_none_of_them(bench: Bench) -> None
         await bench.say(pack(Get(ID, 1, number)))
         if number % 7 == 0:
             await asyncio.sleep(0)
-            # Who never reads would be cut off.
-            while bench.dealer.receive(0) is not None:
-                pass
     await until(lambda: len(bench.heard) == 500, "all messages")
 
 
