@@ -55,8 +55,7 @@ TORCH_FREE = (
     *("schema", "trajectory", "weights"),
     *("processes", "output", "files"),
     *("wire", "envs", "launch"),
-    *("learner.loop.ingest", "learner.loop.publisher", "learner.loop.reporter", "actor.env_worker"),
-    *("learner.recorder", "learner.loop.server"),
+    *("learner.recorder", "learner.loop.server", "learner.loop.reporter", "actor.env_worker"),
     *("replay.index", "replay.client"),
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
@@ -613,8 +612,8 @@ CLEAN = {
     "impala_async/training/step.py": '"""A step."""\nimport torch\n',
     "impala_async/learner/__init__.py": '"""The learner."""\n',
     "impala_async/learner/loop/__init__.py": '"""Its loop."""\n',
-    "impala_async/learner/loop/ingest.py": (
-        '"""Ingest.\n\nRuns on: event loop\n"""\n'
+    "impala_async/learner/loop/server.py": (
+        '"""A server.\n\nRuns on: event loop\n"""\n'
         "import asyncio\nfrom impala_async.wire import sockets\nfrom typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from impala_async.training import step\n"
         "def late():\n    from impala_async.training.step import torch\n"
@@ -637,20 +636,20 @@ CLEAN = {
 MIRRORS = (
     *("test_errors.py", "config/test_run.py", "test_train.py", "training/test_step.py"),
     *("wire/test_codec.py", "wire/test_sockets.py"),
-    *("learner/loop/test_ingest.py", "learner/test_handoff.py", "learner/test_minibatch_buffer.py"),
+    *("learner/loop/test_server.py", "learner/test_handoff.py", "learner/test_minibatch_buffer.py"),
 )
 
 # law, the file that breaks it, its source after a docstring on line 1 (None: without one), the
 # line to be named
 BROKEN = [
-    (lower_floors, "wire/codec.py", "from impala_async.learner.loop import ingest", 2),
-    (lower_floors, "wire/codec.py", "def f():\n    import impala_async.learner.loop.ingest", 3),
+    (lower_floors, "wire/codec.py", "from impala_async.learner.loop import server", 2),
+    (lower_floors, "wire/codec.py", "def f():\n    import impala_async.learner.loop.server", 3),
     (lower_floors, "wire/codec.py", "x = 1\n__import__('impala_async.train')", 3),
     (lower_floors, "errors.py", "from impala_async import wire", 2),
     (lower_floors, "training/step.py", "import impala_async.train", 2),
     (no_doors_between_rooms, "envs/make.py", "from impala_async.wire import codec", 2),
-    (no_doors_between_rooms, "actor/client.py", "import impala_async.learner.loop.ingest as i", 2),
-    (no_doors_between_rooms, "actor/__main__.py", "import impala_async.learner.loop.ingest", 2),
+    (no_doors_between_rooms, "actor/client.py", "import impala_async.learner.loop.server as i", 2),
+    (no_doors_between_rooms, "actor/__main__.py", "import impala_async.learner.loop.server", 2),
     (known_rooms, "attic/box.py", "", 1),
     (known_rooms, "attic.py", "", 1),
     (ground_libraries, "config/run.py", "import msgpack", 2),
@@ -660,7 +659,7 @@ BROKEN = [
     (torch_freeness, "evaluate.py", "try:\n    from torch import nn\nfinally:\n    pass", 1),
     (torch_freeness, "wire/codec.py", "class A:\n    import safetensors.torch", 1),
     (boundaries, "wire/codec.py", "import os\nfrom zmq import Context", 3),
-    (boundaries, "learner/loop/ingest.py", "import zmq.asyncio", 2),
+    (boundaries, "learner/loop/server.py", "import zmq.asyncio", 2),
     (asyncio_boundary, "learner/thread.py", "import asyncio\nfrom threading import Thread", 3),
     (boundaries, "training/step.py", "import torch as t\ns = t.cuda.Stream()", 3),
     (boundaries, "training/step.py", "from torch.cuda import Stream", 2),
@@ -744,7 +743,7 @@ def test_a_package_that_imports_torch_burdens_its_modules(build):
     house = build(
         {"impala_async/learner/__init__.py": '"""."""\nfrom impala_async.training import step\n'}
     )
-    assert any("/learner/loop/ingest.py:" in found for found in torch_freeness(house))
+    assert any("/learner/loop/server.py:" in found for found in torch_freeness(house))
 
 
 def test_the_chain_to_torch_is_told(build):

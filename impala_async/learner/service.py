@@ -172,7 +172,7 @@ class LearnerService:
     def stop(self, reason: str) -> None:
         """End the run in good order: from now on nothing comes in."""
         if not self._ended.done():
-            self._server.close_admission()
+            self._server.admission.close()
             self._ended.set_result(reason)
 
     def _make_reporter(self, sinks: Sequence[Sink]) -> None:
@@ -335,8 +335,8 @@ class LearnerService:
             wait.look(lambda s: f"ending: waiting for {self._awaited} ({s:.0f} s)")
 
     async def _end_in_order(self, reason: str) -> str:
-        self._server.close_admission()
-        num_actors = self._server.num_actors
+        self._server.admission.close()
+        num_actors = len(self._server.table.joined)
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
         if self._learner is not None:

@@ -166,7 +166,7 @@ class PureLearner:
         )  # fmt: skip
 
 
-class PureActor(Speaker):
+class HandActor(Speaker):
     """An actor made by hand over two routes of such a learner."""
 
     def __init__(
@@ -183,7 +183,7 @@ class PureActor(Speaker):
     def spec(self, streams: int = 1) -> str:
         return self.say(*self.spec_of(streams))
 
-    def join(self, streams: int = 1) -> "PureActor":
+    def join(self, streams: int = 1) -> "HandActor":
         self.hello()
         self.spec(streams)
         self.learner.end_burst()

@@ -163,11 +163,8 @@ class Admission:
         self._bodies = Bodies(schema, self._filler.batch_columns)
 
     def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
-        """Answer a message on the data port, as far as that cannot wait for the end of the burst.
-
-        Args:
-            rest: has its further frames.
-        """
+        """Answer a message on the data port, as far as that cannot wait for the end of the burst;
+        `rest` has its further frames."""
         if isinstance(message, Data):
             self._take(route, message, rest, now)
             return []

@@ -103,11 +103,6 @@ class ActorServer:
         self._told_of = Counter[str]()
         self._tell_at = time.monotonic() + STRANGERS_EVERY_S
 
-    @property
-    def num_actors(self) -> int:
-        """Those that have joined and not left."""
-        return len(self.table.joined)
-
     def open(
         self,
         schema: Schema,
@@ -166,11 +161,10 @@ class ActorServer:
         while True:
             await asyncio.sleep(LOOK_AGAIN_S if is_doubtful else LOOK_EVERY_S)
             is_doubtful = self.look_at_connections()
-            self.take_back()
 
     def look_at_connections(self) -> bool:
         """A peer with a session may have sent what its credit allows, and a message more. Whether
-        there is a doubt."""
+        there is a doubt. Credit that lies unused goes to others; in lockstep none does."""
         data, weights = dict[bytes, int](), dict[bytes, int]()
         for peer in self.table.joined:
             assert self.sessions.schema is not None
@@ -180,15 +174,9 @@ class ActorServer:
                 weights[peer.weights_route] = SPARE_BYTES
         lease_s = self._config.learner.lease_s
         doubts = self._data.look(data, lease_s), self._weights.look(weights, lease_s)
-        return any(doubts)
-
-    def take_back(self) -> None:
-        """Credit that lies unused goes to those who wait for some; in lockstep nobody does."""
         if self.table.take_back(time.monotonic()):
             self._answer()
-
-    def close_admission(self) -> None:
-        self.admission.close()
+        return any(doubts)
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:
         """Tell every actor, and wait a moment until they have understood."""

@@ -11,7 +11,7 @@ from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
 from impala_async.wire.messages import VERDICTS, Data, Hello, pack
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
-from tests.learner.pure_learner import PureActor, PureLearner
+from tests.learner.pure_learner import HandActor, PureLearner
 
 SMALL, BIG = small_schema(), big_schema()
 FORMS = pytest.mark.parametrize("form", ["inline", "frames", "compressed"])
@@ -26,7 +26,7 @@ def train(learner: PureLearner) -> Callable[[int], Any]:
     return lambda column: (copy.columns, column)
 
 
-def refused(actor: PureActor) -> list[tuple[int, str]]:
+def refused(actor: HandActor) -> list[tuple[int, str]]:
     """Seqs, and why."""
     return [(seq, VERDICTS[code]) for seq, code in actor.verdicts]
 
@@ -40,7 +40,7 @@ def test_columns_and_episodes_arrive_as_they_were_sent(form: str, columns: int) 
     """Those of three do not fit into slots of four, and are split over two."""
     schema = SMALL if form == "inline" else BIG
     learner = PureLearner(schema)
-    actor = PureActor(learner, columns).join()
+    actor = HandActor(learner, columns).join()
     sent, episodes, taken = [], [], []
     for number in range(12 // columns):
         planes = planes_of(schema, columns, seed=number)
@@ -69,7 +69,7 @@ def test_a_slot_knows_versions_ranks_and_valid_rows_of_its_columns() -> None:
     learner = PureLearner(SMALL)
     learner.update = 7
     learner.publish()
-    narrow, wide = PureActor(learner, 1).join(), PureActor(learner, 3).join()
+    narrow, wide = HandActor(learner, 1).join(), HandActor(learner, 3).join()
     planes = planes_of(SMALL, 3)
     planes.columns.mask_CT[1, :2] = False
     wide.send(planes, update=5)
@@ -123,7 +123,7 @@ BAD_EPISODES: list[tuple[list[tuple[float, int]], str]] = [
 
 def test_a_bad_value_refuses_its_message_and_leaves_the_others() -> None:
     learner = PureLearner(BIG, columns=8)
-    bad, good = PureActor(learner, 2).join(), PureActor(learner, 2).join()
+    bad, good = HandActor(learner, 2).join(), HandActor(learner, 2).join()
     wanted: list[tuple[int, str]] = []
     for leaf, value, reason in FAULTS:
         bad.send(spoiled(planes_of(BIG, 2, seed=9), leaf, value))
@@ -149,7 +149,7 @@ def test_a_bad_value_refuses_its_message_and_leaves_the_others() -> None:
     assert (refused(good), learner.episodes) == ([], [])
 
 
-def broken(actor: PureActor) -> dict[str, list[list[Any]]]:
+def broken(actor: HandActor) -> dict[str, list[list[Any]]]:
     """The frames of messages of one column, not as they should be, by the reason."""
     planes = planes_of(actor.schema, 1)
     header, obs, small = encode_data(actor.header(), planes.obs, planes.small, [])
@@ -189,7 +189,7 @@ def test_a_body_of_the_wrong_form_is_refused_and_written_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     learner = PureLearner(BIG, columns=8)
-    bad, good = PureActor(learner).join(), PureActor(learner, 3).join()
+    bad, good = HandActor(learner).join(), HandActor(learner, 3).join()
     num_bad = 0
     for reason, messages in broken(bad).items():
         for number in range(len(messages)):
@@ -210,7 +210,7 @@ def test_a_body_of_the_wrong_form_is_refused_and_written_over(
 
 
 def test_an_inline_body_has_no_frames_of_its_own() -> None:
-    actor = PureActor(PureLearner(SMALL)).join()
+    actor = HandActor(PureLearner(SMALL)).join()
     _, _, (frame,) = actor.data_of(None, [])
     assert actor.say(frame, b"more") == "wrong_frame_count"
 
@@ -220,7 +220,7 @@ def test_an_inline_body_has_no_frames_of_its_own() -> None:
 
 def test_a_duplicate_is_counted_and_taken_once() -> None:
     learner = PureLearner(SMALL)
-    actor = PureActor(learner, 2).join()
+    actor = HandActor(learner, 2).join()
     actor.send()
     num_grants = len(actor.grants)
     # One of a width that it has not, which counts as no more than a batch.
@@ -235,7 +235,7 @@ def test_a_duplicate_is_counted_and_taken_once() -> None:
 
 def test_only_what_was_granted_and_agreed_comes_in() -> None:
     learner = PureLearner(SMALL)
-    actor = PureActor(learner, 2).join()
+    actor = HandActor(learner, 2).join()
     _, _, (frame,) = actor.data_of(planes_of(SMALL, 3), [])
     assert actor.say(frame) == "not_allowed_now"
     _, _, (frame,) = actor.data_of(None, [], seq=actor.granted)
@@ -248,7 +248,7 @@ def test_only_what_was_granted_and_agreed_comes_in() -> None:
 
 def test_strangers_are_told_so_and_count_for_no_more_than_a_batch() -> None:
     learner = PureLearner(SMALL)
-    stranger = PureActor(learner)
+    stranger = HandActor(learner)
     assert stranger.say(stranger.header(session=b"?" * 16, columns=4096)) == "unknown_session"
     report = learner.report()
     assert report["rejected/unknown_session"] == 4 == report["trajectories/received"]
@@ -273,7 +273,7 @@ def test_versions_are_judged_by_lag_and_lineage(
     learner = PureLearner(SMALL, lineage=Lineage(1, {1: 0}).resumed(2, 100))
     learner.update = 140
     learner.publish()
-    actor = PureActor(learner).join()
+    actor = HandActor(learner).join()
     actor.send(epoch=version.epoch, update=version.update)
     lines = [line for line in caplog.messages if "is refused" in line]
     if verdict is None:
@@ -289,7 +289,7 @@ def test_versions_are_judged_by_lag_and_lineage(
 
 def test_what_is_refused_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     learner = PureLearner(SMALL)
-    actor = PureActor(learner).join()
+    actor = HandActor(learner).join()
     for now in (0.0, 1.0, 9.9, 10.0):
         learner.now = now
         actor.send(spoiled(planes_of(SMALL, 1), "reward", np.nan))
@@ -299,7 +299,7 @@ def test_what_is_refused_is_told_now_and_then(caplog: pytest.LogCaptureFixture) 
 
 def test_before_slots_and_a_version_nothing_is_granted_and_after_the_close_nothing_counts() -> None:
     learner = PureLearner(SMALL, is_open=False)
-    actor = PureActor(learner, 2).join()
+    actor = HandActor(learner, 2).join()
     _, _, (frame,) = actor.data_of(None, [], epoch=1)
     assert actor.say(frame) == "not_allowed_now"
     learner.open()
@@ -320,7 +320,7 @@ def test_before_slots_and_a_version_nothing_is_granted_and_after_the_close_nothi
 
 def test_what_an_actor_says_is_heard_after_what_it_sent() -> None:
     learner = PureLearner(SMALL)
-    actor = PureActor(learner, 2).join()
+    actor = HandActor(learner, 2).join()
     _, _, (frame,) = actor.data_of(None, [])
     actor.say(frame)
     assert learner.report()["trajectories/received"] == 0
@@ -332,7 +332,7 @@ def test_what_an_actor_says_is_heard_after_what_it_sent() -> None:
 
 def test_a_new_hello_of_the_same_actor_goes_on_with_its_seqs() -> None:
     learner = PureLearner(SMALL, num_slots=1)
-    actor = PureActor(learner, 2).join()
+    actor = HandActor(learner, 2).join()
     actor.send()
     former = actor.session
     actor.join()
@@ -348,7 +348,7 @@ def test_a_new_hello_of_the_same_actor_goes_on_with_its_seqs() -> None:
 # -------------------- credit
 
 
-def send_all(actor: PureActor) -> int:
+def send_all(actor: HandActor) -> int:
     """Send everything that may go without waiting for more credit; how many columns."""
     num_sent = 0
     while actor.granted > actor.seq:
@@ -359,7 +359,7 @@ def send_all(actor: PureActor) -> int:
 
 def test_what_is_granted_fits_into_what_is_free_and_is_one_batch_ahead() -> None:
     learner = PureLearner(SMALL)
-    actors = [PureActor(learner, columns).join() for columns in (1, 2, 3, 1)]
+    actors = [HandActor(learner, columns).join() for columns in (1, 2, 3, 1)]
     num_sent, num_before = 0, -1
     while num_sent > num_before:
         report = learner.report()
@@ -378,7 +378,7 @@ def test_what_is_granted_fits_into_what_is_free_and_is_one_batch_ahead() -> None
 
 def test_slots_go_round_and_credit_goes_in_turn_whatever_the_width() -> None:
     learner = PureLearner(SMALL, num_slots=2)
-    actors = [PureActor(learner, columns).join() for columns in (1, 1, 1, 2, 4)]
+    actors = [HandActor(learner, columns).join() for columns in (1, 1, 1, 2, 4)]
     num_batches = 0
     for _ in range(50):
         for actor in actors:
@@ -395,7 +395,7 @@ def test_slots_go_round_and_credit_goes_in_turn_whatever_the_width() -> None:
 def test_who_gets_no_credit_is_told_later_what_became_of_its_message() -> None:
     """Each word to an actor takes the learner thread from its work."""
     learner = PureLearner(SMALL, columns=1, num_slots=1)
-    actor = PureActor(learner).join()
+    actor = HandActor(learner).join()
     for seq in range(3):
         num_words = len(actor.grants)
         _, _, (frame,) = actor.data_of(None, [])
@@ -431,7 +431,7 @@ class FakeRecorder:
 def test_what_is_admitted_is_recorded_as_it_was_sent(schema: Schema) -> None:
     recorder = FakeRecorder()
     learner = PureLearner(schema, recorder=recorder)
-    wide, narrow = PureActor(learner, 3).join(), PureActor(learner, 1).join()
+    wide, narrow = HandActor(learner, 3).join(), HandActor(learner, 1).join()
     wanted = []
     # The second one of three columns is split over two slots.
     for actor, seq in ((wide, 0), (narrow, 0), (wide, 1)):
@@ -449,7 +449,7 @@ def test_no_credit_is_given_while_the_recorder_is_behind() -> None:
     recorder = FakeRecorder()
     recorder.is_behind = True
     learner = PureLearner(SMALL, recorder=recorder)
-    actor = PureActor(learner).join()
+    actor = HandActor(learner).join()
     assert (len(actor.grants), actor.granted) == (1, 0)
     recorder.is_behind = False
     learner.end_burst()

@@ -13,7 +13,7 @@ from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import Data, unpack
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema
-from tests.learner.pure_learner import PureActor, PureLearner
+from tests.learner.pure_learner import HandActor, PureLearner
 
 SCHEMA = small_schema()
 B = 8
@@ -36,7 +36,7 @@ class Bay(PureLearner):
         self.goal = goal
         lineage = Lineage(0, {}).resumed(1, 5)
         super().__init__(SCHEMA, columns=B, max_lag=3, recorder=self, lineage=lineage)
-        self.actors = [PureActor(self, width) for width in WIDTHS]
+        self.actors = [HandActor(self, width) for width in WIDTHS]
         for number, actor in enumerate(self.actors):
             actor.uuid = bytes([number]) * 16
             actor.hello()
@@ -157,7 +157,7 @@ def test_what_is_refused_leaves_no_gap_between_its_neighbours() -> None:
 def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours() -> None:
     schema = big_schema()
     learner = PureLearner(schema, columns=8)
-    actors = [PureActor(learner).join() for _ in range(4)]
+    actors = [HandActor(learner).join() for _ in range(4)]
     sent = [planes_of(schema, 1, seed=number) for number in range(4)]
     for number, (actor, planes) in enumerate(zip(actors, sent, strict=True)):
         _, _, (header, obs, small) = actor.data_of(planes, [(float(number), 1)])

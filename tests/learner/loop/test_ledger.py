@@ -25,10 +25,6 @@ def check(ledger: Ledger) -> dict[str, Any]:
     return report
 
 
-def admit(ledger: Ledger, columns: int) -> None:
-    ledger.admit(columns)
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("arstx"), st.integers(0, 4), st.integers(0, 2))))
 def test_the_identities_hold_after_every_step(steps: list[tuple[str, int, int]]) -> None:
@@ -36,7 +32,7 @@ def test_the_identities_hold_after_every_step(steps: list[tuple[str, int, int]])
     filling = num_batches = 0
     for action, columns, choice in steps:
         if action == "a" and filling + columns <= BATCH:
-            admit(ledger, columns)
+            ledger.admit(columns)
             filling += columns
             if filling == BATCH:
                 num_batches += 1
@@ -65,22 +61,13 @@ def test_the_identities_hold_after_every_step(steps: list[tuple[str, int, int]])
 
 def test_every_settlement_is_counted_under_its_names() -> None:
     ledger = Ledger()
-    admit(ledger, 8)
+    assert set(merge(ledger.report()).values()) == {0}
+    ledger.admit(8)
     ledger.submit(1, 8)
-    dropped = {"stale": 2, "nonfinite_update": 1}
-    partial = {"stale": 5, "nonfinite_update": 0}
     ledger.settle(
-        Settlement(
-            1,
-            trained=5,
-            dropped=dropped,
-            passes_done=17,
-            passes_init_short=3,
-            passes_partial=partial,
-        )
+        Settlement(1, 5, {"stale": 2, "nonfinite_update": 1}, 17, 3, {"stale": 5}),
     )
-    got = {name: value for name, value in check(ledger).items() if value}
-    assert got == {
+    assert {name: value for name, value in check(ledger).items() if value} == {
         "trajectories/received": 8,
         "trajectories/admitted": 8,
         "trajectories/trained": 5,
@@ -96,7 +83,7 @@ def test_every_settlement_is_counted_under_its_names() -> None:
 
 def test_the_filling_slot_is_given_up_at_the_end() -> None:
     ledger = Ledger()
-    admit(ledger, 3)
+    ledger.admit(3)
     ledger.abandon_filling()
     ledger.abandon_filling()
     report = check(ledger)
@@ -105,7 +92,7 @@ def test_the_filling_slot_is_given_up_at_the_end() -> None:
 
 def test_a_batch_that_does_not_add_up_is_a_bug() -> None:
     ledger = Ledger()
-    admit(ledger, 8)
+    ledger.admit(8)
     ledger.submit(1, 4)
     with pytest.raises(AssertionError, match="twice"):
         ledger.submit(1, 4)
@@ -117,7 +104,7 @@ def test_a_batch_that_does_not_add_up_is_a_bug() -> None:
 
 def test_a_saved_ledger_goes_on_with_the_same_numbers() -> None:
     ledger = Ledger()
-    admit(ledger, 10)
+    ledger.admit(10)
     ledger.submit(1, 4)
     ledger.submit(2, 4)
     ledger.settle(
@@ -131,7 +118,3 @@ def test_a_saved_ledger_goes_on_with_the_same_numbers() -> None:
     assert ledger.report() == before
     lost = {"dropped/shutdown": 6, "trajectories/dropped": 7, "trajectories/in_slots": 0}
     assert check(resumed) == {**before, **lost}
-
-
-def test_its_names_are_declared_and_start_at_zero() -> None:
-    assert set(merge(Ledger().report()).values()) == {0}

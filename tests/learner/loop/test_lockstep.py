@@ -1,32 +1,35 @@
 """Lockstep without a clock: whatever the order of events, the same batches, and nobody stuck."""
 
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.config.algorithm import AlgorithmSection
-from impala_async.config.model import ModelSection
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.filler import Arrival
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.slots import Episodes, Region, Slot, allocate_slots
 from impala_async.metrics.report import merge
-from impala_async.policy import Policy
-from impala_async.training.batch import Batch
-from impala_async.training.step import UpdateStep
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import VERDICTS, ByeOk, Get, NotModified, WeightsReply, unpack
 from tests.learner.columns import planes_of, same
 from tests.learner.lockstep_simulation import SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
-from tests.learner.pure_learner import PureActor, PureLearner
+from tests.learner.pure_learner import HandActor, PureLearner
 
 LAGS = pytest.mark.parametrize("lag", [0, 1])
-NO_ERRORS = settings(deadline=None, max_examples=40)
+
+
+def at_work(num_ranks: int, lag: int, num_joined: int = 0, **settings: Any) -> LockstepSimulation:
+    """All have joined, or so many, and work until nobody can go on, or for a while."""
+    simulation = LockstepSimulation(num_ranks, lag, **settings)
+    for actor in simulation.add_actors()[: num_joined or num_ranks]:
+        actor.join()
+    simulation.settle_down()
+    return simulation
 
 
 # -------------------- all are there: any order of events gives the same batches
@@ -53,7 +56,7 @@ def story(lag: int, num_ranks: int, seed: int) -> tuple[object, ...]:
     return batches, simulation.lags[:6], simulation.episodes[: 6 * num_ranks]
 
 
-@NO_ERRORS
+@settings(deadline=None, max_examples=40)
 @given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
 def test_any_order_of_events_gives_the_same_batches(lag: int, num_ranks: int, seed: int) -> None:
     batches, lags, episodes = story(lag, num_ranks, seed)
@@ -91,13 +94,10 @@ class Shelf:
         self.filler.commit([arrival(rank, number, self.filler.assign(WIDTH, rank))])
 
 
-@NO_ERRORS
-@given(st.permutations([0, 0, 1, 1, 2, 2]))
-def test_places_go_by_rank_and_episodes_by_place(order: list[int]) -> None:
+def test_places_go_by_rank_and_episodes_by_place_when_their_batch_is_next() -> None:
     shelf = Shelf(num_ranks=3, lag=1)
-    shelf.filler.note_version(1)
     sent = [0, 0, 0]
-    for rank in order:
+    for rank in (1, 0, 1, 0, 2, 2):
         shelf.put(rank, sent[rank])
         sent[rank] += 1
     assert [slot.batch for slot in shelf.submitted] == [1, 2]
@@ -108,49 +108,29 @@ def test_places_go_by_rank_and_episodes_by_place(order: list[int]) -> None:
                 assert same(slot.columns, rank * WIDTH + column, planes.columns, column)
         assert slot.filled_B.all()
         assert slot.valid_rows_B.tolist() == [3, 2] * 3
+    # Both are complete, and the second would be trained after the first.
+    assert shelf.episodes == [0, 1, 2]
+    shelf.filler.note_version(1)
     assert shelf.episodes == [0, 1, 2, 10, 11, 12]
 
 
-def test_observations_are_received_in_place() -> None:
+def test_observations_are_received_in_place_and_of_one_width() -> None:
     shelf = Shelf()
-    target = shelf.filler.assign(WIDTH, 1).obs
-    assert np.shares_memory(target, shelf.slots[0].obs[WIDTH:])
-    # To ask takes nothing: the same place again.
-    assert np.shares_memory(shelf.filler.assign(WIDTH, 1).obs, target)
+    for _ in range(2):
+        # To ask takes nothing: the same place again.
+        assert np.shares_memory(shelf.filler.assign(WIDTH, 1).obs, shelf.slots[0].obs[WIDTH:])
+    for columns in (1, 3):
+        with pytest.raises(ProtocolError, match=f"{columns} columns, in lockstep an actor has 2"):
+            shelf.filler.assign(columns, 0)
 
 
-@pytest.mark.parametrize("columns", [1, 3])
-def test_a_message_of_another_width_has_no_place(columns: int) -> None:
-    with pytest.raises(ProtocolError, match=f"{columns} columns, in lockstep an actor has 2"):
-        Shelf().filler.assign(columns, 0)
-
-
-@LAGS
-def test_columns_without_a_credit_are_a_bug(lag: int) -> None:
-    shelf = Shelf(lag=lag)
-    for number in range(lag + 1):
+@pytest.mark.parametrize(("lag", "num_slots"), [(0, 3), (1, 3), (1, 1)])
+def test_columns_without_a_credit_are_a_bug(lag: int, num_slots: int) -> None:
+    shelf = Shelf(lag=lag, num_slots=num_slots)
+    for number in range(min(lag + 1, num_slots)):
         shelf.put(0, number)
     with pytest.raises(AssertionError, match="credit"):
         shelf.put(0, 9)
-    short = Shelf(num_slots=1, lag=1)
-    short.put(0)
-    with pytest.raises(AssertionError, match="credit"):
-        short.put(0, 1)
-
-
-# -------------------- counting: what was trained at the end, however much was complete
-
-
-def test_episodes_count_when_their_batch_is_next_and_not_sooner() -> None:
-    shelf = Shelf(lag=1)
-    for number in (0, 1):
-        for rank in (1, 0):
-            shelf.put(rank, number)
-    # Both batches are complete, and the second would be trained after the first.
-    assert len(shelf.submitted) == 2
-    assert shelf.episodes == [0, 1]
-    shelf.filler.note_version(1)
-    assert shelf.episodes == [0, 1, 10, 11]
 
 
 def test_what_is_complete_at_the_end_but_not_trained_is_not_counted() -> None:
@@ -172,14 +152,21 @@ def test_what_is_complete_at_the_end_but_not_trained_is_not_counted() -> None:
 # -------------------- places that stay empty
 
 
-def test_a_refused_message_leaves_its_place_empty() -> None:
+def test_a_refused_message_leaves_its_place_empty_and_cannot_spoil_the_update() -> None:
     shelf = Shelf()
+    # An earlier batch left this.
+    shelf.slots[0].valid_rows_B.fill(9)
     shelf.put(0)
-    shelf.filler.assign(WIDTH, 1)
+    region = shelf.filler.assign(WIDTH, 1)
+    region.obs.reshape(-1).view(np.float32)[:] = np.nan
+    region.small.fill(0xFF)
     shelf.filler.skip(1)
     (slot,) = shelf.submitted
     assert slot.filled_B.tolist() == [True, True, False, False]
     assert slot.valid_rows_B.tolist() == [3, 2, 0, 0]
+    # Empty columns go through the network with the rest.
+    assert not slot.obs[WIDTH:].any()
+    assert not slot.small[WIDTH:].any()
     assert shelf.episodes == [0]
     # Both go on with the batch after that.
     shelf.filler.release(0)
@@ -187,36 +174,6 @@ def test_a_refused_message_leaves_its_place_empty() -> None:
     shelf.put(0, 1)
     assert [slot.batch for slot in shelf.submitted] == [1, 2]
     assert shelf.submitted[1].filled_B.all()
-
-
-def step_of(algorithm: AlgorithmSection) -> UpdateStep:
-    return UpdateStep(Policy(SCHEMA, ModelSection(hidden_sizes=(8,)), seed=0), algorithm, "cpu")
-
-
-@pytest.mark.parametrize(
-    "algorithm", [AlgorithmSection(), AlgorithmSection(name="ppo", num_minibatches=4)]
-)
-def test_what_was_refused_cannot_spoil_the_update_of_the_others(
-    algorithm: AlgorithmSection,
-) -> None:
-    shelf = Shelf()
-    # What an earlier batch left, and on top of it what one actor sends.
-    for rank in (0, 1):
-        shelf.put(rank)
-    shelf.filler.release(0)
-    for slot in shelf.slots:
-        slot.small[:] = shelf.submitted[0].small
-    shelf.put(0, 1)
-    region = shelf.filler.assign(WIDTH, 1)
-    region.obs.reshape(-1).view(np.float32)[:] = np.nan
-    region.small.fill(0xFF)
-    shelf.filler.skip(1)
-    slot = shelf.submitted[1]
-    step = step_of(algorithm)
-    result = step.run(Batch.over(slot.columns), torch.from_numpy(slot.filled_B), 0)
-    assert result.applied
-    assert not result.is_failed_B.any()
-    assert all(torch.isfinite(tensor).all() for tensor in step.policy.tensors)
 
 
 def test_a_batch_of_which_nothing_is_left_is_a_batch() -> None:
@@ -233,11 +190,8 @@ def test_a_batch_of_which_nothing_is_left_is_a_batch() -> None:
 
 @LAGS
 def test_an_actor_whose_data_is_refused_stays_in_step(lag: int) -> None:
-    simulation = LockstepSimulation(3, lag)
-    bad, *_ = simulation.add_actors()
-    for actor in simulation.actors:
-        actor.join()
-    simulation.settle_down()
+    simulation = at_work(3, lag)
+    bad = simulation.actors[0]
     bad.reason_to_refuse = "its environment is broken for a while"
     simulation.settle_down()
     bad.reason_to_refuse = ""
@@ -286,7 +240,7 @@ def test_whose_places_are_empty_is_reported(lag: int) -> None:
 def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag: int) -> None:
     lineage = Lineage(1).resumed(2, 40)
     learner = PureLearner(SCHEMA, columns=2 * WIDTH, num_ranks=2, lag=lag, lineage=lineage)
-    actors = [PureActor(learner, WIDTH).join() for _ in range(2)]
+    actors = [HandActor(learner, WIDTH).join() for _ in range(2)]
     learner.end_burst()
     for number in range(4):
         assert actors[0].granted == actors[0].seq + 1 + lag
@@ -308,9 +262,9 @@ def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag: in
 
 def test_first_weights_are_those_of_the_first_batch() -> None:
     learner = PureLearner(SCHEMA, num_ranks=2)
-    first, second, late = (PureActor(learner, WIDTH) for _ in range(3))
+    first, second, late = (HandActor(learner, WIDTH) for _ in range(3))
 
-    def pulled(actor: PureActor) -> object:
+    def pulled(actor: HandActor) -> object:
         actor.pull(Get(actor.session, 0, 0))
         return unpack(actor.others.pop()[0])
 
@@ -337,46 +291,30 @@ def test_first_weights_are_those_of_the_first_batch() -> None:
 def test_who_runs_something_else_does_not_fit_and_a_third_is_not_needed() -> None:
     learner = PureLearner(SCHEMA, num_ranks=2)
     for columns, streams in ((1, 1), (WIDTH, 2)):
-        other = PureActor(learner, columns).join(streams)
+        other = HandActor(learner, columns).join(streams)
         assert "pace.mode lockstep wants one message of 2 columns" in other.rejects[0].text
     for _ in range(2):
-        PureActor(learner, WIDTH).join()
-    third = PureActor(learner, WIDTH).join()
+        HandActor(learner, WIDTH).join()
+    third = HandActor(learner, WIDTH).join()
     assert "already has its 2 actors" in third.rejects[0].text
 
 
 @LAGS
 def test_a_learner_that_was_resumed_begins_where_it_was(lag: int) -> None:
-    simulation = LockstepSimulation(2, lag, first_update=40)
-    for actor in simulation.add_actors():
-        actor.join()
-    assert simulation.settle_down() >= 12
+    simulation = at_work(2, lag, first_update=40)
     assert simulation.lags[:4] == [[min(lag, b)] * 2 for b in range(4)]
     assert simulation.batches[0][0] is not None
     assert simulation.batches[0][0][2].update == 40
 
 
-# -------------------- who is waited for
+# -------------------- who is lost, and who comes
 
 
 @LAGS
-def test_the_first_batch_waits_for_everybody(lag: int) -> None:
-    simulation = LockstepSimulation(3, lag)
-    first, second, third = simulation.add_actors()
-    first.join()
-    second.join()
-    assert simulation.settle_down() == 0
-    third.join()
-    assert simulation.settle_down() > 0
-    assert all(simulation.batches[0])
-
-
-@LAGS
-def test_one_that_dies_before_all_have_joined_is_replaced(lag: int) -> None:
-    simulation = LockstepSimulation(2, lag)
-    first, late = simulation.add_actors()
-    first.join()
-    assert simulation.settle_down() == 0
+def test_the_first_batch_waits_for_everybody_and_one_that_dies_before_is_replaced(lag: int) -> None:
+    simulation = at_work(2, lag, num_joined=1)
+    first, late = simulation.actors
+    assert simulation.batches == []
     first.die()
     simulation.end_session(first)
     late.join()
@@ -384,6 +322,10 @@ def test_one_that_dies_before_all_have_joined_is_replaced(lag: int) -> None:
     assert simulation.settle_down() <= 1 + lag
     assert simulation.settle_down() == 0
     (other,) = simulation.add_actors(1)
+    # A session that never says what it runs is nobody.
+    (mute,) = simulation.add_actors(1)
+    simulation.take(mute, mute.side.handshake(0.0).hello)
+    assert simulation.settle_down() == 0
     other.join()
     assert {late.rank, other.rank} == {0, 1}
     assert simulation.settle_down() >= 12
@@ -393,9 +335,9 @@ def test_one_that_dies_before_all_have_joined_is_replaced(lag: int) -> None:
 @LAGS
 def test_one_that_dies_before_the_first_batch_is_not_waited_for_for_ever(lag: int) -> None:
     simulation = LockstepSimulation(2, lag)
-    first, second = simulation.add_actors()
-    first.join()
-    second.join()
+    for actor in simulation.add_actors():
+        actor.join()
+    second = simulation.actors[1]
     second.die()
     simulation.settle_down()
     assert simulation.batches == []
@@ -406,13 +348,12 @@ def test_one_that_dies_before_the_first_batch_is_not_waited_for_for_ever(lag: in
 
 @LAGS
 @pytest.mark.parametrize("how", ["dies", "leaves"])
-def test_the_others_wait_for_a_lost_one_until_its_session_ends(lag: int, how: str) -> None:
-    simulation = LockstepSimulation(3, lag)
-    actors = simulation.add_actors()
-    for actor in actors:
-        actor.join()
-    simulation.settle_down()
-    lost = actors[1]
+@pytest.mark.parametrize("num_trained", [0, 1])
+def test_a_lost_one_is_waited_for_until_its_session_ends_and_may_come_back(
+    lag: int, how: str, num_trained: int
+) -> None:
+    simulation = at_work(3, lag)
+    lost = simulation.actors[1]
     if how == "leaves":
         simulation.leave(lost)
     else:
@@ -420,33 +361,16 @@ def test_the_others_wait_for_a_lost_one_until_its_session_ends(lag: int, how: st
         assert simulation.settle_down() <= 1 + lag
         assert simulation.settle_down() == 0
         simulation.end_session(lost)
-    assert simulation.settle_down() >= 12
-    assert [trajectory is None for trajectory in simulation.batches[-1]] == [False, True, False]
-    assert simulation.lags[-1] == [lag, None, lag]
-
-
-@LAGS
-@pytest.mark.parametrize("num_trained", [0, 1, 2])
-def test_one_that_comes_back_begins_with_its_first_batch_and_is_in_step(
-    lag: int, num_trained: int
-) -> None:
-    simulation = LockstepSimulation(3, lag)
-    actors = simulation.add_actors()
-    for actor in actors:
-        actor.join()
-    simulation.settle_down()
-    lost = actors[1]
-    lost.die()
-    simulation.end_session(lost)
     for _ in range(num_trained):
-        simulation.settle_down()
+        assert simulation.settle_down() >= 12
+        assert [trajectory is None for trajectory in simulation.batches[-1]] == [False, True, False]
+        assert simulation.lags[-1] == [lag, None, lag]
     (back,) = simulation.add_actors(1)
     assert back.join()
     assert back.rank == lost.rank
     before = len(simulation.batches)
     assert simulation.settle_down() >= 12
-    with_it = [number for number, batch in enumerate(simulation.batches) if batch[1]]
-    again = [number for number in with_it if number >= before]
+    again = [n for n, batch in enumerate(simulation.batches) if batch[1] and n >= before]
     assert again == list(range(again[0], len(simulation.batches)))
     assert [simulation.lags[number][1] for number in again[:3]] == [0, lag, lag]
     assert simulation.ledger.report()["trajectories/rejected"] == 0
@@ -454,89 +378,50 @@ def test_one_that_comes_back_begins_with_its_first_batch_and_is_in_step(
 
 @LAGS
 def test_one_that_is_not_needed_is_told_and_comes_in_when_somebody_is_gone(lag: int) -> None:
-    simulation = LockstepSimulation(2, lag)
-    actors = simulation.add_actors()
-    for actor in actors:
-        actor.join()
+    simulation = at_work(2, lag)
     (extra,) = simulation.add_actors(1)
     assert not extra.join()
     assert extra.is_turned_away
     assert simulation.settle_down() >= 12
-    actors[0].die()
-    simulation.end_session(actors[0])
-    assert extra.join()
-    assert extra.rank == 0
-    assert simulation.settle_down() >= 12
-    assert all(simulation.batches[-1])
-
-
-@LAGS
-def test_all_are_gone_and_some_come_back(lag: int) -> None:
-    simulation = LockstepSimulation(2, lag)
-    for actor in simulation.add_actors():
-        actor.join()
-    simulation.settle_down()
-    for actor in simulation.actors:
+    for actor in simulation.actors[:2]:
         actor.die()
         simulation.end_session(actor)
     simulation.settle_down()
-    assert simulation.settle_down() == 0
-    (back,) = simulation.add_actors(1)
-    back.join()
+    # All are gone; it alone goes on, as the first that there is place for.
+    assert extra.join()
+    assert extra.rank == 0
     assert simulation.settle_down() >= 12
-    assert [bool(trajectory) for trajectory in simulation.batches[-1]].count(True) == 1
+    assert [bool(trajectory) for trajectory in simulation.batches[-1]] == [True, False]
 
 
 @LAGS
 def test_the_same_actor_in_a_new_session_is_a_loss_and_a_gain(lag: int) -> None:
     """Its session ended while it lived: as when the learner stood still for a lease."""
-    simulation = LockstepSimulation(2, lag)
-    for actor in simulation.add_actors():
-        actor.join()
-    simulation.settle_down()
+    simulation = at_work(2, lag)
     again = simulation.actors[1]
-    rank = again.rank
+    rank, before = again.rank, len(simulation.batches)
     again.lose()
     assert again.join()
     assert again.rank == rank
-    before = len(simulation.batches)
     assert simulation.settle_down() >= 12
     assert simulation.lags[-1] == [lag, lag]
     assert all(batch[0] for batch in simulation.batches[before:])
 
 
 @LAGS
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag: int, is_whole: bool) -> None:
-    simulation = LockstepSimulation(3, lag, stops_at_loss=True)
-    actors = simulation.add_actors()
-    for actor in actors[: 3 if is_whole else 2]:
-        actor.join()
-    simulation.settle_down()
-    actors[1].die()
+@pytest.mark.parametrize("num_joined", [3, 2])
+def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag: int, num_joined: int) -> None:
+    simulation = at_work(3, lag, num_joined, stops_at_loss=True)
+    lost = simulation.actors[1]
+    lost.die()
     simulation.settle_down()
     num_batches = len(simulation.batches)
-    simulation.end_session(actors[1])
-    assert simulation.num_losses == 1
+    simulation.end_session(lost)
     # The others were all that was left to wait for; their batch is given up all the same.
-    assert not simulation.full
-    assert len(simulation.batches) == num_batches
-    assert simulation.ledger.in_slots == 0
+    assert (simulation.num_losses, simulation.full) == (1, [])
+    assert (len(simulation.batches), simulation.ledger.in_slots) == (num_batches, 0)
     report = simulation.ledger.report()
     assert report["dropped/shutdown"] == report["trajectories/dropped"] > 0
-
-
-def test_a_session_that_never_says_what_it_runs_is_nobody() -> None:
-    simulation = LockstepSimulation(2, lag=0)
-    first, second = simulation.add_actors()
-    first.join()
-    second.join()
-    simulation.settle_down()
-    second.die()
-    simulation.end_session(second)
-    (mute,) = simulation.add_actors(1)
-    simulation.take(mute, mute.side.handshake(0.0).hello)
-    assert simulation.settle_down() >= 12
 
 
 # -------------------- and all of it in any order

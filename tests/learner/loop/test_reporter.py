@@ -23,19 +23,7 @@ def episodes(*pairs: tuple[float, int]) -> Any:
     return np.array(list(pairs), EPISODE)
 
 
-def test_the_mean_return_needs_a_hundred_episodes() -> None:
-    stats = EpisodeStats()
-    stats.take(episodes(*[(1.0, 5)] * 99))
-    assert stats.mean_return is None
-    assert stats.mean_so_far == 1.0
-    stats.take(episodes((101.0, 5)))
-    assert stats.mean_return == 2.0
-    stats.take(episodes(*[(3.0, 5)] * 100))
-    assert stats.mean_return == 3.0
-    assert stats.count == 200
-
-
-def test_an_interval_has_its_own_means() -> None:
+def test_the_mean_return_needs_a_hundred_episodes_and_an_interval_has_its_own_means() -> None:
     stats = EpisodeStats()
     nothing = {"episodes/return_mean": None, "episodes/length_mean": None}
     means = {"mean_return": None, "mean_return_100": None}
@@ -45,6 +33,12 @@ def test_an_interval_has_its_own_means() -> None:
     report = stats.report()
     assert (report["episodes/return_mean"], report["episodes/length_mean"]) == (1.0, 30.0)
     assert stats.report() == {**means, "mean_return": 1.0, "episodes/count": 3, **nothing}
+    stats.take(episodes(*[(1.0, 5)] * 96))
+    assert (stats.mean_return, stats.mean_so_far, stats.count) == (None, 1.0, 99)
+    stats.take(episodes((101.0, 5)))
+    assert stats.mean_return == 2.0
+    stats.take(episodes(*[(3.0, 5)] * 100))
+    assert (stats.mean_return, stats.count) == (3.0, 200)
 
 
 def test_saved_episodes_go_on() -> None:
@@ -99,19 +93,16 @@ class ReporterHarness:
 
 
 def test_a_rate_is_that_of_the_interval() -> None:
-    harness = ReporterHarness(earlier_s=10.0)
+    harness = ReporterHarness(earlier_s=10.0, frames_per_step=4)
     first = harness.after(2.0, 500)
     assert (first["time_s"], first["env_steps_trained"]) == (12.0, 1500)
-    assert first["env_steps_per_s"] == 250.0
+    assert (first["env_steps_per_s"], first["frames_per_s"]) == (250.0, 1000.0)
     second = harness.after(4.0, 400)
     assert (second["time_s"], second["env_steps_per_s"]) == (16.0, 100.0)
     assert harness.after(4.0, 0)["env_steps_per_s"] == 0.0
     assert harness.reporter.run_s(harness.now) == 20.0
-
-
-def test_frames_are_as_many_as_each_step_takes() -> None:
-    assert ReporterHarness().after(2.0, 500)["frames_per_s"] == 250.0
-    assert ReporterHarness(frames_per_step=4).after(2.0, 500)["frames_per_s"] == 1000.0
+    # Two reports at one moment divide by nothing.
+    assert harness.after(0.0, 0)["env_steps_per_s"] == 0.0
 
 
 def test_that_a_rate_is_0_from_now_on_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,37 +118,23 @@ def test_that_a_rate_is_0_from_now_on_is_told_once(caplog: pytest.LogCaptureFixt
     assert len(caplog.messages) == 1
 
 
-def test_two_reports_at_one_moment_divide_by_nothing() -> None:
-    harness = ReporterHarness()
-    harness.after(0.0, 0)
-    assert harness.after(0.0, 0)["env_steps_per_s"] == 0.0
-
-
-def test_a_report_is_merged_and_reaches_every_sink() -> None:
+def test_a_report_is_merged_and_reaches_every_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = ReporterHarness()
     report = harness.after(2.0, 10)
     assert report["updates"] == 7
     assert str(report["bottleneck"]).startswith("actors: the learner has nobody")
     assert isinstance(report["host/rss_bytes"], int)
-    assert [sink.lines for sink in harness.sinks] == [[report], [report]]
-    harness.reporter.close()
-    assert all(sink.is_closed for sink in harness.sinks)
-
-
-def test_a_report_comes_though_the_memory_cannot_be_looked_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    harness = ReporterHarness()
 
     def fail(process: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files", "/proc/7/statm")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(reporter.psutil.Process, "memory_info", fail)
-        report = harness.after(2.0, 10)
-    assert (report["host/rss_bytes"], report["updates"]) == (None, 7)
-    assert [sink.lines for sink in harness.sinks] == [[report], [report]]
-    assert isinstance(harness.after(2.0, 10)["host/rss_bytes"], int)
+    # It comes though the memory cannot be looked up.
+    monkeypatch.setattr(reporter.psutil.Process, "memory_info", fail)
+    last = harness.after(2.0, 10)
+    assert (last["host/rss_bytes"], last["updates"]) == (None, 7)
+    assert [sink.lines for sink in harness.sinks] == [[report, last]] * 2
+    harness.reporter.close()
+    assert all(sink.is_closed for sink in harness.sinks)
 
 
 @pytest.mark.parametrize("name", ["updates", "no/such/name"])
@@ -184,18 +161,14 @@ async def report_for(
     return [b - a for a, b in itertools.pairwise(times)]
 
 
-async def test_it_asks_for_a_reading_and_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "REPLY_WAIT_S", 1e6)
-    harness = ReporterHarness(every_s=0.02)
-    await report_for(harness, 3, lambda: True)
-    assert len(harness.sinks[1].lines) == 3
-
-
-async def test_a_busy_thread_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_asks_for_a_reading_and_a_busy_thread_does_not_hold_it_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without an answer a report comes a little later, and the next one no later still."""
+    monkeypatch.setattr(reporter, "REPLY_WAIT_S", 1e6)
+    await report_for(ReporterHarness(every_s=0.02), 3, lambda: True)
     monkeypatch.setattr(reporter, "REPLY_WAIT_S", 0.05)
-    harness = ReporterHarness(every_s=0.1)
-    intervals = await report_for(harness, 5, lambda: False)
+    intervals = await report_for(ReporterHarness(every_s=0.1), 5, lambda: False)
     # The mean, for a busy machine delays one and shortens the next.
     assert sum(intervals) / len(intervals) < 0.14
 

@@ -77,14 +77,17 @@ class Ship:
         return {path.name for path in self.folder.checkpoints.iterdir()}
 
 
+Make = Callable[..., Ship]
+
+
 @pytest.fixture
-def make_ship(tmp_path: Path) -> Callable[..., Ship]:
+def make_ship(tmp_path: Path) -> Make:
     folder = RunFolder(tmp_path / "run")
     folder.begin(config_of(small_schema()))
     return lambda **settings: Ship(folder, **settings)
 
 
-async def test_everything_that_is_saved_comes_back(make_ship: Callable[..., Ship]) -> None:
+async def test_everything_that_is_saved_comes_back(make_ship: Make) -> None:
     ship = make_ship(lineage=Lineage(1, {1: 0}).resumed(2, 30))
     ship.ledger.admit(7)
     ship.ledger.reject(2, "duplicate")
@@ -118,43 +121,23 @@ async def test_everything_that_is_saved_comes_back(make_ship: Callable[..., Ship
     assert again.table.watermarks() == ship.table.watermarks() == {ACTOR.hex(): [0, 2, 3]}
 
 
-async def test_the_newest_and_the_best_stay(make_ship: Callable[..., Ship]) -> None:
+async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_ship: Make) -> None:
     ship = make_ship(keep=2)
-    for update, score in enumerate((5.0, 9.0, 7.0, 8.0, 3.0), start=1):
-        assert await ship.save(update, score)
-    assert ship.names() == {"ckpt-1-2", "ckpt-1-4", "ckpt-1-5"}
-
-
-async def test_without_a_score_only_the_newest_stay(make_ship: Callable[..., Ship]) -> None:
-    ship = make_ship(keep=1)
     for update in (1, 2, 3):
         assert await ship.save(update)
-    assert ship.names() == {"ckpt-1-3"}
-
-
-async def test_the_best_is_known_after_a_resume(make_ship: Callable[..., Ship]) -> None:
-    ship = make_ship(keep=1)
-    for update, score in ((1, 9.0), (2, 4.0)):
-        await ship.save(update, score)
+    # Without a score only the newest.
+    assert ship.names() == {"ckpt-1-2", "ckpt-1-3"}
+    for update, score in enumerate((5.0, 9.0, 7.0, 8.0, 3.0), start=4):
+        assert await ship.save(update, score)
+    assert ship.names() == {"ckpt-1-5", "ckpt-1-7", "ckpt-1-8"}
     restored = load_newest(ship.folder)
     assert restored is not None
     again = make_ship(keep=1)
     again.restore(restored.state)
-    await again.save(3, 8.0)
-    assert again.names() == {"ckpt-1-1", "ckpt-1-3"}
-    await again.save(4, 9.5)
-    assert again.names() == {"ckpt-1-4"}
-
-
-def block(folder: RunFolder) -> None:
-    """A file where the checkpoints are to be: nothing can be written there, even by root."""
-    folder.checkpoints.rename(folder.path / "aside")
-    folder.checkpoints.write_text("in the way")
-
-
-def unblock(folder: RunFolder) -> None:
-    folder.checkpoints.unlink()
-    (folder.path / "aside").rename(folder.checkpoints)
+    await again.save(9, 8.0)
+    assert again.names() == {"ckpt-1-5", "ckpt-1-9"}
+    await again.save(10, 9.5)
+    assert again.names() == {"ckpt-1-10"}
 
 
 def no_space(descriptor: int) -> None:
@@ -162,51 +145,39 @@ def no_space(descriptor: int) -> None:
 
 
 async def test_a_full_disk_costs_a_log_line_and_is_tried_again(
-    make_ship: Callable[..., Ship],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    make_ship: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ship = make_ship()
-    assert await ship.save(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", no_space)
-        assert not await ship.save(2)
-    assert "ckpt-1-2: [Errno 28] No space left on device" in caplog.text
-    assert caplog.text.rstrip().endswith("the last good one is ckpt-1-1")
-    assert ship.names() == {"ckpt-1-1"}
-    assert await ship.save(3)
-    assert ship.names() == {"ckpt-1-1", "ckpt-1-3"}
+    ship = make_ship(keep=1)
+    assert (ship.saver.is_saved, ship.folder.checkpoint_bytes) == (True, 0)
 
-
-async def test_none_is_said_to_stay_where_there_is_none(
-    make_ship: Callable[..., Ship],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    ship = make_ship()
-    monkeypatch.setattr(os, "fsync", no_space)
-    assert not await ship.save(1)
-    assert caplog.text.rstrip().endswith("No space left on device; there is no other one")
-
-
-async def test_whether_the_last_one_is_on_the_disk_is_known(
-    make_ship: Callable[..., Ship], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ship = make_ship()
-    assert ship.saver.is_saved
-    for update, is_full in ((1, True), (2, False), (3, True)):
+    async def fail(update: int, score: float) -> str:
         with monkeypatch.context() as patch:
-            if is_full:
-                patch.setattr(os, "fsync", no_space)
+            patch.setattr(os, "fsync", no_space)
+            ship.episodes.take(np.array([(score, 1)] * 100, EPISODE))
             ship.saver.begin(Captured(Progress(1, update, 10), ship.step.capture()))
             await ship.saver.finish()
-        assert ship.saver.is_saved == (not is_full)
+        assert not ship.saver.is_saved
+        return caplog.text.rstrip()
+
+    assert (await fail(1, 1.0)).endswith("No space left on device; there is no other one")
+    # How much it takes is known before one is written.
+    assert ship.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in ship.step.parameters)
+    assert await ship.save(2, 9.0)
+    # A best that was never written does not replace the one that was.
+    text = await fail(3, 20.0)
+    assert "ckpt-1-3: [Errno 28] No space left on device" in text
+    assert text.endswith("the last good one is ckpt-1-2")
+    assert ship.names() == {"ckpt-1-2"}
+    ship.saver.begin(Captured(Progress(1, 4, 10), ship.step.capture()))
+    await ship.saver.finish()
+    assert ship.saver.is_saved
+    await ship.save(5, 5.0)
+    await ship.save(6, 6.0)
+    assert ship.names() == {"ckpt-1-4", "ckpt-1-6"}
 
 
 async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
-    make_ship: Callable[..., Ship],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    make_ship: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> None:
         raise CheckpointError("cannot remove old checkpoints")
@@ -216,17 +187,7 @@ async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
     assert "cannot remove old checkpoints" in caplog.text
 
 
-async def test_how_much_a_checkpoint_takes_is_known_before_one_is_written(
-    make_ship: Callable[..., Ship], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ship = make_ship()
-    assert ship.folder.checkpoint_bytes == 0
-    monkeypatch.setattr(os, "fsync", no_space)
-    await ship.save(1)
-    assert ship.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in ship.step.parameters)
-
-
-async def test_a_new_start_sorts_above_all_checkpoints(make_ship: Callable[..., Ship]) -> None:
+async def test_a_new_start_sorts_above_all_checkpoints(make_ship: Make) -> None:
     """Whatever has become of the file that counts starts."""
     ship = make_ship(keep=1)
     await ship.save(5)
@@ -236,21 +197,8 @@ async def test_a_new_start_sorts_above_all_checkpoints(make_ship: Callable[..., 
     assert progress.epoch == 7
 
 
-async def test_a_best_that_was_never_written_does_not_replace_the_one_that_was(
-    make_ship: Callable[..., Ship],
-) -> None:
-    ship = make_ship(keep=1)
-    await ship.save(1, 9.0)
-    block(ship.folder)
-    await ship.save(2, 20.0)
-    unblock(ship.folder)
-    await ship.save(3, 5.0)
-    await ship.save(4, 6.0)
-    assert ship.names() == {"ckpt-1-1", "ckpt-1-4"}
-
-
 async def test_the_newest_waits_for_a_slow_disk_and_the_others_are_left_out(
-    make_ship: Callable[..., Ship], monkeypatch: pytest.MonkeyPatch
+    make_ship: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ship, may_write, write = make_ship(keep=9), threading.Event(), Saver._write
 
@@ -268,14 +216,17 @@ async def test_the_newest_waits_for_a_slow_disk_and_the_others_are_left_out(
     assert ship.deaths == []
 
 
-async def test_a_slow_disk_is_waited_for_and_told(
-    make_ship: Callable[..., Ship],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+async def test_a_slow_disk_is_waited_for_and_a_save_that_dies_is_told(
+    make_ship: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ship, is_done = make_ship(), threading.Event()
+    ship, is_done, error = make_ship(), threading.Event(), RuntimeError("a bug")
+
+    def die_late(*_: object) -> None:
+        is_done.wait(10)
+        raise error
+
     monkeypatch.setattr(saver, "NEWS_EVERY_S", 0.01)
-    monkeypatch.setattr(Saver, "_write", lambda *_: is_done.wait(10))
+    monkeypatch.setattr(Saver, "_write", die_late)
     caplog.set_level("INFO")
     ship.saver.begin(Captured(Progress(1, 1, 10), ship.step.capture()))
     finishing = asyncio.create_task(ship.saver.finish())
@@ -284,27 +235,20 @@ async def test_a_slow_disk_is_waited_for_and_told(
     assert not finishing.done()
     is_done.set()
     await finishing
-    assert ship.deaths == []
-
-
-async def test_a_save_that_dies_is_told(
-    make_ship: Callable[..., Ship], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ship, error = make_ship(), RuntimeError("a bug")
-
-    def die(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(Saver, "_write", die)
-    ship.saver.begin(Captured(Progress(1, 1, 10), ship.step.capture()))
+    assert ship.deaths == [error]
+    # When the service is gone, nothing is begun.
+    ship.saver.close()
+    ship.saver.begin(Captured(Progress(1, 2, 10), ship.step.capture()))
     await ship.saver.finish()
     assert ship.deaths == [error]
 
 
-async def test_a_torn_checkpoint_is_passed_over(
-    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
+async def test_without_a_sound_checkpoint_training_starts_anew_or_not_at_all(
+    make_ship: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     ship = make_ship(keep=9)
+    assert load_newest(ship.folder) is None
+    assert "holds no checkpoint, as the run ended before its first: training starts" in caplog.text
     for update in (1, 2, 3):
         await ship.save(update)
     torn = ship.folder.checkpoints / "ckpt-1-3" / "model.safetensors"
@@ -314,16 +258,12 @@ async def test_a_torn_checkpoint_is_passed_over(
     assert restored is not None
     assert restored.progress.update == 1
     assert caplog.text.count("skipping a damaged checkpoint") == 2
+    shutil.rmtree(ship.folder.checkpoints / "ckpt-1-1")
+    with pytest.raises(CheckpointError, match="no checkpoint there is whole"):
+        load_newest(ship.folder)
 
 
-def test_without_a_checkpoint_training_starts_anew(
-    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert load_newest(make_ship().folder) is None
-    assert "holds no checkpoint, as the run ended before its first: training starts" in caplog.text
-
-
-async def test_a_run_that_has_lost_its_checkpoints_is_known(make_ship: Callable[..., Ship]) -> None:
+async def test_a_run_that_has_lost_its_checkpoints_or_its_folder_is_known(make_ship: Make) -> None:
     ship = make_ship()
     ship.folder.check_resumable()
     await ship.save(1)
@@ -332,10 +272,14 @@ async def test_a_run_that_has_lost_its_checkpoints_is_known(make_ship: Callable[
     shutil.rmtree(ship.folder.checkpoints)
     with pytest.raises(CheckpointError, match=r"are gone \(ckpt-1-2 was the last\)"):
         ship.folder.check_resumable()
+    # It is not made again.
+    shutil.rmtree(ship.folder.path)
+    assert not await ship.save(3)
+    assert not ship.folder.path.exists()
 
 
 async def test_a_note_of_what_is_not_there_is_told(
-    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
+    make_ship: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     ship = make_ship()
     await ship.save(1)
@@ -349,72 +293,59 @@ async def test_a_note_of_what_is_not_there_is_told(
         assert f"last_checkpoint: names {noted!r}, which is not there" in caplog.text
 
 
-async def test_a_folder_that_is_gone_is_not_made_again(make_ship: Callable[..., Ship]) -> None:
-    ship = make_ship()
-    assert await ship.save(1)
-    shutil.rmtree(ship.folder.path)
-    assert not await ship.save(2)
-    assert not ship.folder.path.exists()
-
-
-async def test_a_checkpoint_of_something_else_is_refused(make_ship: Callable[..., Ship]) -> None:
-    ship = make_ship()
-    await ship.save(1)
-    path = ship.folder.checkpoints / "ckpt-1-1"
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    for key in ("env_steps_trained", "ledger", "watermarks", "forks", "episodes", "run_s"):
-        rewrite(path, {name: value for name, value in state.items() if name != key})
-        with pytest.raises(CheckpointError, match=key):
-            load_newest(ship.folder)
-
-
 def nested(depth: int) -> dict[str, Any]:
     return {"a": nested(depth - 1)} if depth else {"a": "1"}
 
 
-CRAFTED: dict[str, tuple[str, Any]] = {
-    "a text": ("env_steps_trained", "10"),
-    "a negative number": ("env_steps_trained", -1),
-    "a truth": ("env_steps_trained", True),
-    "no number": ("run_s", float("nan")),
-    "more than there is": ("episodes", {"count": 1, "returns": [1e300]}),
-    "a return that is none": ("episodes", {"count": 1, "returns": ["1"]}),
-    "a list": ("episodes", [1]),
-    "more than is known": ("episodes", {"count": 1, "returns": [1.0], "deaths": 2}),
-    "a name that is none": ("watermarks", {"actor": [0, 1]}),
-    "a short mark": ("watermarks", {ACTOR.hex(): [0]}),
-    "a fork that is none": ("forks", {"one": 0}),
-    "a best of two": ("best", [1.0, 1]),
-    "accounts that are none": ("ledger", {"counts": 3}),
-    "accounts that are empty": ("ledger", {}),
-    "an optimizer that is none": ("optimizer", "Adam"),
-    "a count in words": ("algorithm", {"num_updates": "3"}),
-    "a weight that is no number": ("algorithm", {"num_updates": 3, "target": {"kl_coeff": "nan"}}),
-    "a scale that is missing": ("algorithm", {"num_updates": 3, "return_scale": {"mean": None}}),
-    "a depth that nobody reads": ("algorithm", nested(600)),
-}
+# Each is wrong: what the state lacks, or another value of it.
+KEYS = ("env_steps_trained", "ledger", "watermarks", "forks", "episodes", "run_s")
+CRAFTED: list[tuple[str, Any]] = [
+    ("env_steps_trained", "10"),
+    ("env_steps_trained", -1),
+    ("env_steps_trained", True),
+    ("run_s", float("nan")),
+    ("episodes", {"count": 1, "returns": [1e300]}),
+    ("episodes", {"count": 1, "returns": ["1"]}),
+    ("episodes", [1]),
+    ("episodes", {"count": 1, "returns": [1.0], "deaths": 2}),
+    ("watermarks", {"actor": [0, 1]}),
+    ("watermarks", {ACTOR.hex(): [0]}),
+    ("forks", {"one": 0}),
+    ("best", [1.0, 1]),
+    ("ledger", {"counts": 3}),
+    ("ledger", {}),
+    ("optimizer", "Adam"),
+    ("algorithm", {"num_updates": "3"}),
+    ("algorithm", {"num_updates": 3, "target": {"kl_coeff": "nan"}}),
+    ("algorithm", {"num_updates": 3, "return_scale": {"mean": None}}),
+    ("algorithm", nested(600)),
+]
 
 
 async def test_a_crafted_state_is_skipped_for_the_one_before(
-    make_ship: Callable[..., Ship], caplog: pytest.LogCaptureFixture
+    make_ship: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     ship = make_ship()
     for update in (1, 2):
         await ship.save(update, mean_return=1.0)
     path = ship.folder.checkpoints / "ckpt-1-2"
     state = json.loads((path / "state.json").read_text())
-    for what, (key, value) in CRAFTED.items():
+    wrong = [state | {key: value} for key, value in CRAFTED]
+    wrong += [{name: value for name, value in state.items() if name != key} for key in KEYS]
+    for crafted in wrong:
         caplog.clear()
-        rewrite(path, state | {key: value})
+        rewrite(path, crafted)
         restored = load_newest(ship.folder)
+        what = [key for key in state if crafted.get(key, path) != state[key]]
         assert restored is not None, what
         assert restored.progress.update == 1, what
         (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert warning.startswith(f"skipping a damaged checkpoint: {path}/state.json: ")
+        assert what[0] in crafted or what[0] in warning
         assert "\n" not in warning
 
 
-async def test_accounts_that_do_not_add_up_are_refused(make_ship: Callable[..., Ship]) -> None:
+async def test_accounts_that_do_not_add_up_are_refused(make_ship: Make) -> None:
     ship = make_ship()
     ship.ledger.admit(2)
     await ship.save(1)

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,53 +28,44 @@ from tests.learner.server_harness import RUN_ID, ServerHarness, config_of
 Make = Callable[..., ServerHarness]
 
 
-async def test_credit_of_a_lost_actor_goes_to_the_others(make_harness: Make) -> None:
+async def test_a_silent_actor_is_reminded_and_a_lost_one_leaves_its_credit_to_others(
+    make_harness: Make,
+) -> None:
     harness = make_harness(num_slots=1, learner={"lease_s": 1})
     lost = await harness.join(4)
     await lost.credit()
     other = await harness.join(4)
     assert other.granted == 0
+    other.grants.clear()
+
+    def hears(is_so: Callable[[], bool]) -> Callable[[], bool]:
+        def look() -> bool:
+            harness.server.reap()
+            other.listen()
+            return is_so()
+
+        return look
+
+    await until(hears(lambda: bool(other.grants)), "a reminder")
     lost.data.close()
     lost.weights.close()
-
-    def has_credit() -> bool:
-        harness.server.reap()
-        other.listen()
-        return other.granted > 0
-
     # One that speaks is never reaped; one whose connection is closed is, before its lease ends.
     await other.beat(Heartbeat(other.session, {}))
-    await until(has_credit, "the credit of the lost one")
+    await until(hears(lambda: other.granted > 0), "the credit of the lost one")
     assert harness.count("sessions/expired") == 1
-    assert harness.count("num_actors") == 1
-
-
-async def test_a_silent_actor_that_is_there_is_reminded_of_its_credit(make_harness: Make) -> None:
-    harness = make_harness(learner={"lease_s": 1})
-    actor = await harness.join()
-    await actor.credit()
-    actor.grants.clear()
-
-    def is_reminded() -> bool:
-        harness.server.reap()
-        actor.listen()
-        return bool(actor.grants)
-
-    await until(is_reminded)
     assert harness.count("num_actors") == 1
 
 
 async def test_everybody_is_told_goodbye(make_harness: Make) -> None:
     harness = make_harness()
     polite, rude = await harness.join(), await harness.join()
-    harness.server.close_admission()
+    harness.server.admission.close()
     await harness.server.say_bye("finished", timeout_s=0.0)
     await rude.hear(lambda: bool(rude.byes))
     await polite.hear(lambda: bool(polite.byes))
     assert [bye.reason for bye in polite.byes] == [BYE_REASONS.index("finished")]
     await polite.say(ByeOk(polite.session))
     await until(lambda: len(harness.server.table) == 1, "the answer")
-    assert harness.count("sessions/closed") == 1
     await rude.say(ByeOk(rude.session))
     await harness.server.say_bye("restarting", timeout_s=1e6)
     assert len(harness.server.table) == 0
@@ -96,65 +88,51 @@ async def test_answers_follow_an_actor_to_its_new_connection(make_harness: Make)
         context.term()
 
 
-async def test_over_ipc_too(make_harness: Make) -> None:
-    harness = make_harness()
-    actor = harness.actor()
-    await actor.hello()
-    welcome = actor.welcome
-    assert welcome is not None
-    assert Path(welcome.nonce_path).read_bytes() == welcome.nonce
-    local = Actor(
-        f"ipc://{welcome.ipc_data}", f"ipc://{welcome.ipc_weights}", harness.schema, columns=4
-    )
-    harness.actors.append(local)
-    await local.join()
-    await local.send()
-    assert len(harness.full) == 1
-
-
-async def test_urls_can_be_dialled_and_settings_be_read(make_harness: Make) -> None:
+async def test_urls_can_be_dialled_settings_be_read_and_ipc_is_offered(make_harness: Make) -> None:
     harness = make_harness(actor={"num_envs": 3})
     for url in (harness.server.data_url, harness.server.weights_url):
         assert re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d*", url)
     actor = harness.actor()
     await actor.hello()
-    settings = decode_settings(actor.settings)
+    settings, welcome = decode_settings(actor.settings), actor.welcome
     assert settings["trajectory"] == {"rows": harness.schema.rows}
     assert settings["actor"]["num_envs"] == 3
-    assert actor.welcome is not None
-    assert actor.welcome.weights_port == int(harness.server.weights_url.rpartition(":")[2])
-    assert (actor.welcome.lease_s, actor.welcome.heartbeat_s) == (10, 2)
+    assert welcome is not None
+    assert welcome.weights_port == int(harness.server.weights_url.rpartition(":")[2])
+    assert (welcome.lease_s, welcome.heartbeat_s, welcome.max_columns) == (10, 2, 4)
+    assert Path(welcome.nonce_path).read_bytes() == welcome.nonce
+    urls = f"ipc://{welcome.ipc_data}", f"ipc://{welcome.ipc_weights}"
+    local = Actor(*urls, harness.schema, columns=4)
+    harness.actors.append(local)
+    await local.join()
+    await local.send()
+    assert len(harness.full) == 1
     # Every number that it reports is declared.
     merge(harness.server.report())
 
 
-@pytest.mark.parametrize("key", ["data", "weights"])
-async def test_a_taken_port_is_named_and_nothing_stays_bound(key: str) -> None:
-    schema = small_schema()
+async def test_what_it_cannot_be_is_a_config_error_and_nothing_stays_bound() -> None:
+    def make(**sections: Any) -> ActorServer:
+        schema = small_schema()
+        return ActorServer(
+            config_of(schema, **sections),
+            run_id=RUN_ID,
+            lineage=Lineage(0).resumed(1, 0),
+            schema=schema,
+            on_schema=print,
+            on_episodes=print,
+            on_loss=print,
+        )
+
+    with pytest.raises(ConfigError, match=r"env\.kwargs"):
+        make(env={"kwargs": {"text": "x" * 70_000}})
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=rf"bind\.{key}: .*another learner"):
-            new_front(schema, bind={key: url})
-
-
-async def test_settings_that_are_too_long_for_a_welcome_are_a_config_error() -> None:
-    schema = small_schema()
-    with pytest.raises(ConfigError, match=r"env\.kwargs"):
-        new_front(schema, env={"kwargs": {"text": "x" * 70_000}})
-
-
-def new_front(schema, **sections) -> ActorServer:
-    return ActorServer(
-        config_of(schema, **sections),
-        run_id=RUN_ID,
-        lineage=Lineage(0).resumed(1, 0),
-        schema=schema,
-        on_schema=print,
-        on_episodes=print,
-        on_loss=print,
-    )
+        for key in ("data", "weights"):
+            with pytest.raises(ConfigError, match=rf"bind\.{key}: .*another learner"):
+                make(bind={key: url})
 
 
 async def test_a_message_larger_than_any_batch_ends_only_its_own_connection(
@@ -242,7 +220,7 @@ async def test_in_lockstep_a_silent_actor_is_waited_for_as_long_as_its_lease_run
     def beats_until(is_so: Callable[[], bool]) -> Callable[[], bool]:
         def look() -> bool:
             harness.server.reap()
-            harness.server.take_back()
+            harness.server.look_at_connections()
             fast.weights.send([pack(Heartbeat(fast.session, {}))])
             fast.listen()
             return is_so()

@@ -1,11 +1,10 @@
-"""Ten thousand random and mutated messages at both ports, while a well-behaved actor works."""
+"""Thousands of mutated messages at both ports, while a well-behaved actor works."""
 
 import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -20,7 +19,6 @@ from impala_async.wire.messages import (
     Get,
     Grant,
     Heartbeat,
-    Hello,
     Message,
     NotModified,
     Reject,
@@ -32,13 +30,13 @@ from tests.learner.columns import Planes, big_schema, planes_of, same
 from tests.learner.hand_actor import LAYOUT, Actor, until
 from tests.learner.server_harness import ServerHarness
 
-NUM_MESSAGES = 10_000
+NUM_MESSAGES = 6000
 ROUND = 50
 COUNTED_AS_BAD = {REJECT_CODES.index(code) for code in ("bad_message", "hello_again", "wrong_port")}
 
 
 class Vandal:
-    """Says anything at all, some of it nearly right, in the name of a session of its own."""
+    """Says what is nearly right, in the name of a session of its own."""
 
     def __init__(self, actor: Actor, seed: int) -> None:
         self.actor = actor
@@ -48,37 +46,20 @@ class Vandal:
 
     def frames(self) -> list[Any]:
         """The next message."""
-        kind = self.random.choices(("noise", "value", "right", "mutated"), (1, 1, 2, 6))[0]
-        if kind == "noise":
+        if self.random.random() < 0.1:
             return [self._noise() for _ in range(self.random.randint(1, 4))]
-        if kind == "value":
-            return [msgpack.packb(self._value(3)), *self._more_frames()]
         frames = self._right()
-        return frames if kind == "right" else self._mutate(frames)
+        return frames if self.random.random() < 0.25 else self._mutate(frames)
 
     def _noise(self) -> bytes:
         return self.random.randbytes(self.random.choice((0, 1, 3, 20, 300, 5000, 13_000)))
-
-    def _more_frames(self) -> list[bytes]:
-        return [self._noise() for _ in range(self.random.choice((0, 0, 0, 1, 2)))]
-
-    def _value(self, depth: int) -> Any:
-        rng = self.random
-        simple: list[Any] = [
-            *(None, True, -1, 0, 2**63, float("nan"), 1e300, "text", "x" * 3000, b"", b"s" * 16),
-            *(rng.randrange(14), rng.randbytes(16)),
-        ]
-        if depth and rng.random() < 0.6:
-            parts = [self._value(depth - 1) for _ in range(rng.randrange(12))]
-            return parts if rng.random() < 0.8 else {str(i): part for i, part in enumerate(parts)}
-        return rng.choice(simple)
 
     def _right(self) -> list[Any]:
         actor, rng = self.actor, self.random
         session = self.session if rng.random() < 0.7 else rng.randbytes(16)
         schema = actor.schema
         messages: list[Message] = [
-            Hello(rng.choice((1, 1, 2)), rng.randbytes(16), "b", bytes(16), 0, rng.randrange(9)),
+            actor.hello_of(protocol=rng.choice((1, 1, 2)), actor=rng.randbytes(16)),
             Get(session, rng.randrange(3), rng.randrange(5)),
             Heartbeat(session, {"env_time_ms": 1.0, rng.choice("ab"): 2}),
             Grant(session, 1, 0, 1, 1, []),
@@ -92,15 +73,13 @@ class Vandal:
         if choice == len(messages):
             spec = Spec(session, schema.digest, LAYOUT, rng.randint(1, 9), rng.randint(1, 3))
             return [pack(spec), rng.choice((schema.to_json(), b"{}", b"[1]", self._noise()))]
-        fields = {
-            "session": session,
-            "seq": rng.choice((actor.settled, actor.settled + 1, rng.randrange(2**62))),
-            "epoch": rng.choice((1, 1, 1, 0, 2, 2**31)),
-            "rows": rng.choice((schema.rows, schema.rows, 1, 65535)),
-            "columns": rng.choice((1, 1, 1, 2, 4096)),
-            "num_episodes": 0,
-        }
-        header = actor.header(**fields)
+        header = actor.header(
+            session=session,
+            seq=rng.choice((actor.settled, actor.settled + 1, rng.randrange(2**62))),
+            epoch=rng.choice((1, 1, 1, 0, 2, 2**31)),
+            rows=rng.choice((schema.rows, schema.rows, 1, 65535)),
+            columns=rng.choice((1, 1, 1, 2, 4096)),
+        )
         return list(encode_data(header, self.planes.obs, self.planes.small, []))
 
     def _mutate(self, frames: list[Any]) -> list[Any]:
@@ -108,34 +87,31 @@ class Vandal:
         frames = [bytes(frame) for frame in frames]
         for _ in range(rng.choice((1, 1, 2, 3))):
             at = rng.randrange(len(frames))
-            match rng.randrange(6):
-                case 0 if len(frames) > 1:
-                    del frames[at]
-                case 1:
-                    frames.insert(at, self._noise())
-                case 2:
-                    frames[at] = frames[at][: rng.randrange(len(frames[at]) + 1)]
-                case 3:
-                    frames[at] += self._noise()
-                case 4:
-                    rng.shuffle(frames)
-                case _ if frames[at]:
-                    place = rng.randrange(len(frames[at]))
-                    damaged = bytearray(frames[at])
-                    damaged[place] = rng.randrange(256)
-                    frames[at] = bytes(damaged)
+            what = rng.randrange(5)
+            if what == 0 and len(frames) > 1:
+                del frames[at]
+            elif what == 1:
+                frames.insert(at, self._noise())
+            elif what == 2:
+                frames[at] = frames[at][: rng.randrange(len(frames[at]) + 1)]
+            elif what == 3:
+                frames[at] += self._noise()
+            elif frames[at]:
+                damaged = bytearray(frames[at])
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+                frames[at] = bytes(damaged)
         return frames
 
 
 async def vandalise(harness: ServerHarness, vandal: Vandal, is_heard: Callable[[int], bool]) -> int:
     """Everything it has to say; how many messages were really said, its hellos included."""
     actor, num_said = vandal.actor, 0
-    for number in range(NUM_MESSAGES):
+    for number in range(1, NUM_MESSAGES + 1):
         first, *others = vandal.frames()
         socket = actor.weights if vandal.random.random() < 0.4 else actor.data
         await actor.say(first, *others, to=socket)
         num_said += 1
-        if number % ROUND == ROUND - 1:
+        if number % ROUND == 0:
             # Not faster than it is heard: what zmq drops could not be counted.
             await until(lambda said=num_said: is_heard(said))
             actor.listen()
@@ -172,13 +148,14 @@ async def train(harness: ServerHarness, is_over: asyncio.Event) -> list[Any]:
     return taken
 
 
-async def test_ten_thousand_bad_messages(
+async def test_thousands_of_bad_messages(
     make_harness: Callable[..., ServerHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Or it would be cut off.
     monkeypatch.setattr(endpoint, "MAX_HELLOS", NUM_MESSAGES)
-    # It says much before it reads the answers.
+    # It says much before it reads the answers, and asks for many welcomes and weights at once.
     monkeypatch.setattr(sockets, "MAX_UNSENT", 1000)
+    monkeypatch.setattr(sockets, "MAX_UNDER_WAY", 1000)
     harness = make_harness(big_schema(rows=2))
     good, bad = await harness.join(2), await harness.join(1)
     is_over = asyncio.Event()
@@ -201,14 +178,10 @@ async def test_ten_thousand_bad_messages(
 
     # Every message was heard, and each of the bad ones was counted and answered.
     assert harness.count("wire/messages") == before + num_said + len(sent)
-    # It asks for more weights and welcomes at once than are sent to anybody.
     assert harness.count("wire/unroutable") < num_said / 10
     assert harness.count("wire/bad") == num_told() > NUM_MESSAGES / 2
     counts = harness.counts()
-    for reason in ("unknown_type", "oversized_header", "malformed_header", "wrong_frame_count"):
-        assert counts[f"bad/{reason}"] > 0
-    for reason in ("wrong_size", "unknown_session", "not_allowed_now"):
-        assert counts[f"bad/{reason}"] > 0
+    assert all(counts[f"bad/{reason}"] > 0 for reason in endpoint.BAD_REASONS)
 
     # The good one never noticed.
     assert good.rejects == []

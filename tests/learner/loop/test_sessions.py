@@ -19,7 +19,7 @@ from impala_async.learner.loop.sessions import (
     Publisher,
 )
 from impala_async.metrics.report import merge
-from impala_async.schema import ArraySpec, ObsSpec, Schema
+from impala_async.schema import ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
@@ -40,7 +40,7 @@ from impala_async.wire.messages import (
 )
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import LAYOUT, Speaker
-from tests.learner.pure_learner import RUN_ID, PureActor, PureLearner
+from tests.learner.pure_learner import RUN_ID, HandActor, PureLearner
 
 SCHEMA = small_schema()
 NOBODY = b"?" * 16
@@ -61,7 +61,7 @@ def refusal(actor: Speaker, code: str = "mismatch") -> str:
 
 def test_a_welcome_says_what_an_actor_must_know() -> None:
     learner = learner_of(columns=6)
-    first, second = PureActor(learner), PureActor(learner)
+    first, second = HandActor(learner), HandActor(learner)
     for actor in (first, second, second, second):
         assert actor.hello() == ""
     assert first.welcome is not None
@@ -76,7 +76,7 @@ def test_a_welcome_says_what_an_actor_must_know() -> None:
 
 def test_another_protocol_is_refused_with_both_versions() -> None:
     learner = learner_of()
-    actor = PureActor(learner)
+    actor = HandActor(learner)
     actor.hello(protocol=PROTOCOL + 6)
     assert actor.rejects[0].retry_after_s < 0
     text = refusal(actor, "protocol")
@@ -86,7 +86,7 @@ def test_another_protocol_is_refused_with_both_versions() -> None:
 
 
 def test_another_build_is_welcome_and_noted_once_it_joins(caplog: pytest.LogCaptureFixture) -> None:
-    actor = PureActor(learner_of())
+    actor = HandActor(learner_of())
     actor.hello(build="9.9\nall is well")
     assert caplog.messages == []
     actor.spec()
@@ -96,8 +96,8 @@ def test_another_build_is_welcome_and_noted_once_it_joins(caplog: pytest.LogCapt
 def test_goodbyes_end_sessions_and_say_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     learner = learner_of()
-    actors = [PureActor(learner).join() for _ in range(3)]
-    actors.append(PureActor(learner))
+    actors = [HandActor(learner).join() for _ in range(3)]
+    actors.append(HandActor(learner))
     actors[3].hello()
     caplog.clear()
     died = "EnvError: it broke\nactor 7 joined"
@@ -125,14 +125,14 @@ def test_goodbyes_end_sessions_and_say_why(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_goodbye_to_a_session_that_is_over_changes_nothing() -> None:
     learner = learner_of()
-    actor = PureActor(learner).join()
+    actor = HandActor(learner).join()
     assert actor.say(Bye(NOBODY, 0)) == actor.say(ByeOk(NOBODY)) == ""
     assert (actor.others, learner.report()["num_actors"]) == ([], 1)
 
 
 def test_who_speaks_of_no_session_is_unknown_and_who_says_what_is_not_his_not_allowed() -> None:
     learner = learner_of()
-    actor = PureActor(learner).join()
+    actor = HandActor(learner).join()
     assert actor.say(Spec(NOBODY, NOBODY, NOBODY, 1, 1), b"{}") == "unknown_session"
     assert actor.pull(Get(NOBODY, 1, 1)) == actor.pull(Heartbeat(NOBODY, {})) == "unknown_session"
     ours: list[Message] = [Grant(actor.session, 1, 0, 1, 0, []), NotModified(1, 1)]
@@ -147,7 +147,7 @@ def test_an_expired_session_ends_whether_it_ever_joined_or_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     learner = learner_of()
-    actor, stranger = PureActor(learner).join(), PureActor(learner)
+    actor, stranger = HandActor(learner).join(), HandActor(learner)
     stranger.hello()
     for now in (0.0, 4.0, 8.0, 10.5):
         assert len(learner.table) == 2
@@ -159,7 +159,7 @@ def test_an_expired_session_ends_whether_it_ever_joined_or_not(
 
 def test_a_learner_that_ends_welcomes_nobody_and_tells_everybody() -> None:
     learner = learner_of(is_open=False)
-    known, late = PureActor(learner), PureActor(learner)
+    known, late = HandActor(learner), HandActor(learner)
     known.hello()
     learner.admission.close()
     assert known.spec() == late.hello() == ""
@@ -178,46 +178,42 @@ def test_a_spec_that_comes_again_is_answered_and_said_of_once(
     """Over a new connection, to which the answers go from then on."""
     caplog.set_level("INFO")
     learner = learner_of()
-    actor = PureActor(learner, 2).join()
-    again = PureActor(learner, 2)
+    actor = HandActor(learner, 2).join()
+    again = HandActor(learner, 2)
     again.session = actor.session
     again.spec()
     assert again.grants[0].session == actor.session
     assert (learner.report()["num_actors"], caplog.text.count("joined with 2 columns")) == (1, 1)
 
 
-CHANGED: dict[str, tuple[Schema, str]] = {
-    "shape": (
-        replace(SCHEMA, obs=ObsSpec((ArraySpec("", (3,), "float32"),))),
-        "(2,) at the learner, (3,) at the actor",
-    ),
-    "dtype": (
-        replace(SCHEMA, obs=ObsSpec((ArraySpec("", (2,), "float64"),))),
-        "float32 at the learner, float64 at the actor",
-    ),
-    "rows": (replace(SCHEMA, rows=4), "rows: 3 at the learner, 4 at the actor"),
-    "choices": (
-        replace(
-            SCHEMA, action=type(SCHEMA.action)((replace(SCHEMA.action.parts[0], choices=(9,)),))
-        ),
+def obs_of(leaf: ArraySpec) -> Schema:
+    return replace(SCHEMA, obs=ObsSpec((leaf,)))
+
+
+WIDER = obs_of(ArraySpec("", (3,), "float32"))
+CHOICES = replace(SCHEMA.action.parts[0], choices=(9,))
+ROWS = (replace(SCHEMA, rows=4), "rows: 3 at the learner, 4 at the actor")
+CHANGED: list[tuple[Schema, str]] = [
+    ROWS,
+    (WIDER, "(2,) at the learner, (3,) at the actor"),
+    (obs_of(ArraySpec("", (2,), "float64")), "float32 at the learner, float64 at the actor"),
+    (
+        replace(SCHEMA, action=ActionSpec((CHOICES,))),
         "choices: (3,) at the learner, (9,) at the actor",
     ),
-}
+]
 
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_who_does_not_fit_is_told_the_field_and_both_values(is_open: bool) -> None:
     learner = learner_of(is_open=is_open)
     learner.find_layout = lambda schema: LAYOUT
-    cases: list[tuple[PureActor, str]] = [
-        (PureActor(learner, schema=schema), says)
-        for what, (schema, says) in CHANGED.items()
-        # Without a schema the first actor brings one, but its rows are ours.
-        if is_open or what == "rows"
-    ]
-    cases.append((PureActor(learner, 5), "actor.num_envs: 5 at the actor"))
-    cases.append((PureActor(learner, 5), "learner.batch_columns = 4"))
-    cases.append((PureActor(learner), "the model differs"))
+    # Without a schema the first actor brings one, but its rows are ours.
+    changed = CHANGED if is_open else [ROWS]
+    cases = [(HandActor(learner, schema=schema), says) for schema, says in changed]
+    cases.append((HandActor(learner, 5), "actor.num_envs: 5 at the actor"))
+    cases.append((HandActor(learner, 5), "learner.batch_columns = 4"))
+    cases.append((HandActor(learner), "the model differs"))
     cases[-1][0].layout = NOBODY
     for actor, says in cases:
         actor.hello()
@@ -229,11 +225,10 @@ def test_who_does_not_fit_is_told_the_field_and_both_values(is_open: bool) -> No
 
 def test_without_a_schema_the_first_actor_brings_it() -> None:
     learner = learner_of(is_open=False)
-    PureActor(learner).join()
+    HandActor(learner).join()
     assert (learner.schemas, learner.sessions.schema) == ([SCHEMA], SCHEMA)
-    other, says = PureActor(learner, schema=CHANGED["shape"][0]), CHANGED["shape"][1]
-    other.join()
-    assert says in refusal(other)
+    other = HandActor(learner, schema=WIDER).join()
+    assert "(2,) at the learner, (3,) at the actor" in refusal(other)
     assert len(learner.schemas) == 1
 
 
@@ -248,7 +243,7 @@ def test_a_first_schema_that_comes_to_nothing_is_refused(what: str) -> None:
         learner.open()
 
     learner.on_schema = build
-    actor = PureActor(learner)
+    actor = HandActor(learner)
     actor.layout = NOBODY
     actor.join()
     says = "no recurrent state" if what == "it cannot be built" else "the model differs"
@@ -259,7 +254,7 @@ def test_a_first_schema_that_comes_to_nothing_is_refused(what: str) -> None:
 
 def test_an_actor_without_a_model_is_told_the_layout_of_the_weights() -> None:
     learner = learner_of()
-    actor = PureActor(learner)
+    actor = HandActor(learner)
     actor.layout = NO_LAYOUT
     actor.join()
     (frame,) = actor.after_grant
@@ -269,7 +264,7 @@ def test_an_actor_without_a_model_is_told_the_layout_of_the_weights() -> None:
     assert isinstance(reply, WeightsReply)
     assert reply.layout_digest == hashlib.sha256(frame).digest()[:16]
     # Those who have one are told nothing.
-    assert PureActor(learner).join().after_grant == []
+    assert HandActor(learner).join().after_grant == []
 
 
 def edited(**fields: object) -> bytes:
@@ -296,7 +291,7 @@ BROKEN: list[tuple[list[bytes], str]] = [
 
 def test_a_broken_spec_is_told_decides_nothing_and_may_be_repeated() -> None:
     learner = learner_of(is_open=False)
-    actor = PureActor(learner)
+    actor = HandActor(learner)
     actor.hello()
     for frames, reason in BROKEN:
         spec = Spec(actor.session, SCHEMA.digest, LAYOUT, 1, 1)
@@ -309,7 +304,7 @@ def test_a_broken_spec_is_told_decides_nothing_and_may_be_repeated() -> None:
 def test_a_schema_may_be_written_in_any_way_and_has_the_digest_of_its_text() -> None:
     learner = learner_of()
     text = json.dumps(json.loads(SCHEMA.to_json()), indent=2).encode()
-    actor, liar = PureActor(learner), PureActor(learner)
+    actor, liar = HandActor(learner), HandActor(learner)
     for each, digest in ((actor, hashlib.sha256(text).digest()[:16]), (liar, NOBODY)):
         each.hello()
         each.say(Spec(each.session, digest, LAYOUT, 1, 1), text)
@@ -319,7 +314,7 @@ def test_a_schema_may_be_written_in_any_way_and_has_the_digest_of_its_text() -> 
 
 def test_a_second_spec_cannot_widen_the_credit_of_the_first() -> None:
     learner = learner_of(num_slots=1)
-    actor = PureActor(learner, 1).join()
+    actor = HandActor(learner, 1).join()
     actor.columns = 4
     assert actor.spec() == "not_allowed_now"
     actor.columns = 1
@@ -336,7 +331,7 @@ def test_weights_are_pulled_and_heartbeats_answered_with_what_the_actor_may_do()
     learner = learner_of()
     learner.update = 12
     learner.publish()
-    actor = PureActor(learner).join()
+    actor = HandActor(learner).join()
     actor.pull(Get(actor.session, 1, 11))
     frames = actor.others.pop()
     reply = unpack(frames[0])
@@ -354,7 +349,7 @@ def test_weights_are_pulled_and_heartbeats_answered_with_what_the_actor_may_do()
 
 def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again() -> None:
     learner = learner_of()
-    actor = PureActor(learner).join()
+    actor = HandActor(learner).join()
     nothing: Any = None
 
     def answer(message: Message, route: bytes) -> Answer:
@@ -370,7 +365,7 @@ def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again() -> None:
     assert (first.replaces, replaced) == (b"", [b"one", b""])
 
 
-def beat(actor: PureActor, **timers: float) -> dict[str, Any]:
+def beat(actor: HandActor, **timers: float) -> dict[str, Any]:
     actor.pull(Heartbeat(actor.session, timers))
     report = actor.learner.report()
     merge(report)
@@ -379,7 +374,7 @@ def beat(actor: PureActor, **timers: float) -> dict[str, Any]:
 
 def test_what_actors_say_of_their_time_is_reported_as_medians() -> None:
     learner = learner_of()
-    actors = [PureActor(learner).join() for _ in range(4)]
+    actors = [HandActor(learner).join() for _ in range(4)]
     assert beat(actors[0])["actor/env_time_ms"] is None
     # A name that nobody knows, and numbers that nobody can mean.
     beat(actors[0], env_time_ms=1.0, secret=1.0)
@@ -401,7 +396,7 @@ def test_a_hang_is_told_now_and_then_and_reported_with_its_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     learner = learner_of()
-    first, second = PureActor(learner).join(), PureActor(learner).join()
+    first, second = HandActor(learner).join(), HandActor(learner).join()
     learner.now = 60.0
     assert beat(first, env_time_ms=1.0)["actor/hang"] is None
     beat(first, **HANG)
