@@ -210,8 +210,6 @@ class UpdateStep:
         if not len(good_N):
             return [outcome]
         again = self._update(part_with(this.batch, good_N), this)
-        if not again.is_applied:
-            return [outcome]
         return [outcome._replace(is_in_B=is_found_B, is_failed=len(found_N) > 0), again]
 
     def _is_good(self, part: Part, this: _Pass) -> bool:
