@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from impala_async.algo import losses
-from impala_async.algo.gae import gae
-from impala_async.algo.vtrace import vtrace
 from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.report import merge
@@ -109,19 +107,6 @@ def test_without_kl_there_is_no_gradient_from_it(view):
     algorithm = make_algorithm(section_of("appo"))
     assert algorithm.loss(view._replace(kl_coeff=0.0), 0.0).kl == 0
     assert algorithm.loss(view, 0.0).kl > 0
-
-
-def test_returns_are_of_the_kind_that_is_named(view):
-    names = ("rewards_TB", "discounts_TB", "values_SB", "mask_TB")
-    numbers = {name: view.inputs[name] for name in names}
-    log_rhos_TB = view.evaluation.log_probs_TB - view.behaviour_log_probs_TB
-    wanted = {
-        "a2c": gae(**numbers, lambda_=0.95),
-        "impala": vtrace(log_rhos_TB=log_rhos_TB, **numbers),
-    }
-    for name, returns in wanted.items():
-        found_TB = make_algorithm(AlgorithmSection(name=name)).loss(view, 0.0).targets_TB
-        assert torch.equal(found_TB[view.mask_TB], returns.targets_TB[view.mask_TB])
 
 
 def test_the_settings_know_those_that_there_are():

@@ -206,16 +206,6 @@ def test_a_file_lost_after_it_was_listed_is_damage(folder, monkeypatch, caplog, 
     assert f"{name} cannot be read" in caplog.text
 
 
-def test_tensors_are_loaded_once_and_only_of_those_that_are_looked_at(folder, monkeypatch):
-    loads = []
-    load = checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda data: (loads.append(data), load(data))[1])
-    for update in (1, 2, 3):
-        save(folder, 1, update)
-    assert newest_checkpoint(folder).version == Version(1, 3)
-    assert len(loads) == 1
-
-
 # -------------------- writing
 
 

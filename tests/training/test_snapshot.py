@@ -6,7 +6,6 @@ import torch
 
 from impala_async.config.run import ModelSection
 from impala_async.errors import ConfigError
-from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import ArraySpec
 from impala_async.training.snapshot import Snapshot
@@ -59,24 +58,12 @@ def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
     assert layout.places == (slice(0, 24), slice(24, 28))
 
 
-class Counting(MLPTorso):
-    """A torso of one's own with a buffer of whole numbers, of as many bytes as bfloat16 has."""
-
-    def __init__(self, obs, section):
-        super().__init__(obs, section)
-        self.register_buffer("seen", torch.tensor([16256], dtype=torch.uint16))
-
-
-def test_whole_numbers_of_a_torso_are_not_taken_for_bfloat16(schema):
-    own = ModelSection(name="tests.training.test_snapshot:Counting")
-    policy = Policy(schema, own, seed=0)
-    for layout in (policy.layout, policy.coarse_layout, policy.layout.coarse({"policy_head.bias"})):
-        with pytest.raises(ConfigError, match=r"policy_torso.seen \(uint16\)"):
-            Snapshot(layout, policy.tensors)
-
-
 def test_other_dtypes_and_other_sizes_are_refused():
-    with pytest.raises(ConfigError, match="steps"):
-        Snapshot(WeightsLayout((ArraySpec("steps", (), "int64"),)), [])
+    """Whole numbers of a user's torso among them, of as many bytes as bfloat16 has."""
+    layout = WeightsLayout((ArraySpec("seen", (1,), "uint16"), ArraySpec("w", (4,), "float32")))
+    tensors = [torch.tensor([16256], dtype=torch.uint16), torch.zeros(4)]
+    for each in (layout, layout.coarse(["w"])):
+        with pytest.raises(ConfigError, match=r"model\.name: .*seen \(uint16\)"):
+            Snapshot(each, tensors)
     with pytest.raises(AssertionError):
         Snapshot(WeightsLayout((ArraySpec("w", (4,), "float32"),)), [torch.zeros(3)])

@@ -10,10 +10,8 @@ import torch
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
-from impala_async.trajectory import columns_over
 from tests.training.conftest import ALIVE_B, CORE_SIZE, are_equal, is_same, remembered, weights_of
 
 changed = dataclasses.replace
@@ -299,31 +297,3 @@ def test_the_others_are_learned_from_as_if_the_bad_ones_were_dead(make_step, mak
     result = spoilt.run(batch, alive_B, 0)
     assert not result.applied
     assert torch.equal(result.is_failed_B, alive_B)
-
-
-def test_a_stack_that_came_frame_by_frame_is_trained_on_as_if_it_had_come_whole():
-    image = ArraySpec("", (4, 8, 8), "uint8")
-    action = ActionSpec((ActionPart("", "discrete", (4,)),))
-    rng = np.random.default_rng(0)
-    frames = torch.from_numpy(rng.integers(0, 256, (5, 12, 8, 8), np.uint8))
-    window = torch.from_numpy(rng.integers(0, 12, (5, 8, 4), np.int32))
-    whole = torch.stack([frames[column][window[column].long()] for column in range(5)])
-    weights = []
-    for is_stack in (False, True):
-        schema = Schema(ObsSpec((changed(image, is_stack=is_stack),)), action, rows=7)
-        policy = Policy(schema, ModelSection(name="small_cnn", hidden_sizes=(16,)), seed=3)
-        step = UpdateStep(policy, AlgorithmSection(name="appo", num_minibatches=2), "cpu")
-        sizes = schema.layout.obs_bytes, schema.layout.small_bytes
-        columns = columns_over(schema, *(np.ones((5, size), np.uint8) for size in sizes))
-        batch = changed(
-            Batch.over(columns),
-            obs={"": frames if is_stack else whole},
-            windows={"": window} if is_stack else {},
-            actions={"": torch.ones(5, 7, dtype=torch.int32)},
-            log_probs_BT=torch.full((5, 7), -1.4),
-            rewards_BT=torch.from_numpy(np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)),
-        )
-        for _ in range(3):
-            assert step.run(batch, ALIVE_B, 0).num_updates == 2
-        weights.append(weights_of(step))
-    assert are_equal(*weights)

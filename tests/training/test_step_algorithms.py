@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from impala_async.algo import losses
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
@@ -184,19 +183,6 @@ def test_losses_do_not_depend_on_the_size_of_rewards(make_step, make_batch, name
             losses.append(step.run(batch, ALIVE_B, 0).stats["loss/total"])
     assert losses[:3] == pytest.approx(losses[3:], rel=1e-3)
     assert all(abs(loss) < 10 for loss in losses)
-
-
-@pytest.mark.parametrize(
-    ("name", "returns"),
-    [("impala", "vtrace"), ("appo", "vtrace"), ("ppo", "gae"), ("a2c", "gae")],
-)
-def test_returns_are_computed_once_per_update(make_step, make_batch, monkeypatch, name, returns):
-    """But for the first batch of all, whose own returns are the scale of its rewards."""
-    real, calls = getattr(losses, returns), []
-    monkeypatch.setattr(losses, returns, lambda **inputs: calls.append(1) or real(**inputs))
-    step = make_step(name=name, normalize_returns=True)
-    scales_of(step, [make_batch(seed=seed) for seed in range(3)])
-    assert len(calls) == 4
 
 
 def test_values_that_go_astray_neither_end_a_step_nor_its_scale(make_columns, schema):
