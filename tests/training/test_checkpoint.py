@@ -117,6 +117,11 @@ def tensors_by_pipe(saved):
     replace_by_pipe(saved, MODEL)
 
 
+def rubbish_of_the_right_digest(saved):
+    (saved / MODEL).write_bytes(b"rubbish")
+    list_file(saved, MODEL, size=7, sha256=hashlib.sha256(b"rubbish").hexdigest())
+
+
 def one_digit_of_the_state(saved):
     path = saved / "state.json"
     path.write_text(path.read_text().replace("1200", "1300"))
@@ -125,6 +130,7 @@ def one_digit_of_the_state(saved):
 DAMAGE = {
     "a flipped bit of a tensor": lambda path: flip(path / MODEL),
     "a changed digit of the state": one_digit_of_the_state,
+    "rubbish of the right digest": rubbish_of_the_right_digest,
     "a torn file": lambda path: os.truncate(path / MODEL, 50),
     "a missing file": lambda path: (path / MODEL).unlink(),
     "no manifest": lambda path: (path / MANIFEST).unlink(),
