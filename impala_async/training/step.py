@@ -157,7 +157,7 @@ class UpdateStep:
             self._scale(batch, alive_B),
         )
         # By the updates taken, so that one that is skipped leaves no trace here either.
-        seeds = (self._seed, self.num_updates)
+        seeds = self._seed, self.num_updates
         parts = parts_of(batch, alive_B, self._section.num_minibatches, seeds)
         outcomes = [outcome for part in parts for outcome in self._learn_from(part, this)]
         return self._conclude(outcomes, this)
@@ -182,13 +182,12 @@ class UpdateStep:
         model, optimizer = (entry(state.tensors, name, dict) for name in ("model", "optimizer"))
         algorithm = entry(state.state, "algorithm", dict)
         check_alike(model, self.policy.named_tensors())
-        target = {} if self.target is None else entry(state.tensors, "target", dict)
-        if self.target is not None:
-            check_alike(target, self.target.tensors())
         self.policy.load_tensors(model)
         restore_optimizer(self.optimizer, optimizer, entry(state.state, "optimizer", dict))
         self.num_updates = int(entry(algorithm, "num_updates", float))
         if self.target is not None:
+            target = entry(state.tensors, "target", dict)
+            check_alike(target, self.target.tensors())
             self.target.restore(target, entry(algorithm, "target", dict))
         if self.return_scale is not None:
             self.return_scale.restore(entry(algorithm, "return_scale", dict))
@@ -210,8 +209,6 @@ class UpdateStep:
         if not len(good_N):
             return [outcome]
         again = self._update(part_with(this.batch, good_N), this)
-        if not again.is_applied:
-            return [outcome]
         return [outcome._replace(is_in_B=is_found_B, is_failed=len(found_N) > 0), again]
 
     def _is_good(self, part: Part, this: _Pass) -> bool:

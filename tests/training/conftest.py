@@ -1,7 +1,8 @@
 """A small policy and random batches for it, laid out as in a slot."""
 
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -27,6 +28,35 @@ from impala_async.trajectory import Columns, columns_over
 
 NUM_ROWS = 6
 CORE_SIZE = 8
+ALIVE_B = torch.ones(5, dtype=torch.bool)
+
+
+def weights_of(step: UpdateStep | TeamStep) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in step.policy.tensors]
+
+
+def are_equal(first: Iterable[torch.Tensor], second: Iterable[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def remembered(step: UpdateStep | TeamStep) -> tuple[dict[str, torch.Tensor], str]:
+    """All that a step remembers."""
+    captured = step.capture()
+    tensors = {
+        f"{group}/{name}": tensor
+        for group, members in captured.tensors.items()
+        for name, tensor in members.items()
+    }
+    return tensors, json.dumps(captured.state, allow_nan=False)
+
+
+def is_same(
+    first: tuple[dict[str, torch.Tensor], str], second: tuple[dict[str, torch.Tensor], str]
+) -> bool:
+    """Whether two steps remember the same, to the last bit."""
+    (mine, state), (theirs, other) = first, second
+    is_alike = mine.keys() == theirs.keys() and state == other
+    return is_alike and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 @pytest.fixture
@@ -131,8 +161,3 @@ def make_batch(make_columns: Callable[..., Columns]) -> Callable[..., Batch]:
         return Batch.over(make_columns(num_columns, seed))
 
     return make
-
-
-@pytest.fixture
-def all_alive() -> torch.Tensor:
-    return torch.ones(5, dtype=torch.bool)

@@ -31,24 +31,20 @@ def test_a_batch_views_the_columns_memory(make_columns):
         assert tensor.tolist() == array.tolist()
 
 
-def test_columns_are_taken_out_of_every_tensor(make_batch):
-    batch = make_batch()
-    taken = batch.take(torch.tensor([3, 1]))
-    for name in ("rewards_BT", "mask_BT", "log_probs_BT"):
-        assert torch.equal(getattr(taken, name), getattr(batch, name)[[3, 1]])
-    assert torch.equal(taken.obs[""], batch.obs[""][[3, 1]])
-    assert torch.equal(taken.actions[""], batch.actions[""][[3, 1]])
-
-
 def test_a_stack_is_seen_through_the_windows_over_its_frames(make_batch):
-    frames_BF = torch.arange(10).view(5, 2)
-    window_BSK = torch.tensor([0, 1, 1]).expand(5, 7, 3)
+    windows = {"": torch.tensor([0, 1, 1]).repeat(5, 7, 1)}
     batch = dataclasses.replace(
-        make_batch(), obs={"": frames_BF}, windows={"": window_BSK.contiguous()}
+        make_batch(), obs={"": torch.arange(10).view(5, 2)}, windows=windows
     )
     rows = batch.rows_of_obs()[""]
     assert rows.shape == (5, 7, 3)
     assert rows[4, 6].tolist() == [8, 9, 9]
+    # Columns are taken out of every tensor.
+    taken = batch.take(torch.tensor([3, 1]))
+    for name in ("rewards_BT", "mask_BT", "log_probs_BT"):
+        assert torch.equal(getattr(taken, name), getattr(batch, name)[[3, 1]])
+    assert torch.equal(taken.actions[""], batch.actions[""][[3, 1]])
+    assert torch.equal(taken.rows_of_obs()[""], rows[[3, 1]])
 
 
 @pytest.mark.parametrize(("num_parts", "sizes"), [(2, [4, 3]), (3, [3, 2, 2]), (9, [1] * 7)])

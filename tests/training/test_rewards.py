@@ -9,6 +9,21 @@ import torch
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
 
 
+def sums(targets, mask=None):
+    targets_TB = torch.as_tensor(targets, dtype=torch.float32).reshape(-1, 1)
+    mask_TB = torch.ones_like(targets_TB) > 0 if mask is None else torch.tensor(mask).reshape(-1, 1)
+    return sums_of(targets_TB, mask_TB).tolist()
+
+
+def scale_after(*batches, times=1):
+    """Each batch is a pair of targets and what their rewards were divided by."""
+    scale = ReturnScale()
+    for _ in range(times):
+        for targets, divisor in batches:
+            scale.add([sums(targets)], divisor)
+    return scale
+
+
 def test_clips_are_the_published_ones():
     rewards = torch.tensor([-30.0, -0.5, 0.0, 0.5, 30.0])
     assert clip_rewards(rewards, None) is rewards
@@ -18,48 +33,33 @@ def test_clips_are_the_published_ones():
     assert clip_rewards(rewards, "soft_asymmetric").tolist() == pytest.approx(wanted, rel=1e-6)
 
 
-def sums(targets, mask=None):
-    targets_TB = torch.as_tensor(targets, dtype=torch.float32).reshape(-1, 1)
-    mask_TB = torch.ones_like(targets_TB) > 0 if mask is None else torch.tensor(mask).reshape(-1, 1)
-    return sums_of(targets_TB, mask_TB).tolist()
-
-
-def test_moments_are_of_valid_rows_and_of_parts_add_up():
+def test_sums_are_of_valid_targets_and_those_of_parts_add_up():
     whole = sums([1.0, 3.0, 5.0, 7.0])
     assert whole == [4, 16, 84]
     assert scale_of(whole) == pytest.approx(math.sqrt(5))
-    parts = [sums([1.0, math.nan, 3.0], [True, False, True]), sums([5.0, 7.0])]
     one, other = ReturnScale(), ReturnScale()
     one.add([whole], 3.0)
-    other.add(parts, 3.0)
+    other.add([sums([1.0, math.nan, 3.0], [True, False, True]), sums([5.0, 7.0])], 3.0)
     assert one.state() == other.state()
 
 
 def test_without_any_target_the_scale_is_one():
     scale = ReturnScale()
-    assert scale.is_empty
     scale.add([], 1.0)
     scale.add([[0.0, 0.0, 0.0]], 1.0)
     assert scale.is_empty
-    assert scale.scale == 1
-    assert scale_of([0.0, 0.0, 0.0]) == 1
+    assert scale.scale == scale_of([0.0, 0.0, 0.0]) == 1
 
 
-def test_the_first_batches_count_alike():
+def test_the_first_batches_count_alike_and_later_ones_move_it_slowly():
     """Corrected for its start at zero: the plain deviation of two batches, nearly."""
-    scale = ReturnScale()
-    scale.add([sums([0.0, 4.0])], 1.0)
+    scale = scale_after(([0.0, 4.0], 1.0))
     assert scale.scale == pytest.approx(2)
     scale.add([sums([0.0, 8.0])], 1.0)
     # Weights 0.99 and 1: the square of the mean is off by less than a hundredth.
     mean, mean_square = (2 * 0.99 + 4) / 1.99, (8 * 0.99 + 32) / 1.99
     assert scale.scale == pytest.approx(math.sqrt(mean_square - mean**2), rel=1e-9)
-
-
-def test_it_follows_slowly_and_arrives():
-    scale = ReturnScale()
-    for _ in range(300):
-        scale.add([sums([-1.0, 1.0])], 1.0)
+    scale = scale_after(([-1.0, 1.0], 1.0), times=300)
     scale.add([sums([-100.0, 100.0])], 1.0)
     assert 1 < scale.scale < 15
     for _ in range(1500):
@@ -70,65 +70,18 @@ def test_it_follows_slowly_and_arrives():
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e8])
 def test_what_targets_were_divided_by_is_taken_back(size):
     """Fed with its own output, as it is in training: scaled targets of deviation 1 stay so."""
-    scale = ReturnScale()
-    divisor = scale_of(sums([-size, size]))
+    scale, divisor = ReturnScale(), scale_of(sums([-size, size]))
     for _ in range(50):
         scale.add([sums([-size / divisor, size / divisor])], divisor)
         divisor = scale.scale
     assert divisor == pytest.approx(max(size, 0.01), rel=1e-5)
 
 
-def test_nothing_is_divided_by_next_to_nothing():
-    constant, nothing = ReturnScale(), ReturnScale()
-    for _ in range(1000):
-        constant.add([sums([500.0] * 4)], 1.0)
-        nothing.add([sums([0.0] * 4)], nothing.scale)
-    assert constant.scale == pytest.approx(50)
-    assert nothing.scale == 0.01
-
-
-def warnings_of(rewards, deviation, num_batches, caplog):
-    """Each batch has 1,000 rows, the first of which is masked; the last scale is the least one."""
-    scale, mask_BT = ReturnScale(), torch.arange(1000).reshape(1, -1) > 0
-    for _ in range(num_batches):
-        scale.add([sums([-deviation, deviation])], 1.0)
-        scale.look(torch.full((1, 1000), rewards), mask_BT)
-    return [record.getMessage() for record in caplog.records], scale.scale
-
-
-def test_rewards_that_are_too_small_are_told_of_once(caplog):
-    told, scale = warnings_of(1e-7, 2.5e-6, 50, caplog)
-    assert scale == 0.01
-    assert len(told) == 1
-    assert "deviate by about 2.5e-06" in told[0]
-    assert "algorithm.reward_scale" in told[0]
-
-
-@pytest.mark.parametrize(
-    ("rewards", "deviation", "num_batches"),
-    [(1e-7, 2.5e-6, 5), (0.0, 0.0, 50), (math.nan, 0.011, 50), (1e-7, 1.0, 50)],
-    ids=["too few yet", "no rewards", "not the least", "large"],
-)
-def test_no_other_rewards_are_told_of(caplog, rewards, deviation, num_batches):
-    assert warnings_of(rewards, deviation, num_batches, caplog)[0] == []
-
-
-def test_a_tenth_of_the_mean_is_not_told_of(caplog):
-    scale = ReturnScale()
-    for _ in range(50):
-        scale.add([sums([1.0] * 4)], 1.0)
-        scale.look(torch.ones(1, 1000), torch.ones(1, 1000, dtype=torch.bool))
-    assert not caplog.records
-
-
-def test_targets_that_are_not_finite_give_no_finite_scale():
-    """So that the update that would use it is skipped."""
-    for targets in ([math.inf, 1.0], [math.nan, 1.0], [math.inf, -math.inf]):
-        assert math.isnan(scale_of(sums(targets)))
-
-
-def test_moments_without_bounds_leave_it_finite():
-    """Fed with its own output, by values that have gone astray."""
+def test_it_has_bounds_below_and_above_whatever_it_is_fed():
+    """With its own output, by values that have gone astray."""
+    assert scale_after(([500.0] * 4, 1.0), times=1000).scale == pytest.approx(50)
+    assert scale_after(([0.0] * 4, 1.0), times=1000).scale == 0.01
+    assert scale_of([1.0, 1e200, 1e300]) == 1e15
     for size in (1e9, 1e30, 3e38, math.inf, math.nan):
         scale = ReturnScale()
         for _ in range(50):
@@ -138,14 +91,38 @@ def test_moments_without_bounds_leave_it_finite():
         for _ in range(5000):
             scale.add([sums([-1 / scale.scale, 1 / scale.scale])], scale.scale)
         assert scale.scale < 1e5, size
-    assert scale_of([1.0, 1e200, 1e300]) == 1e15
+    # So that the update that would use it is skipped.
+    for targets in ([math.inf, 1.0], [math.nan, 1.0], [math.inf, -math.inf]):
+        assert math.isnan(scale_of(sums(targets)))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "targets", "num_batches", "is_told"),
+    [
+        (1e-7, [-2.5e-6, 2.5e-6], 50, True),
+        (1e-7, [-2.5e-6, 2.5e-6], 5, False),
+        (0.0, [0.0], 50, False),
+        (math.nan, [-0.011, 0.011], 50, False),
+        (1e-7, [-1.0, 1.0], 50, False),
+        (1.0, [1.0] * 4, 50, False),
+    ],
+    ids=["small", "too few yet", "no rewards", "not the least", "large", "a tenth of the mean"],
+)
+def test_rewards_that_are_too_small_are_told_of_once(
+    caplog, rewards, targets, num_batches, is_told
+):
+    """Each batch has 1,000 rows, the first of which is masked."""
+    scale, mask_BT = ReturnScale(), torch.arange(1000).reshape(1, -1) > 0
+    for _ in range(num_batches):
+        scale.add([sums(targets)], 1.0)
+        scale.look(torch.full((1, 1000), rewards), mask_BT)
+    assert len(caplog.messages) == is_told
+    assert not is_told or "deviate by about 2.5e-06" in caplog.text
 
 
 def test_its_state_survives_json_and_goes_on_bit_for_bit():
-    scale, resumed = ReturnScale(), ReturnScale()
-    scale.add([sums([1.0, 2.5])], 0.7)
+    scale, resumed = scale_after(([1.0, 2.5], 0.7)), ReturnScale()
     resumed.restore(json.loads(json.dumps(scale.state())))
     for each in (scale, resumed):
         each.add([sums([3.0, -2.5])], each.scale)
-    assert scale.scale == resumed.scale
     assert scale.state() == resumed.state()

@@ -1,94 +1,140 @@
-"""What is captured of a team is all that it needs to go on bit for bit."""
+"""Training goes on from a captured state, through a checkpoint, bit for bit, or not at all."""
 
 import dataclasses
-import json
 
+import numpy as np
 import pytest
 import torch
 
 from impala_async.errors import CheckpointError
 from impala_async.schema import POLICY
 from impala_async.training.checkpoint import newest_checkpoint, save_checkpoint
-from impala_async.training.state import TrainingState
+from impala_async.training.state import TrainingState, entry
 from impala_async.weights import Version
+from tests.training.conftest import ALIVE_B, is_same, remembered
 
+SCHEDULE = {"lr": 1e-2, "lr_end": 1e-3, "schedule_env_steps": 150}
+STATISTICS = {"normalize_obs": True, "normalize_returns": True}
+RMSPROP_TF = {"optimizer": "rmsprop_tf", "optimizer_options": {"momentum": 0.5}}
+KL = {"kl_coeff": 0.7, "tau": 0.5, "target_update_every_updates": 3}
 RUNS = {
-    "impala": {"lr": 1e-2, "normalize_returns": True, "normalize_obs": True},
-    "appo": {"name": "appo", "kl_coeff": 0.7, "tau": 0.5, "target_update_every_updates": 3},
-    "ppo": {"name": "ppo", "num_minibatches": 3, "optimizer": "rmsprop"},
+    "impala": SCHEDULE,
+    "impala, RMSProp": SCHEDULE | STATISTICS | RMSPROP_TF,
+    "appo": SCHEDULE | STATISTICS | KL | {"name": "appo"},
+    "appo, parts": SCHEDULE | {"name": "appo", "num_minibatches": 3},
+    "ppo": SCHEDULE | STATISTICS | {"name": "ppo", "num_minibatches": 3, "optimizer": "adamw"},
+    "a2c": SCHEDULE | {"name": "a2c", "optimizer": "rmsprop"},
 }
+
+
+@pytest.fixture(params=["make_step", "make_team_step"])
+def make(request):
+    return request.getfixturevalue(request.param)
 
 
 def train(step, make_batch, seeds):
     for seed in seeds:
         batch = make_batch(seed=seed)
         # Some columns change hands in the middle, and some rows are the copy's.
-        players = torch.randint(0, 3, (5, 1), generator=torch.Generator().manual_seed(seed))
-        players_BS = players.repeat(1, 7).to(torch.uint8)
-        players_BS[0, 3:] = 1 - players_BS[0, 0].clamp(max=1)
-        own_BT = players_BS[:, :-1] < 2
-        obs = {**batch.obs, POLICY: players_BS}
-        batch = dataclasses.replace(batch, obs=obs, mask_BT=batch.mask_BT & own_BT)
-        step.run(batch, torch.ones(5, dtype=torch.bool), seed * 20)
+        players_BS = np.random.default_rng(seed).integers(0, 3, (5, 1), np.uint8).repeat(7, 1)
+        players_BS[0, 3:] = players_BS[0, 0] == 0
+        obs = {**batch.obs, POLICY: torch.from_numpy(players_BS)}
+        mask_BT = batch.mask_BT & (obs[POLICY][:, :-1] < 2)
+        step.run(dataclasses.replace(batch, obs=obs, mask_BT=mask_BT), ALIVE_B, seed * 20)
 
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS.keys())
-@pytest.mark.parametrize("core", [None, "gru"])
-@pytest.mark.parametrize("num_before", [0, 5])
-def test_a_team_goes_on_bit_for_bit(tmp_path, make_team_step, make_batch, num_before, settings):
-    step = make_team_step(**settings)
+@pytest.mark.parametrize(("core", "num_before"), [(None, 0), (None, 4), ("gru", 5)])
+def test_training_goes_on_bit_for_bit(tmp_path, make, make_batch, num_before, settings):
+    step = make(**settings)
     train(step, make_batch, range(num_before))
     captured = step.capture()
     save_checkpoint(tmp_path, Version(1, num_before), captured.tensors, captured.state)
-    train(step, make_batch, range(num_before, 11))
-
-    resumed = make_team_step(seed=5, **settings)
-    # The seed is not what is captured: it deals columns to the parts of a batch.
-    for name, one in resumed.steps.items():
-        one._seed = step.steps[name]._seed
+    train(step, make_batch, range(num_before, 9))
     found = newest_checkpoint(tmp_path)
-    resumed.restore(TrainingState(found.tensors, found.state))
-    train(resumed, make_batch, range(num_before, 11))
-    mine, theirs = resumed.capture(), step.capture()
-    assert json.dumps(mine.state) == json.dumps(theirs.state)
-    assert mine.tensors.keys() == theirs.tensors.keys()
-    for group, tensors in theirs.tensors.items():
-        assert tensors.keys() == mine.tensors[group].keys()
-        for name, tensor in tensors.items():
-            assert torch.equal(mine.tensors[group][name], tensor), (group, name)
+    # The capture is a copy that nobody's training has touched.
+    for state in (TrainingState(found.tensors, found.state), captured, captured):
+        resumed = make(seed=5, **settings)
+        if hasattr(step, "steps"):
+            # The seed is not what is captured: it deals columns to the parts of a batch.
+            for name, one in resumed.steps.items():
+                one._seed = step.steps[name]._seed
+        resumed.restore(state)
+        train(resumed, make_batch, range(num_before, 9))
+        assert is_same(remembered(resumed), remembered(step))
 
 
-def test_the_copys_weights_are_among_them_and_nothing_else_of_it(make_team_step, make_batch):
-    step = make_team_step(name="appo")
-    train(step, make_batch, range(3))
-    captured = step.capture()
+def test_what_a_state_holds_and_of_whom(make_step, make_team_step, make_batch):
+    alone, team = make_step(name="appo"), make_team_step(name="appo")
+    for step in (alone, team):
+        train(step, make_batch, range(2))
+    state = alone.capture()
+    assert state.tensors["target"].keys() == state.tensors["model"].keys()
+    target = {"kl_coeff": 0.0, "kl_settings": [0.0, 0.01], "age": 2}
+    assert state.state["algorithm"] == {"num_updates": 2, "target": target}
+    assert make_step().capture().tensors.keys() == {"model", "optimizer"}
+    state = team.capture()
     owners = {
         group: {name.partition("/")[0] for name in tensors}
-        for group, tensors in captured.tensors.items()
+        for group, tensors in state.tensors.items()
     }
-    assert owners == {
-        "model": {"a", "b", "past"},
-        "optimizer": {"a", "b"},
-        "target": {"a", "b"},
-    }
-    assert captured.state["algorithm"].keys() == {"a", "b"}
-    assert captured.tensors["model"].keys() == step.policy.named_tensors().keys()
+    # A copy is in the weights, and has nothing else.
+    both = {"a", "b"}
+    assert owners == {"model": both | {"past"}, "optimizer": both, "target": both}
+    assert state.state["algorithm"].keys() == both
+    assert state.tensors["model"].keys() == team.policy.named_tensors().keys()
 
 
-def test_a_capture_is_a_copy_that_training_does_not_touch(make_team_step, make_batch):
-    step = make_team_step()
+def test_weights_in_another_memory_order_are_saved_by_their_indices(tmp_path, make_step):
+    step = make_step()
+    weight = step.policy.model.policy_head.weight
+    weight.data = weight.data.t().contiguous().t()
+    assert not weight.is_contiguous()
     captured = step.capture()
-    kept = {name: tensor.clone() for name, tensor in captured.tensors["model"].items()}
-    train(step, make_batch, range(4))
-    assert all(
-        torch.equal(tensor, kept[name]) for name, tensor in captured.tensors["model"].items()
+    save_checkpoint(tmp_path, Version(1, 0), captured.tensors, captured.state)
+    tensors = newest_checkpoint(tmp_path).tensors
+    assert torch.equal(tensors["model"]["policy_head.weight"], weight.detach())
+
+
+def without(state, name):
+    tensors = {group: each for group, each in state.tensors.items() if group != name}
+    return TrainingState(
+        tensors, {part: each for part, each in state.state.items() if part != name}
     )
 
 
-def test_the_state_of_another_kind_does_not_fit(make_team_step, make_step):
-    with pytest.raises(CheckpointError, match="it has no 'a/"):
-        make_team_step().restore(make_step().capture())
-    with pytest.raises(CheckpointError, match="it has no 'policy_torso"):
-        make_step().restore(make_team_step().capture())
-    with pytest.raises(CheckpointError, match=r"^it has no 'return_scale'"):
-        make_step(normalize_returns=True).restore(make_step().capture())
+def as_integers(state, name):
+    tensors = {key: tensor.to(torch.int64) for key, tensor in state.tensors[name].items()}
+    return TrainingState({**state.tensors, name: tensors}, state.state)
+
+
+def test_a_state_that_does_not_fit_is_refused_and_said_why(make_step, make_team_step, make_batch):
+    step = make_step(name="appo")
+    train(step, make_batch, range(2))
+    appo, impala, team = step.capture(), make_step().capture(), make_team_step().capture()
+    for state, fresh, why in [
+        *(
+            (as_integers(appo, group), make_step(name="appo"), "torch.int64")
+            for group in appo.tensors
+        ),
+        *((without(impala, name), make_step(), f"it has no '{name}'") for name in impala.state),
+        (without(impala, "model"), make_step(), "it has no 'model'"),
+        (without(team, "optimizer"), make_team_step(), "it has no 'optimizer'"),
+        (impala, make_step(name="appo"), "it has no 'target'"),
+        (impala, make_step(normalize_returns=True), "it has no 'return_scale'"),
+        (impala, make_step(hidden=(16, 8)), "has shape [16, 16], not [8, 16]"),
+        (impala, make_step(hidden=(16, 16, 16)), "it has no 'policy_torso"),
+        (impala, make_step(hidden=(16,)), "', and this run has not"),
+        (impala, make_team_step(), "it has no 'a/"),
+        (team, make_step(), "it has no 'policy_torso"),
+    ]:
+        with pytest.raises(CheckpointError) as caught:
+            fresh.restore(state)
+        assert why in str(caught.value)
+
+
+def test_an_entry_is_of_its_kind():
+    assert entry({"age": 3}, "age", float) == 3
+    for saved in ({"age": "3"}, {"age": None}, {}):
+        with pytest.raises(CheckpointError, match="'age'"):
+            entry(saved, "age", float)

@@ -10,27 +10,11 @@ import torch
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
-from impala_async.trajectory import columns_over
+from tests.training.conftest import ALIVE_B, CORE_SIZE, are_equal, is_same, remembered, weights_of
 
-
-def weights_of(step):
-    return [tensor.clone() for tensor in step.policy.tensors]
-
-
-def optimizer_state(step):
-    entries = step.optimizer.state_dict()["state"].values()
-    return [tensor.clone() for entry in entries for tensor in entry.values()]
-
-
-def are_equal(first, second):
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def changed(batch, **fields):
-    return dataclasses.replace(batch, **fields)
+changed = dataclasses.replace
 
 
 def inputs(batch):
@@ -104,58 +88,33 @@ def test_losses_gradient_and_step_are_those_of_the_formulas(make_step, make_batc
         assert stats[f"loss/{name}"] == pytest.approx(term.item() / divisor, rel=1e-4)
     assert stats["loss/total"] == pytest.approx(loss.item(), rel=1e-4)
     assert stats["grad/norm"] == pytest.approx(float(norm), rel=1e-4)
+    # Reported entropy is the plain mean over valid rows, whatever the reduction.
+    entropy = -terms["entropy"].item() / SETTINGS["entropy_cost"] / count
+    assert stats["policy/entropy"] == pytest.approx(entropy, rel=1e-4)
     for mine, theirs in zip(step.policy.model.parameters(), parameters, strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_reported_entropy_is_the_plain_mean_over_valid_rows(make_step, make_batch, all_alive):
-    step, batch = make_step(entropy_cost=0.5), make_batch()
-    with torch.no_grad():
-        step.policy.model.policy_head.weight.mul_(100)
-        entropies_TB = step.policy.evaluate(*inputs(batch)).entropies_TB
-    mean = entropies_TB.t()[batch.mask_BT].mean()
-    stats = step.run(batch, all_alive, 0).stats
-    assert stats["policy/entropy"] == pytest.approx(float(mean), rel=1e-5)
-    assert stats["loss/entropy"] == pytest.approx(-0.5 * float(mean), rel=1e-5)
-
-
-def test_what_masked_rows_hold_changes_nothing(make_step, make_batch, all_alive):
+def test_what_masked_rows_hold_changes_nothing(make_step, make_batch):
     batch = make_batch()
     assert not batch.mask_BT.all()
-    nothing = torch.tensor(math.nan)
     garbage = changed(
         batch,
-        rewards_BT=torch.where(batch.mask_BT, batch.rewards_BT, nothing),
-        log_probs_BT=torch.where(batch.mask_BT, batch.log_probs_BT, nothing),
+        rewards_BT=torch.where(batch.mask_BT, batch.rewards_BT, math.nan),
+        log_probs_BT=torch.where(batch.mask_BT, batch.log_probs_BT, math.nan),
         actions={"": torch.where(batch.mask_BT, batch.actions[""], 3)},
         terminated_BT=batch.terminated_BT | ~batch.mask_BT,
     )
     clean, dirty = make_step(), make_step()
-    clean_stats = clean.run(batch, all_alive, 0).stats
-    result = dirty.run(garbage, all_alive, 0)
-    assert result.applied
-    assert result.stats == clean_stats
+    results = clean.run(batch, ALIVE_B, 0), dirty.run(garbage, ALIVE_B, 0)
+    assert results[1].applied
+    assert results[0].stats == results[1].stats
     assert are_equal(weights_of(clean), weights_of(dirty))
 
 
 def test_dead_columns_have_no_influence(make_step, make_batch):
     batch, alive_B = make_batch(), torch.tensor([True, False, True, True, False])
-    kept = Batch(
-        obs={"": batch.obs[""][alive_B]},
-        actions={"": batch.actions[""][alive_B]},
-        state={},
-        **{
-            field: getattr(batch, field)[alive_B]
-            for field in (
-                "rewards_BT",
-                "log_probs_BT",
-                "terminated_BT",
-                "truncated_BT",
-                "mask_BT",
-            )
-        },
-    )
     other = make_batch(seed=9)
     is_alive_B1 = alive_B.unsqueeze(-1)
     disturbed = changed(
@@ -164,6 +123,7 @@ def test_dead_columns_have_no_influence(make_step, make_batch):
         rewards_BT=torch.where(is_alive_B1, batch.rewards_BT, math.nan),
         log_probs_BT=torch.where(is_alive_B1, batch.log_probs_BT, math.nan),
     )
+    kept = batch.take(alive_B.nonzero().flatten())
     steps = [make_step() for _ in range(3)]
     results = [
         steps[0].run(batch, alive_B, 0),
@@ -176,113 +136,109 @@ def test_dead_columns_have_no_influence(make_step, make_batch):
     assert results[0].stats == pytest.approx(results[2].stats, rel=1e-4)
 
 
-def value_loss_of_one_row(make_step, make_batch, flags):
-    """The value loss of a single valid row of reward 2, where every value is 3, on-policy."""
+@pytest.mark.parametrize("is_terminated", [True, False])
+@pytest.mark.parametrize("is_truncated", [True, False])
+def test_only_a_termination_ends_the_return(make_step, make_batch, is_terminated, is_truncated):
+    """By the value loss of a single valid row of reward 2, where every value is 3, on-policy."""
     step = make_step(gamma=0.5, value_cost=2.0)
     with torch.no_grad():
         step.policy.model.value_head.weight.zero_()
         step.policy.model.value_head.bias.fill_(3.0)
     batch = make_batch(1)
-    log_probs_TB = step.policy.evaluate(*inputs(batch)).log_probs_TB
     only_first = torch.zeros_like(batch.mask_BT)
     only_first[0, 0] = True
-    nothing = torch.zeros_like(only_first)
     batch = changed(
         batch,
         mask_BT=only_first,
         rewards_BT=torch.full_like(batch.rewards_BT, 2.0),
-        log_probs_BT=log_probs_TB.detach().t(),
-        terminated_BT=only_first if "terminated" in flags else nothing,
-        truncated_BT=only_first if "truncated" in flags else nothing,
+        log_probs_BT=step.policy.evaluate(*inputs(batch)).log_probs_TB.detach().t(),
+        terminated_BT=only_first & is_terminated,
+        truncated_BT=only_first & is_truncated,
     )
-    return step.run(batch, torch.ones(1, dtype=torch.bool), 0).stats["loss/value"]
+    loss = step.run(batch, torch.ones(1, dtype=torch.bool), 0).stats["loss/value"]
+    target = 2.0 if is_terminated else 2 + 0.5 * 3
+    assert loss == pytest.approx((target - 3) ** 2, rel=1e-5)
 
 
-def test_only_a_termination_ends_the_return(make_step, make_batch):
-    for flags in ((), ("truncated",), ("terminated",), ("terminated", "truncated")):
-        target = 2.0 if "terminated" in flags else 2 + 0.5 * 3
-        loss = value_loss_of_one_row(make_step, make_batch, flags)
-        assert loss == pytest.approx((target - 3) ** 2, rel=1e-5), flags
-
-
-def test_schedules_follow_the_env_steps_trained(make_step, make_batch, all_alive):
-    batch = make_batch()
-    step = make_step(
-        lr=1e-2, lr_end=0.0, entropy_cost=0.1, entropy_cost_end=0.3, schedule_env_steps=1000
-    )
+def test_schedules_follow_the_env_steps_trained(make_step, make_batch):
+    """Adam's first step is the rate times the gradient's sign, where epsilon is small."""
+    settings = {"lr": 1e-2, "lr_end": 0.0, "entropy_cost": 0.1, "entropy_cost_end": 0.3}
+    settings |= {"schedule_env_steps": 1000, "optimizer_options": {"eps": 1e-12}}
     for env_steps, lr, cost in ((0, 1e-2, 0.1), (500, 5e-3, 0.2), (1000, 0.0, 0.3), (2000, 0, 0.3)):
-        before = weights_of(step)
-        stats = step.run(batch, all_alive, env_steps).stats
+        step = make_step(**settings)
+        before = step.policy.model.value_head.bias.item()
+        stats = step.run(make_batch(), ALIVE_B, env_steps).stats
         assert stats["algorithm/lr"] == pytest.approx(lr)
         assert stats["algorithm/entropy_cost"] == pytest.approx(cost)
         assert stats["loss/entropy"] == pytest.approx(-cost * stats["policy/entropy"], rel=1e-5)
-        assert are_equal(before, weights_of(step)) == (lr == 0)
+        moved = abs(step.policy.model.value_head.bias.item() - before)
+        assert moved == pytest.approx(lr, rel=1e-3)
 
 
-def test_the_first_step_moves_weights_by_the_rate_of_the_schedule(make_step, make_batch, all_alive):
-    """Adam's first step is the rate times the gradient's sign, where epsilon is small."""
-    step = make_step(lr=1e-2, lr_end=0.0, schedule_env_steps=1000, optimizer_options={"eps": 1e-12})
-    before = step.policy.model.value_head.bias.item()
-    step.run(make_batch(), all_alive, 750)
-    moved = abs(step.policy.model.value_head.bias.item() - before)
-    assert moved == pytest.approx(2.5e-3, rel=1e-3)
-
-
-def test_without_a_limit_gradients_are_not_clipped_but_still_measured(
-    make_step, make_batch, all_alive
-):
+def test_without_a_limit_gradients_are_not_clipped_but_still_measured(make_step, make_batch):
     clipped, free = make_step(grad_clip=1e-3), make_step(grad_clip=None)
-    batch = make_batch()
-    norms = [step.run(batch, all_alive, 0).stats["grad/norm"] for step in (clipped, free)]
+    norms = [step.run(make_batch(), ALIVE_B, 0).stats["grad/norm"] for step in (clipped, free)]
     assert norms[0] == norms[1] > 0.01
     left = [torch.cat([p.grad.flatten() for p in s.parameters]).norm() for s in (clipped, free)]
     assert float(left[0]) == pytest.approx(1e-3, rel=1e-4)
     assert float(left[1]) == pytest.approx(norms[1], rel=1e-5)
 
 
+# -------------------- updates that are skipped
+
+
 def test_a_loss_that_overflows_is_skipped_though_its_gradient_does_not(make_step, make_batch):
     step, batch = make_step(), make_batch()
     batch.rewards_BT[:, 0] = 3e19
     batch.mask_BT[:, 0] = True
-    before = weights_of(step)
-    result = step.run(batch, torch.ones(5, dtype=torch.bool), 0)
-    assert not result.applied
-    assert result.stats["loss/total"] == math.inf
-    assert math.isfinite(result.stats["grad/norm"])
-    assert are_equal(before, weights_of(step))
+    before = remembered(step)
+    for number in (1, 2):
+        result = step.run(batch, ALIVE_B, 0)
+        assert not result.applied
+        assert result.num_failed_in_a_row == number
+        assert set(result.not_finite) == {"loss/value", "loss/total"}
+        assert result.stats["loss/total"] == math.inf
+        assert math.isfinite(result.stats["grad/norm"])
+    assert is_same(before, remembered(step))
+    assert step.run(make_batch(), ALIVE_B, 0).num_failed_in_a_row == 0
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(
-    make_step, make_batch, all_alive
+@pytest.mark.parametrize(
+    ("gradient", "settings", "names"),
+    # The square of the latter is too large for what an optimizer remembers.
+    [(math.inf, {}, ("grad/norm",)), (3e18, {"grad_clip": None}, ("weights",))],
+)
+def test_a_gradient_that_is_not_finite_or_too_large_is_skipped_though_the_loss_is(
+    make_step, make_batch, gradient, settings, names
 ):
-    step = make_step()
-    step.policy.model.value_head.weight.register_hook(lambda gradient: gradient * math.inf)
-    before = weights_of(step)
-    result = step.run(make_batch(), all_alive, 0)
+    step = make_step(**settings)
+    weight = step.policy.model.value_head.weight
+    weight.register_hook(lambda found: torch.full_like(found, gradient))
+    before = remembered(step)
+    result = step.run(make_batch(), ALIVE_B, 0)
     assert not result.applied
+    assert result.not_finite == names
     assert math.isfinite(result.stats["loss/total"])
-    assert are_equal(before, weights_of(step))
-    assert optimizer_state(step) == []
+    assert is_same(before, remembered(step))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_batch_without_a_valid_row_is_skipped(make_step, make_batch, all_alive, reduction):
+def test_a_batch_without_a_valid_row_is_skipped(make_step, make_batch, reduction):
     step, batch = make_step(reduction=reduction), make_batch()
-    step.run(batch, all_alive, 0)
-    weights, state = weights_of(step), optimizer_state(step)
-    nobody = torch.zeros(5, dtype=torch.bool)
+    step.run(batch, ALIVE_B, 0)
+    before = remembered(step)
     no_rows = changed(batch, mask_BT=torch.zeros_like(batch.mask_BT))
-    for result in (step.run(batch, nobody, 0), step.run(no_rows, all_alive, 0)):
+    for result in (step.run(batch, ~ALIVE_B, 0), step.run(no_rows, ALIVE_B, 0)):
         assert not result.applied
         assert not result.not_finite
+        assert result.num_failed_in_a_row == 0
     # Adam would have moved them on its momentum alone.
-    assert are_equal(weights, weights_of(step))
-    assert are_equal(state, optimizer_state(step))
+    assert is_same(before, remembered(step))
 
 
 @pytest.mark.parametrize("settings", [{}, {"grad_clip": 1e-3}, {"name": "appo"}])
 def test_decided_on_the_device_an_update_is_the_same_to_the_last_bit(
-    make_step, make_batch, all_alive, settings
+    make_step, make_batch, settings
 ):
     """As on a GPU, where the host does not look before all is launched."""
     here, there = make_step(**settings), make_step(**settings)
@@ -291,76 +247,38 @@ def test_decided_on_the_device_an_update_is_the_same_to_the_last_bit(
     for seed, reward in enumerate((0.0, math.nan, 1.0, math.inf, 2.0)):
         batch = make_batch(seed=seed)
         batch.rewards_BT[:, 0] += torch.where(batch.mask_BT[:, 0], reward, 0.0)
-        alive_B = all_alive & (seed != 2)
+        alive_B = ALIVE_B & (seed != 2)
         results = [step.run(batch, alive_B, seed) for step in (here, there)]
         assert results[0].num_updates == results[1].num_updates == (seed in (0, 4))
         assert torch.equal(results[0].is_failed_B, results[1].is_failed_B)
         np.testing.assert_equal(results[0].stats, results[1].stats)
     assert are_equal(weights_of(here), weights_of(there))
-    assert are_equal(optimizer_state(here), optimizer_state(there))
+    (mine, _), (theirs, _) = remembered(here), remembered(there)
+    assert are_equal(mine.values(), theirs.values())
 
 
-def test_a_stack_that_came_frame_by_frame_is_trained_on_as_if_it_had_come_whole():
-    image = ArraySpec("", (4, 8, 8), "uint8")
-    action = ActionSpec((ActionPart("", "discrete", (4,)),))
-    section = AlgorithmSection(name="appo", num_minibatches=2)
-    rng = np.random.default_rng(0)
-    frames = torch.from_numpy(rng.integers(0, 256, (5, 12, 8, 8), np.uint8))
-    window = torch.from_numpy(rng.integers(0, 12, (5, 8, 4), np.int32))
-    whole = torch.stack([frames[column][window[column].long()] for column in range(5)])
-    weights = []
-    for is_stack in (False, True):
-        schema = Schema(ObsSpec((dataclasses.replace(image, is_stack=is_stack),)), action, rows=7)
-        policy = Policy(schema, ModelSection(name="small_cnn", hidden_sizes=(16,)), seed=3)
-        step = UpdateStep(policy, section, "cpu")
-        columns = columns_over(
-            schema,
-            np.zeros((5, schema.layout.obs_bytes), np.uint8),
-            np.ones((5, schema.layout.small_bytes), np.uint8),
-        )
-        batch = changed(
-            Batch.over(columns),
-            obs={"": frames if is_stack else whole},
-            windows={"": window} if is_stack else {},
-            actions={"": torch.ones(5, 7, dtype=torch.int32)},
-            log_probs_BT=torch.full((5, 7), -1.4),
-            rewards_BT=torch.from_numpy(np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)),
-        )
-        for _ in range(3):
-            assert step.run(batch, torch.ones(5, dtype=torch.bool), 0).num_updates == 2
-        weights.append(weights_of(step))
-    assert are_equal(*weights)
-
-
-CORE_SIZE = 8
-CULPRIT_CASES = {
-    "impala": {},
-    "appo": {"name": "appo"},
-    "ppo": {"name": "ppo", "num_minibatches": 2},
-    "returns": {"normalize_returns": True},
-}
-
-
-@pytest.mark.parametrize("settings", CULPRIT_CASES.values(), ids=CULPRIT_CASES.keys())
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"name": "appo"}, {"name": "ppo", "num_minibatches": 2}, {"normalize_returns": True}],
+)
 @pytest.mark.parametrize("core", [None, "lstm"])
 def test_large_columns_neither_stop_nor_spoil_the_others(schema, make_columns, settings, core):
     """With relu the loss of what is admitted overflows: 50 such updates would end the run."""
     sizes = {} if core is None else {"core": core, "core_size": CORE_SIZE}
     model = ModelSection(hidden_sizes=(16, 16), activation="relu", **sizes)
-    step = UpdateStep(
-        Policy(schema, model, seed=0), AlgorithmSection.model_validate(settings), "cpu"
-    )
+    section = AlgorithmSection.model_validate(settings)
+    step = UpdateStep(Policy(schema, model, seed=0), section, "cpu")
     for seed in range(8):
         columns = make_columns(8, seed)
         columns.obs[""][2:4] = 1e15
         columns.rewards_CT[2:4] = 1e15 * columns.mask_CT[2:4]
-        before = [parameter.detach().clone() for parameter in step.parameters]
+        before = weights_of(step)
         result = step.run(Batch.over(columns), torch.ones(8, dtype=torch.bool), 0)
         assert result.applied
         assert result.num_failed_in_a_row == 0
         assert set(result.is_failed_B.nonzero().flatten().tolist()) <= {2, 3}
-        assert any((a != b).any() for a, b in zip(before, step.parameters, strict=True))
-        assert all(parameter.isfinite().all() for parameter in step.parameters)
+        assert not are_equal(before, weights_of(step))
+        assert all(tensor.isfinite().all() for tensor in weights_of(step))
 
 
 def test_the_others_are_learned_from_as_if_the_bad_ones_were_dead(make_step, make_batch):
@@ -368,9 +286,14 @@ def test_the_others_are_learned_from_as_if_the_bad_ones_were_dead(make_step, mak
     batch.rewards_BT[1], batch.mask_BT[1] = math.nan, True
     alive_B = torch.tensor([True, False, True, True, True])
     spoilt, clean = make_step(), make_step()
-    result = spoilt.run(batch, torch.ones(5, dtype=torch.bool), 0)
+    result = spoilt.run(batch, ALIVE_B, 0)
     assert torch.equal(result.is_failed_B, ~alive_B)
     assert result.not_finite
     clean.run(batch, alive_B, 0)
     for mine, theirs in zip(spoilt.parameters, clean.parameters, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    # Where none is good, only the living ones are named.
+    batch.rewards_BT[:, 0], batch.mask_BT[:, 0] = math.nan, True
+    result = spoilt.run(batch, alive_B, 0)
+    assert not result.applied
+    assert torch.equal(result.is_failed_B, alive_B)

@@ -9,21 +9,14 @@ import torch
 
 from impala_async.metrics.names import REGISTRY
 from impala_async.schema import POLICY
+from tests.training.conftest import ALIVE_B, are_equal, is_same, remembered, weights_of
 
 SETTINGS = {
     "impala": {"normalize_returns": True},
     "appo": {"name": "appo", "kl_coeff": 0.5, "target_update_every_updates": 2},
     "ppo": {"name": "ppo", "num_minibatches": 2},
 }
-each_algorithm = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-
-
-def weights_of(policy):
-    return [tensor.clone() for tensor in policy.tensors]
-
-
-def are_equal(first, second):
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+PLAYERS = np.array([[0] * 7, [1] * 7, [2] * 7, [0] * 3 + [1] * 4, [1] * 2 + [2] * 2 + [0] * 3])
 
 
 def played(batch, players_BS):
@@ -33,126 +26,104 @@ def played(batch, players_BS):
     return dataclasses.replace(batch, obs={**batch.obs, POLICY: players_BS}, mask_BT=mask_BT)
 
 
-def rows_of(batch, number):
-    """What a single policy would have been sent: the others' rows are none of its own."""
-    own_BT = batch.obs[POLICY][:, :-1] == number
-    return dataclasses.replace(batch, mask_BT=batch.mask_BT & own_BT)
+def spoilt(batch, is_spoilt_BT):
+    rewards_BT = torch.where(is_spoilt_BT, math.nan, batch.rewards_BT)
+    log_probs_BT = torch.where(is_spoilt_BT, math.nan, batch.log_probs_BT)
+    return dataclasses.replace(batch, rewards_BT=rewards_BT, log_probs_BT=log_probs_BT)
 
 
-PLAYERS = np.array([[0] * 7, [1] * 7, [2] * 7, [0] * 3 + [1] * 4, [1] * 2 + [2] * 2 + [0] * 3])
+def members_of(step):
+    return {
+        name: [tensor.clone() for tensor in member.tensors]
+        for name, member in step.policy.members.items()
+    }
 
 
-@each_algorithm
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("core", [None, "lstm"])
-def test_each_member_learns_as_if_it_were_alone_with_its_rows(
-    make_team_step, make_batch, all_alive, settings
-):
+def test_each_member_learns_as_if_it_were_alone_with_its_rows(make_team_step, make_batch, settings):
     team, alone = make_team_step(**settings), make_team_step(**settings)
     # Columns without any row of a member are not shown to it.
     columns = {"a": [0, 3, 4], "b": [1, 3, 4]}
     for seed in range(3):
         batch = played(make_batch(seed=seed), PLAYERS)
-        result = team.run(batch, all_alive, 100 * seed)
-        single = {}
+        result = team.run(batch, ALIVE_B, 100 * seed)
+        single = []
         for number, (name, step) in enumerate(alone.steps.items()):
-            own = rows_of(batch, number).take(torch.tensor(columns[name]))
-            single[name] = step.run(own, torch.ones(3, dtype=torch.bool), 100 * seed)
-        assert result.num_updates == max(one.num_updates for one in single.values()) > 0
-        means = {
-            name: (single["a"].stats[name] + single["b"].stats[name]) / 2
-            for name in single["a"].stats
-        }
+            own_BT = batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
+            own = dataclasses.replace(batch, mask_BT=own_BT).take(torch.tensor(columns[name]))
+            single.append(step.run(own, torch.ones(3, dtype=torch.bool), 100 * seed))
+        assert result.num_updates == max(one.num_updates for one in single) > 0
+        first, second = (one.stats for one in single)
+        means = {name: (first[name] + second[name]) / 2 for name in first}
         assert result.stats == pytest.approx(means, rel=1e-6)
     for name in ("a", "b"):
-        mine, theirs = team.steps[name], alone.steps[name]
-        assert are_equal(weights_of(mine.policy), weights_of(theirs.policy))
-        assert mine.capture().state == theirs.capture().state
+        assert is_same(remembered(team.steps[name]), remembered(alone.steps[name]))
 
 
-def test_what_others_play_has_no_influence(make_team_step, make_batch, all_alive):
+def test_what_others_play_and_dead_columns_have_no_influence(make_team_step, make_batch):
     batch = played(make_batch(), PLAYERS)
-    others_BT = batch.obs[POLICY][:, :-1] != 0
-    nothing = torch.tensor(math.nan)
-    garbage = dataclasses.replace(
-        batch,
-        rewards_BT=torch.where(others_BT, nothing, batch.rewards_BT),
-        log_probs_BT=torch.where(others_BT, nothing, batch.log_probs_BT),
-    )
     clean, dirty = make_team_step(train=("a",)), make_team_step(train=("a",))
-    assert clean.run(batch, all_alive, 0).stats == dirty.run(garbage, all_alive, 0).stats
-    assert are_equal(weights_of(clean.policy), weights_of(dirty.policy))
+    garbage = spoilt(batch, batch.obs[POLICY][:, :-1] != 0)
+    assert clean.run(batch, ALIVE_B, 0).stats == dirty.run(garbage, ALIVE_B, 0).stats
+    assert are_equal(weights_of(clean), weights_of(dirty))
+    alive_B = torch.tensor([True, True, True, False, False])
+    clean, dirty = make_team_step(), make_team_step()
+    garbage = spoilt(batch, ~alive_B.unsqueeze(-1))
+    assert clean.run(batch, alive_B, 0).stats == dirty.run(garbage, alive_B, 0).stats
+    assert are_equal(weights_of(clean), weights_of(dirty))
 
 
-def test_a_member_that_played_nothing_stays_as_it_is(make_team_step, make_batch, all_alive):
+@pytest.mark.parametrize(("player", "learned"), [(0, {"a"}), (2, set())])
+def test_who_played_nothing_stays_as_it_is(make_team_step, make_batch, player, learned):
     step = make_team_step()
-    before = {name: weights_of(member) for name, member in step.policy.members.items()}
-    result = step.run(played(make_batch(), np.zeros((5, 7))), all_alive, 0)
-    assert result.num_updates == 1
-    changed = {
-        name: not are_equal(before[name], weights_of(member))
-        for name, member in step.policy.members.items()
-    }
-    assert changed == {"a": True, "b": False, "past": False}
+    before = members_of(step)
+    batch = played(make_batch(), np.zeros((5, 7)))
+    batch.obs[POLICY].fill_(player)
+    result = step.run(batch, ALIVE_B, 0)
+    assert result.num_updates == len(learned)
+    assert bool(result.stats) == result.applied == bool(learned)
+    assert not result.is_failed_B.any()
+    after = members_of(step)
+    assert {name for name in before if not are_equal(before[name], after[name])} == learned
     assert step.steps["b"].num_updates == 0
 
 
-def test_rows_of_nobody_who_learns_are_no_update(make_team_step, make_batch, all_alive):
-    step = make_team_step()
-    before = weights_of(step.policy)
-    batch = played(make_batch(), np.zeros((5, 7)))
-    batch.obs[POLICY].fill_(2)
-    result = step.run(batch, all_alive, 0)
-    assert (result.applied, result.stats) == (False, {})
-    assert not result.is_failed_B.any()
-    assert are_equal(before, weights_of(step.policy))
-
-
-def test_a_dead_column_is_shown_to_nobody(make_team_step, make_batch):
-    alive_B = torch.tensor([True, True, True, False, False])
-    batch = played(make_batch(), PLAYERS)
-    garbage = dataclasses.replace(
-        batch, rewards_BT=torch.where(alive_B.unsqueeze(-1), batch.rewards_BT, math.nan)
-    )
-    first, second = make_team_step(), make_team_step()
-    assert first.run(batch, alive_B, 0).stats == second.run(garbage, alive_B, 0).stats
-    assert are_equal(weights_of(first.policy), weights_of(second.policy))
-
-
-def test_a_column_fails_with_any_of_its_members(make_team_step, make_batch, all_alive):
+def test_a_column_fails_with_any_of_its_members(make_team_step, make_batch):
     step, batch = make_team_step(), played(make_batch(), PLAYERS)
     batch.rewards_BT[1, 0] = math.nan
     assert batch.mask_BT[1, 0]
-    result = step.run(batch, all_alive, 0)
+    result = step.run(batch, ALIVE_B, 0)
     # `b` has rows in columns 1, 3 and 4, and learns from the last two.
     assert result.num_updates == 1
     assert result.is_failed_B.tolist() == [False, True, False, False, False]
+    assert result.not_finite
     assert all(math.isfinite(value) for value in result.stats.values())
     assert set(result.stats) <= REGISTRY.keys()
+    batch.rewards_BT.fill_(math.nan)
+    assert [step.run(batch, ALIVE_B, 0).num_failed_in_a_row for _ in range(2)] == [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_passes"), [({}, 1), ({"name": "ppo", "num_minibatches": 2}, 2)]
+    ("settings", "wanted"), [({}, [4]), ({"name": "ppo", "num_minibatches": 2}, [2, 4])]
 )
 def test_a_copy_is_taken_anew_by_updates_of_its_source(
-    make_team_step, make_batch, all_alive, settings, num_passes
+    make_team_step, make_batch, settings, wanted
 ):
     step = make_team_step(copy_every_updates=3, normalize_obs=True, **settings)
-    main, past = (step.policy.members[name] for name in ("a", "past"))
-    taken = weights_of(main)
-    assert are_equal(weights_of(past), taken)
+    taken = members_of(step)["a"]
     moments = []
     for number in range(8):
         # In every second batch the source plays nothing, and that does not count.
         players = PLAYERS if number % 2 == 0 else np.ones((5, 7))
         before = step.steps["a"].num_updates
-        step.run(played(make_batch(seed=number), players), all_alive, 0)
-        after = step.steps["a"].num_updates
-        if after // 3 > before // 3:
-            taken = weights_of(main)
+        step.run(played(make_batch(seed=number), players), ALIVE_B, 0)
+        if step.steps["a"].num_updates // 3 > before // 3:
+            taken = members_of(step)["a"]
             moments.append(number)
         # Statistics of observations are copied with the weights.
-        assert are_equal(weights_of(past), taken)
-    assert moments == ([4] if num_passes == 1 else [2, 4])
+        assert are_equal(members_of(step)["past"], taken)
+    assert moments == wanted
 
 
 def test_members_split_batches_each_in_its_own_way(make_team_step):
@@ -161,15 +132,13 @@ def test_members_split_batches_each_in_its_own_way(make_team_step):
 
 
 def test_a_trained_member_that_never_plays_is_told_of_once(
-    make_team_step, make_batch, all_alive, monkeypatch, caplog
+    make_team_step, make_batch, monkeypatch, caplog
 ):
     monkeypatch.setattr("impala_async.training.team_step.WARN_AT_BATCH", 3)
     team = make_team_step()
     batch = played(make_batch(), np.where(PLAYERS == 1, 0, PLAYERS))
-    for _ in range(2):
-        team.run(batch, all_alive, 0)
-    assert not caplog.records
-    for _ in range(3):
-        team.run(batch, all_alive, 0)
+    for number in range(5):
+        team.run(batch, ALIVE_B, 0)
+        assert len(caplog.messages) == (number >= 2)
     (said,) = caplog.messages
     assert said.startswith("policies.train names 'b', which has learned nothing from 3 batches")

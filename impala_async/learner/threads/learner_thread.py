@@ -183,24 +183,20 @@ class LearnerThread:
         if result.not_finite:
             self._skip(loaded, result)
         if result.applied:
-            self._note_trained(loaded, is_first=is_first)
+            num_rows = loaded.num_valid_rows
+            lags = (self.progress.update - loaded.updates_B)[loaded.alive_B]
+            self._measurements.note_trained(lags, num_rows)
+            env_steps = self.progress.env_steps_trained + num_rows * is_first
+            self.progress = self.progress._replace(env_steps_trained=env_steps)
         if self._first_update is None:
             # Or skipped: a run whose every loss is NaN must reach its time limit.
             self._first_update = FirstUpdate(time.monotonic(), self.progress.env_steps_trained)
         return result.num_updates
 
-    def _note_trained(self, loaded: LoadedBatch, *, is_first: bool) -> None:
-        num_rows = loaded.num_valid_rows
-        epoch, update, env_steps = self.progress
-        self.progress = Progress(epoch, update, env_steps + num_rows * is_first)
-        self._measurements.note_trained((update - loaded.updates_B)[loaded.alive_B], num_rows)
-
     def _advance(self, num_updates: int) -> None:
-        epoch, before, env_steps = self.progress
-        after = before + num_updates
-        self.progress = Progress(epoch, after, env_steps)
-        every = self._section.publish_every_updates
-        if after // every > before // every:
+        before, every = self.progress.update, self._section.publish_every_updates
+        self.progress = self.progress._replace(update=before + num_updates)
+        if self.progress.update // every > before // every:
             self._publish()
 
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
@@ -228,7 +224,7 @@ class LearnerThread:
                 )
         num_failed = result.num_failed_in_a_row
         if num_failed >= MOST_SKIPPED_IN_A_ROW and self._stop_reason is None:
-            epoch, update, _ = self.progress
+            epoch, update = self.progress.version
             path = self._channels.run_path / f"not-finite-{epoch}-{update}.safetensors"
             about = {"not_finite": what, "stats": str(result.stats)}
             kept = loaded.tensors.keep(path, about, is_failed_B=result.is_failed_B)
@@ -268,15 +264,13 @@ class LearnerThread:
     def _is_over(self) -> bool:
         """Whether a limit is reached, which the loop is told once, or no batch comes any more."""
         if self._stop_reason is None and self._is_between_updates:
-            self._stop_reason = self._reached_stop()
-            if self._stop_reason is not None:
-                self._channels.stops.post(self._stop_reason)
+            limit_s, first = self._stop.wall_s, self._first_update
+            is_late = limit_s and first and time.monotonic() - first.at >= limit_s
+            reached = self.progress.reached(self._stop) or ("wall_s" if is_late else None)
+            if reached is not None:
+                self._stop_reason = reached
+                self._channels.stops.post(reached)
         return self._is_closed or self._stop_reason is not None
-
-    def _reached_stop(self) -> str | None:
-        limit_s, first = self._stop.wall_s, self._first_update
-        is_late = limit_s and first and time.monotonic() - first.at >= limit_s
-        return self.progress.reached(self._stop) or ("wall_s" if is_late else None)
 
     def _capture(self) -> Captured:
         return Captured(self.progress, self._step.capture())

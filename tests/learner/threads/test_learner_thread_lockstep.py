@@ -7,30 +7,9 @@ import pytest
 from impala_async.learner.handoff import Progress
 from impala_async.learner.loop.ledger import Settlement
 from tests.learner.fakes import FakeStep, Listener, batch_of
-from tests.learner.threads.test_learner_thread import ALL, Run, closes
+from tests.learner.threads.test_learner_thread import Run, closes
 
 pytestmark = pytest.mark.usefixtures("clock")
-
-
-class Recorder(Listener):
-    """Hears in which order things are said."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[tuple[str, Any]] = []
-        for name in ("settlements", "weights", "captures", "stops"):
-            box: Any = getattr(self.channels, name)
-            inbox = getattr(box, "_inbox", box)
-            inbox._take = self._noted(name, inbox._take)
-
-    def _noted(self, name: str, take: Any) -> Any:
-        def note(value: Any) -> None:
-            take(value)
-            what = self.weights[-1].version.update if name == "weights" else value
-            what = self.captures[-1].progress.update if name == "captures" else what
-            self.said.append((name, what.batch if name == "settlements" else what))
-
-        return note
 
 
 def run_of(script: Any, **settings: Any) -> Run:
@@ -46,7 +25,7 @@ def test_all_passes_and_minibatches_of_a_batch_are_one_version(num_updates: int)
     # Weights of the last pass.
     assert [weights.buffer[0] for weights in run.listener.weights] == [0, 3, 6, 9]
     assert run.thread.progress == Progress(1, update=3, env_steps_trained=36)
-    assert run.listener.reports[-1].lag_histogram[:2] == [36, 0]
+    assert run.lag_histogram[:2] == [36, 0]
     assert run.report["lag/max"] == 0
     assert closes(run.settlements, 3)
 
@@ -54,33 +33,28 @@ def test_all_passes_and_minibatches_of_a_batch_are_one_version(num_updates: int)
 def test_with_a_lag_every_pass_has_it() -> None:
     batches = [batch_of(1, updates=(0,) * 4), batch_of(2, updates=(0,) * 4), batch_of(3, (1,) * 4)]
     run = run_of(batches, num_passes=2, max_lag=1)
-    assert run.listener.reports[-1].lag_histogram == [8, 16]
+    assert run.lag_histogram == [8, 16]
     assert sum(settlement.trained for settlement in run.settlements) == 12
+
+
+def nobody_filled() -> Any:
+    empty = batch_of(1)
+    empty.alive_B[:] = False
+    return empty
 
 
 @pytest.mark.parametrize(
     ("batch", "nonfinite"),
-    [
-        (batch_of(1), [0]),
-        (batch_of(1, valid_rows=(0,) * 4), []),
-    ],
-    ids=["not finite", "no valid row"],
+    [(batch_of(1), [0]), (batch_of(1, valid_rows=(0,) * 4), []), (nobody_filled(), [])],
+    ids=["not finite", "no valid row", "nobody filled it"],
 )
 def test_an_update_that_is_skipped_has_a_version_all_the_same(batch: Any, nonfinite: Any) -> None:
     run = run_of([batch, batch_of(2, (1,) * 4)], step=FakeStep(nonfinite=nonfinite))
     assert [version.update for version in run.listener.versions] == [0, 1, 2]
     assert run.report["learner/skipped_updates"] == 1
-    assert run.listener.reports[-1].lag_histogram[0] == 4
+    assert run.lag_histogram[0] == 4
     assert run.loader.released == [1, 2]
-
-
-def test_a_batch_that_nobody_filled_has_a_version_too() -> None:
-    empty = batch_of(1)
-    empty.alive_B[:] = False
-    run = run_of([empty, batch_of(2, (1,) * 4)])
-    assert run.step.uses == [(2, ALL, 12)]
-    assert run.settlements == [Settlement(1), Settlement(2, trained=4, passes_done=4)]
-    assert [version.update for version in run.listener.versions] == [0, 1, 2]
+    assert run.settlements[1] == Settlement(2, trained=4, passes_done=4)
 
 
 def test_a_limit_that_is_reached_waits_for_the_end_of_the_update() -> None:
@@ -93,12 +67,19 @@ def test_a_limit_that_is_reached_waits_for_the_end_of_the_update() -> None:
 
 
 def test_the_end_is_told_before_the_version_by_which_others_would_go_on() -> None:
-    listener = Recorder()
+    listener = Listener()
+    told = []
+    post = listener.channels.stops.post
+
+    def noted(reason: str) -> None:
+        told.append((reason, [version.update for version in listener.versions]))
+        post(reason)
+
+    listener.channels.stops.post = noted  # type: ignore[method-assign]
     batches = [batch_of(1), batch_of(2, (1,) * 4), batch_of(3, (2,) * 4)]
     run_of(batches, listener=listener, stop={"env_steps": 24})
-    first = [("weights", 0), ("weights", 1), ("settlements", 1)]
-    assert listener.said[:5] == [*first, ("stops", "env_steps"), ("weights", 2)]
-    assert listener.said[5:] == [("settlements", 2), ("captures", 2)]
+    assert told == [("env_steps", [0, 1])]
+    assert [version.update for version in listener.versions] == [0, 1, 2]
 
 
 def test_nothing_is_saved_between_the_passes_of_an_update() -> None:
