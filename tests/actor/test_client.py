@@ -11,9 +11,6 @@ from tests.actor.scripted import (
     LAYOUT,
     V1,
     WITHIN_S,
-    Actor,
-    Heard,
-    Scene,
     Session,
     body_of,
     seq_of,
@@ -25,16 +22,16 @@ SIZES = {"inline": 3, "small frames": 500, "big frames": 8000}
 MANY = 1000
 
 
-def actor_spec_of(rows: int = 3, streams: int = 1) -> ActorSpec:
+def actor_spec_of(rows=3, streams=1):
     return ActorSpec(schema_of(rows), LAYOUT, 2, streams)
 
 
-def fill(buffer: MessageBuffer, seq: int) -> None:
+def fill(buffer, seq):
     buffer.obs.fill(seq % 251)
     buffer.small.fill(seq % 251)
 
 
-def unroll(actor: Actor, seq: int) -> MessageBuffer:
+def unroll(actor, seq):
     """Write a trajectory that shows its seq, and hand it over; on the sampler's thread."""
     buffer = actor.client.take()
     fill(buffer, seq)
@@ -42,11 +39,11 @@ def unroll(actor: Actor, seq: int) -> MessageBuffer:
     return buffer
 
 
-def is_intact(heard: Heard) -> bool:
+def is_intact(heard):
     return set(body_of(heard)) == {seq_of(heard) % 251}
 
 
-def test_an_address_is_enough_and_spec_says_what_runs(scene: Scene) -> None:
+def test_an_address_is_enough_and_spec_says_what_runs(scene):
     actor = scene.actor()
     connected = actor.begin(actor.client.connect)
     hello = scene.learner.data.hear(Hello)
@@ -64,7 +61,7 @@ def test_an_address_is_enough_and_spec_says_what_runs(scene: Scene) -> None:
     assert scene.learner.weights.find(Heartbeat).message.session == welcome.session
 
 
-def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene: Scene) -> None:
+def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene):
     learner, actor = scene.learner, scene.actor()
     connected = actor.begin(actor.client.connect)
     hello = learner.data.hear(Hello)
@@ -81,7 +78,7 @@ def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene: Scene) -
     learner.weights.find(Get)
 
 
-def test_no_data_without_a_grant_and_no_more_than_granted(scene: Scene) -> None:
+def test_no_data_without_a_grant_and_no_more_than_granted(scene):
     actor = scene.actor()
     session = scene.join(actor, actor_spec_of())
     actor.do(unroll, actor, 0)
@@ -99,7 +96,7 @@ def test_no_data_without_a_grant_and_no_more_than_granted(scene: Scene) -> None:
     assert scene.learner.data.hear(Bye).message.session == session.id
 
 
-def test_data_says_session_seq_version_and_holds_the_buffer(scene: Scene) -> None:
+def test_data_says_session_seq_version_and_holds_the_buffer(scene):
     for rows in SIZES.values():
         actor = scene.actor()
         session = scene.join(actor, actor_spec_of(rows))
@@ -114,7 +111,7 @@ def test_data_says_session_seq_version_and_holds_the_buffer(scene: Scene) -> Non
         scene.learner.data.hear(Bye)
 
 
-def test_take_waits_for_credit(scene: Scene) -> None:
+def test_take_waits_for_credit(scene):
     actor = scene.actor()
     session = scene.join(actor, actor_spec_of(), heartbeat_s=0.1)
     actor.do(unroll, actor, 0)
@@ -128,7 +125,7 @@ def test_take_waits_for_credit(scene: Scene) -> None:
     assert actor.do(actor.client.take_waits) == (0.0, 0.0)
 
 
-def test_take_waits_until_a_buffer_is_settled(scene: Scene) -> None:
+def test_take_waits_until_a_buffer_is_settled(scene):
     actor = scene.actor()
     session = scene.join(actor, actor_spec_of(streams=2), heartbeat_s=0.1)
     session.grant(MANY)
@@ -141,16 +138,16 @@ def test_take_waits_until_a_buffer_is_settled(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("rows", SIZES.values(), ids=SIZES.keys())
-def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int) -> None:
+def test_a_buffer_is_written_to_only_when_it_is_settled(scene, rows):
     """The learner reads late and settles as it likes; what it reads is what was sent."""
     rng = random.Random(rows)
     actor = scene.actor()
     session = scene.join(actor, actor_spec_of(rows, streams=2))
     num_messages, settled, num_read = 60, 0, 0
     session.grant(MANY)
-    in_use: dict[int, int] = {}
+    in_use = {}
 
-    def unroll_all() -> None:
+    def unroll_all():
         for seq in range(num_messages):
             buffer = actor.client.take()
             # Only what the learner has settled may come back.
@@ -171,7 +168,7 @@ def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int)
     done.result(WITHIN_S)
 
 
-def test_credit_comes_over_the_weights_port_too(scene: Scene) -> None:
+def test_credit_comes_over_the_weights_port_too(scene):
     actor = scene.actor()
     session = scene.join(actor, actor_spec_of())
     beat = scene.learner.weights.find(Heartbeat)
@@ -181,9 +178,7 @@ def test_credit_comes_over_the_weights_port_too(scene: Scene) -> None:
         assert seq_of(scene.learner.data.hear(Data)) == 0
 
 
-def test_what_is_not_settled_for_a_lease_is_sent_again(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_not_settled_for_a_lease_is_sent_again(scene, caplog):
     caplog.set_level("INFO")
     actor = scene.actor()
     session = scene.join(actor, actor_spec_of(), lease_s=1.0, heartbeat_s=0.1)

@@ -11,9 +11,7 @@ from impala_async.wire import actor_side
 from impala_async.wire.messages import (
     Get,
     Grant,
-    Heartbeat,
     Hello,
-    Message,
     NotModified,
     Spec,
     WeightsReply,
@@ -22,9 +20,6 @@ from impala_async.wire.session import reject
 from tests.actor.scripted import (
     ACTOR_SPEC,
     V1,
-    Actor,
-    Heard,
-    Scene,
     Session,
     reply_of,
     settings_of,
@@ -39,24 +34,22 @@ MANY = 50
 
 
 @pytest.fixture(autouse=True)
-def all_lines(caplog: pytest.LogCaptureFixture) -> None:
+def all_lines(caplog):
     caplog.set_level("INFO")
 
 
-def unroll(actor: Actor) -> None:
+def unroll(actor):
     actor.client.send(Finished(actor.client.take(), V1, []))
 
 
-def of_session(scene: Scene, session: Session, kind: type[Get | Heartbeat]) -> Heard:
+def of_session(scene, session, kind):
     """What it says at the weights port: those of former sessions may wait there too."""
     while (heard := scene.learner.weights.find(kind)).message.session != session.id:
         pass
     return heard
 
 
-def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(scene, caplog):
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC)
     with actor.pumping():
@@ -77,9 +70,7 @@ def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(
     actor.do(actor.pump_until, lambda: "back at work" in caplog.messages)
 
 
-def test_one_that_never_grants_anything_is_told_of(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_never_grants_anything_is_told_of(scene, monkeypatch, caplog):
     monkeypatch.setattr("impala_async.actor.client.AFTER_S", 0.1)
     actor = scene.actor()
     scene.join(actor, ACTOR_SPEC, lease_s=0.4)
@@ -91,9 +82,7 @@ def test_one_that_never_grants_anything_is_told_of(
     assert "back at work" not in caplog.messages
 
 
-def test_words_without_pause_are_a_line_of_each_kind(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_words_without_pause_are_a_line_of_each_kind(scene, caplog):
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC)
     session.grant(0)
@@ -108,7 +97,7 @@ def test_words_without_pause_are_a_line_of_each_kind(
     assert caplog.text.count("the learner refused a message: what?") == 1
 
 
-def test_so_it_is_before_a_welcome(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_so_it_is_before_a_welcome(scene, caplog):
     actor = scene.actor()
     connected = actor.begin(actor.client.connect)
     hello = scene.learner.data.hear(Hello)
@@ -121,14 +110,14 @@ def test_so_it_is_before_a_welcome(scene: Scene, caplog: pytest.LogCaptureFixtur
     assert caplog.text.count("the learner refuses us for now: come later") == 1
 
 
-def test_noise_is_no_sign_of_life(scene: Scene) -> None:
+def test_noise_is_no_sign_of_life(scene):
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC, lease_s=0.5)
     session.grant(0)
     spoken = [session._spec]
     with actor.pumping():
         give_up_at = time.monotonic() + 10
-        heard: list[object] = []
+        heard = []
         while not heard and time.monotonic() < give_up_at:
             # Not `answer`: the connections may be closed by now.
             for told in (*spoken, *scene.learner.weights.drain()):
@@ -139,9 +128,7 @@ def test_noise_is_no_sign_of_life(scene: Scene) -> None:
         scene.welcome_back()
 
 
-def test_one_that_hangs_up_hears_hello_ever_less_often(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_hangs_up_hears_hello_ever_less_often(scene, monkeypatch):
     monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 100.0)
     with proxy(scene.learner.url) as network:
         actor = scene.actor(host=HOST)
@@ -157,7 +144,7 @@ def test_one_that_hangs_up_hears_hello_ever_less_often(
         connected.result(10)
 
 
-def test_so_does_one_that_hangs_up_in_a_session(scene: Scene) -> None:
+def test_so_does_one_that_hangs_up_in_a_session(scene):
     with proxy(scene.learner.url, scene.learner.weights.router.url) as network:
         actor = scene.actor(host=HOST)
         session = scene.join(actor, ACTOR_SPEC, lease_s=60.0)
@@ -174,7 +161,7 @@ def test_so_does_one_that_hangs_up_in_a_session(scene: Scene) -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch):
     monkeypatch.setattr("impala_async.actor.client.AFTER_S", 0.1)
 
 
@@ -192,9 +179,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_who_waits_for_weights_says_so(
-    scene: Scene, answer: Message | None, says: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_waits_for_weights_says_so(scene, answer, says, caplog):
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC)
     get = of_session(scene, session, Get)
@@ -212,9 +197,7 @@ def test_who_waits_for_weights_says_so(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_weights_port_that_cannot_be_reached_is_named(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_weights_port_that_cannot_be_reached_is_named(scene, caplog):
     actor = scene.actor()
     with socket.socket() as taken:
         # Nobody else gets this port, and nobody listens there.

@@ -3,14 +3,12 @@
 import pytest
 
 from impala_async.actor.sending import Finished
-from impala_async.config.run import ActorSettings, PaceSection, TrainSection
+from impala_async.config.run import PaceSection, TrainSection
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Data, Get, Hello, Spec
 from tests.actor.scripted import (
     ACTOR_SPEC,
     WITHIN_S,
-    Actor,
-    Scene,
     Session,
     reply_of,
     seq_of,
@@ -23,33 +21,33 @@ pytestmark = pytest.mark.usefixtures("quick_hellos")
 LAGS = pytest.mark.parametrize("lag", [0, 1])
 
 
-def lockstep(lag: int) -> ActorSettings:
+def lockstep(lag):
     return settings_of(pace=PaceSection(mode="lockstep", lag=lag), train=TrainSection(num_actors=1))
 
 
-def version_of(update: int) -> Version:
+def version_of(update):
     return Version(1, update)
 
 
-def boundary(actor: Actor) -> Version | None:
+def boundary(actor):
     """A trajectory boundary; the version that it brings."""
     weights = actor.client.newest()
     return weights and weights.version
 
 
-def serve(scene: Scene, update: int, have: Version | None = None) -> None:
+def serve(scene, update, have=None):
     """The next pull, which must have the version before."""
     get = scene.learner.weights.find(Get)
     assert (get.message.epoch, get.message.update) == (have or version_of(update - 1))
     get.answer(*reply_of(weights_of(update, version_of(update))))
 
 
-def join(scene: Scene, lag: int) -> tuple[Actor, Session]:
+def join(scene, lag):
     actor = scene.actor()
     return actor, scene.join(actor, ACTOR_SPEC, lockstep(lag), heartbeat_s=0.1)
 
 
-def begin(scene: Scene, actor: Actor, update: int) -> None:
+def begin(scene, actor, update):
     """Its first weights."""
     first = actor.begin(boundary, actor)
     assert scene.stays_blocked(first)
@@ -58,9 +56,7 @@ def begin(scene: Scene, actor: Actor, update: int) -> None:
 
 
 @LAGS
-def test_the_first_weights_serve_one_trajectory_and_one_more_for_each_update_of_lag(
-    scene: Scene, lag: int
-) -> None:
+def test_the_first_weights_serve_one_trajectory_and_one_more_for_each_update_of_lag(scene, lag):
     actor, session = join(scene, lag)
     begin(scene, actor, 5)
     for _ in range(lag):
@@ -73,7 +69,7 @@ def test_the_first_weights_serve_one_trajectory_and_one_more_for_each_update_of_
         assert waiting.result(WITHIN_S) == version_of(update)
 
 
-def test_with_a_lag_no_version_is_passed_over(scene: Scene) -> None:
+def test_with_a_lag_no_version_is_passed_over(scene):
     actor, session = join(scene, lag=1)
     begin(scene, actor, 0)
     # Two more are out before its second trajectory is done.
@@ -87,7 +83,7 @@ def test_with_a_lag_no_version_is_passed_over(scene: Scene) -> None:
     assert [actor.do(boundary, actor) for _ in range(2)] == [version_of(1), version_of(2)]
 
 
-def unroll(actor: Actor, version: Version) -> None:
+def unroll(actor, version):
     buffer = actor.client.take()
     buffer.obs.fill(1)
     actor.client.send(Finished(buffer, version, []))
@@ -95,7 +91,7 @@ def unroll(actor: Actor, version: Version) -> None:
 
 @LAGS
 @pytest.mark.parametrize("num_boundaries", [1, 2])
-def test_after_a_lost_session_it_begins_anew(scene: Scene, lag: int, num_boundaries: int) -> None:
+def test_after_a_lost_session_it_begins_anew(scene, lag, num_boundaries):
     actor, session = join(scene, lag)
     session.grant(2)
     begin(scene, actor, 5)

@@ -1,7 +1,6 @@
 """Connections break beneath a session: what they swallowed comes at once, and nothing waits out
 a lease. All times of these learners are longer than any test."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -15,15 +14,13 @@ from tests.actor.scripted import (
     ACTOR_SPEC,
     V1,
     WITHIN_S,
-    Actor,
-    Scene,
     body_of,
     reply_of,
     seq_of,
     settings_of,
     weights_of,
 )
-from tests.proxy import HOST, Proxy, proxy
+from tests.proxy import HOST, proxy
 from tests.wire.ends import until
 
 pytestmark = pytest.mark.usefixtures("quick_hellos")
@@ -32,16 +29,16 @@ PATIENT = {"lease_s": 60.0, "heartbeat_s": 60.0}
 
 
 @pytest.fixture
-def network(scene: Scene) -> Iterator[Proxy]:
+def network(scene):
     with proxy(scene.learner.url, scene.learner.weights.router.url) as opened:
         yield opened
 
 
-def bound(scene: Scene, url: str, ipc_path: str) -> Router:
+def bound(scene, url, ipc_path):
     """Where another one has just been closed, which takes a moment."""
-    routers: list[Router] = []
+    routers = []
 
-    def bind() -> bool:
+    def bind():
         with suppress(AddressError):
             routers.append(Router(scene.context, url, ipc_path, 1 << 26))
         return bool(routers)
@@ -50,13 +47,13 @@ def bound(scene: Scene, url: str, ipc_path: str) -> Router:
     return routers[0]
 
 
-def unroll(actor: Actor, value: int) -> None:
+def unroll(actor, value):
     buffer = actor.client.take()
     buffer.obs.fill(value)
     actor.client.send(Finished(buffer, V1, []))
 
 
-def test_what_is_not_settled_goes_again_in_the_same_session(scene: Scene, network: Proxy) -> None:
+def test_what_is_not_settled_goes_again_in_the_same_session(scene, network):
     actor = scene.actor(host=HOST)
     session = scene.join(actor, ACTOR_SPEC, **PATIENT)
     session.grant(3)
@@ -78,9 +75,7 @@ def test_what_is_not_settled_goes_again_in_the_same_session(scene: Scene, networ
             assert [body_of(data) for data in again] == first[1:]
 
 
-def test_in_lockstep_nothing_is_given_up_for_a_broken_connection(
-    scene: Scene, network: Proxy
-) -> None:
+def test_in_lockstep_nothing_is_given_up_for_a_broken_connection(scene, network):
     actor = scene.actor(host=HOST)
     lockstep = settings_of(pace=PaceSection(mode="lockstep"))
     session = scene.join(actor, ACTOR_SPEC, lockstep, **PATIENT)
@@ -98,13 +93,12 @@ def test_in_lockstep_nothing_is_given_up_for_a_broken_connection(
     beat.answer(Grant(session.id, 1, 0, 1, 2, []))
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(2, Version(1, 2))))
     weights = newest.result(WITHIN_S)
-    assert weights is not None
     assert weights.version == (1, 2)
 
 
 def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_dialled(
-    scene: Scene,
-) -> None:
+    scene,
+):
     actor, learner = scene.actor(), scene.learner
     session = scene.join(actor, ACTOR_SPEC, nonce_path=str(learner.folder / "nonce"), **PATIENT)
     session.grant(1)

@@ -2,8 +2,6 @@
 
 import math
 import time
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
@@ -22,8 +20,6 @@ from tests.actor.scripted import (
     LAYOUT,
     V1,
     WITHIN_S,
-    Actor,
-    Scene,
     Session,
     reply_of,
     seq_of,
@@ -36,13 +32,13 @@ RUN_B = b"another run here"
 pytestmark = pytest.mark.usefixtures("quick_hellos")
 
 
-def unroll(actor: Actor) -> None:
+def unroll(actor):
     buffer = actor.client.take()
     buffer.obs.fill(1)
     actor.client.send(Finished(buffer, V1, []))
 
 
-def at_work(scene: Scene, num_sent: int = 0, **welcome: Any) -> tuple[Actor, Session]:
+def at_work(scene, num_sent=0, **welcome):
     """An actor that has sent some trajectories, none of them settled."""
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC, **welcome)
@@ -53,7 +49,7 @@ def at_work(scene: Scene, num_sent: int = 0, **welcome: Any) -> tuple[Actor, Ses
     return actor, session
 
 
-def lose(scene: Scene, session: Session, how: str) -> None:
+def lose(scene, session, how):
     if how == "hello_again for data":
         session.reject("hello_again")
     elif how == "hello_again for a heartbeat":
@@ -69,7 +65,7 @@ WAYS = ("hello_again for data", "hello_again for a heartbeat", "restarting", "si
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_what_is_not_settled_goes_again_under_the_new_session(scene: Scene, how: str) -> None:
+def test_what_is_not_settled_goes_again_under_the_new_session(scene, how):
     lease_s = 1.5 if how == "silence" else 10.0
     actor, session = at_work(scene, num_sent=3, lease_s=lease_s)
     session.grant(3, settled=1)
@@ -97,7 +93,7 @@ def test_what_is_not_settled_goes_again_under_the_new_session(scene: Scene, how:
         assert (seq_of(data), data.message.session) == (2, welcome.session)
 
 
-def test_weights_that_come_slowly_are_waited_for(scene: Scene) -> None:
+def test_weights_that_come_slowly_are_waited_for(scene):
     """A thin line is busy with them, and nothing else comes through."""
     layout = WeightsLayout((ArraySpec("w", (50_000,), "float32"),))
     assert ActorSpec(schema_of(3), layout, 2, 1).weights_s == 1.0
@@ -109,7 +105,7 @@ def test_weights_that_come_slowly_are_waited_for(scene: Scene) -> None:
     assert time.monotonic() - started > 1.1
 
 
-def test_it_gives_up_after_reconnect_s(scene: Scene) -> None:
+def test_it_gives_up_after_reconnect_s(scene):
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC, settings_of(reconnect_s=0.4))
     lost = actor.begin(actor.pump_until, lambda: False)
@@ -134,7 +130,7 @@ def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
         lost.result(WITHIN_S)
 
 
-def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene: Scene) -> None:
+def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene):
     """Its ipc paths lead nowhere: it has gone between two words."""
     actor = scene.actor()
     nonce = {
@@ -156,7 +152,7 @@ def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene: Scene) -> N
     assert scene.data_of(actor).message.session == session.id
 
 
-def test_weights_of_the_new_epoch_are_pulled_and_the_old_ones_not_again(scene: Scene) -> None:
+def test_weights_of_the_new_epoch_are_pulled_and_the_old_ones_not_again(scene):
     actor, session = at_work(scene)
     newest = actor.begin(actor.client.newest)
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(9, Version(1, 9))))
@@ -171,11 +167,10 @@ def test_weights_of_the_new_epoch_are_pulled_and_the_old_ones_not_again(scene: S
         get.answer(*reply_of(weights_of(4, Version(2, 4))))
     actor.do(actor.client.link.wait_for_weights, WITHIN_S)
     weights = actor.do(actor.client.newest)
-    assert weights is not None
     assert weights.version == (2, 4)
 
 
-def new_run(scene: Scene, actor: Actor, pumped: Future[None], **settings: Any) -> None:
+def new_run(scene, actor, pumped, **settings):
     scene.learner.run_id = RUN_B
     hello = scene.learner.data.hear(Hello)
     scene.learner.welcome(hello, settings_of("b:Env", **settings), epoch=1)
@@ -183,7 +178,7 @@ def new_run(scene: Scene, actor: Actor, pumped: Future[None], **settings: Any) -
         pumped.result(WITHIN_S)
 
 
-def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene: Scene) -> None:
+def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene):
     actor, session = at_work(scene, num_sent=2, epoch=3)
     newest = actor.begin(actor.client.newest)
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(9, Version(3, 9))))
@@ -211,7 +206,7 @@ def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene: Scene) -> None:
     assert (data.session, data.seq, data.rows, data.columns) == (again.id, 0, 7, 4)
 
 
-def test_when_the_run_is_finished_so_is_the_actor(scene: Scene) -> None:
+def test_when_the_run_is_finished_so_is_the_actor(scene):
     actor, session = at_work(scene)
     pumped = actor.begin(actor.pump_until, lambda: False)
     session.bye("finished")
@@ -221,9 +216,7 @@ def test_when_the_run_is_finished_so_is_the_actor(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("how", ["finished", "mismatch", "restarting", "hello_again"])
-def test_nothing_more_is_said_in_a_session_that_is_over(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_nothing_more_is_said_in_a_session_that_is_over(scene, monkeypatch, how):
     monkeypatch.setattr(joining, "BYE_OK_S", WITHIN_S)
     actor, session = at_work(scene)
     pumped = actor.begin(actor.pump_until, lambda: False)
@@ -239,12 +232,12 @@ def test_nothing_more_is_said_in_a_session_that_is_over(
     assert time.monotonic() - started < WITHIN_S / 2
 
 
-def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene: Scene) -> None:
+def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene):
     actor = scene.actor()
     session = scene.join(actor, ActorSpec(schema_of(1000, num_obs=2000), LAYOUT, 2, 1))
     session.grant(1)
 
-    def work() -> None:
+    def work():
         try:
             actor.pump_until(lambda: False)
         except RunFinished:
@@ -265,7 +258,7 @@ def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene: Scene) 
         ("not_allowed", NotAllowedError, 77),
     ],
 )
-def test_refusals_for_good(scene: Scene, code: str, error: type[Any], exit_code: int) -> None:
+def test_refusals_for_good(scene, code, error, exit_code):
     actor, session = at_work(scene)
     pumped = actor.begin(actor.pump_until, lambda: False)
     session.reject(code, "rows: 50 here, 20 there")
@@ -274,9 +267,7 @@ def test_refusals_for_good(scene: Scene, code: str, error: type[Any], exit_code:
     assert caught.value.exit_code == exit_code
 
 
-def test_words_without_meaning_change_nothing(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_words_without_meaning_change_nothing(scene, caplog):
     actor, session = at_work(scene)
     with actor.pumping():
         session.reject("bad_message", "malformed_header: what?")
@@ -291,7 +282,7 @@ def test_words_without_meaning_change_nothing(
     assert "not understood" in caplog.text
 
 
-def test_another_model_ends_the_actor(scene: Scene) -> None:
+def test_another_model_ends_the_actor(scene):
     actor, _ = at_work(scene)
     newest = actor.begin(actor.client.newest)
     other = WeightsLayout((ArraySpec("w", (2, 2), "float32"),))
@@ -301,10 +292,10 @@ def test_another_model_ends_the_actor(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("stage", ["connect", "take", "newest"])
-def test_a_stop_is_heard_wherever_it_waits(scene: Scene, stage: str) -> None:
+def test_a_stop_is_heard_wherever_it_waits(scene, stage):
     actor = scene.actor()
     if stage == "connect":
-        waiting: Future[Any] = actor.begin(actor.client.connect)
+        waiting = actor.begin(actor.client.connect)
         scene.learner.data.hear(Hello)
     else:
         scene.join(actor, ACTOR_SPEC)
@@ -317,7 +308,7 @@ def test_a_stop_is_heard_wherever_it_waits(scene: Scene, stage: str) -> None:
     assert time.monotonic() - stopped_at < 2.0
 
 
-def test_leave_says_bye_and_twice_does_no_harm(scene: Scene) -> None:
+def test_leave_says_bye_and_twice_does_no_harm(scene):
     actor, session = at_work(scene)
     for _ in range(2):
         actor.do(actor.client.leave)
@@ -326,7 +317,7 @@ def test_leave_says_bye_and_twice_does_no_harm(scene: Scene) -> None:
     stranger.do(stranger.client.leave)
 
 
-def test_a_spec_that_was_lost_is_made_good(scene: Scene) -> None:
+def test_a_spec_that_was_lost_is_made_good(scene):
     """Heartbeats go well, but the learner does not know what this actor runs."""
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC, lease_s=0.5, heartbeat_s=0.1)

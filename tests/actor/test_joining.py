@@ -2,10 +2,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,7 +34,7 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
-from tests.actor.scripted import WITHIN_S, Scene, settings_of
+from tests.actor.scripted import WITHIN_S, settings_of
 from tests.proxy import HOST, proxy
 from tests.wire.ends import until
 
@@ -53,12 +51,12 @@ class Stopped(Exception):
     pass
 
 
-def seldom() -> SeldomLog:
+def seldom():
     return SeldomLog(joining.logger)
 
 
 @pytest.fixture
-def dealer(scene: Scene) -> Iterator[Dealer]:
+def dealer(scene):
     context = new_context()
     dealer = Dealer(context, scene.learner.url, is_watched=True)
     yield dealer
@@ -67,13 +65,11 @@ def dealer(scene: Scene) -> Iterator[Dealer]:
 
 
 @pytest.fixture
-def find(dealer: Dealer, quick_hellos: None) -> Iterator[Find]:
+def find(dealer, quick_hellos):
     """Looks for the learner on a thread of its own."""
     with ThreadPoolExecutor(1) as thread:
 
-        def begin(
-            within_s: float = WITHIN_S, check_stop: Callable[[], None] = lambda: None
-        ) -> Future[Answer]:
+        def begin(within_s=WITHIN_S, check_stop=lambda: None):
             return thread.submit(
                 *(find_learner, dealer, Handshake(HELLO, time.monotonic())),
                 **{
@@ -87,7 +83,7 @@ def find(dealer: Dealer, quick_hellos: None) -> Iterator[Find]:
         yield begin
 
 
-def test_hello_is_said_until_it_is_answered(scene: Scene, find: Find) -> None:
+def test_hello_is_said_until_it_is_answered(scene, find):
     found = find()
     assert [scene.learner.data.hear(Hello).message for _ in range(3)] == [HELLO] * 3
     hello = scene.learner.data.hear(Hello)
@@ -97,9 +93,7 @@ def test_hello_is_said_until_it_is_answered(scene: Scene, find: Find) -> None:
     assert settings == settings_of("my:Env", max_lag=7)
 
 
-def test_a_lower_epoch_of_this_run_is_told_and_not_taken(
-    scene: Scene, find: Find, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lower_epoch_of_this_run_is_told_and_not_taken(scene, find, caplog):
     found = find(within_s=0.5)
     scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=1)
     with pytest.raises(UnreachableError):
@@ -107,7 +101,7 @@ def test_a_lower_epoch_of_this_run_is_told_and_not_taken(
     assert "a learner of epoch 1 answered, but this run is in epoch 2" in caplog.text
 
 
-def test_nobody_there_is_told_with_the_address(find: Find) -> None:
+def test_nobody_there_is_told_with_the_address(find):
     started = time.monotonic()
     with pytest.raises(
         UnreachableError, match=r"no learner answered at tcp://there:1 within 0.3 s"
@@ -116,9 +110,7 @@ def test_nobody_there_is_told_with_the_address(find: Find) -> None:
     assert 0.3 <= time.monotonic() - started < 5.0
 
 
-def test_who_is_waited_for_is_told_with_the_reason(
-    find: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_is_waited_for_is_told_with_the_reason(find, monkeypatch, caplog):
     monkeypatch.setattr(Wait, "look", lambda wait, what: wait._tell(what(12.0)))
     monkeypatch.setattr(Inquiry, "why", lambda inquiry: "the name there does not resolve")
     with pytest.raises(UnreachableError, match=r"within 0\.05 s: the name there does not resolve"):
@@ -127,15 +119,15 @@ def test_who_is_waited_for_is_told_with_the_reason(
     assert line in caplog.messages
 
 
-def test_a_stop_ends_the_search(find: Find) -> None:
-    def check_stop() -> None:
+def test_a_stop_ends_the_search(find):
+    def check_stop():
         raise Stopped
 
     with pytest.raises(Stopped):
         find(check_stop=check_stop).result(WITHIN_S)
 
 
-def test_a_final_refusal_ends_the_search(scene: Scene, find: Find) -> None:
+def test_a_final_refusal_ends_the_search(scene, find):
     found = find()
     scene.learner.data.hear(Hello).answer(reject("mismatch", "field: mine here, yours there"))
     with pytest.raises(MismatchError, match=r"^the learner .* actor: field: mine here, yours"):
@@ -143,9 +135,7 @@ def test_a_final_refusal_ends_the_search(scene: Scene, find: Find) -> None:
 
 
 @pytest.mark.parametrize("code", ["full", "hello_again", "bad_message"])
-def test_other_refusals_are_logged_and_not_final(
-    scene: Scene, find: Find, caplog: pytest.LogCaptureFixture, code: str
-) -> None:
+def test_other_refusals_are_logged_and_not_final(scene, find, caplog, code):
     raise_if_final(reject(code, "never"), is_joined=True)
     raise_if_final(reject(code, "later", 0.0), is_joined=False)
     found = find()
@@ -157,14 +147,12 @@ def test_other_refusals_are_logged_and_not_final(
     ]
 
 
-def test_who_was_told_to_come_later_says_who_refuses_and_why(
-    scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_was_told_to_come_later_says_who_refuses_and_why(scene, find, monkeypatch, caplog):
     monkeypatch.setattr(Wait, "look", lambda wait, what: wait._tell(what(12.0)))
     monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
     refused = "the learner at tcp://there:1 refuses us for now (12 s): full up"
 
-    def check_stop() -> None:
+    def check_stop():
         if caplog.messages.count(refused) >= 3:
             raise Stopped
 
@@ -175,9 +163,7 @@ def test_who_was_told_to_come_later_says_who_refuses_and_why(
     assert caplog.messages[-3:] == [refused] * 3
 
 
-def test_a_refusal_is_over_when_the_learner_is_asked_again(
-    scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_is_over_when_the_learner_is_asked_again(scene, find, monkeypatch, caplog):
     monkeypatch.setattr(Wait, "look", lambda wait, what: wait._tell(what(12.0)))
     monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
     found = find()
@@ -201,16 +187,14 @@ def test_a_refusal_is_over_when_the_learner_is_asked_again(
     ],
     ids=["none", "no msgpack", "too long", "unknown key", "two"],
 )
-def test_settings_that_are_not_understood_do_not_fit(
-    scene: Scene, find: Find, frames: list[bytes]
-) -> None:
+def test_settings_that_are_not_understood_do_not_fit(scene, find, frames):
     found = find()
     scene.learner.data.hear(Hello).answer(WELCOME, *frames)
     with pytest.raises(MismatchError, match="install the same release"):
         found.result(WITHIN_S)
 
 
-def settings_frame(**changes: Any) -> bytes:
+def settings_frame(**changes):
     return encode_settings(settings_of().model_dump(mode="json") | changes)
 
 
@@ -228,9 +212,7 @@ def settings_frame(**changes: Any) -> bytes:
     ],
     ids=["missing", "extra", "for ever", "negative", "large"],
 )
-def test_settings_that_do_not_fit_are_one_line(
-    scene: Scene, find: Find, frame: bytes, says: str
-) -> None:
+def test_settings_that_do_not_fit_are_one_line(scene, find, frame, says):
     found = find()
     scene.learner.data.hear(Hello).answer(WELCOME, frame)
     with pytest.raises(MismatchError, match=says) as caught:
@@ -240,9 +222,7 @@ def test_settings_that_do_not_fit_are_one_line(
 
 
 @pytest.mark.parametrize("frame", [b"\xc1", pack(HELLO)])
-def test_what_answers_and_is_not_understood_has_not_said_nothing(
-    scene: Scene, find: Find, monkeypatch: pytest.MonkeyPatch, frame: bytes
-) -> None:
+def test_what_answers_and_is_not_understood_has_not_said_nothing(scene, find, monkeypatch, frame):
     monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
     found = find(within_s=0.5)
     scene.learner.data.hear(Hello).answer_raw(frame)
@@ -250,12 +230,12 @@ def test_what_answers_and_is_not_understood_has_not_said_nothing(
         found.result(WITHIN_S)
 
 
-def urls(nonce_path: Path | str, **changes: Any) -> tuple[str, str]:
+def urls(nonce_path, **changes):
     welcome = WELCOME._replace(nonce_path=str(nonce_path), **changes)
     return best_urls(welcome, "tcp://learner.example:5555")
 
 
-def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path: Path) -> None:
+def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path):
     nonce, other = tmp_path / "nonce", tmp_path / "other"
     there = {"ipc_data": str(tmp_path / "d"), "ipc_weights": str(tmp_path / "w")}
     for path in there.values():
@@ -274,15 +254,13 @@ def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path: Path) -> None:
         assert urls(unreadable, **there) == tcp
 
 
-def test_ports_are_joined_to_the_host_that_was_dialled() -> None:
+def test_ports_are_joined_to_the_host_that_was_dialled():
     welcome = WELCOME._replace(nonce_path="/none")
     assert best_urls(welcome, "tcp://[::1]:5555")[1] == "tcp://[::1]:5556"
 
 
 @pytest.mark.parametrize("last_word", [ByeOk(b"s" * 16), reject("hello_again", "gone", 0.0)])
-def test_goodbye_is_answered(
-    scene: Scene, dealer: Dealer, monkeypatch: pytest.MonkeyPatch, last_word: Any
-) -> None:
+def test_goodbye_is_answered(scene, dealer, monkeypatch, last_word):
     monkeypatch.setattr(joining, "BYE_OK_S", WITHIN_S)
     with ThreadPoolExecutor(1) as thread:
         # Sent at once, or not at all: there must be a connection.
@@ -298,7 +276,7 @@ def test_goodbye_is_answered(
         said.result(WITHIN_S / 2)
 
 
-def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, dealer: Dealer) -> None:
+def test_a_goodbye_that_nobody_answers_is_short(scene, dealer):
     while not dealer.send([pack(HELLO)]):
         pass
     started = time.monotonic()
@@ -306,9 +284,7 @@ def test_a_goodbye_that_nobody_answers_is_short(scene: Scene, dealer: Dealer) ->
     assert time.monotonic() - started < 2.0
 
 
-def test_a_hello_that_was_lost_with_its_connection_is_said_again_at_once(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hello_that_was_lost_with_its_connection_is_said_again_at_once(scene, monkeypatch):
     monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 10 * WITHIN_S)
     with proxy(scene.learner.url) as network:
         actor = scene.actor(host=HOST)
@@ -320,8 +296,8 @@ def test_a_hello_that_was_lost_with_its_connection_is_said_again_at_once(
 
 
 def test_of_each_kind_of_line_one_is_said_in_ten_seconds(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     caplog.set_level(logging.INFO)
     now = 100.0
     log = SeldomLog(logging.getLogger("some"), lambda: now)
@@ -335,7 +311,7 @@ def test_of_each_kind_of_line_one_is_said_in_ten_seconds(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
-def test_a_port_that_nobody_listens_at_refuses() -> None:
+def test_a_port_that_nobody_listens_at_refuses():
     with socket.socket() as taken:
         # Bound, so that nobody else takes it, and not listening.
         taken.bind(("127.0.0.1", 0))
@@ -343,14 +319,14 @@ def test_a_port_that_nobody_listens_at_refuses() -> None:
         assert "refused" in why_silent(f"tcp://127.0.0.1:{port}")
 
 
-def test_what_listens_and_says_nothing_is_told_apart() -> None:
+def test_what_listens_and_says_nothing_is_told_apart():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert "something listens there" in why_silent(f"tcp://127.0.0.1:{port}")
 
 
-def test_a_name_that_does_not_resolve_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object) -> None:
+def test_a_name_that_does_not_resolve_is_told(monkeypatch):
+    def unknown(*_):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "create_connection", unknown)
@@ -361,18 +337,18 @@ def test_a_name_that_does_not_resolve_is_told(monkeypatch: pytest.MonkeyPatch) -
     ("error", "says"),
     [(TimeoutError(), "no answer at all"), (OSError(101, "Network is unreachable"), "unreachable")],
 )
-def test_other_reasons(monkeypatch: pytest.MonkeyPatch, error: OSError, says: str) -> None:
-    def fail(*_: object) -> None:
+def test_other_reasons(monkeypatch, error, says):
+    def fail(*_):
         raise error
 
     monkeypatch.setattr(socket, "create_connection", fail)
     assert says in why_silent("tcp://10.0.0.1:5555")
 
 
-def test_nobody_waits_long_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_long_for_an_answer(monkeypatch):
     may_answer = threading.Event()
 
-    def ask(url: str) -> str:
+    def ask(url):
         assert may_answer.wait(20)
         return f"found of {url}"
 

@@ -166,7 +166,6 @@ def test_returns_are_summed_in_double_precision():
     for n in range(num_rows):
         unroll.begin(buffer, V1)
         message = unroll.append(one, number, reward, yes if n == num_rows - 1 else no, no, obs)
-    assert message is not None
     assert message.episodes == [(num_rows * (1e6 + 0.25), num_rows)]
 
 
@@ -190,7 +189,6 @@ def test_a_buffer_that_comes_back_is_written_anew():
         for _ in range(3):
             flag = yes if is_over else no
             message = unroll.append({"": np.ones(1, np.int32)}, number, number, flag, flag, obs)
-        assert message is not None
         messages.append((message.episodes, rows_of(message.buffer.columns, 0)))
     episodes, rows = messages[0]
     assert episodes == [(-1.0, 1), (-1.0, 1)]

@@ -305,7 +305,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("when", ["in step", "between steps"])
-def test_when_its_actor_is_killed_it_ends_and_leaves_nothing(when: str) -> None:
+def test_when_its_actor_is_killed_it_ends_and_leaves_nothing(when):
     command = [sys.executable, "-c", ACTOR, "tests.actor.worlds:Hanging", when]
     actor = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert actor.stdout is not None
