@@ -71,24 +71,26 @@ def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(scene, op
         assert await_weights(link).version == V5
 
 
-def test_only_the_newest_is_kept(scene, open_link):
-    link = open_link()
+@pytest.mark.parametrize(("num_kept", "expected"), [(1, [V7, None]), (2, [V5, V7, None])])
+def test_the_newest_are_kept(scene, open_link, num_kept, expected):
+    link = open_link(num_kept=num_kept)
     get = scene.learner.weights.find(Get)
     for version in (V5, V7, V6, Version(0, 9)):
         get.answer(*reply_of(weights_of(version.update, version)))
     # The link reads in order: when it has this grant, it has seen all of them.
     get.answer(grant(V7))
     until(link.take_grants)
-    weights = link.take_newest()
-    assert weights.version == V7
-    assert link.take_newest() is None
+    taken = [link.take_newest() for _ in expected]
+    assert [weights and weights.version for weights in taken] == expected
 
 
-def test_damaged_weights_are_pulled_again(scene, open_link, caplog):
+def test_damaged_weights_are_pulled_again_and_nonsense_is_passed_over(scene, open_link, caplog):
     link = open_link(have=V5)
     link.want(V6)
     reply, frame = reply_of(weights_of(6, V6))
-    scene.learner.weights.find(Get).answer(reply, frame[:-1])
+    get = scene.learner.weights.find(Get)
+    get.answer_raw(b"\xc1")
+    get.answer(reply, frame[:-1])
     scene.learner.weights.find(Get).answer(reply, frame)
     assert await_weights(link).buffer.tobytes() == frame
     assert caplog.text.count("asking again") == 1
@@ -166,23 +168,6 @@ def test_a_refusal_wakes_who_waits_and_may_end_the_session(scene, open_link):
     until(lambda: link.pulls.is_session_over)
 
 
-def test_nonsense_is_passed_over(scene, open_link):
-    link = open_link()
-    get = scene.learner.weights.find(Get)
-    get.answer_raw(b"\xc1")
-    get.answer(*reply_of(weights_of(1, V5)))
-    assert await_weights(link).version == V5
-
-
-def test_what_was_asked_is_lost_with_the_connection(scene, open_link):
-    link = open_link(have=V5, heartbeat_s=0.05)
-    link.want(V6)
-    scene.learner.weights.find(Get)
-    until(lambda: link.pulls.is_asking)
-    scene.learner.weights.router.close()
-    until(lambda: not link.pulls.is_asking)
-
-
 def test_close_ends_the_thread_and_twice_does_no_harm(open_link):
     link = open_link()
     assert sum(thread.name == "link" for thread in threading.enumerate()) == 1
@@ -191,15 +176,3 @@ def test_close_ends_the_thread_and_twice_does_no_harm(open_link):
     link.close()
     assert time.monotonic() - started < 2.0
     assert not any(thread.name == "link" for thread in threading.enumerate())
-
-
-def test_where_more_are_kept_they_come_one_after_the_other(scene, open_link):
-    link = open_link(num_kept=2)
-    get = scene.learner.weights.find(Get)
-    for version in (V5, V6):
-        get.answer(*reply_of(weights_of(version.update, version)))
-    # The link reads in order: when it has this grant, it has seen all of them.
-    get.answer(grant(V6))
-    until(link.take_grants)
-    taken = [link.take_newest() for _ in range(3)]
-    assert [weights and weights.version for weights in taken] == [V5, V6, None]
