@@ -1,3 +1,4 @@
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -140,127 +141,101 @@ def test_without_a_flag_the_learner_says_how_many_environments(scene):
     assert session.spec.columns == settings.actor.num_envs
 
 
+def changed(settings, **sections):
+    """Settings with other keys in some of their sections."""
+    update = {
+        name: getattr(settings, name).model_copy(update=keys) for name, keys in sections.items()
+    }
+    return settings.model_copy(update=update)
+
+
+def refusal(scene, settings, error=MismatchError, num_envs=2, **welcome):
+    """What ends an actor that cannot do what it is welcomed for."""
+
+    def serve(scene):
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings, **welcome)
+        scene.learner.data.hear(Bye)
+
+    with pytest.raises(error) as caught:
+        run(scene, serve, num_envs)
+    assert str(caught.value).isprintable()
+    return caught.value
+
+
+NETWORKS = settings_for("Counting")
+# Were one built, it is that which would be told.
+NOWHERE = "no_such_package:Env"
+
+
 @pytest.mark.parametrize(
-    ("env_id", "says"),
+    ("settings", "says"),
     [
-        ("no_such_package:Env", "no_such_package"),
-        ("NoSuchEnv-v0", "NoSuchEnv"),
-        ("bench.probes:Missing", "Missing"),
+        (settings_of(NOWHERE), "no_such_package"),
+        (settings_of("NoSuchEnv-v0"), "NoSuchEnv"),
+        (settings_of("bench.probes:Missing"), "Missing"),
+        # It cannot write to the terminal.
+        (settings_of("Foo\n\x1b[31mBar-v1"), "Bar-v1"),
+        (changed(NETWORKS, model={"name": "no_such_package:Torso"}), "failed to import no_such"),
+        (changed(NETWORKS, model={"name": "nature_cnn"}), "model.name nature_cnn wants an image"),
+        # A learner that is none asks for what it does not need to build.
+        (changed(NETWORKS, model={"hidden_sizes": (2**62,)}), "model: there is no memory here"),
     ],
 )
-def test_an_environment_that_cannot_be_made_here_does_not_fit(scene, env_id, says):
-    def serve(scene):
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(env_id))
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match=says) as caught:
-        run(scene, serve)
-    assert caught.value.exit_code == 78
-
-
-def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene):
-    def serve(scene):
-        settings = settings_of("tests.actor.worlds:Unborn")
-        actor = settings.actor.model_copy(update={"sampler": "parallel"})
-        settings = settings.model_copy(update={"actor": actor})
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
-        return scene.learner.data.hear(Bye).message.reason
-
-    with pytest.raises(EnvError, match=r"the env worker of .* was killed \(SIGKILL\)") as caught:
-        run(scene, serve)
-    # `train` starts it again, unlike one that does not fit.
-    assert caught.value.exit_code == 2
-
-
-def test_what_the_learner_calls_its_environment_cannot_write_to_the_terminal(scene):
-    def serve(scene):
-        settings = settings_of("Foo\n\x1b[31mBar-v1")
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match="Bar-v1") as caught:
-        run(scene, serve)
-    assert str(caught.value).isprintable()
+def test_what_cannot_be_built_here_does_not_fit(scene, settings, says):
+    error = refusal(scene, settings)
+    assert error.exit_code == 78
+    assert says in str(error)
 
 
 @pytest.mark.parametrize(
     ("pace", "num_envs", "says"),
     [
-        ("async", 17, "learner.batch_columns .* 1 to 16 env.*, got 17"),
-        ("lockstep", 3, "pace.mode lockstep .* 8 to 8 env.*, got 3"),
+        ("async", 17, "--num-envs: with learner.batch_columns this learner takes 1 to 16"),
+        ("lockstep", 3, "--num-envs: with pace.mode lockstep this learner takes 8 to 8"),
     ],
 )
 def test_a_number_of_environments_that_does_not_fit_is_refused_before_any_is_built(
     scene, pace, num_envs, says
 ):
-    # Were one built, it is that which would be told.
-    settings = settings_of("no_such_package:Env", pace={"mode": pace})
-
-    def serve(scene):
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings, max_columns=16)
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match=f"^--num-envs: .*{says}"):
-        run(scene, serve, num_envs)
+    settings = settings_of(NOWHERE, pace={"mode": pace})
+    error = refusal(scene, settings, num_envs=num_envs, max_columns=16)
+    assert str(error).startswith(says)
+    assert str(error).endswith(f"got {num_envs}")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("no_such_package:Torso", "failed to import no_such_package"),
-        ("nature_cnn", "wants an image"),
-    ],
-)
-def test_a_network_that_cannot_be_built_here_does_not_fit(scene, name, says):
-    settings = settings_for("Counting")
-    settings = settings.model_copy(
-        update={"model": settings.model.model_copy(update={"name": name})}
-    )
-
-    def serve(scene):
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match=rf"model\.name.*{says}"):
-        run(scene, serve)
-
-
-def test_a_network_too_large_for_the_memory_here_does_not_fit(scene):
-    """A learner that is none asks for what it does not need to build."""
-    settings = settings_for("Counting")
-    model = settings.model.model_copy(update={"hidden_sizes": (2**62,)})
-
-    def serve(scene):
-        told = settings.model_copy(update={"model": model})
-        scene.learner.welcome(scene.learner.data.hear(Hello), told)
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match=r"^model: there is no memory here") as caught:
-        run(scene, serve)
-    assert caught.value.exit_code == 78
-    assert str(caught.value).isprintable()
+def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene):
+    settings = changed(settings_of("tests.actor.worlds:Unborn"), actor={"sampler": "parallel"})
+    error = refusal(scene, settings, EnvError)
+    assert re.search(r"the env worker of .* was killed \(SIGKILL\)", str(error))
+    # `train` starts it again, unlike one that does not fit.
+    assert error.exit_code == 2
 
 
 @pytest.mark.parametrize("sampler", ["auto", "serial"])
 def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_name(scene, sampler):
-    settings = settings_of("tests.actor.worlds:Wide")
-    actor = settings.actor.model_copy(update={"sampler": sampler})
-
-    def serve(scene):
-        told = settings.model_copy(update={"actor": actor})
-        scene.learner.welcome(scene.learner.data.hear(Hello), told)
-        scene.learner.data.hear(Bye)
-
     try:
-        with pytest.raises(EnvError, match=r"worlds:Wide has called torch\.set_default") as caught:
-            run(scene, serve)
+        settings = changed(settings_of("tests.actor.worlds:Wide"), actor={"sampler": sampler})
+        error = refusal(scene, settings, EnvError)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert caught.value.exit_code == 2
+    assert "worlds:Wide has called torch.set_default" in str(error)
+    assert error.exit_code == 2
 
 
-def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed):
-    settings = settings_for("Failing", after=6)
+QUITTING = section("Quitting", kwargs={"how": "SystemExit"})
+INTERRUPTING = section("Quitting", kwargs={"how": "KeyboardInterrupt"})
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (section("bench.probes:Failing", kwargs={"after": 6}), ":Failing failed in step: Runtime"),
+        (QUITTING, ":Quitting failed in step: SystemExit"),
+        (INTERRUPTING, ":Quitting failed in step: KeyboardInterrupt"),
+    ],
+)
+def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed, caplog, env, says):
+    settings = settings_for("Counting").model_copy(update={"env": env})
 
     def serve(scene):
         session = welcomed(scene, settings)
@@ -268,30 +243,17 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed):
         give_weights(scene, session, settings)
         bye = scene.learner.data.find(Bye).message
         assert bye.session == session.id
-        assert bye.text.startswith("EnvError: bench.probes:Failing failed in step: Run")
+        return bye.text
 
-    with pytest.raises(EnvError, match=r"probes:Failing failed in step: RuntimeError") as caught:
-        run(scene, serve)
+    service = []
+    with pytest.raises(EnvError, match=says) as caught:
+        run(scene, lambda scene: service.append(serve(scene)))
+    assert service[0].startswith("EnvError: ")
+    assert says in service[0]
     assert caught.value.exit_code == 2
     assert len(str(caught.value).splitlines()) == 1
     assert len(closed) == 2
-
-
-@pytest.mark.parametrize("how", ["SystemExit", "KeyboardInterrupt"])
-def test_an_environment_that_would_end_the_actor_is_to_blame(scene, how, caplog):
-    env = section("Quitting", kwargs={"how": how})
-    settings = settings_for("Counting").model_copy(update={"env": env})
-
-    def serve(scene):
-        session = welcomed(scene, settings)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
-        assert how in scene.learner.data.find(Bye).message.text
-
-    with pytest.raises(EnvError, match=f":Quitting failed in step: {how}") as caught:
-        run(scene, serve)
-    assert caught.value.exit_code == 2
-    assert "worlds.py" in caplog.text, "where it failed is told"
+    assert "Traceback" in caplog.text, "where it failed is told"
 
 
 def test_a_new_run_is_built_anew(scene, closed):
@@ -345,24 +307,6 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
     assert "actor 0" not in caplog.text
     warnings = [each for each in caplog.records if each.levelname == "WARNING"]
     assert all("failed in close" in each.message for each in warnings)
-
-
-def test_environments_are_closed_when_the_learner_refuses_them(scene, closed):
-    settings = settings_for("Counting")
-
-    def serve(scene):
-        # It is lost before Spec can be said, and refuses at the second hello.
-        nonce = {
-            "nonce_path": str(scene.learner.folder / "nonce"),
-            "ipc_data": scene.learner.dead_socket,
-        }
-        hello = scene.learner.data.hear(Hello)
-        scene.learner.welcome(hello, settings, **nonce, lease_s=0.1)
-        scene.learner.refuse(scene.learner.data.hear(Hello), "mismatch")
-
-    with pytest.raises(MismatchError):
-        run(scene, serve)
-    assert len(closed) == 2
 
 
 def test_where_the_time_goes_is_told(scene, monkeypatch):
@@ -461,9 +405,8 @@ def test_a_resumed_run_goes_on_with_other_seeds_and_so_does_a_successor(scene, m
 
 
 def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
-    settings = settings_for("Counting", rows=4, sampler="parallel")
-    env = settings.env.model_copy(update={"id": "tests.actor.worlds:Hanging"})
-    settings = settings.model_copy(update={"env": env})
+    hanging = {"id": "tests.actor.worlds:Hanging"}
+    settings = changed(settings_for("Counting", rows=4, sampler="parallel"), env=hanging)
 
     def serve(scene):
         session = welcomed(scene, settings)
@@ -485,16 +428,8 @@ def test_auto_picks_once_and_joins_with_what_it_picked(scene, caplog):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_acts_in_the_precision_of_the_run(scene, precision, monkeypatch):
-    settings = settings_for("Counting")
-    model = settings.model.model_copy(update={"precision": precision})
-    made = []
-    build = service_module.build_policy
-
-    def build_and_keep(*args, **kwargs):
-        made.append(build(*args, **kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(service_module, "build_policy", build_and_keep)
-    run(scene, play(settings.model_copy(update={"model": model})))
-    assert {str(policy.model.precision) for policy in made} == {f"torch.{precision}"}
+def test_it_acts_in_the_precision_of_the_run(scene, precision, caplog):
+    caplog.set_level("INFO")
+    settings = changed(settings_for("Counting"), model={"precision": precision})
+    run(scene, play(settings, 1))
+    assert f"actor 3: 2 environments of bench.probes:Counting, acting in {precision}" in caplog.text
