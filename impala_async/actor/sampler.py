@@ -132,7 +132,7 @@ class Sampler:
             waiting = self._was_over if step.idle is None else self._was_over | step.idle
             _forget(self._state, waiting)
             self._was_over = (step.terminated | step.truncated) & ~waiting
-        finished = self._unrolls[0].append(
+        return self._unrolls[0].append(
             chosen.actions,
             chosen.log_probs,
             step.rewards,
@@ -141,7 +141,6 @@ class Sampler:
             step.obs,
             step.masked,
         )
-        return [] if finished is None else [finished]
 
 
 class SameStepSampler(Sampler):
@@ -175,7 +174,7 @@ class SameStepSampler(Sampler):
         return finished
 
     def _write(self, chosen: Action, step: Step) -> list[Finished]:
-        finished = []
+        finished: list[Finished] = []
         is_over = (step.terminated | step.truncated).tolist()
         if self._state and any(is_over):
             self._final_state = {name: part.copy() for name, part in self._state.items()}
@@ -186,7 +185,7 @@ class SameStepSampler(Sampler):
                 assert step.final_obs is not None, "a SAME_STEP batch gives final observations"
                 next_obs = step.final_obs
                 self._resetting.append(column)
-            message = unroll.append(
+            finished += unroll.append(
                 _cut(chosen.actions, one),
                 chosen.log_probs[one],
                 step.rewards[one],
@@ -194,19 +193,15 @@ class SameStepSampler(Sampler):
                 step.truncated[one],
                 _cut(next_obs, one),
             )
-            if message is not None:
-                finished.append(message)
         return finished + self._write_resets() if self._resetting else finished
 
     def _write_resets(self) -> list[Finished]:
         """Write the masked rows that are due, of columns that have a buffer for them."""
-        finished, waiting = [], []
-        for column in self._resetting:
-            unroll = self._unrolls[column]
-            if unroll.needs_buffer:
-                waiting.append(column)
-                continue
-            message = unroll.append(
+        due = [column for column in self._resetting if not self._unrolls[column].needs_buffer]
+        self._resetting = [column for column in self._resetting if column not in due]
+        finished: list[Finished] = []
+        for column in due:
+            finished += self._unrolls[column].append(
                 self._no_actions,
                 self._no_numbers,
                 self._no_numbers,
@@ -214,9 +209,6 @@ class SameStepSampler(Sampler):
                 self._no_flags,
                 _cut(self._obs, self._slices[column]),
             )
-            if message is not None:
-                finished.append(message)
-        self._resetting = waiting
         return finished
 
 

@@ -43,12 +43,10 @@ class Driver:
             actions = np.where(is_after, 1, n % 2).astype(np.int32)
             log_probs = np.where(is_after, np.nan, -0.5).astype(np.float32)
             rewards = np.where(is_after, np.nan, n + 1).astype(np.float32)
-            message = self.unroll.append(
+            self.messages += self.unroll.append(
                 {"": actions}, log_probs, rewards, flags[:, 0], flags[:, 1], self.obs(n + 1)
             )
             self.num_fed += 1
-            if message is not None:
-                self.messages.append(message)
 
     def expected(self, n, c):
         obs, next_obs = (float(c), float(n)), (float(c), float(n + 1))
@@ -96,10 +94,9 @@ def test_returns_are_summed_in_double_precision():
     number, no, yes = np.zeros(1, np.float32), np.array([False]), np.array([True])
     reward = np.array([1e6 + 0.25], np.float32)
     buffer = MessageBuffer(schema, 1)
-    message = None
     for n in range(num_rows):
         unroll.begin(buffer, V1)
-        message = unroll.append(one, number, reward, yes if n == num_rows - 1 else no, no, obs)
+        (message,) = unroll.append(one, number, reward, yes if n == num_rows - 1 else no, no, obs)
     assert message.episodes == [(num_rows * (1e6 + 0.25), num_rows)]
 
 
@@ -114,8 +111,8 @@ def test_a_buffer_that_comes_back_is_written_anew():
         unroll.begin(buffer, V1)
         for _ in range(3):
             flag = yes if is_over else no
-            message = unroll.append({"": np.ones(1, np.int32)}, number, number, flag, flag, obs)
-        messages.append((message.episodes, rows_of(message.buffer.columns, 0)))
+            done = unroll.append({"": np.ones(1, np.int32)}, number, number, flag, flag, obs)
+        messages.append((done[0].episodes, rows_of(done[0].buffer.columns, 0)))
     episodes, rows = messages[0]
     assert episodes == [(-1.0, 1), (-1.0, 1)]
     assert [row.mask for row in rows] == [True, False, True]
@@ -211,7 +208,7 @@ def test_rows_in_which_a_column_only_waits_are_masked(rows):
             unroll.begin(MessageBuffer(schema_of(rows), 2), V1)
         terminated = np.array([(n, c) in ends for c in range(2)])
         idle = np.array([n == 4, n in (2, 3, 4)])
-        message = unroll.append(
+        messages += unroll.append(
             {"": np.ones(2, np.int32)},
             np.full(2, -1.0, np.float32),
             np.full(2, 5.0, np.float32),
@@ -220,7 +217,6 @@ def test_rows_in_which_a_column_only_waits_are_masked(rows):
             {"": np.full((2, 2), n + 1, np.float32)},
             idle if idle.any() else None,
         )
-        messages += [message] if message else []
     mask = np.concatenate([m.buffer.columns.mask_CT for m in messages], axis=1)
     num_rows = mask.shape[1]
     waits = {0: {4}, 1: {2, 3, 4}}
