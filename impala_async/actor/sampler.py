@@ -15,7 +15,6 @@ Runs on: sampler thread
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -37,22 +36,6 @@ Newest = Callable[[], Weights | None]
 """Weights newer than those in use, or None. Asked at trajectory boundaries only; it may wait."""
 
 
-@dataclass
-class SamplerTimers:
-    """Where a sampler's time went since the last `take`; one thread owns it."""
-
-    act_time_s: float = 0.0
-    env_time_s: float = 0.0
-    num_steps: int = 0
-
-    def take(self) -> "SamplerTimers":
-        """A copy; the sums begin anew."""
-        taken = replace(self)
-        self.act_time_s = self.env_time_s = 0.0
-        self.num_steps = 0
-        return taken
-
-
 class Sampler:
     """All columns share a cursor and travel in one message."""
 
@@ -67,7 +50,8 @@ class Sampler:
         newest: Newest,
         seed: int,
     ) -> None:
-        self.timers = SamplerTimers()
+        self._env_s = self._act_s = 0.0
+        self._num_steps = 0
         self._envs = envs
         self._policy = policy
         self._rng = rng
@@ -87,18 +71,24 @@ class Sampler:
         finished: list[Finished] = []
         while self._is_any_waiting:
             finished += self._begin()
-        timers = self.timers
         before = perf_counter()
         chosen = self._policy.act(self._obs, self._state, self._rng)
         acted = perf_counter()
         step = self._envs.step(chosen.actions)
-        timers.act_time_s += acted - before
-        timers.env_time_s += perf_counter() - acted
-        timers.num_steps += 1
+        self._act_s += acted - before
+        self._env_s += perf_counter() - acted
+        self._num_steps += 1
         self._obs, self._state = step.obs, chosen.state
         finished += self._write(chosen, step)
         self._is_any_waiting = bool(finished)
         return finished
+
+    def take_times(self) -> tuple[float, float, int]:
+        """Seconds that environments and policy took since the last call, and for how many steps."""
+        times = self._env_s, self._act_s, self._num_steps
+        self._env_s = self._act_s = 0.0
+        self._num_steps = 0
+        return times
 
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
         self._was_over = np.zeros(self._envs.num_envs, np.bool_)

@@ -12,7 +12,7 @@ from impala_async.errors import EnvError
 from impala_async.schema import Schema
 from impala_async.trajectory import find_fault
 from impala_async.weights import Version
-from tests.actor.fakes import FakePolicy, Row, rows_of, sampler_over, streams_of, weights_of
+from tests.actor.fakes import FakePolicy, Row, rows_of, sampler_over, weights_of
 
 MODES = ["NextStep", "SameStep"]
 
@@ -170,21 +170,6 @@ def test_serial_and_gymnasiums_vector_give_bit_equal_trajectories(env_id):
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_cartpole_gives_sound_trajectories(sampler):
-    envs = build_envs(sampler, EnvSection(id="CartPole-v1", kwargs={"max_episode_steps": 20}), 4)
-    rig = Rig(envs, rows=16)
-    messages = rig.run(16 * 20)
-    assert len(messages) == 20
-    assert all(find_fault(rig.schema, m.buffer.columns) is None for m in messages)
-    found = sorted(episode for message in messages for episode in message.episodes)
-    expected = [e for stream in streams_of(messages, 4) for e in episodes_of(stream)]
-    assert found == sorted(expected)
-    assert all(episode_return == length for episode_return, length in found)
-    assert max(length for _, length in found) <= 20
-    rig.envs.close()
-
-
-@pytest.mark.parametrize("sampler", ["serial", "vector"])
 def test_equal_seeds_give_bit_equal_messages_and_others_do_not(sampler):
     def planes(seed):
         envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 4)
@@ -288,12 +273,11 @@ def test_no_buffer_is_taken_before_the_first_step():
 def test_timers_know_where_the_time_went():
     rig = Rig(SerialEnvs([Slow(step_s=0.002)]), rows=4)
     rig.run(5)
-    timers = rig.sampler.timers
-    assert timers.num_steps == 5
-    assert timers.env_time_s >= 0.01
-    assert 0 < timers.act_time_s < timers.env_time_s
-    assert timers.take().num_steps == rig.policy.num_acts == 5
-    assert (timers.num_steps, timers.env_time_s, timers.act_time_s) == (0, 0, 0)
+    env_s, act_s, num_steps = rig.sampler.take_times()
+    assert num_steps == rig.policy.num_acts == 5
+    assert env_s >= 0.01
+    assert 0 < act_s < env_s
+    assert rig.sampler.take_times() == (0, 0, 0)
 
 
 def test_an_env_that_fails_is_an_env_error():
