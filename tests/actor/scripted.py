@@ -291,7 +291,7 @@ class Scene:
 
     def welcome_back(self, settings=None, **welcome):
         """The actor says hello again, on a thread that is in the middle of a call."""
-        hello = self.learner.data.hear(Hello)
+        hello = self.learner.data.find(Hello)
         answered = self.learner.welcome(hello, settings or settings_of(), **welcome)
         # It may have said hello once more before it saw the answer.
         return Session(self.learner.data.find(Spec), answered)

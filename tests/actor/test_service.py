@@ -12,7 +12,6 @@ import torch
 from bench.probes import Probe
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
-from impala_async.config.run import PaceSection
 from impala_async.errors import EnvError, MismatchError
 from impala_async.interrupts import REQUESTS
 from impala_async.policy import Policy
@@ -78,6 +77,14 @@ def give_weights(scene, session, settings, version=FIRST):
     asked.answer(reply, weights.buffer.tobytes())
 
 
+def at_work(scene, settings, version=FIRST, **welcome):
+    """The learner's side, up to the first weights, with all the credit that it may want."""
+    session = welcomed(scene, settings, **welcome)
+    session.grant(MANY)
+    give_weights(scene, session, settings, version)
+    return session
+
+
 def run(scene, serve, num_envs=2):
     """The service on this thread, the learner on another; exit code and what the learner saw."""
     service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S)
@@ -98,9 +105,7 @@ def play(settings, num_messages=3, version=FIRST, **welcome):
     """Welcome an actor, take a few messages, finish; Spec and what was sent."""
 
     def serve(scene):
-        session = welcomed(scene, settings, **welcome)
-        session.grant(MANY)
-        give_weights(scene, session, settings, version)
+        session = at_work(scene, settings, version, **welcome)
         messages = []
         for seq in range(num_messages):
             messages.append(scene.learner.data.hear(Data))
@@ -238,9 +243,7 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed, 
     settings = settings_for("Counting").model_copy(update={"env": env})
 
     def serve(scene):
-        session = welcomed(scene, settings)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
+        session = at_work(scene, settings)
         bye = scene.learner.data.find(Bye).message
         assert bye.session == session.id
         return bye.text
@@ -260,15 +263,11 @@ def test_a_new_run_is_built_anew(scene, closed):
     first, second = settings_for("Slow", step_s=0.001), settings_for("Endless", rows=6)
 
     def serve(scene):
-        session = welcomed(scene, first)
-        session.grant(MANY)
-        give_weights(scene, session, first)
+        session = at_work(scene, first)
         sent = [scene.learner.data.hear(Data).message for _ in range(2)]
         scene.learner.run_id = b"another run here"
         session.reject("hello_again")
-        hello = scene.learner.data.find(Hello)
-        answered = scene.learner.welcome(hello, second)
-        again = Session(scene.learner.data.hear(Spec), answered)
+        again = scene.welcome_back(second)
         again.grant(MANY)
         give_weights(scene, again, second)
         sent.append(scene.learner.data.hear(Data).message)
@@ -290,10 +289,8 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
 
     def serve(scene):
         welcomed(scene, settings, rank=0).reject("hello_again")
-        hello = scene.learner.data.find(Hello)
         # Its rank is another's by now.
-        answered = scene.learner.welcome(hello, settings, rank=3)
-        again = Session(scene.learner.data.hear(Spec), answered)
+        again = scene.welcome_back(settings, rank=3)
         again.grant(MANY)
         give_weights(scene, again, settings)
         seq = scene.learner.data.hear(Data).message.seq
@@ -314,9 +311,7 @@ def test_where_the_time_goes_is_told(scene, monkeypatch):
     settings = settings_for("Slow", rows=10, sampler="serial", step_s=0.002)
 
     def serve(scene):
-        session = welcomed(scene, settings, heartbeat_s=0.05)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
+        session = at_work(scene, settings, heartbeat_s=0.05)
         for seq in range(5):
             scene.learner.data.hear(Data)
             session.grant(MANY, settled=seq + 1)
@@ -336,9 +331,7 @@ def test_a_goodbye_does_not_wait_for_many_slow_steps(scene):
     settings = settings_for("Slow", rows=1000, step_s=0.25)
 
     def serve(scene):
-        session = welcomed(scene, settings, heartbeat_s=0.05)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
+        session = at_work(scene, settings, heartbeat_s=0.05)
         for _ in range(5):
             scene.learner.weights.find(Heartbeat)
         told_at = time.monotonic()
@@ -369,39 +362,25 @@ def test_seeds_are_stable_and_no_two_actors_share_one():
     assert not again & (seeds | later)
 
 
-def test_rank_and_seed_decide_what_an_actor_does(scene):
-    def sent(seed, rank):
-        settings = settings_for("MatchObservation", rows=20, seed=seed)
-        _, (_, messages) = run(scene, play(settings, 2, rank=rank))
-        return [body_of(heard) for heard in messages]
-
-    reference = sent(0, 0)
-    assert sent(0, 0) == reference
-    others = [sent(0, 1), sent(1, 0)]
-    assert reference not in others
-    assert others[0] != others[1]
-
-
 @pytest.mark.parametrize("mode", ["async", "lockstep"])
-def test_a_resumed_run_goes_on_with_other_seeds_and_so_does_a_successor(scene, mode):
-    pace = PaceSection(mode=mode)
+def test_seed_rank_and_beginning_decide_what_an_actor_does(scene, mode):
+    """Each first message is acted with weights of zero, whatever their version."""
 
-    def sent(epoch, update):
-        """A first message, acted with weights of zero, whatever their version."""
-        settings = settings_for("MatchObservation", rows=20).model_copy(update={"pace": pace})
-        version = Version(epoch, update)
-        serve = play(settings, 1, version=version, rank=1, epoch=epoch)
+    def sent(seed=0, rank=1, epoch=1, update=0):
+        settings = settings_for("MatchObservation", rows=20, seed=seed)
+        settings = changed(settings, pace={"mode": mode})
+        serve = play(settings, 1, version=Version(epoch, update), rank=rank, epoch=epoch)
         _, (_, (first,)) = run(scene, serve, num_envs=None)
         assert first.message.update == update
         return body_of(first)
 
-    reference = sent(1, 0)
-    assert sent(1, 0) == reference
-    resumed = sent(2, 40)
-    assert resumed not in (reference, sent(3, 40))
-    assert sent(2, 40) == resumed
+    reference, resumed = sent(), sent(epoch=2, update=40)
+    assert sent() == reference
+    assert sent(epoch=2, update=40) == resumed
+    others = [sent(rank=0), sent(seed=1), sent(epoch=3, update=40)]
+    assert len({reference, resumed, *others}) == 5
     # Where ranks are given out again, and the first version is decided, it is one more seed.
-    assert (sent(2, 41) == resumed) == (mode == "async")
+    assert (sent(epoch=2, update=41) == resumed) == (mode == "async")
 
 
 def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
@@ -409,9 +388,7 @@ def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
     settings = changed(settings_for("Counting", rows=4, sampler="parallel"), env=hanging)
 
     def serve(scene):
-        session = welcomed(scene, settings)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
+        session = at_work(scene, settings)
         finish(scene, session)
 
     code, _ = run(scene, serve)
