@@ -83,8 +83,8 @@ def measure(setup: Setup, play: Play) -> Measured:
         play.look_up()
         before = time.perf_counter()
         free += [finished.buffer for finished in sampler.step()]
-        round_s, spent = time.perf_counter() - before, sampler.timers.take()
-        rounds.append(Measured(round_s, spent.env_time_s, spent.act_time_s))
+        round_s, (env_s, act_s, _) = time.perf_counter() - before, sampler.take_times()
+        rounds.append(Measured(round_s, env_s, act_s))
     # A busy machine takes the processor away too, but then nothing here went to sleep.
     is_idle = time.process_time() - cpu_s < WAIT_SHARE * sum(one.env_s for one in rounds)
     is_waiting = is_idle and _count_sleeps() - num_sleeps >= len(rounds)

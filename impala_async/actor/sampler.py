@@ -15,7 +15,6 @@ Runs on: sampler thread
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -37,22 +36,6 @@ Newest = Callable[[], Weights | None]
 """Weights newer than those in use, or None. Asked at trajectory boundaries only; it may wait."""
 
 
-@dataclass
-class SamplerTimers:
-    """Where a sampler's time went since the last `take`; one thread owns it."""
-
-    act_time_s: float = 0.0
-    env_time_s: float = 0.0
-    num_steps: int = 0
-
-    def take(self) -> "SamplerTimers":
-        """A copy; the sums begin anew."""
-        taken = replace(self)
-        self.act_time_s = self.env_time_s = 0.0
-        self.num_steps = 0
-        return taken
-
-
 class Sampler:
     """All columns share a cursor and travel in one message."""
 
@@ -67,7 +50,8 @@ class Sampler:
         newest: Newest,
         seed: int,
     ) -> None:
-        self.timers = SamplerTimers()
+        self._env_s = self._act_s = 0.0
+        self._num_steps = 0
         self._envs = envs
         self._policy = policy
         self._rng = rng
@@ -87,18 +71,24 @@ class Sampler:
         finished: list[Finished] = []
         while self._is_any_waiting:
             finished += self._begin()
-        timers = self.timers
         before = perf_counter()
         chosen = self._policy.act(self._obs, self._state, self._rng)
         acted = perf_counter()
         step = self._envs.step(chosen.actions)
-        timers.act_time_s += acted - before
-        timers.env_time_s += perf_counter() - acted
-        timers.num_steps += 1
+        self._act_s += acted - before
+        self._env_s += perf_counter() - acted
+        self._num_steps += 1
         self._obs, self._state = step.obs, chosen.state
         finished += self._write(chosen, step)
         self._is_any_waiting = bool(finished)
         return finished
+
+    def take_times(self) -> tuple[float, float, int]:
+        """Seconds that environments and policy took since the last call, and for how many steps."""
+        times = self._env_s, self._act_s, self._num_steps
+        self._env_s = self._act_s = 0.0
+        self._num_steps = 0
+        return times
 
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
         self._was_over = np.zeros(self._envs.num_envs, np.bool_)
@@ -132,7 +122,7 @@ class Sampler:
             waiting = self._was_over if step.idle is None else self._was_over | step.idle
             _forget(self._state, waiting)
             self._was_over = (step.terminated | step.truncated) & ~waiting
-        finished = self._unrolls[0].append(
+        return self._unrolls[0].append(
             chosen.actions,
             chosen.log_probs,
             step.rewards,
@@ -141,7 +131,6 @@ class Sampler:
             step.obs,
             step.masked,
         )
-        return [] if finished is None else [finished]
 
 
 class SameStepSampler(Sampler):
@@ -175,7 +164,7 @@ class SameStepSampler(Sampler):
         return finished
 
     def _write(self, chosen: Action, step: Step) -> list[Finished]:
-        finished = []
+        finished: list[Finished] = []
         is_over = (step.terminated | step.truncated).tolist()
         if self._state and any(is_over):
             self._final_state = {name: part.copy() for name, part in self._state.items()}
@@ -186,7 +175,7 @@ class SameStepSampler(Sampler):
                 assert step.final_obs is not None, "a SAME_STEP batch gives final observations"
                 next_obs = step.final_obs
                 self._resetting.append(column)
-            message = unroll.append(
+            finished += unroll.append(
                 _cut(chosen.actions, one),
                 chosen.log_probs[one],
                 step.rewards[one],
@@ -194,19 +183,15 @@ class SameStepSampler(Sampler):
                 step.truncated[one],
                 _cut(next_obs, one),
             )
-            if message is not None:
-                finished.append(message)
         return finished + self._write_resets() if self._resetting else finished
 
     def _write_resets(self) -> list[Finished]:
         """Write the masked rows that are due, of columns that have a buffer for them."""
-        finished, waiting = [], []
-        for column in self._resetting:
-            unroll = self._unrolls[column]
-            if unroll.needs_buffer:
-                waiting.append(column)
-                continue
-            message = unroll.append(
+        due = [column for column in self._resetting if not self._unrolls[column].needs_buffer]
+        self._resetting = [column for column in self._resetting if column not in due]
+        finished: list[Finished] = []
+        for column in due:
+            finished += self._unrolls[column].append(
                 self._no_actions,
                 self._no_numbers,
                 self._no_numbers,
@@ -214,9 +199,6 @@ class SameStepSampler(Sampler):
                 self._no_flags,
                 _cut(self._obs, self._slices[column]),
             )
-            if message is not None:
-                finished.append(message)
-        self._resetting = waiting
         return finished
 
 

@@ -214,9 +214,9 @@ class ActorService:
 
     def _times(self, sampler: Sampler, rows: int) -> dict[str, float]:
         """Where the time went since the last call, in milliseconds per trajectory."""
-        spent = sampler.timers.take()
-        per_trajectory = 1000 * rows / max(1, spent.num_steps)
-        spent_s = spent.env_time_s, spent.act_time_s, *self._client.take_waits()
+        *spent_s, num_steps = sampler.take_times()
+        spent_s += self._client.take_waits()
+        per_trajectory = 1000 * rows / max(1, num_steps)
         return {
             name: seconds * per_trajectory
             for name, seconds in zip(ACTOR_TIMERS, spent_s, strict=True)

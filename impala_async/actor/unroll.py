@@ -150,7 +150,7 @@ class Unroll:
         truncated: NDArray[np.bool_],
         next_obs: Obs,
         masked: NDArray[np.bool_] | None = None,
-    ) -> Finished | None:
+    ) -> list[Finished]:
         """Write one row and the observation after it; the trajectory, when that was its last."""
         assert self._buffer is not None, "begin comes before append"
         if masked is not None:
@@ -178,12 +178,12 @@ class Unroll:
         self._num_appended += 1
         self._cursor = t + 1
         if self._cursor < self._num_rows:
-            return None
+            return []
         # From here on the buffer belongs to whoever gets the message.
         self._buffer = None
         for name, carry in self._carry.items():
             np.copyto(carry, next_obs[name])
-        return Finished(buffer, self._version, self._episodes)
+        return [Finished(buffer, self._version, self._episodes)]
 
     def _mark(self, masked: NDArray[np.bool_]) -> None:
         """Mask this row of these columns; an episode counts from the row after it."""

@@ -1,23 +1,20 @@
 """The scene of tests that talk to an actor over real sockets."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from impala_async.actor import joining
 from impala_async.wire import actor_side
-from tests.actor.scripted import Scene, open_scene
+from tests.actor.scripted import open_scene
 
 
 @pytest.fixture
-def quick_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_hellos(monkeypatch):
     """Ten times as often as they are said in earnest."""
     monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 0.1)
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def scene(tmp_path, monkeypatch):
     # A scripted learner answers no goodbye.
     monkeypatch.setattr(joining, "BYE_OK_S", 0.01)
     with open_scene(tmp_path) as opened:

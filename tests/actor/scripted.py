@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from impala_async.actor.client import Client
-from impala_async.actor.sending import ActorSpec
+from impala_async.actor.sending import ActorSpec, Finished
 from impala_async.config.run import (
     ActorSection,
     ActorSettings,
@@ -204,6 +204,14 @@ class Actor:
         is_enough.set()
         pumped.result(WITHIN_S)
 
+    def unroll(self, value=1):
+        """Write a trajectory that shows a number, and hand it over."""
+        buffer = self.client.take()
+        buffer.obs.fill(value)
+        buffer.small.fill(value)
+        self.client.send(Finished(buffer, V1, []))
+        return buffer
+
     def end(self):
         self.stop.set()
         self._thread.submit(self.client.leave).result(WITHIN_S)
@@ -259,9 +267,31 @@ class Scene:
         joined.result(WITHIN_S)
         return Session(spec, actor.client.welcome)
 
+    def at_work(self, num_sent=0, settings=None, *, spec=ACTOR_SPEC, host=LEARNER_HOST, **welcome):
+        """An actor that has sent some trajectories, none of them settled; and its session."""
+        actor = self.actor(host=host)
+        session = self.join(actor, spec, settings, **welcome)
+        session.grant(num_sent)
+        for seq in range(num_sent):
+            actor.do(actor.unroll, seq)
+            assert seq_of(self.data_of(actor)) == seq
+        return actor, session
+
+    def give(self, version, *, have=None):
+        """Answer the next pull; `have` is what it must have."""
+        get = self.learner.weights.find(Get)
+        assert have is None or get.message[1:] == have
+        get.answer(*reply_of(weights_of(version.update, version)))
+
+    def begin_with(self, actor, version):
+        """Give an actor its first weights."""
+        newest = actor.begin(actor.client.newest)
+        self.give(version, have=NO_VERSION)
+        assert newest.result(WITHIN_S).version == version
+
     def welcome_back(self, settings=None, **welcome):
         """The actor says hello again, on a thread that is in the middle of a call."""
-        hello = self.learner.data.hear(Hello)
+        hello = self.learner.data.find(Hello)
         answered = self.learner.welcome(hello, settings or settings_of(), **welcome)
         # It may have said hello once more before it saw the answer.
         return Session(self.learner.data.find(Spec), answered)

@@ -1,52 +1,41 @@
+"""An actor at work: credit, buffers, weights, and the lockstep of all three."""
+
 import random
 import time
 
 import pytest
 
-from impala_async.actor.sending import ActorSpec, Finished, MessageBuffer
-from impala_async.weights import NO_VERSION
+from impala_async.actor.client import RunFinished
+from impala_async.actor.sending import ActorSpec, Finished
+from impala_async.config.run import PaceSection, TrainSection
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import Bye, Data, Get, Grant, Heartbeat, Hello, Spec
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
+    ACTOR_SPEC,
     LAYOUT,
     V1,
     WITHIN_S,
-    Actor,
-    Heard,
-    Scene,
-    Session,
     body_of,
+    reply_of,
     seq_of,
     settings_of,
+    weights_of,
 )
 
-# Inline; as frames of their own that are copied; and that are not.
-SIZES = {"inline": 3, "small frames": 500, "big frames": 8000}
 MANY = 1000
+LAGS = pytest.mark.parametrize("lag", [0, 1])
 
 
-def actor_spec_of(rows: int = 3, streams: int = 1) -> ActorSpec:
+def spec_of(rows=3, streams=1):
     return ActorSpec(schema_of(rows), LAYOUT, 2, streams)
 
 
-def fill(buffer: MessageBuffer, seq: int) -> None:
-    buffer.obs.fill(seq % 251)
-    buffer.small.fill(seq % 251)
+def version_of(update):
+    return Version(1, update)
 
 
-def unroll(actor: Actor, seq: int) -> MessageBuffer:
-    """Write a trajectory that shows its seq, and hand it over; on the sampler's thread."""
-    buffer = actor.client.take()
-    fill(buffer, seq)
-    actor.client.send(Finished(buffer, V1, []))
-    return buffer
-
-
-def is_intact(heard: Heard) -> bool:
-    return set(body_of(heard)) == {seq_of(heard) % 251}
-
-
-def test_an_address_is_enough_and_spec_says_what_runs(scene: Scene) -> None:
+def test_an_address_is_enough_and_spec_says_what_runs(scene):
     actor = scene.actor()
     connected = actor.begin(actor.client.connect)
     hello = scene.learner.data.hear(Hello)
@@ -55,7 +44,7 @@ def test_an_address_is_enough_and_spec_says_what_runs(scene: Scene) -> None:
     welcome = scene.learner.welcome(hello, settings_of("my:Env"))
     assert connected.result(WITHIN_S).env.id == "my:Env"
     assert actor.client.welcome.rank == 3
-    joined = actor.begin(actor.client.join, actor_spec_of())
+    joined = actor.begin(actor.client.join, ACTOR_SPEC)
     spec = scene.learner.data.hear(Spec)
     joined.result(WITHIN_S)
     assert spec.message.session == welcome.session
@@ -64,75 +53,43 @@ def test_an_address_is_enough_and_spec_says_what_runs(scene: Scene) -> None:
     assert scene.learner.weights.find(Heartbeat).message.session == welcome.session
 
 
-def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene: Scene) -> None:
-    learner, actor = scene.learner, scene.actor()
-    connected = actor.begin(actor.client.connect)
-    hello = learner.data.hear(Hello)
-    nonce_path = str(learner.folder / "nonce")
-    learner.welcome(hello, settings_of(), nonce_path=nonce_path, weights_port=1)
-    connected.result(WITHIN_S)
-    joined = actor.begin(actor.client.join, actor_spec_of())
-    spec = learner.data.hear(Spec)
-    joined.result(WITHIN_S)
-    # Another route: the connection over which it said hello is not the one that it uses now.
-    assert spec.route != hello.route
-    Session(spec, actor.client.welcome).grant(1, version=V1)
+def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene):
+    there = {"nonce_path": str(scene.learner.folder / "nonce"), "weights_port": 1}
+    actor, session = scene.at_work(**there)
+    session.grant(1, version=V1)
     actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
-    learner.weights.find(Get)
+    scene.learner.weights.find(Get)
 
 
-def test_no_data_without_a_grant_and_no_more_than_granted(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, actor_spec_of())
-    actor.do(unroll, actor, 0)
+def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
+    actor, session = scene.at_work(spec=spec_of(streams=2), heartbeat_s=0.1)
+    actor.do(actor.unroll, 0)
     for _ in range(5):
         actor.do(actor.client.pump, 0)
-    session.grant(2)
-    assert seq_of(scene.data_of(actor)) == 0
-    actor.do(unroll, actor, 1)
-    assert seq_of(scene.learner.data.hear(Data)) == 1
-    actor.do(unroll, actor, 2)
-    for _ in range(5):
-        actor.do(actor.client.pump, 0)
-    # What it says next is this, so it has sent nothing else.
-    actor.do(actor.client.leave)
-    assert scene.learner.data.hear(Bye).message.session == session.id
-
-
-def test_data_says_session_seq_version_and_holds_the_buffer(scene: Scene) -> None:
-    for rows in SIZES.values():
-        actor = scene.actor()
-        session = scene.join(actor, actor_spec_of(rows))
-        session.grant(5)
-        for seq in range(2):
-            actor.do(unroll, actor, seq)
-            heard = scene.data_of(actor)
-            data = heard.message._replace(body=None)
-            assert data == Data(session.id, seq, *V1, rows, 2, 0, 0, None)
-            assert is_intact(heard)
-        actor.do(actor.client.leave)
-        scene.learner.data.hear(Bye)
-
-
-def test_take_waits_for_credit(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, actor_spec_of(), heartbeat_s=0.1)
-    actor.do(unroll, actor, 0)
+    assert scene.learner.data.drain() == []
     taken = actor.begin(actor.client.take)
     assert scene.stays_blocked(taken)
     session.grant(1)
-    assert isinstance(taken.result(WITHIN_S), MessageBuffer)
-    assert seq_of(scene.learner.data.hear(Data)) == 0
+    buffer = taken.result(WITHIN_S)
+    data = scene.learner.data.hear(Data).message
+    assert data._replace(body=None) == Data(session.id, 0, *V1, 3, 2, 0, 0, None)
     send_wait_s, _ = actor.do(actor.client.take_waits)
     assert send_wait_s > 0.1
     assert actor.do(actor.client.take_waits) == (0.0, 0.0)
+    actor.do(actor.client.send, Finished(buffer, V1, []))
+    for _ in range(5):
+        actor.do(actor.client.pump, 0)
+    for _ in range(2):
+        actor.do(actor.client.leave)
+    # What it says next is this, so it has sent nothing else.
+    assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
+    assert scene.learner.data.drain() == []
 
 
-def test_take_waits_until_a_buffer_is_settled(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, actor_spec_of(streams=2), heartbeat_s=0.1)
+def test_a_buffer_waits_until_one_is_settled(scene):
+    actor, session = scene.at_work(spec=spec_of(streams=2), heartbeat_s=0.1)
     session.grant(MANY)
-    buffers = [actor.do(unroll, actor, seq) for seq in range(6)]
+    buffers = [actor.do(actor.unroll, seq) for seq in range(6)]
     assert len({id(buffer) for buffer in buffers}) == 6
     taken = actor.begin(actor.client.take)
     assert scene.stays_blocked(taken)
@@ -140,30 +97,28 @@ def test_take_waits_until_a_buffer_is_settled(scene: Scene) -> None:
     assert taken.result(WITHIN_S) is buffers[0]
 
 
-@pytest.mark.parametrize("rows", SIZES.values(), ids=SIZES.keys())
-def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int) -> None:
+# Inline; as frames of their own that are copied; and that are not.
+@pytest.mark.parametrize("rows", [3, 500, 8000])
+def test_a_buffer_is_written_to_only_when_it_is_settled(scene, rows):
     """The learner reads late and settles as it likes; what it reads is what was sent."""
     rng = random.Random(rows)
-    actor = scene.actor()
-    session = scene.join(actor, actor_spec_of(rows, streams=2))
+    actor, session = scene.at_work(spec=spec_of(rows, streams=2))
     num_messages, settled, num_read = 60, 0, 0
     session.grant(MANY)
-    in_use: dict[int, int] = {}
+    in_use = {}
 
-    def unroll_all() -> None:
+    def unroll_all():
         for seq in range(num_messages):
-            buffer = actor.client.take()
+            buffer = actor.unroll(seq)
             # Only what the learner has settled may come back.
             assert all(owner < settled for owner, b in in_use.items() if b == id(buffer)), in_use
             in_use[seq] = id(buffer)
-            fill(buffer, seq)
-            actor.client.send(Finished(buffer, V1, []))
 
     done = actor.begin(unroll_all)
     while num_read < num_messages:
         for heard in scene.learner.data.drain():
             assert seq_of(heard) == num_read
-            assert is_intact(heard), heard.message
+            assert set(body_of(heard)) == {num_read}
             num_read += 1
         if num_read > settled:
             settled = rng.randint(settled, num_read)
@@ -171,31 +126,138 @@ def test_a_buffer_is_written_to_only_when_it_is_settled(scene: Scene, rows: int)
     done.result(WITHIN_S)
 
 
-def test_credit_comes_over_the_weights_port_too(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, actor_spec_of())
-    beat = scene.learner.weights.find(Heartbeat)
-    actor.do(unroll, actor, 0)
-    with actor.pumping():
-        beat.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
-        assert seq_of(scene.learner.data.hear(Data)) == 0
-
-
-def test_what_is_not_settled_for_a_lease_is_sent_again(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_credit_comes_over_the_weights_port_and_what_is_overdue_goes_again(scene, caplog):
     caplog.set_level("INFO")
-    actor = scene.actor()
-    session = scene.join(actor, actor_spec_of(), lease_s=1.0, heartbeat_s=0.1)
-    session.grant(1)
-    actor.do(unroll, actor, 0)
-    first = scene.data_of(actor)
-    sent_at = time.monotonic()
+    actor, session = scene.at_work(lease_s=1.0, heartbeat_s=0.1)
+    actor.do(actor.unroll, 7)
+    heard, sent_at = [], None
     with actor.pumping():
-        while not (heard := scene.learner.data.drain()):
+        while len(heard) < 2:
             beat = scene.learner.weights.find(Heartbeat)
             beat.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
-    assert time.monotonic() - sent_at > 0.9
-    assert seq_of(heard[0]) == 0
-    assert body_of(heard[0]) == body_of(first)
+            heard += scene.learner.data.drain()
+            if heard and sent_at is None:
+                sent_at = time.monotonic()
+        # Joined is who is answered at the data port.
+        session.grant(1)
+    assert time.monotonic() - sent_at > 0.8
+    assert [seq_of(each) for each in heard] == [0, 0]
+    assert body_of(heard[0]) == body_of(heard[1])
     assert "has neither taken nor refused for 1 s is sent again" in caplog.text
+
+
+def test_it_waits_for_weights_at_first_and_at_max_lag(scene):
+    actor, session = scene.at_work(settings=settings_of(max_lag=3), heartbeat_s=0.1)
+    newest = actor.begin(actor.client.newest)
+    assert scene.stays_blocked(newest)
+    scene.give(V1, have=NO_VERSION)
+    assert newest.result(WITHIN_S).version == V1
+    _, weights_wait_s = actor.do(actor.client.take_waits)
+    assert weights_wait_s > 0.1
+    assert actor.do(actor.client.newest) is None
+    session.grant(1, version=version_of(3))
+    actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
+    assert actor.do(actor.client.newest) is None
+    scene.give(version_of(3), have=V1)
+    actor.do(actor.client.link.wait_for_weights, WITHIN_S)
+    assert actor.do(actor.client.newest).version == version_of(3)
+    session.grant(1, version=version_of(6))
+    actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
+    get = scene.learner.weights.find(Get)
+    assert get.message == Get(session.id, *version_of(3))
+    newest = actor.begin(actor.client.newest)
+    assert scene.stays_blocked(newest)
+    get.answer(*reply_of(weights_of(6, version_of(6))))
+    assert newest.result(WITHIN_S).version == version_of(6)
+
+
+@pytest.mark.parametrize("stage", ["connect", "take", "newest"])
+def test_a_stop_is_heard_wherever_it_waits(scene, stage):
+    if stage == "connect":
+        actor = scene.actor()
+    else:
+        actor, _ = scene.at_work()
+        actor.do(actor.unroll)
+    waiting = actor.begin(getattr(actor.client, stage))
+    if stage == "connect":
+        scene.learner.data.hear(Hello)
+    stopped_at = time.monotonic()
+    actor.stop.set()
+    with pytest.raises(RunFinished):
+        waiting.result(WITHIN_S)
+    assert time.monotonic() - stopped_at < 2.0
+
+
+# -------------------- lockstep
+
+
+def lockstep(lag):
+    return settings_of(pace=PaceSection(mode="lockstep", lag=lag), train=TrainSection(num_actors=1))
+
+
+def boundary(actor):
+    """A trajectory boundary; the version that it brings."""
+    weights = actor.client.newest()
+    return weights and weights.version
+
+
+def begin(scene, actor, update):
+    """Its first weights, which serve one trajectory and as many more as the lag says."""
+    first = actor.begin(boundary, actor)
+    assert scene.stays_blocked(first)
+    scene.give(version_of(update), have=NO_VERSION)
+    assert first.result(WITHIN_S) == version_of(update)
+
+
+@LAGS
+def test_each_trajectory_has_the_weights_of_its_turn(scene, lag):
+    actor, session = scene.at_work(settings=lockstep(lag), heartbeat_s=0.1)
+    begin(scene, actor, 5)
+    for _ in range(lag):
+        assert actor.do(boundary, actor) is None
+    for update in (6, 7, 8):
+        waiting = actor.begin(boundary, actor)
+        assert scene.stays_blocked(waiting)
+        session.grant(9, version=version_of(update))
+        scene.give(version_of(update), have=version_of(update - 1))
+        assert waiting.result(WITHIN_S) == version_of(update)
+
+
+def test_with_a_lag_no_version_is_passed_over(scene):
+    actor, session = scene.at_work(settings=lockstep(1), heartbeat_s=0.1)
+    begin(scene, actor, 0)
+    # Two more are out before its second trajectory is done.
+    for update in (1, 2):
+        session.grant(9, version=version_of(update))
+        actor.do(actor.client.pump, 0)
+        with actor.pumping():
+            scene.give(version_of(update), have=version_of(update - 1))
+    actor.do(actor.pump_until, lambda: actor.client.link.pulls.have == version_of(2))
+    assert [actor.do(boundary, actor) for _ in range(3)] == [None, version_of(1), version_of(2)]
+
+
+@LAGS
+@pytest.mark.usefixtures("quick_hellos")
+def test_after_a_lost_session_it_begins_anew(scene, lag):
+    actor, session = scene.at_work(settings=lockstep(lag), heartbeat_s=0.1)
+    session.grant(2)
+    begin(scene, actor, 5)
+    # One is under way, one is being unrolled.
+    actor.do(actor.unroll)
+    assert seq_of(scene.data_of(actor)) == 0
+    buffer = actor.do(actor.client.take)
+    session.reject("hello_again")
+    with actor.pumping():
+        again = scene.welcome_back(lockstep(lag), heartbeat_s=0.1)
+    # What was begun in the session that is over goes nowhere.
+    actor.do(actor.client.send, Finished(buffer, version_of(5), []))
+    again.grant(9, 1)
+    actor.do(actor.client.pump, 0)
+    begin(scene, actor, 9)
+    for _ in range(lag):
+        assert actor.do(boundary, actor) is None
+    assert not any(isinstance(heard.message, Data) for heard in scene.learner.data.drain())
+    actor.do(actor.unroll)
+    assert seq_of(scene.data_of(actor)) == 1
+    # Every buffer came back.
+    assert actor.do(actor.client.take) is not actor.do(actor.client.take)

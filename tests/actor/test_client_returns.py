@@ -1,118 +1,122 @@
-"""A learner is lost, restarts, refuses, ends, or is another one: what becomes of the actor."""
+"""A learner is lost, restarts, refuses, ends, is another one, or is none: what an actor does."""
 
 import math
+import socket
 import time
-from concurrent.futures import Future
-from typing import Any
+from contextlib import suppress
 
 import pytest
 
 from impala_async.actor import joining
 from impala_async.actor.client import NewRun, RunFinished
-from impala_async.actor.sending import ActorSpec, Finished
-from impala_async.config.run import TrajectorySection
+from impala_async.actor.sending import ActorSpec
+from impala_async.config.run import PaceSection, TrajectorySection
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
 from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, WeightsLayout
-from impala_async.wire.messages import Bye, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec, pack
+from impala_async.wire import actor_side
+from impala_async.wire.messages import (
+    VERDICTS,
+    ByeOk,
+    Data,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    NotModified,
+    Spec,
+    WeightsReply,
+    pack,
+)
 from impala_async.wire.session import reject
+from impala_async.wire.sockets import AddressError, Router
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
     ACTOR_SPEC,
     LAYOUT,
     V1,
     WITHIN_S,
-    Actor,
-    Scene,
     Session,
+    body_of,
     reply_of,
     seq_of,
     settings_of,
     weights_of,
 )
+from tests.proxy import HOST, proxy
+from tests.wire.ends import until
 
-RUN_B = b"another run here"
+# Longer than any test.
+PATIENT = {"lease_s": 60.0, "heartbeat_s": 60.0}
 
 pytestmark = pytest.mark.usefixtures("quick_hellos")
 
 
-def unroll(actor: Actor) -> None:
-    buffer = actor.client.take()
-    buffer.obs.fill(1)
-    actor.client.send(Finished(buffer, V1, []))
+@pytest.fixture
+def lines(caplog):
+    """The lines that begin or go on with a text."""
+    caplog.set_level("INFO")
+    return lambda text: [line for line in caplog.messages if text in line]
 
 
-def at_work(scene: Scene, num_sent: int = 0, **welcome: Any) -> tuple[Actor, Session]:
-    """An actor that has sent some trajectories, none of them settled."""
-    actor = scene.actor()
-    session = scene.join(actor, ACTOR_SPEC, **welcome)
-    session.grant(num_sent)
-    for seq in range(num_sent):
-        actor.do(unroll, actor)
-        assert seq_of(scene.data_of(actor)) == seq
-    return actor, session
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("impala_async.actor.client.AFTER_S", 0.1)
 
 
-def lose(scene: Scene, session: Session, how: str) -> None:
-    if how == "hello_again for data":
-        session.reject("hello_again")
-    elif how == "hello_again for a heartbeat":
-        scene.learner.weights.find(Heartbeat).answer(reject("hello_again", "over", 0.0))
-    elif how == "restarting":
-        session.bye("restarting")
-        assert scene.learner.data.hear(ByeOk).message.session == session.id
-    else:
-        assert how == "silence"  # for longer than its lease
+def pump(actor):
+    """On its own thread, until it raises."""
+    return actor.begin(actor.pump_until, lambda: False)
 
 
-WAYS = ("hello_again for data", "hello_again for a heartbeat", "restarting", "silence")
+# -------------------- it is lost
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_what_is_not_settled_goes_again_under_the_new_session(scene: Scene, how: str) -> None:
-    lease_s = 1.5 if how == "silence" else 10.0
-    actor, session = at_work(scene, num_sent=3, lease_s=lease_s)
+@pytest.mark.parametrize("how", ["hello_again", "at the weights port", "restarting", "silence"])
+def test_what_is_not_settled_goes_again_under_the_new_session(scene, how):
+    actor, session = scene.at_work(3, lease_s=1.5 if how == "silence" else 10.0)
     session.grant(3, settled=1)
     with actor.pumping():
-        lose(scene, session, how)
+        if how == "hello_again":
+            session.reject(how)
+        elif how == "at the weights port":
+            scene.learner.weights.find(Heartbeat).answer(reject("hello_again", "over", 0.0))
+        elif how == "restarting":
+            session.bye(how)
+            assert scene.learner.data.hear(ByeOk).message.session == session.id
         # In a silence it first tries to send again.
         hello = scene.learner.data.find(Hello)
-        assert hello.message.run_id == scene.learner.run_id
-        assert hello.message.epoch == 1
-        assert hello.message.lowest_unsettled == 1
-        assert hello.message.actor == actor.client.side.actor
+        known = hello.message
+        assert (known.run_id, known.epoch, known.lowest_unsettled) == (scene.learner.run_id, 1, 1)
+        assert known.actor == actor.client.side.actor
         welcome = scene.learner.welcome(hello, settings_of(), epoch=2)
-        spec = scene.learner.data.hear(Spec)
-        assert spec.message.session == welcome.session != session.id
-        again = Session(spec, welcome)
+        again = Session(scene.learner.data.find(Spec), welcome)
+        assert again.spec.session == welcome.session != session.id
         # Under the old session it had credit for all three, under the new one for none.
         scene.learner.weights.find(Heartbeat)
         assert scene.learner.data.drain() == []
-        again.grant(2)
-        data = scene.learner.data.hear(Data)
-        assert (seq_of(data), data.message.session) == (1, welcome.session)
-        again.grant(3, session=session.id)
-        again.grant(3, settled=2)
-        data = scene.learner.data.hear(Data)
-        assert (seq_of(data), data.message.session) == (2, welcome.session)
+        for seq in (1, 2):
+            again.grant(3, session=session.id)
+            again.grant(seq + 1, settled=seq)
+            data = scene.learner.data.hear(Data)
+            assert (seq_of(data), data.message.session) == (seq, welcome.session)
 
 
-def test_weights_that_come_slowly_are_waited_for(scene: Scene) -> None:
+def test_weights_that_come_slowly_are_waited_for(scene):
     """A thin line is busy with them, and nothing else comes through."""
-    layout = WeightsLayout((ArraySpec("w", (50_000,), "float32"),))
-    assert ActorSpec(schema_of(3), layout, 2, 1).weights_s == 1.0
+    spec = ActorSpec(schema_of(3), WeightsLayout((ArraySpec("w", (50_000,), "float32"),)), 2, 1)
+    assert spec.weights_s == 1.0
     actor = scene.actor()
-    scene.join(actor, ActorSpec(schema_of(3), layout, 2, 1), lease_s=0.2, heartbeat_s=0.1)
+    scene.join(actor, spec, lease_s=0.2, heartbeat_s=0.1)
     started = time.monotonic()
     with actor.pumping():
         scene.welcome_back()
     assert time.monotonic() - started > 1.1
 
 
-def test_it_gives_up_after_reconnect_s(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, ACTOR_SPEC, settings_of(reconnect_s=0.4))
-    lost = actor.begin(actor.pump_until, lambda: False)
+def test_it_gives_up_after_reconnect_s(scene):
+    actor, session = scene.at_work(settings=settings_of(reconnect_s=0.4))
+    lost = pump(actor)
     session.bye("restarting")
     started = time.monotonic()
     with pytest.raises(UnreachableError, match=r"within 0.4 s") as caught:
@@ -124,7 +128,7 @@ def test_it_gives_up_after_reconnect_s(scene: Scene) -> None:
 def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
     actor = scene.actor(connect_s=math.inf)
     session = scene.join(actor, ACTOR_SPEC, settings_of(reconnect_s=0.01))
-    lost = actor.begin(actor.pump_until, lambda: False)
+    lost = pump(actor)
     session.bye("restarting")
     for _ in range(2):
         scene.learner.data.find(Hello)
@@ -134,199 +138,25 @@ def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
         lost.result(WITHIN_S)
 
 
-def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene: Scene) -> None:
+def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene):
     """Its ipc paths lead nowhere: it has gone between two words."""
+    nonce = str(scene.learner.folder / "nonce")
+    gone = {"nonce_path": nonce, "ipc_data": scene.learner.dead_socket, "lease_s": 0.2}
     actor = scene.actor()
-    nonce = {
-        "nonce_path": str(scene.learner.folder / "nonce"),
-        "ipc_data": scene.learner.dead_socket,
-    }
     connected = actor.begin(actor.client.connect)
-    hello = scene.learner.data.hear(Hello)
-    scene.learner.welcome(hello, settings_of(), **nonce, lease_s=0.2)
+    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
     connected.result(WITHIN_S)
     joined = actor.begin(actor.client.join, ACTOR_SPEC)
     for _ in range(2):
-        hello = scene.learner.data.hear(Hello)
-        scene.learner.welcome(hello, settings_of(), **nonce, lease_s=0.2)
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
     session = scene.welcome_back()
     joined.result(WITHIN_S)
     session.grant(1)
-    actor.do(unroll, actor)
+    actor.do(actor.unroll)
     assert scene.data_of(actor).message.session == session.id
 
 
-def test_weights_of_the_new_epoch_are_pulled_and_the_old_ones_not_again(scene: Scene) -> None:
-    actor, session = at_work(scene)
-    newest = actor.begin(actor.client.newest)
-    scene.learner.weights.find(Get).answer(*reply_of(weights_of(9, Version(1, 9))))
-    newest.result(WITHIN_S)
-    with actor.pumping():
-        session.reject("hello_again")
-        again = scene.welcome_back(epoch=2)
-        scene.learner.weights.drain()
-        again.grant(0, version=Version(2, 4))
-        get = scene.learner.weights.find(Get)
-        assert get.message == Get(again.id, 1, 9)
-        get.answer(*reply_of(weights_of(4, Version(2, 4))))
-    actor.do(actor.client.link.wait_for_weights, WITHIN_S)
-    weights = actor.do(actor.client.newest)
-    assert weights is not None
-    assert weights.version == (2, 4)
-
-
-def new_run(scene: Scene, actor: Actor, pumped: Future[None], **settings: Any) -> None:
-    scene.learner.run_id = RUN_B
-    hello = scene.learner.data.hear(Hello)
-    scene.learner.welcome(hello, settings_of("b:Env", **settings), epoch=1)
-    with pytest.raises(NewRun):
-        pumped.result(WITHIN_S)
-
-
-def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene: Scene) -> None:
-    actor, session = at_work(scene, num_sent=2, epoch=3)
-    newest = actor.begin(actor.client.newest)
-    scene.learner.weights.find(Get).answer(*reply_of(weights_of(9, Version(3, 9))))
-    newest.result(WITHIN_S)
-    pumped = actor.begin(actor.pump_until, lambda: False)
-    session.reject("hello_again")
-    new_run(scene, actor, pumped, trajectory=TrajectorySection(rows=7))
-    settings = actor.do(actor.client.begin_new_run)
-    assert settings.env.id == "b:Env"
-    assert settings.trajectory.rows == 7
-    joined = actor.begin(actor.client.join, ActorSpec(schema_of(7), LAYOUT, 4, 1))
-    spec = scene.learner.data.hear(Spec)
-    joined.result(WITHIN_S)
-    assert spec.message.columns == 4
-    again = Session(spec, actor.client.welcome)
-    assert again.schema.rows == 7
-    # What it had for the old run is worth nothing here: no weights, no trajectories.
-    while (asked := scene.learner.weights.find(Get).message).session != again.id:
-        pass  # it was asked in the old session
-    assert asked == Get(again.id, *NO_VERSION)
-    again.grant(5)
-    buffer = actor.do(actor.client.take)
-    actor.do(actor.client.send, Finished(buffer, V1, []))
-    data = scene.data_of(actor).message
-    assert (data.session, data.seq, data.rows, data.columns) == (again.id, 0, 7, 4)
-
-
-def test_when_the_run_is_finished_so_is_the_actor(scene: Scene) -> None:
-    actor, session = at_work(scene)
-    pumped = actor.begin(actor.pump_until, lambda: False)
-    session.bye("finished")
-    assert scene.learner.data.hear(ByeOk).message.session == session.id
-    with pytest.raises(RunFinished):
-        pumped.result(WITHIN_S)
-
-
-@pytest.mark.parametrize("how", ["finished", "mismatch", "restarting", "hello_again"])
-def test_nothing_more_is_said_in_a_session_that_is_over(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(joining, "BYE_OK_S", WITHIN_S)
-    actor, session = at_work(scene)
-    pumped = actor.begin(actor.pump_until, lambda: False)
-    (session.bye if how in ("finished", "restarting") else session.reject)(how)
-    if how in ("restarting", "hello_again"):
-        # It looks for the next learner, and finds one that does not answer, when it is stopped.
-        scene.learner.data.find(Hello)
-        actor.stop.set()
-    with pytest.raises((RunFinished, MismatchError)):
-        pumped.result(WITHIN_S)
-    started = time.monotonic()
-    actor.do(actor.client.leave)
-    assert time.monotonic() - started < WITHIN_S / 2
-
-
-def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene: Scene) -> None:
-    actor = scene.actor()
-    session = scene.join(actor, ActorSpec(schema_of(1000, num_obs=2000), LAYOUT, 2, 1))
-    session.grant(1)
-
-    def work() -> None:
-        try:
-            actor.pump_until(lambda: False)
-        except RunFinished:
-            actor.client.leave()
-
-    actor.do(unroll, actor)
-    session.bye("finished")
-    left = actor.begin(work)
-    assert scene.learner.data.find(ByeOk).message.session == session.id
-    left.result(WITHIN_S)
-
-
-@pytest.mark.parametrize(
-    ("code", "error", "exit_code"),
-    [
-        ("mismatch", MismatchError, 78),
-        ("protocol", MismatchError, 78),
-        ("not_allowed", NotAllowedError, 77),
-    ],
-)
-def test_refusals_for_good(scene: Scene, code: str, error: type[Any], exit_code: int) -> None:
-    actor, session = at_work(scene)
-    pumped = actor.begin(actor.pump_until, lambda: False)
-    session.reject(code, "rows: 50 here, 20 there")
-    with pytest.raises(error, match="rows: 50 here, 20 there") as caught:
-        pumped.result(WITHIN_S)
-    assert caught.value.exit_code == exit_code
-
-
-def test_words_without_meaning_change_nothing(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
-    actor, session = at_work(scene)
-    with actor.pumping():
-        session.reject("bad_message", "malformed_header: what?")
-        session.say_raw(b"\xc1")
-        session.say(Hello(1, bytes(16), "", bytes(16), 0, 0))
-        session.grant(1)
-        actor_is_alive = scene.learner.weights.find(Heartbeat).message.session == session.id
-    assert actor_is_alive
-    actor.do(unroll, actor)
-    assert seq_of(scene.data_of(actor)) == 0
-    assert "the learner refused a message: malformed_header: what?" in caplog.text
-    assert "not understood" in caplog.text
-
-
-def test_another_model_ends_the_actor(scene: Scene) -> None:
-    actor, _ = at_work(scene)
-    newest = actor.begin(actor.client.newest)
-    other = WeightsLayout((ArraySpec("w", (2, 2), "float32"),))
-    scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V1), other))
-    with pytest.raises(MismatchError, match="model differs"):
-        newest.result(WITHIN_S)
-
-
-@pytest.mark.parametrize("stage", ["connect", "take", "newest"])
-def test_a_stop_is_heard_wherever_it_waits(scene: Scene, stage: str) -> None:
-    actor = scene.actor()
-    if stage == "connect":
-        waiting: Future[Any] = actor.begin(actor.client.connect)
-        scene.learner.data.hear(Hello)
-    else:
-        scene.join(actor, ACTOR_SPEC)
-        actor.do(unroll, actor)
-        waiting = actor.begin(getattr(actor.client, stage))
-    stopped_at = time.monotonic()
-    actor.stop.set()
-    with pytest.raises(RunFinished):
-        waiting.result(WITHIN_S)
-    assert time.monotonic() - stopped_at < 2.0
-
-
-def test_leave_says_bye_and_twice_does_no_harm(scene: Scene) -> None:
-    actor, session = at_work(scene)
-    for _ in range(2):
-        actor.do(actor.client.leave)
-    assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
-    stranger = scene.actor()
-    stranger.do(stranger.client.leave)
-
-
-def test_a_spec_that_was_lost_is_made_good(scene: Scene) -> None:
+def test_a_spec_that_was_lost_is_made_good(scene):
     """Heartbeats go well, but the learner does not know what this actor runs."""
     actor = scene.actor()
     session = scene.join(actor, ACTOR_SPEC, lease_s=0.5, heartbeat_s=0.1)
@@ -340,3 +170,306 @@ def test_a_spec_that_was_lost_is_made_good(scene: Scene) -> None:
             heard = scene.learner.data.drain()
         assert isinstance(heard[0].message, Hello)
         scene.welcome_back()
+
+
+# -------------------- it is another one
+
+
+def test_weights_of_the_new_epoch_are_pulled_and_the_old_ones_not_again(scene):
+    actor, session = scene.at_work()
+    scene.begin_with(actor, Version(1, 9))
+    with actor.pumping():
+        session.reject("hello_again")
+        again = scene.welcome_back(epoch=2)
+        scene.learner.weights.drain()
+        again.grant(0, version=Version(2, 4))
+        scene.give(Version(2, 4), have=(1, 9))
+    actor.do(actor.client.link.wait_for_weights, WITHIN_S)
+    assert actor.do(actor.client.newest).version == (2, 4)
+
+
+def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene):
+    actor, session = scene.at_work(2, epoch=3)
+    scene.begin_with(actor, Version(3, 9))
+    pumped = pump(actor)
+    session.reject("hello_again")
+    scene.learner.run_id = b"another run here"
+    told = settings_of("b:Env", trajectory=TrajectorySection(rows=7))
+    scene.learner.welcome(scene.learner.data.hear(Hello), told, epoch=1)
+    with pytest.raises(NewRun):
+        pumped.result(WITHIN_S)
+    settings = actor.do(actor.client.begin_new_run)
+    assert (settings.env.id, settings.trajectory.rows) == ("b:Env", 7)
+    joined = actor.begin(actor.client.join, ActorSpec(schema_of(7), LAYOUT, 4, 1))
+    again = Session(scene.learner.data.hear(Spec), actor.client.welcome)
+    joined.result(WITHIN_S)
+    assert (again.spec.columns, again.schema.rows) == (4, 7)
+    # What it had for the old run is worth nothing here: no weights, no trajectories.
+    while (asked := scene.learner.weights.find(Get).message).session != again.id:
+        pass  # it was asked in the old session
+    assert asked == Get(again.id, *NO_VERSION)
+    again.grant(5)
+    actor.do(actor.unroll)
+    data = scene.data_of(actor).message
+    assert (data.session, data.seq, data.rows, data.columns) == (again.id, 0, 7, 4)
+
+
+# -------------------- it ends, or refuses
+
+
+@pytest.mark.parametrize("how", ["finished", "mismatch", "restarting", "hello_again"])
+def test_nothing_more_is_said_in_a_session_that_is_over(scene, monkeypatch, how):
+    monkeypatch.setattr(joining, "BYE_OK_S", WITHIN_S)
+    actor, session = scene.at_work()
+    pumped = pump(actor)
+    (session.bye if how in ("finished", "restarting") else session.reject)(how)
+    if how in ("restarting", "hello_again"):
+        # It looks for the next learner, and finds one that does not answer, when it is stopped.
+        scene.learner.data.find(Hello)
+        actor.stop.set()
+    with pytest.raises(MismatchError if how == "mismatch" else RunFinished):
+        pumped.result(WITHIN_S)
+    started = time.monotonic()
+    actor.do(actor.client.leave)
+    assert time.monotonic() - started < WITHIN_S / 2
+
+
+def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene):
+    actor = scene.actor()
+    session = scene.join(actor, ActorSpec(schema_of(1000, num_obs=2000), LAYOUT, 2, 1))
+    session.grant(1)
+
+    def work():
+        with suppress(RunFinished):
+            actor.pump_until(lambda: False)
+        actor.client.leave()
+
+    actor.do(actor.unroll)
+    session.bye("finished")
+    left = actor.begin(work)
+    assert scene.learner.data.find(ByeOk).message.session == session.id
+    left.result(WITHIN_S)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "exit_code"),
+    [("mismatch", MismatchError, 78), ("not_allowed", NotAllowedError, 77)],
+)
+def test_refusals_for_good(scene, code, error, exit_code):
+    actor, session = scene.at_work()
+    pumped = pump(actor)
+    session.reject(code, "rows: 50 here, 20 there")
+    with pytest.raises(error, match="rows: 50 here, 20 there") as caught:
+        pumped.result(WITHIN_S)
+    assert caught.value.exit_code == exit_code
+
+
+# -------------------- connections break beneath a session: nothing waits out a lease
+
+
+def test_what_is_not_settled_goes_again_in_the_same_session(scene):
+    with proxy(scene.learner.url, scene.learner.weights.router.url) as network:
+        actor, session = scene.at_work(3, host=HOST, **PATIENT)
+        session.grant(3, settled=1)
+        began_at = time.monotonic()
+        with actor.pumping():
+            for _ in range(5):
+                network.reset()
+                spec = scene.learner.data.hear(Spec)
+                assert spec.message.session == session.id
+                again = [scene.learner.data.hear(Data) for _ in range(2)]
+                # The grant that settled the first may have been lost as well.
+                if seq_of(again[0]) == 0:
+                    again = [again[1], scene.learner.data.hear(Data)]
+                assert [(seq_of(data), set(body_of(data))) for data in again] == [
+                    (1, {1}),
+                    (2, {2}),
+                ]
+        # What only hangs up is not hammered at: 0, 0.1, 0.2, 0.4 s.
+        assert time.monotonic() - began_at > 0.6
+
+
+def test_in_lockstep_nothing_is_given_up_for_a_broken_connection(scene):
+    with proxy(scene.learner.url, scene.learner.weights.router.url) as network:
+        lockstep = settings_of(pace=PaceSection(mode="lockstep"))
+        actor, session = scene.at_work(settings=lockstep, host=HOST, **PATIENT)
+        scene.begin_with(actor, V1)
+        session.grant(1)
+        actor.do(actor.unroll, 7)
+        sent = body_of(scene.data_of(actor))
+        newest = actor.begin(actor.client.newest)
+        network.reset()
+        assert scene.learner.data.find(Spec).message.session == session.id
+        assert body_of(scene.learner.data.hear(Data)) == sent
+        beat = scene.learner.weights.find(Heartbeat)
+        beat.answer(Grant(session.id, 1, 0, 1, 2, []))
+        scene.give(Version(1, 2))
+        assert newest.result(WITHIN_S).version == (1, 2)
+
+
+def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_dialled(scene):
+    learner = scene.learner
+    actor, _ = scene.at_work(1, nonce_path=str(learner.folder / "nonce"), **PATIENT)
+    routers = []
+
+    def bind():
+        # Where another one has just been closed, which takes a moment.
+        with suppress(AddressError):
+            routers.append(Router(scene.context, url, str(learner.folder / "d2"), 1 << 26))
+        return routers
+
+    with actor.pumping():
+        url = learner.url
+        learner.data.router.close()
+        # As of a learner that was killed: its nonce stays, and its successor's path is another.
+        until(bind)
+        learner.data.router = routers[0]
+        scene.welcome_back(epoch=2, **PATIENT).grant(1)
+        assert set(body_of(learner.data.hear(Data))) == {0}
+
+
+def test_one_that_hangs_up_before_a_welcome_hears_hello_ever_less_often(scene, monkeypatch):
+    monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 100.0)
+    with proxy(scene.learner.url) as network:
+        actor = scene.actor(host=HOST)
+        connected = actor.begin(actor.client.connect)
+        began_at = time.monotonic()
+        for _ in range(4):
+            scene.learner.data.hear(Hello)
+            network.reset()
+        hello = scene.learner.data.hear(Hello)
+        # 0, 0.1, 0.2 and 0.4 s.
+        assert time.monotonic() - began_at > 0.6
+        scene.learner.welcome(hello, settings_of())
+        connected.result(WITHIN_S)
+
+
+# -------------------- it is no learner, or a broken one: the actor waits, and says little
+
+
+def test_one_that_welcomes_and_sends_away_again_is_asked_ever_less_often(scene, lines):
+    actor = scene.actor()
+    session = scene.join(actor, ACTOR_SPEC)
+    with actor.pumping():
+        began_at = time.monotonic()
+        for _ in range(5):
+            session.reject("hello_again", "who are you?")
+            session = scene.welcome_back()
+        # 0, 0.1, 0.2, 0.4 and 0.8 s.
+        assert time.monotonic() - began_at > 1.4
+        (line,) = lines("looking for the learner")
+        assert line.endswith("again: it says 'who are you?'")
+        session.grant(1)
+        while (get := scene.learner.weights.find(Get)).message.session != session.id:
+            pass
+        get.answer(Grant(session.id, 1, 0, *V1, []))
+        assert not lines("back at work")
+        get.answer(*reply_of(weights_of(1, V1)))
+    actor.do(actor.pump_until, lambda: lines("back at work"))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_that_never_grants_anything_is_told_of(scene, lines):
+    actor = scene.actor()
+    scene.join(actor, ACTOR_SPEC, lease_s=0.4)
+    with actor.pumping():
+        for _ in range(2):
+            scene.welcome_back(lease_s=0.4)
+    (line,) = lines("grants nothing yet")
+    assert line.startswith(f"the learner at {scene.learner.url}")
+    assert not lines("back at work")
+
+
+def test_words_without_meaning_change_nothing_and_are_a_line_of_each_kind(scene, lines):
+    actor = scene.actor()
+    connected = actor.begin(actor.client.connect)
+    hello = scene.learner.data.hear(Hello)
+    for _ in range(50):
+        hello.answer_raw(b"\xc1")
+        hello.answer(reject("full", "come later", 0.0))
+    scene.learner.welcome(hello, settings_of("noisy:Env"))
+    connected.result(WITHIN_S)
+    joined = actor.begin(actor.client.join, ACTOR_SPEC)
+    session = Session(scene.learner.data.find(Spec), actor.client.welcome)
+    joined.result(WITHIN_S)
+    refused = [[seq, VERDICTS.index("nonfinite")] for seq in range(3)]
+    session.grant(0)
+    with actor.pumping():
+        for _ in range(50):
+            session.say_raw(b"\xc1")
+            session.reject("bad_message", "what?")
+            session.say(Hello(1, bytes(16), "", bytes(16), 0, 0))
+            session.grant(0, verdicts=refused)
+        session.grant(1)
+    actor.do(actor.unroll)
+    assert seq_of(scene.data_of(actor)) == 0
+    for said in ("is not understood", "the learner refuses us for now: come later"):
+        assert len(lines(said)) == 1
+    assert len(lines("the learner refused a message: what?")) == 1
+    (line,) = lines("the learner refuses trajectories of")
+    assert "of noisy:Env: an observation, a reward or an action in them is not finite" in line
+
+
+def test_noise_is_no_sign_of_life(scene):
+    actor, session = scene.at_work(lease_s=0.5)
+    spoken = [session._spec]
+    with actor.pumping():
+        give_up_at = time.monotonic() + WITHIN_S
+        heard = []
+        while not heard and time.monotonic() < give_up_at:
+            # Not `answer`: the connections may be closed by now.
+            for told in (*spoken, *scene.learner.weights.drain()):
+                told.router.send(told.route, [b"\xc1"])
+            heard = [each.message for each in scene.learner.data.drain()]
+            time.sleep(0.01)
+        assert isinstance(heard[0], Hello)
+        scene.welcome_back()
+
+
+STALE = WeightsReply(0, 0, *reply_of(weights_of(1, V1))[0][2:])
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "it has not answered"),
+        (NotModified(*NO_VERSION), "it says that it has none yet"),
+        (NotModified(2**31, 2**62), f"it says that it has {2**31}.{2**62}, but none for us yet"),
+        (reject("bad_message", "no\x1b[31m!"), "it refuses: no\\x1b[31m!"),
+        (STALE, "it sends 0.0, which is not newer"),
+    ],
+)
+def test_who_waits_for_weights_says_so(scene, answer, says, lines):
+    actor = scene.actor()
+    session = scene.join(actor, ACTOR_SPEC)
+    get = scene.learner.weights.find(Get)
+    get.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
+    if answer is not None:
+        get.answer(answer, *[reply_of(weights_of(1, V1))[1]] * (answer is STALE))
+    pulls = actor.client.link.pulls
+    until(lambda: pulls.has_heard and pulls.answer == says)
+    newest = actor.begin(actor.client.newest)
+    wanted = f"still waiting for weights from {actor.client.link.url}"
+    until(lambda: lines(wanted))
+    assert lines(wanted)[0].endswith(f"s): {says}")
+    get.answer(*reply_of(weights_of(1, V1)))
+    newest.result(WITHIN_S)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_weights_port_that_cannot_be_reached_is_named(scene, lines):
+    actor = scene.actor()
+    with socket.socket() as taken:
+        # Nobody else gets this port, and nobody listens there.
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        session = scene.join(actor, ACTOR_SPEC, weights_port=port, lease_s=1.0)
+        session.grant(1)
+        with actor.pumping():
+            scene.welcome_back(weights_port=port).grant(1)
+        actor.do(actor.client.pump, 0.1)
+    at = f"tcp://127.0.0.1:{port}"
+    assert lines(f"weights port has not answered at {at} yet")
+    assert lines(f"again: its weights port, {at}, has not answered for 1 s")
+    assert not lines("back at work")

@@ -1,8 +1,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +9,7 @@ from impala_async.actor.joining import SeldomLog
 from impala_async.actor.link import Link
 from impala_async.errors import MismatchError
 from impala_async.schema import ArraySpec
-from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
+from impala_async.weights import NO_VERSION, Version, WeightsLayout
 from impala_async.wire.messages import Get, Grant, Heartbeat
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.session import reject
@@ -18,7 +17,6 @@ from impala_async.wire.sockets import new_context
 from tests.actor.scripted import (
     LAYOUT,
     WITHIN_S,
-    Scene,
     reply_of,
     weights_of,
 )
@@ -31,12 +29,12 @@ Open = Callable[..., Link]
 
 
 @pytest.fixture
-def open_link(scene: Scene) -> Iterator[Open]:
+def open_link(scene):
     """Links to the scene's weights port, which the test's own thread serves."""
     context = new_context()
-    links: list[Link] = []
+    links = []
 
-    def make(host: str = LEARNER_HOST, **changes: Any) -> Link:
+    def make(host=LEARNER_HOST, **changes):
         terms = {"session": SESSION, "layouts": (LAYOUT,), "have": NO_VERSION}
         times = {"heartbeat_s": 60.0, "reply_timeout_s": 60.0, "num_kept": 1}
         said = {"timers": {}, "log": SeldomLog(logging.getLogger("impala_async.actor.link"))}
@@ -50,7 +48,7 @@ def open_link(scene: Scene) -> Iterator[Open]:
     context.term()
 
 
-def await_weights(link: Link) -> Weights:
+def await_weights(link):
     give_up_at = time.monotonic() + WITHIN_S
     while (weights := link.take_newest()) is None:
         assert time.monotonic() < give_up_at
@@ -58,13 +56,11 @@ def await_weights(link: Link) -> Weights:
     return weights
 
 
-def grant(version: Version) -> Grant:
+def grant(version):
     return Grant(SESSION, 1, 0, *version, [])
 
 
-def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(
-    scene: Scene, open_link: Open
-) -> None:
+def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(scene, open_link):
     with proxy(scene.learner.weights.router.url) as network:
         link = open_link(HOST)
         for _ in range(3):
@@ -75,41 +71,40 @@ def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(
         assert await_weights(link).version == V5
 
 
-def test_only_the_newest_is_kept(scene: Scene, open_link: Open) -> None:
-    link = open_link()
+@pytest.mark.parametrize(("num_kept", "expected"), [(1, [V7, None]), (2, [V5, V7, None])])
+def test_the_newest_are_kept(scene, open_link, num_kept, expected):
+    link = open_link(num_kept=num_kept)
     get = scene.learner.weights.find(Get)
     for version in (V5, V7, V6, Version(0, 9)):
         get.answer(*reply_of(weights_of(version.update, version)))
     # The link reads in order: when it has this grant, it has seen all of them.
     get.answer(grant(V7))
     until(link.take_grants)
-    weights = link.take_newest()
-    assert weights is not None
-    assert weights.version == V7
-    assert link.take_newest() is None
+    taken = [link.take_newest() for _ in expected]
+    assert [weights and weights.version for weights in taken] == expected
 
 
-def test_damaged_weights_are_pulled_again(
-    scene: Scene, open_link: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_weights_are_pulled_again_and_nonsense_is_passed_over(scene, open_link, caplog):
     link = open_link(have=V5)
     link.want(V6)
     reply, frame = reply_of(weights_of(6, V6))
-    scene.learner.weights.find(Get).answer(reply, frame[:-1])
+    get = scene.learner.weights.find(Get)
+    get.answer_raw(b"\xc1")
+    get.answer(reply, frame[:-1])
     scene.learner.weights.find(Get).answer(reply, frame)
     assert await_weights(link).buffer.tobytes() == frame
     assert caplog.text.count("asking again") == 1
 
 
 def test_a_version_that_is_wanted_while_another_is_named_is_heard_too(
-    scene: Scene, open_link: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scene, open_link, monkeypatch
+):
     """The sampler thread wants one just when the link thread takes in a grant with another."""
     link = open_link(have=V5)
     beat = scene.learner.weights.hear(Heartbeat)
     take = Pulls.take
 
-    def want_and_take(*args: Any) -> Weights | None:
+    def want_and_take(*args):
         monkeypatch.undo()
         link.want(V7)
         return take(*args)
@@ -120,7 +115,7 @@ def test_a_version_that_is_wanted_while_another_is_named_is_heard_too(
     assert scene.learner.weights.hear(Get).message == Get(SESSION, *V6)
 
 
-def test_another_model_ends_the_actor(scene: Scene, open_link: Open) -> None:
+def test_another_model_ends_the_actor(scene, open_link):
     link = open_link()
     other = WeightsLayout((ArraySpec("w", (2, 2), "float32"),))
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V5), other))
@@ -134,7 +129,7 @@ def test_another_model_ends_the_actor(scene: Scene, open_link: Open) -> None:
     link.close()
 
 
-def test_heartbeats_come_by_themselves_and_carry_the_timers(scene: Scene, open_link: Open) -> None:
+def test_heartbeats_come_by_themselves_and_carry_the_timers(scene, open_link):
     link = open_link(have=V5, heartbeat_s=0.1)
     assert scene.learner.weights.hear(Heartbeat).message == Heartbeat(SESSION, {})
     started = time.monotonic()
@@ -149,20 +144,20 @@ def test_heartbeats_come_by_themselves_and_carry_the_timers(scene: Scene, open_l
     assert 0.3 < time.monotonic() - started < 5.0
 
 
-def test_grants_are_handed_over_in_order(scene: Scene, open_link: Open) -> None:
+def test_grants_are_handed_over_in_order(scene, open_link):
     link = open_link(have=V5)
     beat = scene.learner.weights.hear(Heartbeat)
     heard_before = link.pulls.last_heard
     grants = [Grant(SESSION, n, 0, *V5, [[n, 1]]) for n in range(1, 4)]
     for one in grants:
         beat.answer(one)
-    taken: list[Grant] = []
+    taken = []
     until(lambda: taken.extend(link.take_grants()) or len(taken) == 3)
     assert taken == grants
     assert link.pulls.last_heard > heard_before
 
 
-def test_a_refusal_wakes_who_waits_and_may_end_the_session(scene: Scene, open_link: Open) -> None:
+def test_a_refusal_wakes_who_waits_and_may_end_the_session(scene, open_link):
     link = open_link()
     beat = scene.learner.weights.find(Heartbeat)
     assert not link.pulls.is_session_over
@@ -173,24 +168,7 @@ def test_a_refusal_wakes_who_waits_and_may_end_the_session(scene: Scene, open_li
     until(lambda: link.pulls.is_session_over)
 
 
-def test_nonsense_is_passed_over(scene: Scene, open_link: Open) -> None:
-    link = open_link()
-    get = scene.learner.weights.find(Get)
-    get.answer_raw(b"\xc1")
-    get.answer(*reply_of(weights_of(1, V5)))
-    assert await_weights(link).version == V5
-
-
-def test_what_was_asked_is_lost_with_the_connection(scene: Scene, open_link: Open) -> None:
-    link = open_link(have=V5, heartbeat_s=0.05)
-    link.want(V6)
-    scene.learner.weights.find(Get)
-    until(lambda: link.pulls.is_asking)
-    scene.learner.weights.router.close()
-    until(lambda: not link.pulls.is_asking)
-
-
-def test_close_ends_the_thread_and_twice_does_no_harm(open_link: Open) -> None:
+def test_close_ends_the_thread_and_twice_does_no_harm(open_link):
     link = open_link()
     assert sum(thread.name == "link" for thread in threading.enumerate()) == 1
     started = time.monotonic()
@@ -198,15 +176,3 @@ def test_close_ends_the_thread_and_twice_does_no_harm(open_link: Open) -> None:
     link.close()
     assert time.monotonic() - started < 2.0
     assert not any(thread.name == "link" for thread in threading.enumerate())
-
-
-def test_where_more_are_kept_they_come_one_after_the_other(scene: Scene, open_link: Open) -> None:
-    link = open_link(num_kept=2)
-    get = scene.learner.weights.find(Get)
-    for version in (V5, V6):
-        get.answer(*reply_of(weights_of(version.update, version)))
-    # The link reads in order: when it has this grant, it has seen all of them.
-    get.answer(grant(V6))
-    until(link.take_grants)
-    taken = [link.take_newest() for _ in range(3)]
-    assert [weights and weights.version for weights in taken] == [V5, V6, None]

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -34,7 +32,7 @@ NOISE = np.random.default_rng(0).integers(0, 256, (4, 3000), np.uint8)
         ("off", FAR, False),
     ],
 )
-def test_auto_compresses_what_leaves_the_host(choice: Any, url: str, is_compressed: bool) -> None:
+def test_auto_compresses_what_leaves_the_host(choice, url, is_compressed):
     frame = Compressor(choice, url).compress(EVEN)
     assert (frame is not None) == is_compressed
     if frame is not None:
@@ -43,7 +41,7 @@ def test_auto_compresses_what_leaves_the_host(choice: Any, url: str, is_compress
         assert target == EVEN.tobytes()
 
 
-def test_what_does_not_become_smaller_is_tried_again_only_after_a_while() -> None:
+def test_what_does_not_become_smaller_is_tried_again_only_after_a_while():
     compressor = Compressor("on", FAR)
     assert compressor.compress(NOISE) is None
     for _ in range(RETRY_AFTER):
@@ -55,18 +53,18 @@ def test_what_does_not_become_smaller_is_tried_again_only_after_a_while() -> Non
 SESSION = b"s" * 16
 
 
-def actor_spec_of(rows: int, columns: int = 2, streams: int = 1) -> ActorSpec:
+def actor_spec_of(rows, columns=2, streams=1):
     return ActorSpec(schema_of(rows), LAYOUT, columns, streams)
 
 
-def test_each_stream_has_a_window_and_one_buffer_more() -> None:
+def test_each_stream_has_a_window_and_one_buffer_more():
     buffers = actor_spec_of(3, columns=4, streams=5).make_buffers()
     assert len(buffers) == 5 * (WINDOW + 1)
     assert {buffer.num_columns for buffer in buffers} == {4}
     assert len({buffer.obs.ctypes.data for buffer in buffers}) == len(buffers)
 
 
-def test_data_carries_the_buffer_its_version_and_its_episodes() -> None:
+def test_data_carries_the_buffer_its_version_and_its_episodes():
     for rows, num_frames in ((3, 1), (2000, 3)):
         spec = actor_spec_of(rows)
         (buffer, *_) = spec.make_buffers()
@@ -85,6 +83,6 @@ def test_data_carries_the_buffer_its_version_and_its_episodes() -> None:
         assert episodes.tolist() == [(1.5, 3), (-2.0, 8)]
 
 
-def test_weights_have_the_time_that_a_thin_line_needs() -> None:
+def test_weights_have_the_time_that_a_thin_line_needs():
     layout = WeightsLayout((ArraySpec("w", (1_000_000,), "float32"),))
     assert ActorSpec(schema_of(1), layout, 1, 1).weights_s == 20.0

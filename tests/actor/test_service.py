@@ -1,3 +1,4 @@
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +12,6 @@ import torch
 from bench.probes import Probe
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
-from impala_async.config.run import PaceSection
 from impala_async.errors import EnvError, MismatchError
 from impala_async.policy import Policy
 from impala_async.processes import REQUESTS
@@ -77,6 +77,14 @@ def give_weights(scene, session, settings, version=FIRST):
     asked.answer(reply, weights.buffer.tobytes())
 
 
+def at_work(scene, settings, version=FIRST, **welcome):
+    """The learner's side, up to the first weights, with all the credit that it may want."""
+    session = welcomed(scene, settings, **welcome)
+    session.grant(MANY)
+    give_weights(scene, session, settings, version)
+    return session
+
+
 def run(scene, serve, num_envs=2):
     """The service on this thread, the learner on another; exit code and what the learner saw."""
     service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S)
@@ -97,9 +105,7 @@ def play(settings, num_messages=3, version=FIRST, **welcome):
     """Welcome an actor, take a few messages, finish; Spec and what was sent."""
 
     def serve(scene):
-        session = welcomed(scene, settings, **welcome)
-        session.grant(MANY)
-        give_weights(scene, session, settings, version)
+        session = at_work(scene, settings, version, **welcome)
         messages = []
         for seq in range(num_messages):
             messages.append(scene.learner.data.hear(Data))
@@ -140,173 +146,128 @@ def test_without_a_flag_the_learner_says_how_many_environments(scene):
     assert session.spec.columns == settings.actor.num_envs
 
 
+def changed(settings, **sections):
+    """Settings with other keys in some of their sections."""
+    update = {
+        name: getattr(settings, name).model_copy(update=keys) for name, keys in sections.items()
+    }
+    return settings.model_copy(update=update)
+
+
+def refusal(scene, settings, error=MismatchError, num_envs=2, **welcome):
+    """What ends an actor that cannot do what it is welcomed for."""
+
+    def serve(scene):
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings, **welcome)
+        scene.learner.data.hear(Bye)
+
+    with pytest.raises(error) as caught:
+        run(scene, serve, num_envs)
+    assert str(caught.value).isprintable()
+    return caught.value
+
+
+NETWORKS = settings_for("Counting")
+# Were one built, it is that which would be told.
+NOWHERE = "no_such_package:Env"
+
+
 @pytest.mark.parametrize(
-    ("env_id", "says"),
+    ("settings", "says"),
     [
-        ("no_such_package:Env", "no_such_package"),
-        ("NoSuchEnv-v0", "NoSuchEnv"),
-        ("bench.probes:Missing", "Missing"),
+        (settings_of(NOWHERE), "no_such_package"),
+        (settings_of("NoSuchEnv-v0"), "NoSuchEnv"),
+        (settings_of("bench.probes:Missing"), "Missing"),
+        # It cannot write to the terminal.
+        (settings_of("Foo\n\x1b[31mBar-v1"), "Bar-v1"),
+        (changed(NETWORKS, model={"name": "no_such_package:Torso"}), "failed to import no_such"),
+        (changed(NETWORKS, model={"name": "nature_cnn"}), "model.name nature_cnn wants an image"),
+        # A learner that is none asks for what it does not need to build.
+        (changed(NETWORKS, model={"hidden_sizes": (2**62,)}), "model: there is no memory here"),
     ],
 )
-def test_an_environment_that_cannot_be_made_here_does_not_fit(scene, env_id, says):
-    def serve(scene):
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(env_id))
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match=says) as caught:
-        run(scene, serve)
-    assert caught.value.exit_code == 78
-
-
-def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene):
-    def serve(scene):
-        settings = settings_of("tests.actor.worlds:Unborn")
-        actor = settings.actor.model_copy(update={"sampler": "parallel"})
-        settings = settings.model_copy(update={"actor": actor})
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
-        return scene.learner.data.hear(Bye).message.reason
-
-    with pytest.raises(EnvError, match=r"the env worker of .* was killed \(SIGKILL\)") as caught:
-        run(scene, serve)
-    # `train` starts it again, unlike one that does not fit.
-    assert caught.value.exit_code == 2
-
-
-def test_what_the_learner_calls_its_environment_cannot_write_to_the_terminal(scene):
-    def serve(scene):
-        settings = settings_of("Foo\n\x1b[31mBar-v1")
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match="Bar-v1") as caught:
-        run(scene, serve)
-    assert str(caught.value).isprintable()
+def test_what_cannot_be_built_here_does_not_fit(scene, settings, says):
+    error = refusal(scene, settings)
+    assert error.exit_code == 78
+    assert says in str(error)
 
 
 @pytest.mark.parametrize(
     ("pace", "num_envs", "says"),
     [
-        ("async", 17, "learner.batch_columns .* 1 to 16 env.*, got 17"),
-        ("lockstep", 3, "pace.mode lockstep .* 8 to 8 env.*, got 3"),
+        ("async", 17, "--num-envs: with learner.batch_columns this learner takes 1 to 16"),
+        ("lockstep", 3, "--num-envs: with pace.mode lockstep this learner takes 8 to 8"),
     ],
 )
 def test_a_number_of_environments_that_does_not_fit_is_refused_before_any_is_built(
     scene, pace, num_envs, says
 ):
-    # Were one built, it is that which would be told.
-    settings = settings_of("no_such_package:Env", pace={"mode": pace})
-
-    def serve(scene):
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings, max_columns=16)
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match=f"^--num-envs: .*{says}"):
-        run(scene, serve, num_envs)
+    settings = settings_of(NOWHERE, pace={"mode": pace})
+    error = refusal(scene, settings, num_envs=num_envs, max_columns=16)
+    assert str(error).startswith(says)
+    assert str(error).endswith(f"got {num_envs}")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("no_such_package:Torso", "failed to import no_such_package"),
-        ("nature_cnn", "wants an image"),
-    ],
-)
-def test_a_network_that_cannot_be_built_here_does_not_fit(scene, name, says):
-    settings = settings_for("Counting")
-    settings = settings.model_copy(
-        update={"model": settings.model.model_copy(update={"name": name})}
-    )
-
-    def serve(scene):
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match=rf"model\.name.*{says}"):
-        run(scene, serve)
-
-
-def test_a_network_too_large_for_the_memory_here_does_not_fit(scene):
-    """A learner that is none asks for what it does not need to build."""
-    settings = settings_for("Counting")
-    model = settings.model.model_copy(update={"hidden_sizes": (2**62,)})
-
-    def serve(scene):
-        told = settings.model_copy(update={"model": model})
-        scene.learner.welcome(scene.learner.data.hear(Hello), told)
-        scene.learner.data.hear(Bye)
-
-    with pytest.raises(MismatchError, match=r"^model: there is no memory here") as caught:
-        run(scene, serve)
-    assert caught.value.exit_code == 78
-    assert str(caught.value).isprintable()
+def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene):
+    settings = changed(settings_of("tests.actor.worlds:Unborn"), actor={"sampler": "parallel"})
+    error = refusal(scene, settings, EnvError)
+    assert re.search(r"the env worker of .* was killed \(SIGKILL\)", str(error))
+    # `train` starts it again, unlike one that does not fit.
+    assert error.exit_code == 2
 
 
 @pytest.mark.parametrize("sampler", ["auto", "serial"])
 def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_name(scene, sampler):
-    settings = settings_of("tests.actor.worlds:Wide")
-    actor = settings.actor.model_copy(update={"sampler": sampler})
-
-    def serve(scene):
-        told = settings.model_copy(update={"actor": actor})
-        scene.learner.welcome(scene.learner.data.hear(Hello), told)
-        scene.learner.data.hear(Bye)
-
     try:
-        with pytest.raises(EnvError, match=r"worlds:Wide has called torch\.set_default") as caught:
-            run(scene, serve)
+        settings = changed(settings_of("tests.actor.worlds:Wide"), actor={"sampler": sampler})
+        error = refusal(scene, settings, EnvError)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert caught.value.exit_code == 2
+    assert "worlds:Wide has called torch.set_default" in str(error)
+    assert error.exit_code == 2
 
 
-def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed):
-    settings = settings_for("Failing", after=6)
-
-    def serve(scene):
-        session = welcomed(scene, settings)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
-        bye = scene.learner.data.find(Bye).message
-        assert bye.session == session.id
-        assert bye.text.startswith("EnvError: bench.probes:Failing failed in step: Run")
-
-    with pytest.raises(EnvError, match=r"probes:Failing failed in step: RuntimeError") as caught:
-        run(scene, serve)
-    assert caught.value.exit_code == 2
-    assert len(str(caught.value).splitlines()) == 1
-    assert len(closed) == 2
+QUITTING = section("Quitting", kwargs={"how": "SystemExit"})
+INTERRUPTING = section("Quitting", kwargs={"how": "KeyboardInterrupt"})
 
 
-@pytest.mark.parametrize("how", ["SystemExit", "KeyboardInterrupt"])
-def test_an_environment_that_would_end_the_actor_is_to_blame(scene, how, caplog):
-    env = section("Quitting", kwargs={"how": how})
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (section("bench.probes:Failing", kwargs={"after": 6}), ":Failing failed in step: Runtime"),
+        (QUITTING, ":Quitting failed in step: SystemExit"),
+        (INTERRUPTING, ":Quitting failed in step: KeyboardInterrupt"),
+    ],
+)
+def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed, caplog, env, says):
     settings = settings_for("Counting").model_copy(update={"env": env})
 
     def serve(scene):
-        session = welcomed(scene, settings)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
-        assert how in scene.learner.data.find(Bye).message.text
+        session = at_work(scene, settings)
+        bye = scene.learner.data.find(Bye).message
+        assert bye.session == session.id
+        return bye.text
 
-    with pytest.raises(EnvError, match=f":Quitting failed in step: {how}") as caught:
-        run(scene, serve)
+    service = []
+    with pytest.raises(EnvError, match=says) as caught:
+        run(scene, lambda scene: service.append(serve(scene)))
+    assert service[0].startswith("EnvError: ")
+    assert says in service[0]
     assert caught.value.exit_code == 2
-    assert "worlds.py" in caplog.text, "where it failed is told"
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(closed) == 2
+    assert "Traceback" in caplog.text, "where it failed is told"
 
 
 def test_a_new_run_is_built_anew(scene, closed):
     first, second = settings_for("Slow", step_s=0.001), settings_for("Endless", rows=6)
 
     def serve(scene):
-        session = welcomed(scene, first)
-        session.grant(MANY)
-        give_weights(scene, session, first)
+        session = at_work(scene, first)
         sent = [scene.learner.data.hear(Data).message for _ in range(2)]
         scene.learner.run_id = b"another run here"
         session.reject("hello_again")
-        hello = scene.learner.data.find(Hello)
-        answered = scene.learner.welcome(hello, second)
-        again = Session(scene.learner.data.hear(Spec), answered)
+        again = scene.welcome_back(second)
         again.grant(MANY)
         give_weights(scene, again, second)
         sent.append(scene.learner.data.hear(Data).message)
@@ -328,10 +289,8 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
 
     def serve(scene):
         welcomed(scene, settings, rank=0).reject("hello_again")
-        hello = scene.learner.data.find(Hello)
         # Its rank is another's by now.
-        answered = scene.learner.welcome(hello, settings, rank=3)
-        again = Session(scene.learner.data.hear(Spec), answered)
+        again = scene.welcome_back(settings, rank=3)
         again.grant(MANY)
         give_weights(scene, again, settings)
         seq = scene.learner.data.hear(Data).message.seq
@@ -347,32 +306,12 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
     assert all("failed in close" in each.message for each in warnings)
 
 
-def test_environments_are_closed_when_the_learner_refuses_them(scene, closed):
-    settings = settings_for("Counting")
-
-    def serve(scene):
-        # It is lost before Spec can be said, and refuses at the second hello.
-        nonce = {
-            "nonce_path": str(scene.learner.folder / "nonce"),
-            "ipc_data": scene.learner.dead_socket,
-        }
-        hello = scene.learner.data.hear(Hello)
-        scene.learner.welcome(hello, settings, **nonce, lease_s=0.1)
-        scene.learner.refuse(scene.learner.data.hear(Hello), "mismatch")
-
-    with pytest.raises(MismatchError):
-        run(scene, serve)
-    assert len(closed) == 2
-
-
 def test_where_the_time_goes_is_told(scene, monkeypatch):
     monkeypatch.setattr(service_module, "TIMERS_EVERY_S", 0.05)
     settings = settings_for("Slow", rows=10, sampler="serial", step_s=0.002)
 
     def serve(scene):
-        session = welcomed(scene, settings, heartbeat_s=0.05)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
+        session = at_work(scene, settings, heartbeat_s=0.05)
         for seq in range(5):
             scene.learner.data.hear(Data)
             session.grant(MANY, settled=seq + 1)
@@ -392,9 +331,7 @@ def test_a_goodbye_does_not_wait_for_many_slow_steps(scene):
     settings = settings_for("Slow", rows=1000, step_s=0.25)
 
     def serve(scene):
-        session = welcomed(scene, settings, heartbeat_s=0.05)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
+        session = at_work(scene, settings, heartbeat_s=0.05)
         for _ in range(5):
             scene.learner.weights.find(Heartbeat)
         told_at = time.monotonic()
@@ -425,50 +362,33 @@ def test_seeds_are_stable_and_no_two_actors_share_one():
     assert not again & (seeds | later)
 
 
-def test_rank_and_seed_decide_what_an_actor_does(scene):
-    def sent(seed, rank):
-        settings = settings_for("MatchObservation", rows=20, seed=seed)
-        _, (_, messages) = run(scene, play(settings, 2, rank=rank))
-        return [body_of(heard) for heard in messages]
-
-    reference = sent(0, 0)
-    assert sent(0, 0) == reference
-    others = [sent(0, 1), sent(1, 0)]
-    assert reference not in others
-    assert others[0] != others[1]
-
-
 @pytest.mark.parametrize("mode", ["async", "lockstep"])
-def test_a_resumed_run_goes_on_with_other_seeds_and_so_does_a_successor(scene, mode):
-    pace = PaceSection(mode=mode)
+def test_seed_rank_and_beginning_decide_what_an_actor_does(scene, mode):
+    """Each first message is acted with weights of zero, whatever their version."""
 
-    def sent(epoch, update):
-        """A first message, acted with weights of zero, whatever their version."""
-        settings = settings_for("MatchObservation", rows=20).model_copy(update={"pace": pace})
-        version = Version(epoch, update)
-        serve = play(settings, 1, version=version, rank=1, epoch=epoch)
+    def sent(seed=0, rank=1, epoch=1, update=0):
+        settings = settings_for("MatchObservation", rows=20, seed=seed)
+        settings = changed(settings, pace={"mode": mode})
+        serve = play(settings, 1, version=Version(epoch, update), rank=rank, epoch=epoch)
         _, (_, (first,)) = run(scene, serve, num_envs=None)
         assert first.message.update == update
         return body_of(first)
 
-    reference = sent(1, 0)
-    assert sent(1, 0) == reference
-    resumed = sent(2, 40)
-    assert resumed not in (reference, sent(3, 40))
-    assert sent(2, 40) == resumed
+    reference, resumed = sent(), sent(epoch=2, update=40)
+    assert sent() == reference
+    assert sent(epoch=2, update=40) == resumed
+    others = [sent(rank=0), sent(seed=1), sent(epoch=3, update=40)]
+    assert len({reference, resumed, *others}) == 5
     # Where ranks are given out again, and the first version is decided, it is one more seed.
-    assert (sent(2, 41) == resumed) == (mode == "async")
+    assert (sent(epoch=2, update=41) == resumed) == (mode == "async")
 
 
 def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
-    settings = settings_for("Counting", rows=4, sampler="parallel")
-    env = settings.env.model_copy(update={"id": "tests.actor.worlds:Hanging"})
-    settings = settings.model_copy(update={"env": env})
+    hanging = {"id": "tests.actor.worlds:Hanging"}
+    settings = changed(settings_for("Counting", rows=4, sampler="parallel"), env=hanging)
 
     def serve(scene):
-        session = welcomed(scene, settings)
-        session.grant(MANY)
-        give_weights(scene, session, settings)
+        session = at_work(scene, settings)
         finish(scene, session)
 
     code, _ = run(scene, serve)
@@ -485,16 +405,8 @@ def test_auto_picks_once_and_joins_with_what_it_picked(scene, caplog):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_acts_in_the_precision_of_the_run(scene, precision, monkeypatch):
-    settings = settings_for("Counting")
-    model = settings.model.model_copy(update={"precision": precision})
-    made = []
-    build = service_module.build_policy
-
-    def build_and_keep(*args, **kwargs):
-        made.append(build(*args, **kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(service_module, "build_policy", build_and_keep)
-    run(scene, play(settings.model_copy(update={"model": model})))
-    assert {str(policy.model.precision) for policy in made} == {f"torch.{precision}"}
+def test_it_acts_in_the_precision_of_the_run(scene, precision, caplog):
+    caplog.set_level("INFO")
+    settings = changed(settings_for("Counting"), model={"precision": precision})
+    run(scene, play(settings, 1))
+    assert f"actor 3: 2 environments of bench.probes:Counting, acting in {precision}" in caplog.text

@@ -38,24 +38,16 @@ def build(envs, schema):
     return sampler_over(envs, schema)[0]
 
 
-@pytest.mark.parametrize("sampler", ["serial", "vector", "auto"])
-def test_next_step_batches_get_one_message_of_all_columns(sampler):
-    envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 3)
+@pytest.mark.parametrize(
+    ("mode", "kind", "width"), [("NextStep", Sampler, 3), ("SameStep", SameStepSampler, 1)]
+)
+def test_columns_that_reset_in_their_step_travel_alone(mode, kind, width):
+    envs = VectorEnvs(CountingVector(3, autoreset=mode))
     made = build(envs, schema_for(envs))
-    assert type(made) is Sampler
-    assert Setup("vector", envs).columns_per_message == 3
-    (message,) = [message for _ in range(4) for message in made.step()]
-    assert message.buffer.num_columns == 3
-    envs.close()
-
-
-def test_same_step_batches_get_a_message_per_column():
-    envs = VectorEnvs(CountingVector(3, autoreset="SameStep"))
-    made = build(envs, schema_for(envs))
-    assert isinstance(made, SameStepSampler)
-    assert Setup("vector", envs).columns_per_message == 1
+    assert type(made) is kind
+    assert Setup("vector", envs).columns_per_message == width
     messages = [message for _ in range(4) for message in made.step()]
-    assert {message.buffer.num_columns for message in messages} == {1}
+    assert [message.buffer.num_columns for message in messages] == [width] * (3 // width)
 
 
 def test_an_environment_that_the_learner_does_not_know_is_a_mismatch():
@@ -81,37 +73,22 @@ def set_for(sampler, num_envs=4, env=POLE, **actor):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "kind"),
+    ("sampler", "name", "kind"),
     [
-        ("serial", SerialEnvs),
-        ("vector", VectorEnvs),
-        ("auto", VectorEnvs),
-        ("parallel", WorkerEnvs),
+        ("serial", "serial", SerialEnvs),
+        ("vector", "vector", VectorEnvs),
+        ("auto", "vector", VectorEnvs),
+        ("parallel", "parallel", WorkerEnvs),
     ],
 )
-def test_each_name_has_its_environments(sampler, kind):
-    setup = set_for(sampler)
-    assert type(setup.envs) is kind
-    assert setup.envs.num_envs == setup.columns_per_message == 4
-    assert setup.name == ("vector" if sampler == "auto" else sampler)
-    assert setup.device == "cpu"
-    assert str(setup) == setup.name
-    setup.envs.close()
-
-
-@pytest.mark.parametrize("sampler", ["auto", "serial", "vector", "parallel"])
-def test_any_sampler_acts_on_the_device_that_is_named(sampler, monkeypatch):
+def test_each_name_has_its_environments_and_any_device(monkeypatch, sampler, name, kind):
     monkeypatch.setattr(making, "count_gpus", lambda: 2)
-    setup = set_for(sampler, device="cuda:1")
-    assert setup.device == "cuda:1"
-    assert str(setup) == f"{setup.name} on cuda:1"
-    setup.envs.close()
-
-
-def test_columns_that_reset_in_their_step_travel_alone():
-    setup = set_for("parallel", env=section("short_poles"))
-    assert (setup.columns_per_message, setup.envs.num_envs) == (1, 4)
-    setup.envs.close()
+    for device, shown in (("auto", name), ("cuda:1", f"{name} on cuda:1")):
+        setup = make_setup(sampler, ActorSection(device=device), section("CartPole-v1"), 4)
+        assert type(setup.envs) is kind
+        assert setup.envs.num_envs == setup.columns_per_message == 4
+        assert (setup.name, str(setup)) == (name, shown)
+        setup.envs.close()
 
 
 @pytest.mark.parametrize(
@@ -123,11 +100,8 @@ def test_a_worker_for_each_core_unless_the_config_says_otherwise(
 ):
     monkeypatch.setattr(making, "count_cores", lambda: num_cores)
     assert count_workers(wanted, num_envs) == expected
-
-
-def test_an_actors_own_number_of_environments_must_fit():
-    with pytest.raises(MismatchError, match=r"--num-envs: actor\.num_workers is 4.*got 3"):
-        count_workers(4, 3)
+    with pytest.raises(MismatchError, match=r"--num-envs: actor\.num_workers is 9.*got 8"):
+        count_workers(9, 8)
 
 
 def test_a_device_that_is_there(monkeypatch):
@@ -147,18 +121,11 @@ def test_a_device_that_is_there(monkeypatch):
 def machine(tmp_path, monkeypatch):
     """Eight cores, and control groups without a word about them."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(making, "CGROUPS", tmp_path)
     monkeypatch.setattr(making, "OWN_CGROUP", tmp_path / "own")
     (tmp_path / "own").write_text("0::/outer/inner\n")
     (tmp_path / "outer/inner").mkdir(parents=True)
     return tmp_path
-
-
-def test_those_of_the_affinity(machine):
-    assert count_cores() == 8
-    (machine / "own").unlink()
-    assert count_cores() == 8
 
 
 @pytest.mark.parametrize("group", [".", "outer", "outer/inner"])
@@ -167,9 +134,8 @@ def test_those_of_the_affinity(machine):
     [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8), ("", 8)],
 )
 def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, expected):
+    assert count_cores() == 8
     (machine / group / "cpu.max").write_text(text + "\n")
     assert count_cores() == expected
-
-
-def test_this_machine_has_some():
-    assert 1 <= count_cores() <= (os.cpu_count() or 1)
+    (machine / "own").unlink()
+    assert count_cores() == (expected if group == "." else 8)
