@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from impala_async.config.run import StopSection
-from impala_async.metrics.console import ConsoleSink, describe, progress
+from impala_async.metrics.console import ConsoleSink, describe
 from impala_async.metrics.names import Value, undeclared
 
 REPORT: dict[str, Value] = {
@@ -65,10 +65,10 @@ def sink_on(stream: Any, stop: StopSection = NO_STOP, **settings: Any) -> Consol
     return ConsoleSink(stop, console, **settings)
 
 
-def shown(stop: StopSection = NO_STOP, **changes: Value) -> str:
+def shown(**changes: Value) -> str:
     """What a terminal shows of one report."""
     stream = Stream(is_terminal=True)
-    sink = sink_on(stream, stop)
+    sink = sink_on(stream)
     sink.write(REPORT | changes)
     sink.close()
     return stream.getvalue()
@@ -98,17 +98,6 @@ def test_one_plain_line() -> None:
             "- s  steps -  - steps/s  return - / 475  lag - (max -)  queue -  actors -  "
             "bottleneck -"
         )
-
-
-def test_progress_is_that_of_the_nearest_stop() -> None:
-    report: dict[str, Value] = {"env_steps_trained": 100, "time_s": 200.0, "learner/wall_s": 90.0}
-    assert progress(report, NO_STOP) is None
-    assert progress(report, StopSection(mean_return=475.0)) is None
-    assert progress(report, StopSection(env_steps=400)) == 0.25
-    assert progress(report, StopSection(env_steps=400, wall_s=100.0)) == 0.9
-    assert progress(report, StopSection(env_steps=50)) == 1.0
-    assert progress({"updates": 3}, StopSection(updates=4)) == 0.75
-    assert progress({}, StopSection(env_steps=50)) is None
 
 
 @pytest.mark.parametrize(
@@ -147,9 +136,7 @@ def test_a_terminal_is_redrawn_with_every_report() -> None:
     assert text.endswith("\x1b[?25h"), "the cursor is given back"
 
 
-def test_a_terminal_shows_a_bar_where_the_end_can_be_foreseen_and_text_as_it_is() -> None:
-    assert "━" in shown(StopSection(env_steps=10))
-    assert "━" not in shown()
+def test_square_brackets_are_text_and_no_markup() -> None:
     assert "odd: [red]x[/nope]" in shown(bottleneck="odd: [red]x[/nope]")
 
 
