@@ -8,7 +8,7 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
-from tests.examples.conftest import ROOT, Train
+from tests.examples.conftest import Train
 
 NAME = "examples.custom_model:MyTorso"
 ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
@@ -42,5 +42,5 @@ def test_what_it_cannot_build_is_said() -> None:
 
 @pytest.mark.e2e
 def test_it_is_trained(train: Train) -> None:
-    summary = train(str(ROOT / "examples" / "custom_model.py"))
+    summary = train("custom_model.py")
     assert summary["exit_reason"] == "mean_return", summary

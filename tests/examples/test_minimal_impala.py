@@ -4,7 +4,6 @@ import ast
 import contextlib
 import io
 import sys
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -23,8 +22,8 @@ from examples.minimal_impala import (
     train,
     vtrace,
 )
-from impala_async.algo import losses as package_losses
-from impala_async.algo import vtrace as package_vtrace
+from impala_async.algo.losses import impala_loss
+from impala_async.algo.vtrace import vtrace as package_vtrace
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.config.run import AlgorithmSection
@@ -32,8 +31,8 @@ from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
+from tests.examples.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 3, 4
 SETTINGS = Settings(lr=1e-2, lr_env_steps=1000, reward_scale=0.7, grad_clip=0.05)
 DTYPES = pytest.mark.parametrize(
@@ -65,10 +64,9 @@ def random_rows(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Rows, Te
     def valid(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.where(mask, array, 0)).to(dtype)
 
+    obs_SB = rng.normal(size=(NUM_ROWS + 1, NUM_COLUMNS, NUM_FEATURES))
     rows = Rows(
-        obs_SB=torch.from_numpy(rng.normal(size=(NUM_ROWS + 1, NUM_COLUMNS, NUM_FEATURES))).to(
-            dtype
-        ),
+        obs_SB=torch.from_numpy(obs_SB).to(dtype),
         actions_TB=valid(rng.integers(0, NUM_ACTIONS, shape)).long(),
         log_probs_TB=valid(-rng.uniform(0.5, 2.5, shape)),
         rewards_TB=valid(rng.normal(size=shape)),
@@ -90,54 +88,37 @@ def model_of(seed: int, dtype: torch.dtype = torch.float32) -> ActorCritic:
 
 @SEEDS
 @DTYPES
-def test_targets_and_advantages_are_the_package_s(
-    seed: int, dtype: torch.dtype, close: float
-) -> None:
-    rows, _ = random_rows(seed, dtype)
-    generator = torch.Generator().manual_seed(seed)
-    shape = rows.mask_TB.shape
-    tensors = {
-        "log_rhos_TB": torch.randn(shape, generator=generator, dtype=dtype),
-        "rewards_TB": rows.rewards_TB,
-        "discounts_TB": 0.9 * (~rows.terminated_TB).to(dtype),
-        "values_SB": torch.randn(shape[0] + 1, shape[1], generator=generator, dtype=dtype),
-        "mask_TB": rows.mask_TB,
-    }
-    targets_TB, advantages_TB = vtrace(**tensors)
-    wanted = package_vtrace.vtrace(**tensors)
-    torch.testing.assert_close(targets_TB, wanted.targets_TB, rtol=close, atol=close)
-    torch.testing.assert_close(advantages_TB, wanted.advantages_TB, rtol=close, atol=close)
-    assert (advantages_TB[~rows.mask_TB] == 0).all()
-
-
-@SEEDS
-@DTYPES
-def test_losses_and_gradients_are_the_package_s(
+def test_returns_losses_and_gradients_are_the_package_s(
     seed: int, dtype: torch.dtype, close: float
 ) -> None:
     rows, _ = random_rows(seed, dtype)
     model = model_of(seed, dtype)
     log_probs_TBA = model.log_probs(rows.obs_SB[:-1])
-    wanted = package_losses.impala_loss(
-        log_probs_TB=log_probs_TBA.gather(-1, rows.actions_TB.unsqueeze(-1)).squeeze(-1),
+    log_probs_TB = log_probs_TBA.gather(-1, rows.actions_TB.unsqueeze(-1)).squeeze(-1)
+    returns = {
+        "rewards_TB": rows.rewards_TB * SETTINGS.reward_scale,
+        "discounts_TB": SETTINGS.gamma * (~rows.terminated_TB).to(dtype),
+        "values_SB": model.value(rows.obs_SB).squeeze(-1),
+        "mask_TB": rows.mask_TB,
+    }
+    log_rhos_TB = (log_probs_TB - rows.log_probs_TB).detach()
+    mine, theirs = (each(log_rhos_TB=log_rhos_TB, **returns) for each in (vtrace, package_vtrace))
+    torch.testing.assert_close(tuple(mine), tuple(theirs), rtol=close, atol=close)
+    assert (mine[1][~rows.mask_TB] == 0).all()
+    wanted = impala_loss(
+        log_probs_TB=log_probs_TB,
         behaviour_log_probs_TB=rows.log_probs_TB,
         entropies_TB=-(log_probs_TBA.exp() * log_probs_TBA).sum(-1),
-        values_SB=model.value(rows.obs_SB).squeeze(-1),
-        rewards_TB=rows.rewards_TB * SETTINGS.reward_scale,
-        discounts_TB=SETTINGS.gamma * (~rows.terminated_TB).to(dtype),
-        mask_TB=rows.mask_TB,
         value_cost=SETTINGS.value_cost,
         entropy_cost=SETTINGS.entropy_cost,
+        **returns,
     )
     losses = impala_losses(model, rows, SETTINGS)
-    for loss, term in zip(losses, (wanted.policy, wanted.value, wanted.entropy), strict=True):
-        torch.testing.assert_close(loss, term, rtol=close, atol=close)
+    torch.testing.assert_close(tuple(losses), wanted[:3], rtol=close, atol=close)
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(sum(losses, torch.zeros(())), parameters)
-    for gradient, term in zip(
-        gradients, torch.autograd.grad(wanted.total, parameters), strict=True
-    ):
-        torch.testing.assert_close(gradient, term, rtol=close, atol=close)
+    expected = torch.autograd.grad(wanted.total, parameters)
+    torch.testing.assert_close(gradients, expected, rtol=close, atol=close)
 
 
 @SEEDS
