@@ -245,9 +245,11 @@ def test_its_settings_are_those_of_the_cartpole_config() -> None:
 def test_it_stays_one_short_file_without_the_package() -> None:
     text = (ROOT / "examples/minimal_impala.py").read_text()
     assert len(text.splitlines()) < 300
-    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)]
-    froms = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
-    names = {alias.name for node in imports for alias in node.names}
-    names |= {str(node.module) for node in froms}
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
     libraries = {name.split(".")[0] for name in names} - sys.stdlib_module_names
     assert libraries == {"torch", "numpy", "gymnasium"}
