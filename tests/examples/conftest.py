@@ -17,10 +17,10 @@ Train = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Train:
+def train(tmp_path):
     """Runs an example to a good end, with a run folder, and returns the run's summary."""
 
-    def run(name: str, *flags: str) -> dict[str, Any]:
+    def run(name, *flags):
         run_dir = tmp_path / "run"
         log = tmp_path / "log"
         with log.open("wb") as file:

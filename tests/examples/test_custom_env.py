@@ -7,10 +7,9 @@ from gymnasium.utils.env_checker import check_env
 from examples.custom_env import MOVES, Courier
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
-from tests.examples.conftest import Train
 
 
-def test_the_package_finds_an_environment_by_its_name() -> None:
+def test_the_package_finds_an_environment_by_its_name():
     # The checker steps it with the random actions of its own spaces.
     check_env(Courier(), skip_render_check=True)
     section = EnvSection(id="examples.custom_env:Courier", kwargs={"size": 4})
@@ -20,7 +19,7 @@ def test_the_package_finds_an_environment_by_its_name() -> None:
     envs.close()
 
 
-def test_the_best_return_is_what_the_text_says_and_who_is_late_is_truncated() -> None:
+def test_the_best_return_is_what_the_text_says_and_who_is_late_is_truncated():
     """The shortest way has |dx| + |dy| steps."""
     env = Courier(max_steps=3)
     returns = []
@@ -35,7 +34,7 @@ def test_the_best_return_is_what_the_text_says_and_who_is_late_is_truncated() ->
 
 
 @pytest.mark.e2e
-def test_it_is_trained_to_its_return(train: Train) -> None:
+def test_it_is_trained_to_its_return(train):
     summary = train("custom_env.py")
     assert summary["exit_reason"] == "mean_return"
     assert summary["mean_return_100"] >= 0.6

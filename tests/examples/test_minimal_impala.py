@@ -9,7 +9,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from examples.minimal_impala import (
     Actor,
@@ -43,7 +42,7 @@ DTYPES = pytest.mark.parametrize(
 SEEDS = pytest.mark.parametrize("seed", range(4))
 
 
-def random_rows(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Rows, Tensor]:
+def random_rows(seed, dtype=torch.float32):
     """A batch with cuts of both kinds, as actors write it; and its truncation flags."""
     rng = np.random.default_rng(seed)
     shape = (NUM_ROWS, NUM_COLUMNS)
@@ -61,7 +60,7 @@ def random_rows(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Rows, Te
     assert truncated.any()
     assert not mask.all()
 
-    def valid(array: np.ndarray) -> Tensor:
+    def valid(array):
         return torch.from_numpy(np.where(mask, array, 0)).to(dtype)
 
     obs_SB = rng.normal(size=(NUM_ROWS + 1, NUM_COLUMNS, NUM_FEATURES))
@@ -76,7 +75,7 @@ def random_rows(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Rows, Te
     return rows, torch.from_numpy(truncated)
 
 
-def model_of(seed: int, dtype: torch.dtype = torch.float32) -> ActorCritic:
+def model_of(seed, dtype=torch.float32):
     torch.manual_seed(seed)
     model = ActorCritic(NUM_FEATURES, NUM_ACTIONS)
     # Heads that are as small as at the start would hide what the losses make of them.
@@ -88,9 +87,7 @@ def model_of(seed: int, dtype: torch.dtype = torch.float32) -> ActorCritic:
 
 @SEEDS
 @DTYPES
-def test_returns_losses_and_gradients_are_the_package_s(
-    seed: int, dtype: torch.dtype, close: float
-) -> None:
+def test_returns_losses_and_gradients_are_the_package_s(seed, dtype, close):
     rows, _ = random_rows(seed, dtype)
     model = model_of(seed, dtype)
     log_probs_TBA = model.log_probs(rows.obs_SB[:-1])
@@ -122,7 +119,7 @@ def test_returns_losses_and_gradients_are_the_package_s(
 
 
 @SEEDS
-def test_updates_are_the_package_s(seed: int) -> None:
+def test_updates_are_the_package_s(seed):
     """The same batches through both learners: clipping, Adam and the schedule included."""
     model = model_of(seed)
     step = package_step(model)
@@ -140,7 +137,7 @@ def test_updates_are_the_package_s(seed: int) -> None:
         torch.testing.assert_close(mine, theirs[name], rtol=1e-4, atol=1e-5)
 
 
-def package_names(model: ActorCritic) -> dict[str, Tensor]:
+def package_names(model):
     """The weights under the names that the package's model has for them."""
     names = {}
     for part, sequence in (("policy", model.policy), ("value", model.value)):
@@ -151,7 +148,7 @@ def package_names(model: ActorCritic) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in names.items()}
 
 
-def package_step(model: ActorCritic) -> UpdateStep:
+def package_step(model):
     schema = Schema(
         ObsSpec((ArraySpec("", (NUM_FEATURES,), "float32"),)),
         ActionSpec((ActionPart("", "discrete", (NUM_ACTIONS,)),)),
@@ -172,7 +169,7 @@ def package_step(model: ActorCritic) -> UpdateStep:
     return UpdateStep(policy, algorithm, "cpu")
 
 
-def batch_of(rows: Rows, truncated_TB: Tensor) -> Batch:
+def batch_of(rows, truncated_TB):
     return Batch(
         obs={"": rows.obs_SB.transpose(0, 1).contiguous()},
         actions={"": rows.actions_TB.t().int()},
@@ -185,7 +182,7 @@ def batch_of(rows: Rows, truncated_TB: Tensor) -> Batch:
     )
 
 
-def test_an_actor_masks_the_rows_after_an_end() -> None:
+def test_an_actor_masks_the_rows_after_an_end():
     settings = Settings(num_envs=3, rows=200)
     actor = Actor(settings, 0)
     actor.model.load_state_dict(make_model(settings).state_dict())
@@ -204,13 +201,13 @@ def test_an_actor_masks_the_rows_after_an_end() -> None:
     assert sum(first.returns) == rows.rewards_TB.sum() - num_open
 
 
-def count_open(rows: Rows, column: int) -> int:
+def count_open(rows, column):
     """Valid rows of the episode that goes on at the trajectory's end."""
     ends = rows.terminated_TB[:, column].nonzero().flatten().tolist()
     return int(rows.mask_TB[ends[-1] + 1 if ends else 0 :, column].sum())
 
 
-def test_it_learns_in_a_short_run() -> None:
+def test_it_learns_in_a_short_run():
     with contextlib.redirect_stdout(io.StringIO()):
         returns = train(Settings(max_env_steps=60_000))
     first, last = np.mean(returns[:100]), np.mean(returns[-100:])
@@ -218,7 +215,7 @@ def test_it_learns_in_a_short_run() -> None:
     assert last > 2 * first
 
 
-def test_the_death_of_an_actor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_an_actor_ends_the_run(monkeypatch):
     spec = gym.envs.registration.EnvSpec(
         "Failing-v0", entry_point="bench.probes:Failing", disable_env_checker=True
     )
@@ -227,7 +224,7 @@ def test_the_death_of_an_actor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
         train(Settings(env_id="Failing-v0"))
 
 
-def test_its_settings_are_those_of_the_cartpole_config() -> None:
+def test_its_settings_are_those_of_the_cartpole_config():
     config, settings = load_config(ROOT / "configs/cartpole.toml"), Settings()
     ours = (settings.env_id, settings.num_actors, settings.num_envs, settings.rows)
     assert ours == (
@@ -242,7 +239,7 @@ def test_its_settings_are_those_of_the_cartpole_config() -> None:
     assert settings.max_env_steps == config.stop.env_steps
 
 
-def test_it_stays_one_short_file_without_the_package() -> None:
+def test_it_stays_one_short_file_without_the_package():
     text = (ROOT / "examples/minimal_impala.py").read_text()
     assert len(text.splitlines()) < 300
     names = set()

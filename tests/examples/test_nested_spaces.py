@@ -7,10 +7,9 @@ from gymnasium.utils.env_checker import check_env
 from examples.nested_spaces import NUM_BINS, NUM_PARCELS, SortingArm
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
-from tests.examples.conftest import Train
 
 
-def test_leaves_and_parts_have_the_names_that_the_text_says() -> None:
+def test_leaves_and_parts_have_the_names_that_the_text_says():
     check_env(SortingArm(), skip_render_check=True)
     envs = build_envs("auto", EnvSection(id="examples.nested_spaces:SortingArm"), num_envs=2)
     assert [leaf.name for leaf in envs.obs_spec.leaves] == ["arm/at", "parcel/at", "parcel/kind"]
@@ -19,7 +18,7 @@ def test_leaves_and_parts_have_the_names_that_the_text_says() -> None:
     envs.close()
 
 
-def test_a_perfect_arm_earns_what_the_text_says_and_another_less() -> None:
+def test_a_perfect_arm_earns_what_the_text_says_and_another_less():
     env = SortingArm()
     obs, _ = env.reset(seed=0)
     total, is_over = 0.0, False
@@ -38,7 +37,7 @@ def test_a_perfect_arm_earns_what_the_text_says_and_another_less() -> None:
 
 
 @pytest.mark.e2e
-def test_it_is_trained_to_its_return(train: Train) -> None:
+def test_it_is_trained_to_its_return(train):
     summary = train("nested_spaces.py")
     assert summary["exit_reason"] == "mean_return"
     assert summary["mean_return_100"] >= 7
