@@ -143,11 +143,17 @@ def test_a_signal_leaves_the_last_picture_out(tmp_path, monkeypatch, capfd):
         assert signal.getsignal(number) == before
 
 
-def test_what_matplotlib_cannot_do_is_told(tmp_path, monkeypatch):
-    def draw(*paths, **how):
+def test_what_is_drawn_is_named_and_what_matplotlib_cannot_do_is_told(tmp_path, monkeypatch):
+    titles = []
+
+    def draw(*paths, title, **how):
+        titles.append(title)
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no matplotlibrc")
 
     monkeypatch.setattr(plot, "draw_learning_curve", draw)
+    whole = {"env_id": "Pole", "mean_return": 21.3, "episodes": 12}
+    plot.draw_at_end(whole, RunFolder(tmp_path), None, 0)
+    assert titles == ["Pole: mean return 21.3 (12 episodes)"]
     assert draw_at_end(tmp_path).startswith("cannot be drawn: UnicodeDecodeError: ")
 
 
