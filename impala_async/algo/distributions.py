@@ -5,8 +5,8 @@
 Shapes: A choices of one discrete item, D numbers of a continuous part, C columns, leading axes free
 ([B], [T, B]), written `...`. An action of a part has the part's own shape after the leading axes.
 
-Everything is computed in float32 at least, whatever the network ran in: the behaviour's and
-the learner's log-probabilities are divided by each other, and bf16 is too coarse for that.
+Everything is computed in float32 at least: the behaviour's and the learner's log-probabilities are
+divided by each other, and bf16 is too coarse for that.
 """
 
 import math
@@ -71,11 +71,10 @@ class Categorical:
         self._shape = shape
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """A draw from `generator`, which lives on the device of the logits.
+        """The A choices race: the first of exponential arrival times with these rates wins.
 
-        The A choices race: the first of exponential arrival times with these rates wins.
-        Two to three times faster than `torch.multinomial` for up to 64 draws of a few
-        choices. `exponential_` never gives 0, so an impossible one's 0 / 0 cannot arise.
+        Two to three times faster than `torch.multinomial` for up to 64 draws of a few choices.
+        `exponential_` never gives 0, so an impossible one's 0 / 0 cannot arise.
         """
         rates_A = self.log_probs_A.detach().exp()
         times_A = torch.empty_like(rates_A).exponential_(generator=generator)

@@ -3,11 +3,8 @@
     IMPALA  arXiv 1802.01561    PPO  arXiv 1707.06347
     APPO    arXiv 1912.00167    A2C  arXiv 1602.01783      APPO is IMPACT.
 
-IMPALA and APPO correct for data that older weights acted for; PPO and A2C take it as nearly their
-own. Returns are computed anew on every pass, with the values of now. They are constants: no
-gradient flows into them, nor through the value of the bootstrap row.
-
-These arguments are the same in all losses; each function explains the others:
+Returns are computed anew on every pass, with the values of now. They are constants: no gradient
+flows into them, nor through the value of the bootstrap row. Arguments that all losses have:
 
     log_probs_TB            log pi(a|x) of the actions taken, of the weights of now, with gradient
     behaviour_log_probs_TB  log mu(a|x), the actor's own number from when it acted
@@ -110,10 +107,7 @@ def appo_loss(
     normalize_advantages: bool = False,
     num_valid: Tensor | float | None = None,
 ) -> LossTerms:
-    """Clipped surrogate around a slowly moving target network.
-
-    V-trace corrects from the behaviour to the target network, with the current network's
-    values; the surrogate moves the current policy.
+    """Clipped surrogate around a slowly moving target network, to which V-trace corrects.
 
     Args:
         target_log_probs_TB: log pi_target(a|x), of the target network.
@@ -170,8 +164,8 @@ def impact_ratios(
 ) -> Tensor:
     """clip(mu / pi_target, 0, is_clip) * pi / mu.
 
-    Multiplied as logarithms, so that two extreme factors whose product is ordinary keep their
-    product, and its gradient, instead of each running into its own clamp.
+    Multiplied as logarithms, so that two extreme factors whose product is ordinary keep it, and
+    its gradient.
     """
     if not is_clip > 0:
         raise ValueError(f"is_clip must be above 0, got {is_clip}")

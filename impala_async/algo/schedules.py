@@ -1,7 +1,6 @@
-"""Schedules of learning rate and entropy cost (IMPALA, arXiv 1802.01561, anneals linearly).
+"""Schedules of learning rate and entropy cost, over environment steps trained.
 
-A schedule is a pure function of the environment steps trained, so a resumed run continues on
-the same curve with nothing to restore, and replayed passes do not hasten it.
+So a resumed run continues on the same curve, and replayed passes do not hasten it.
 """
 
 from collections.abc import Callable

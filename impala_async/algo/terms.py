@@ -20,10 +20,9 @@ DEVIATION_EPS = 1e-8
 
 
 class LossTerms(NamedTuple):
-    """`policy`, `value` and `entropy` carry their weights; `kl` does not, so that it can be
-    compared with a target. `total` = policy + value + entropy + kl_coeff * kl. `sum_entropy` is of
-    all valid rows, without a weight. `targets_TB` is what values regress to; on masked rows nothing
-    does.
+    """`policy`, `value` and `entropy` carry their weights; `kl` and `sum_entropy`, which is of all
+    valid rows, do not. `total` = policy + value + entropy + kl_coeff * kl. Values regress to
+    `targets_TB`, but on masked rows.
     """
 
     policy: Tensor

@@ -18,10 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from impala_async.config.run import StopSection
@@ -31,7 +29,6 @@ from impala_async.metrics.report import format_mean_return
 GONE: Final = (errno.EIO, errno.EPIPE, errno.EBADF)
 """The error numbers of a stream that can no longer be written to."""
 _LOG = logging.getLogger(__name__)
-_BAR_WIDTH: Final = 16
 
 
 class ConsoleSink:
@@ -61,7 +58,10 @@ class ConsoleSink:
     def write(self, report: dict[str, Value]) -> None:
         """Redraw in place, or print a plain line if it is time for one."""
         if self._live is not None:
-            self._guard(partial(_redraw, self._live, _render(report, self._stop)))
+            *lines, verdict = (Text(text) for text in _texts(report, self._stop))
+            for line in lines:
+                line.no_wrap, line.overflow = True, "ellipsis"
+            self._guard(partial(_redraw, self._live, Group(*lines, verdict)))
         elif self._clock() >= self._due:
             self._due = self._clock() + self._every_s
             self._unshown = None
@@ -96,7 +96,7 @@ class ConsoleSink:
         self._guard(partial(print, line, file=self._stream, flush=True))
 
 
-def _redraw(live: Live, picture: RenderableType) -> None:
+def _redraw(live: Live, picture: Group) -> None:
     live.start()
     live.update(picture, refresh=True)
 
@@ -104,22 +104,6 @@ def _redraw(live: Live, picture: RenderableType) -> None:
 def describe(report: dict[str, Value], stop: StopSection) -> str:
     """The report in one plain line."""
     return "  ".join(_texts(report, stop))
-
-
-def progress(report: dict[str, Value], stop: StopSection) -> float | None:
-    """The share of the way to the nearest stop that can be foreseen; None without one.
-
-    A mean return is not on a way of known length, so it has no share.
-    """
-    shares = []
-    for done, goal in (
-        (report.get("env_steps_trained"), stop.env_steps),
-        (report.get("updates"), stop.updates),
-        (report.get("learner/wall_s"), stop.wall_s),
-    ):
-        if goal and isinstance(done, int | float):
-            shares.append(min(1.0, done / goal))
-    return max(shares, default=None)
 
 
 def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
@@ -152,15 +136,3 @@ def _text(value: Value, form: str) -> str:
 
 def _goal(value: Value, form: str) -> str:
     return "" if value is None else f" / {_text(value, form)}"
-
-
-def _render(report: dict[str, Value], stop: StopSection) -> RenderableType:
-    *lines, verdict = (Text(text) for text in _texts(report, stop))
-    for line in lines:
-        line.no_wrap, line.overflow = True, "ellipsis"
-    share = progress(report, stop)
-    if share is None:
-        return Group(*lines, verdict)
-    head = Table.grid(padding=(0, 1))
-    head.add_row(ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH), lines[0])
-    return Group(head, *lines[1:], verdict)

@@ -1,13 +1,8 @@
 """The one registry of metric names: every key that a report line may hold, its unit, its meaning.
 
-Owns `SECTIONS`, a table to read and to append to. Read by every thread, changed by none. A name
-that is missing here is refused when a report is put together, and `docs/metrics.md` is rendered
-from here, so a number that reaches a sink always has a unit and a line of help.
-
-Names are whole: what can be searched for in a report can be searched for here. Only a user's own
-algorithm adds to them, under `user/`. Every report has every name here; one whose value is null has
-none at that moment, or does not exist in that set-up.
-Everything that is counted in columns is so because messages differ in width.
+A name that is missing here is refused when a report is put together, and `docs/metrics.md` is
+rendered from here. Only a user's own algorithm adds to them, under `user/`. Every report has every
+name; one whose value is null has none at that moment, or does not exist in that set-up.
 """
 
 import re

@@ -38,10 +38,7 @@ class Output(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """A policy and a value over one shared torso or over one each.
-
-    It is freshly initialised; its random numbers come from torch's default generator.
-    """
+    """A policy and a value over one shared torso or over one each, freshly initialised."""
 
     def __init__(self, section: ModelSection, obs: ObsSpec, action: ActionSpec) -> None:
         super().__init__()
@@ -131,8 +128,7 @@ class ActorCritic(nn.Module):
 class Core(nn.Module):
     """One recurrent layer, an LSTM or a GRU with K units.
 
-    The state is zero before an episode's first row; no gradient crosses such a reset. Each row's
-    state is one vector per column, so the state that a trajectory began with can travel with it.
+    The state is zero before an episode's first row; no gradient crosses such a reset.
     """
 
     def __init__(self, kind: Literal["lstm", "gru"], num_in: int, size: int) -> None:
@@ -165,10 +161,7 @@ class Core(nn.Module):
 
 
 class PolicyHead(nn.Linear):
-    """From features to the parameters of all action parts.
-
-    A deviation that does not come from the state is a parameter of its own.
-    """
+    """To all action parts; a deviation that is not from the state is a parameter of its own."""
 
     def __init__(
         self, num_hidden: int, parts: tuple[ActionPart, ...], section: ModelSection

@@ -1,9 +1,7 @@
-"""Torsos that see images: the networks of the Nature DQN, of MinAtar and of IMPALA.
+"""The torso that sees images, with the convolutions of the Nature DQN, of MinAtar and of IMPALA.
 
 Each image leaf goes through convolutions of its own; what comes out, and every leaf that is no
 image, goes through hidden layers.
-
-N rows, H features out
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +20,7 @@ RESIDUAL_GAIN = 0.5
 
 
 class ImageTorso(nn.Module):
-    """Convolutions for each image, and hidden layers behind them.
+    """Convolutions and hidden layers.
 
     Args:
         make_body: makes the convolutions for an image with so many channels.

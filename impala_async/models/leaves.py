@@ -78,10 +78,7 @@ def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:
 
 
 class Normalizer(nn.Module):
-    """Subtracts the running mean of a vector, divides by its standard deviation, and clips.
-
-    It is part of the model, so its statistics travel with the weights.
-    """
+    """Subtracts the running mean of a vector, divides by its standard deviation, and clips."""
 
     mean: Tensor
     variance: Tensor
@@ -99,9 +96,9 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, values_NF: Tensor, is_valid_N: Tensor) -> None:
-        """Take in the valid rows (Chan et al.'s parallel variance).
+        """Take in the valid rows (Chan et al.'s parallel variance); others may hold anything.
 
-        Nothing here makes the host wait for the device. Invalid rows may hold anything.
+        Nothing here makes the host wait for the device.
         """
         is_valid_N1 = is_valid_N.unsqueeze(-1)
         num_new = is_valid_N.sum(dtype=torch.float64)

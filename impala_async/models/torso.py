@@ -9,10 +9,8 @@
         def forward(self, obs: dict[str, Tensor]) -> Tensor:
             ...                         # leaves of [N, ...] in, [N, num_out] out
 
-`model.name = "package.module:MyTorso"` picks it, and must be importable where the learner and the
-actors run. Rows come flat: N may be the columns of an actor or all rows of a batch. Leaves have the
-dtypes of the spec, float32 if they are normalised; the mask of legal actions is not among them.
-Weights must be float32. docs/models.md says more.
+`model.name = "package.module:MyTorso"` picks it. Rows come flat: N may be the columns of an actor
+or all rows of a batch. docs/models.md says more.
 
 N rows, F features
 """

@@ -25,10 +25,7 @@ DRAWING = "ending: drawing the learning curve, with matplotlib"
 
 
 def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> str:
-    """Where the picture of a run is, or why there is none.
-
-    All else is done by then: a signal leaves it out and ends the process with `code`.
-    """
+    """Where the picture of a run is, or why there is none. A signal ends all with `code`."""
 
     def leave(number: int, frame: object) -> None:
         os.write(2, b"learning curve: left out, as a signal came\n")

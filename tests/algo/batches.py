@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from impala_async.algo.gae import gae
-from impala_async.algo.vtrace import Returns, vtrace
+from impala_async.algo.vtrace import vtrace
 
 nan = math.nan
 LAMBDAS = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 
 
-def column(*numbers: float, dtype: torch.dtype = torch.float64) -> Tensor:
+def column(*numbers, dtype=torch.float64):
     return torch.tensor(numbers, dtype=dtype).unsqueeze(1)
 
 
@@ -26,25 +26,25 @@ class Batch(NamedTuple):
     values_SB: Tensor
     mask_TB: Tensor
 
-    def vtrace(self, **bars: float | None) -> Returns:
+    def vtrace(self, **bars):
         return vtrace(**self._asdict(), **bars)
 
-    def gae(self, lambda_: float) -> Returns:
+    def gae(self, lambda_):
         rows = self._asdict()
         del rows["log_rhos_TB"]
         return gae(**rows, lambda_=lambda_)
 
-    def columns(self, order: object) -> "Batch":
+    def columns(self, order):
         return Batch(*(tensor[:, order] for tensor in self))
 
-    def poisoned(self) -> "Batch":
+    def poisoned(self):
         """NaN in every place that no valid row may look at."""
         rows = [torch.where(self.mask_TB, tensor_TB, nan) for tensor_TB in self[:3]]
         values_SB = poisoned_values(self.values_SB, self.discounts_TB, self.mask_TB)
         return Batch(*rows, values_SB, self.mask_TB)
 
 
-def poisoned_values(values_SB: Tensor, discounts_TB: Tensor, mask_TB: Tensor) -> Tensor:
+def poisoned_values(values_SB, discounts_TB, mask_TB):
     is_seen_SB = torch.zeros_like(values_SB, dtype=torch.bool)
     is_seen_SB[:-1] |= mask_TB
     is_seen_SB[1:] |= mask_TB & (discounts_TB > 0)
@@ -52,7 +52,7 @@ def poisoned_values(values_SB: Tensor, discounts_TB: Tensor, mask_TB: Tensor) ->
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> Batch:
+def batches(draw):
     shape = num_rows, num_columns = draw(st.integers(1, 8)), draw(st.integers(1, 4))
     masked_rate = draw(st.sampled_from([0.0, 0.2, 0.5, 1.0]))
     end_rate = draw(st.sampled_from([0.0, 0.2, 0.6]))

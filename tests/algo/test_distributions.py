@@ -13,7 +13,6 @@ from torch import Tensor
 
 from impala_async.algo.distributions import (
     Categorical,
-    Distribution,
     Gaussian,
     Joint,
     _quadrature,
@@ -30,11 +29,11 @@ squashed = partial(Gaussian, is_squashed=True)
 KINDS = pytest.mark.parametrize("kind", [Gaussian, squashed], ids=["plain", "squashed"])
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def normal(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def one_item(logits_A: Tensor) -> Categorical:
+def one_item(logits_A):
     """One item, with a choice for each logit."""
     return Categorical(logits_A, logits_A.shape[-1:], ())
 
@@ -50,21 +49,15 @@ def one_item(logits_A: Tensor) -> Categorical:
     scale=st.sampled_from([0.0, 3.0, 30.0]),
     seed=st.integers(0, 10**6),
 )
-def test_items_are_as_many_of_torchs(
-    leading: tuple[int, ...],
-    shape: tuple[int, ...],
-    some: tuple[int, ...],
-    scale: float,
-    seed: int,
-) -> None:
+def test_items_are_as_many_of_torchs(leading, shape, some, scale, seed):
     num_items = math.prod(shape)
     choices = (some * num_items)[:num_items]
     logits, others = scale * normal(2, *leading, sum(choices), seed=seed)
 
-    def of_torch(logits: Tensor) -> list[torch.distributions.Categorical]:
+    def of_torch(logits):
         return [torch.distributions.Categorical(logits=one) for one in logits.split(choices, -1)]
 
-    def shaped(items: list[Tensor]) -> Tensor:
+    def shaped(items):
         return torch.stack(items, -1).reshape(leading + shape)
 
     ours, theirs = Categorical(logits, choices, shape), of_torch(logits)
@@ -81,7 +74,7 @@ def test_items_are_as_many_of_torchs(
 
 
 @pytest.mark.parametrize("choices", [(4,), (2, 3, 4), (3, 3, 3)])
-def test_draws_have_their_probabilities_item_by_item(choices: tuple[int, ...]) -> None:
+def test_draws_have_their_probabilities_item_by_item(choices):
     num_draws = 40_000
     logits = normal(sum(choices), seed=2).float()
     distribution = Categorical(logits.expand(num_draws, -1), choices, (len(choices),))
@@ -93,7 +86,7 @@ def test_draws_have_their_probabilities_item_by_item(choices: tuple[int, ...]) -
         assert ((counts - num_draws * probs_A).abs() < 4.5 * deviation).all()
 
 
-def test_the_generator_alone_drives_sampling_and_rows_are_independent() -> None:
+def test_the_generator_alone_drives_sampling_and_rows_are_independent():
     distribution = one_item(normal(64, 6))
     before = torch.get_rng_state()
     first = distribution.sample(torch.Generator().manual_seed(1))
@@ -108,7 +101,7 @@ def test_the_generator_alone_drives_sampling_and_rows_are_independent() -> None:
 
 
 @pytest.mark.parametrize("scale", [3.0, 1e3])
-def test_by_numpy_the_same_is_drawn(scale: float) -> None:
+def test_by_numpy_the_same_is_drawn(scale):
     logits_CA = scale * normal(300, 5).float()
     first, second = (torch.Generator().manual_seed(5) for _ in range(2))
     actions, log_probs = sample_by_numpy(logits_CA.numpy().copy(), first)
@@ -121,14 +114,14 @@ def test_by_numpy_the_same_is_drawn(scale: float) -> None:
     np.testing.assert_allclose(log_probs, want, rtol=1e-5, atol=1e-5)
 
 
-def test_impossible_actions_are_never_drawn() -> None:
+def test_impossible_actions_are_never_drawn():
     logits_A = torch.tensor([-math.inf, 0.0, -math.inf, -8.0, -1e30])
     draws = one_item(logits_A.expand(50_000, 5)).sample(torch.Generator().manual_seed(5))
     assert set(draws.tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("excluded", [-math.inf, -1e30])
-def test_impossible_actions_cost_nothing(excluded: float) -> None:
+def test_impossible_actions_cost_nothing(excluded):
     logits_A = torch.tensor([0.3, excluded, -1.2], dtype=torch.float64, requires_grad=True)
     other_A = torch.tensor([0.1, excluded, 0.9], dtype=torch.float64, requires_grad=True)
     allowed = torch.tensor([0, 2])
@@ -152,7 +145,7 @@ def test_impossible_actions_cost_nothing(excluded: float) -> None:
 GRADS = {"allow_unused": True, "materialize_grads": True}
 
 
-def test_certain_uniform_excluding_and_broken_logits() -> None:
+def test_certain_uniform_excluding_and_broken_logits():
     uniform, certain = one_item(torch.zeros(2)), one_item(torch.tensor([1e4, 0.0]))
     assert certain.entropy().item() == 0
     assert certain.kl(uniform).item() == pytest.approx(math.log(2))
@@ -163,11 +156,11 @@ def test_certain_uniform_excluding_and_broken_logits() -> None:
     assert uniform.kl(broken).isnan()
 
 
-def test_items_of_different_sizes_leave_finite_gradients() -> None:
+def test_items_of_different_sizes_leave_finite_gradients():
     logits = normal(4, 9, seed=1).requires_grad_()
     actions = torch.tensor([[1, 2, 3]] * 4)
 
-    def terms(logits: Tensor) -> Tensor:
+    def terms(logits):
         ours = Categorical(logits, (2, 3, 4), (3,))
         other = Categorical(logits.flip(0), (2, 3, 4), (3,))
         return ours.log_prob(actions) + ours.entropy() + ours.kl(other)
@@ -180,9 +173,7 @@ def test_items_of_different_sizes_leave_finite_gradients() -> None:
 
 @settings(max_examples=40)
 @given(CHOICES, st.integers(0, 10**6), st.sampled_from([torch.bool, torch.int8, torch.uint8]))
-def test_an_illegal_action_is_never_drawn(
-    choices: tuple[int, ...], seed: int, dtype: torch.dtype
-) -> None:
+def test_an_illegal_action_is_never_drawn(choices, seed, dtype):
     generator = torch.Generator().manual_seed(seed)
     legal_P = torch.randint(0, 2, (sum(choices),), generator=generator).to(dtype)
     forbidden_P = forbid(3 * torch.randn(sum(choices), generator=generator), legal_P, choices)
@@ -194,7 +185,7 @@ def test_an_illegal_action_is_never_drawn(
         assert set(draws[:, item].tolist()) <= set(allowed or range(len(legal_A)))
 
 
-def test_what_is_legal_keeps_its_odds_and_what_is_not_gets_no_gradient() -> None:
+def test_what_is_legal_keeps_its_odds_and_what_is_not_gets_no_gradient():
     logits_P = normal(3, 5, seed=4).requires_grad_()
     legal_P = torch.tensor([[1, 0, 1, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
     choices = (3, 2)
@@ -220,9 +211,7 @@ def test_what_is_legal_keeps_its_odds_and_what_is_not_gets_no_gradient() -> None
 # -------------------- numbers
 
 
-def gaussian_of(
-    kind: Kind, leading: tuple[int, ...], shape: tuple[int, ...], seed: int = 0
-) -> tuple[Gaussian, torch.distributions.Normal]:
+def gaussian_of(kind, leading, shape, seed=0):
     """Ours, and torch's with the same means and deviations."""
     num_items = math.prod(shape)
     mean, log_std = 2 * normal(*leading, num_items, seed=seed), normal(*leading, num_items, seed=9)
@@ -232,9 +221,7 @@ def gaussian_of(
 
 
 @given(leading=LEADING, shape=st.sampled_from([(), (3,), (2, 3)]), seed=st.integers(0, 10**6))
-def test_numbers_agree_with_torch(
-    leading: tuple[int, ...], shape: tuple[int, ...], seed: int
-) -> None:
+def test_numbers_agree_with_torch(leading, shape, seed):
     ours, theirs = gaussian_of(Gaussian, leading, shape, seed)
     other, other_theirs = gaussian_of(Gaussian, leading, shape, seed + 5)
     draw_D = theirs.sample()
@@ -261,7 +248,7 @@ def test_numbers_agree_with_torch(
 @pytest.mark.parametrize(
     ("std", "error"), [(1e-3, 1e-9), (0.3, 1e-6), (1.0, 5e-5), (2.0, 5e-3), (7.0, 0.25)]
 )
-def test_the_entropy_of_squashed_numbers(mean: float, std: float, error: float) -> None:
+def test_the_entropy_of_squashed_numbers(mean, std, error):
     """-∫ p(y) log p(y) dy, over what the tanh makes: numerically."""
     points = torch.linspace(mean - 12 * std, mean + 12 * std, 200_001, dtype=torch.float64)
     center, deviation = torch.tensor([mean, std], dtype=torch.float64)
@@ -273,7 +260,7 @@ def test_the_entropy_of_squashed_numbers(mean: float, std: float, error: float) 
 
 
 @KINDS
-def test_draws_and_gradients_of_numbers_are_those_of_the_functions(kind: Kind) -> None:
+def test_draws_and_gradients_of_numbers_are_those_of_the_functions(kind):
     parameters = torch.tensor([1.5, -2.0, 0.5, -1.0]).expand(40_000, 4)
     draws = kind(parameters, (2,)).sample(torch.Generator().manual_seed(7))
     for item, (mean, std) in enumerate([(1.5, math.exp(0.5)), (-2.0, math.exp(-1.0))]):
@@ -289,7 +276,7 @@ def test_draws_and_gradients_of_numbers_are_those_of_the_functions(kind: Kind) -
 
 
 @KINDS
-def test_numbers_far_from_0_keep_finite_gradients(kind: Kind) -> None:
+def test_numbers_far_from_0_keep_finite_gradients(kind):
     for mean in (30.0, 1e3, 1e6, -30.0, -1e3, -1e6):
         parameters = torch.tensor([mean, 0.0], requires_grad=True)
         distribution = kind(parameters, ())
@@ -300,9 +287,7 @@ def test_numbers_far_from_0_keep_finite_gradients(kind: Kind) -> None:
 
 @pytest.mark.parametrize(("log_std", "bound"), [(-50.0, -10.0), (9.0, 2.0)])
 @pytest.mark.parametrize("wish", [1.0, -1.0])
-def test_a_deviation_out_of_range_is_brought_back_by_its_gradient(
-    log_std: float, bound: float, wish: float
-) -> None:
+def test_a_deviation_out_of_range_is_brought_back_by_its_gradient(log_std, bound, wish):
     parameters = torch.tensor([0.0, log_std], requires_grad=True)
     entropy = Gaussian(parameters, ()).entropy()
     assert entropy.item() == pytest.approx(bound + 0.5 + 0.5 * math.log(2 * math.pi))
@@ -312,7 +297,7 @@ def test_a_deviation_out_of_range_is_brought_back_by_its_gradient(
     assert parameters.grad[1].item() == (-wish if wish * log_std < 0 else 0)
 
 
-def test_an_entropy_that_was_first_asked_for_in_acting_can_be_trained_on() -> None:
+def test_an_entropy_that_was_first_asked_for_in_acting_can_be_trained_on():
     parameters = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     _quadrature.cache_clear()
     with torch.inference_mode():
@@ -332,8 +317,8 @@ PARTS = (
 )
 
 
-def test_parts_add_up() -> None:
-    def parts_of(seed: int) -> dict[str, Distribution]:
+def test_parts_add_up():
+    def parts_of(seed):
         return {
             part.name: distribution_of(part, normal(5, part.num_parameters, seed=seed + i))
             for i, part in enumerate(PARTS)
@@ -348,7 +333,7 @@ def test_parts_add_up() -> None:
     for got, terms in (
         (joint.log_prob(actions), [part.log_prob(actions[name]) for name, part in parts.items()]),
         (joint.entropy(), [part.entropy() for part in parts.values()]),
-        (joint.kl(Joint(others)), [parts[name].kl(others[name]) for name in parts]),  # type: ignore[arg-type]
+        (joint.kl(Joint(others)), [parts[name].kl(others[name]) for name in parts]),
     ):
         assert got.shape == (5,)
         torch.testing.assert_close(got, torch.stack(terms).sum(0))
@@ -359,7 +344,7 @@ def test_parts_add_up() -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_every_kind_computes_in_float32(part: ActionPart, low: torch.dtype) -> None:
+def test_every_kind_computes_in_float32(part, low):
     parameters = normal(6, part.num_parameters).to(low)
     ours, upcast = (distribution_of(part, p) for p in (parameters, parameters.float()))
     actions = upcast.sample()

@@ -9,7 +9,7 @@ from impala_async.algo.gae import gae
 from tests.algo.batches import LAMBDAS, Batch, batches, column
 
 
-def by_n_step_returns(batch: Batch, t: int, b: int, lambda_: float) -> float:
+def by_n_step_returns(batch, t, b, lambda_):
     """(1 - lambda) sum of lambda^(n-1) A^(n), the longest one taking all weight that is left."""
     reward, discount, value, mask = (tensor[:, b].tolist() for tensor in batch[1:])
     if not mask[t]:
@@ -28,9 +28,7 @@ def by_n_step_returns(batch: Batch, t: int, b: int, lambda_: float) -> float:
 
 @settings(max_examples=150)
 @given(batch=batches(), lambda_=LAMBDAS)
-def test_follows_the_definition_and_has_the_targets_of_on_policy_vtrace(
-    batch: Batch, lambda_: float
-) -> None:
+def test_follows_the_definition_and_has_the_targets_of_on_policy_vtrace(batch, lambda_):
     got = batch.gae(lambda_)
     num_rows, num_columns = batch.mask_TB.shape
     want = np.array(
@@ -64,14 +62,14 @@ def test_literal_table(discounts, mask, lambda_, advantages):
 
 
 @given(batch=batches(), lambda_=LAMBDAS)
-def test_nan_reaches_no_valid_row(batch: Batch, lambda_: float) -> None:
+def test_nan_reaches_no_valid_row(batch, lambda_):
     mask_TB = batch.mask_TB
     clean, got = batch.gae(lambda_), batch.poisoned().gae(lambda_)
     assert torch.equal(got.advantages_TB, clean.advantages_TB)
     assert torch.equal(got.targets_TB[mask_TB], clean.targets_TB[mask_TB])
 
 
-def test_it_gives_constants_in_float32_at_least() -> None:
+def test_it_gives_constants_in_float32_at_least():
     torch.manual_seed(0)
     names = ("rewards_TB", "discounts_TB", "values_SB")
     low = [torch.randn(5 + (name == "values_SB"), 3).bfloat16() for name in names]
@@ -86,7 +84,7 @@ def test_it_gives_constants_in_float32_at_least() -> None:
     assert double.advantages_TB.dtype == torch.float64
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     fits = dict.fromkeys(("rewards_TB", "discounts_TB", "mask_TB"), torch.ones(2, 3))
     fits["values_SB"] = torch.ones(3, 3)
     gae(**fits)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from impala_async.algo.losses import a2c_loss, appo_loss, clipped_surrogate, impala_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
@@ -26,12 +25,12 @@ LOSSES: dict[str, tuple[Any, dict[str, Any]]] = {
 EACH = pytest.mark.parametrize("name", LOSSES)
 
 
-def inputs_of(name: str) -> set[str]:
+def inputs_of(name):
     parameters = inspect.signature(LOSSES[name][0]).parameters
     return {parameter for parameter in parameters if parameter.endswith(("_TB", "_SB"))}
 
 
-def run(name: str, tensors: dict[str, Tensor], **settings_: Any) -> LossTerms:
+def run(name, tensors, **settings_):
     """The loss of this name on those of the tensors that it takes."""
     function, usual = LOSSES[name]
     ours = {key: tensors[key] for key in tensors.keys() & inputs_of(name)}
@@ -39,11 +38,11 @@ def run(name: str, tensors: dict[str, Tensor], **settings_: Any) -> LossTerms:
     return terms
 
 
-def random_tensors(seed: int, masked_rate: float = 0.3) -> dict[str, Tensor]:
+def random_tensors(seed, masked_rate=0.3):
     """A batch for every loss; masks anywhere, and terminations behind some of the rows."""
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(num_rows: int = 6) -> Tensor:
+    def normal(num_rows=6):
         return torch.randn(num_rows, 4, dtype=torch.float64, generator=generator)
 
     return {
@@ -59,14 +58,14 @@ def random_tensors(seed: int, masked_rate: float = 0.3) -> dict[str, Tensor]:
     }
 
 
-def gradients(name: str, tensors: dict[str, Tensor], **settings_: Any) -> dict[str, Tensor]:
+def gradients(name, tensors, **settings_):
     learned = {k: v.clone().requires_grad_() for k, v in tensors.items() if k in LEARNED}
     total = run(name, tensors | learned, **settings_).total
     got = torch.autograd.grad(total, list(learned.values()), materialize_grads=True)
     return {k: v for k, v in zip(learned, got, strict=True) if k in inputs_of(name)}
 
 
-def close(got: Tensor, want: float) -> bool:
+def close(got, want):
     return bool(got.item() == pytest.approx(want, rel=1e-12))
 
 
@@ -84,7 +83,7 @@ ROWS = {
 }
 
 
-def test_impala_by_hand() -> None:
+def test_impala_by_hand():
     got = impala_loss(**ROWS, reduction="sum", value_cost=0.5, entropy_cost=0.01)
     policy, value, entropy = 1.625 + 2 * 1.25 + 3 * 2, 0.25 * 8.203125, -0.01 * 1.5
     for term, want in zip(got, (policy, value, entropy, 0, policy + value + entropy), strict=False):
@@ -98,8 +97,8 @@ def test_impala_by_hand() -> None:
         assert close(term, want)
 
 
-def test_impala_takes_its_bars_from_the_caller() -> None:
-    def terms(**bars: float | None) -> LossTerms:
+def test_impala_takes_its_bars_from_the_caller():
+    def terms(**bars):
         return impala_loss(**ROWS, reduction="sum", **bars)
 
     assert close(terms(pg_rho_bar=None).policy, 3.25 + 2 * 1.25 + 3 * 2)
@@ -108,7 +107,7 @@ def test_impala_takes_its_bars_from_the_caller() -> None:
     assert close(terms(rho_bar=None).value, 0.25 * (2.625**2 + 1.25**2 + 2**2))
 
 
-def transition(pi: float, mu: float, target: float, reward: float) -> dict[str, Tensor]:
+def transition(pi, mu, target, reward):
     """One row that ends its episode, value 0: the advantage is min(1, target / mu) * reward."""
     return {
         "log_probs_TB": column(math.log(pi)).requires_grad_(),
@@ -138,7 +137,7 @@ APPO_TABLE = [
 ]
 
 
-def test_surrogate_of_appo_by_hand() -> None:
+def test_surrogate_of_appo_by_hand():
     for pi, mu, target, reward, surrogate, gradient in APPO_TABLE:
         rows = transition(pi, mu, target, reward)
         got = appo_loss(**rows)
@@ -151,7 +150,7 @@ def test_surrogate_of_appo_by_hand() -> None:
         assert close(rows["log_probs_TB"].grad, gradient), (pi, mu, target, reward)
 
 
-def test_appo_takes_returns_of_the_target_network_and_adds_kl() -> None:
+def test_appo_takes_returns_of_the_target_network_and_adds_kl():
     """pi_target / mu = 2, 1/2, 1 on the rows above, and pi = 1.1 pi_target."""
     rows = ROWS | {
         "log_probs_TB": ROWS["log_probs_TB"] + math.log(1.1),
@@ -169,16 +168,14 @@ def test_appo_takes_returns_of_the_target_network_and_adds_kl() -> None:
     assert close(narrow.policy, -(1.05 * 1.625 + 0.825 * 1.25 + 1.05 * 2) / 3)
 
 
-def test_an_infinite_kl_that_weighs_nothing_leaves_the_loss_finite() -> None:
+def test_an_infinite_kl_that_weighs_nothing_leaves_the_loss_finite():
     tensors = random_tensors(0) | {"kl_TB": torch.full((6, 4), math.inf)}
     assert run("appo", tensors, kl_coeff=0.0).kl == math.inf
     assert run("appo", tensors, kl_coeff=0.0).total.isfinite()
     assert run("appo", tensors, kl_coeff=1e-9).total == math.inf
 
 
-def returns_by_hand(
-    tensors: dict[str, Tensor], kind: str, lambda_: float, bars: tuple[float, float]
-) -> dict[tuple[int, int], tuple[float, float]]:
+def returns_by_hand(tensors, kind, lambda_, bars):
     """Target and advantage of every valid row."""
     found = {}
     for b in range(4):
@@ -205,7 +202,7 @@ def returns_by_hand(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("is_normal", [True, False])
 @pytest.mark.parametrize("name", ["ppo", "ppo on vtrace", "a2c"])
-def test_ppo_and_a2c_are_those_of_plain_loops(name: str, is_normal: bool, seed: int) -> None:
+def test_ppo_and_a2c_are_those_of_plain_loops(name, is_normal, seed):
     tensors, bars = random_tensors(seed), (1.3, 0.8)
     found = returns_by_hand(tensors, "vtrace" if "vtrace" in name else "gae", 0.8, bars)
     num_rows = len(found)
@@ -234,7 +231,7 @@ def test_ppo_and_a2c_are_those_of_plain_loops(name: str, is_normal: bool, seed: 
 # -------------------- gradients
 
 
-def test_impala_gradients_are_the_papers() -> None:
+def test_impala_gradients_are_the_papers():
     """-A on log pi, value_cost (V - target) on V, -entropy_cost on H, each over the count."""
     tensors = random_tensors(3)
     mask_TB = tensors["mask_TB"]
@@ -250,18 +247,18 @@ def test_impala_gradients_are_the_papers() -> None:
     torch.testing.assert_close(got["entropies_TB"], -0.2 * mask_TB.double() / n)
 
 
-def test_appo_gradients_are_those_of_the_function() -> None:
+def test_appo_gradients_are_those_of_the_function():
     """Numerically, for what enters no return; at ratios away from the kinks of the clip."""
     tensors = random_tensors(4)
     names = ("log_probs_TB", "entropies_TB", "kl_TB")
 
-    def total(*learned: Tensor) -> Tensor:
+    def total(*learned):
         return run("appo", tensors | dict(zip(names, learned, strict=True))).total
 
     assert torch.autograd.gradcheck(total, [tensors[name].requires_grad_() for name in names])
 
 
-def test_at_its_own_policy_a_surrogate_is_the_plain_policy_gradient() -> None:
+def test_at_its_own_policy_a_surrogate_is_the_plain_policy_gradient():
     tensors = random_tensors(5)
     tensors["target_log_probs_TB"] = tensors["behaviour_log_probs_TB"] = tensors["log_probs_TB"]
     for one, other in (("appo", "impala"), ("ppo", "a2c")):
@@ -272,7 +269,7 @@ def test_at_its_own_policy_a_surrogate_is_the_plain_policy_gradient() -> None:
 
 
 @EACH
-def test_masked_and_bootstrap_rows_have_no_gradient(name: str) -> None:
+def test_masked_and_bootstrap_rows_have_no_gradient(name):
     tensors = random_tensors(1)
     mask_TB = tensors["mask_TB"]
     got = gradients(name, tensors)
@@ -289,9 +286,7 @@ def test_masked_and_bootstrap_rows_have_no_gradient(name: str) -> None:
 @EACH
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), masked_rate=st.sampled_from([0.0, 0.3, 0.8, 1.0]))
-def test_nan_in_masked_rows_changes_neither_loss_nor_gradient(
-    name: str, seed: int, masked_rate: float
-) -> None:
+def test_nan_in_masked_rows_changes_neither_loss_nor_gradient(name, seed, masked_rate):
     clean = random_tensors(seed, masked_rate)
     mask_TB = clean["mask_TB"]
     dirty = {key: torch.where(mask_TB, v, nan) for key, v in clean.items() if len(v) == 6}
@@ -306,7 +301,7 @@ def test_nan_in_masked_rows_changes_neither_loss_nor_gradient(
 
 
 @EACH
-def test_a_batch_without_valid_rows_weighs_nothing(name: str) -> None:
+def test_a_batch_without_valid_rows_weighs_nothing(name):
     tensors = random_tensors(2, masked_rate=1.0)
     assert [term.item() for term in run(name, tensors)[:-1]] == [0] * 6
     assert not any(gradient.any() for gradient in gradients(name, tensors).values())
@@ -315,7 +310,7 @@ def test_a_batch_without_valid_rows_weighs_nothing(name: str) -> None:
 
 
 @EACH
-def test_extreme_log_ratios_give_finite_losses_and_gradients(name: str) -> None:
+def test_extreme_log_ratios_give_finite_losses_and_gradients(name):
     for low, high in ((-500.0, 0.0), (0.0, -500.0)):
         tensors = {k: v.float() for k, v in random_tensors(6, masked_rate=0.0).items()}
         tensors["log_probs_TB"] = torch.full((6, 4), low)
@@ -325,7 +320,7 @@ def test_extreme_log_ratios_give_finite_losses_and_gradients(name: str) -> None:
 
 
 @EACH
-def test_the_loss_of_a_batch_is_that_of_its_rows_however_they_come(name: str) -> None:
+def test_the_loss_of_a_batch_is_that_of_its_rows_however_they_come(name):
     tensors = random_tensors(8)
     plain = {"normalize_advantages": False}  # with it, parts have means of their own
     whole = run(name, tensors, **plain)
@@ -354,7 +349,7 @@ def test_the_loss_of_a_batch_is_that_of_its_rows_however_they_come(name: str) ->
 
 
 @EACH
-def test_low_precision_is_upcast_and_autocast_lowers_nothing(name: str) -> None:
+def test_low_precision_is_upcast_and_autocast_lowers_nothing(name):
     exact = random_tensors(13)
     low = {k: v if k == "mask_TB" else v.bfloat16() for k, v in exact.items()}
     upcast = {k: v if k == "mask_TB" else v.float() for k, v in low.items()}
@@ -368,11 +363,11 @@ def test_low_precision_is_upcast_and_autocast_lowers_nothing(name: str) -> None:
 
 
 @EACH
-def test_normal_advantages_make_the_policy_loss_blind_to_the_scale_of_rewards(name: str) -> None:
+def test_normal_advantages_make_the_policy_loss_blind_to_the_scale_of_rewards(name):
     """With values of 0, ten times the rewards are ten times the advantages."""
     tensors = random_tensors(0) | {"values_SB": torch.zeros(7, 4, dtype=torch.float64)}
 
-    def policy(factor: float, is_normal: bool) -> Tensor:
+    def policy(factor, is_normal):
         scaled = tensors | {"rewards_TB": factor * tensors["rewards_TB"]}
         return run(name, scaled, normalize_advantages=is_normal).policy
 
@@ -385,7 +380,7 @@ def test_normal_advantages_make_the_policy_loss_blind_to_the_scale_of_rewards(na
 
 
 @EACH
-def test_what_does_not_fit_is_refused(name: str) -> None:
+def test_what_does_not_fit_is_refused(name):
     tensors = random_tensors(14)
     refused: list[tuple[str, dict[str, Any]]] = [
         ("reduction", {"reduction": "median"}),
@@ -403,12 +398,12 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
             run(name, tensors | {key: tensors[key][:, :1]})
 
 
-def test_a_kl_that_weighs_must_be_given() -> None:
+def test_a_kl_that_weighs_must_be_given():
     with pytest.raises(ValueError, match="kl_TB"):
         appo_loss(**transition(0.5, 0.5, 0.5, 1.0), kl_coeff=1.0)
 
 
-def test_surrogate_takes_the_worse_of_both() -> None:
+def test_surrogate_takes_the_worse_of_both():
     ratios = torch.tensor([0.5, 0.9, 1.1, 2.0])
     up, down = torch.ones(4), -torch.ones(4)
     assert clipped_surrogate(ratios, up, 0.2).tolist() == pytest.approx([-0.5, -0.9, -1.1, -1.2])
@@ -432,7 +427,7 @@ ON_POLICY = {"lambda_": 0.95, "normalize_advantages": True}
         (a2c_loss, ON_POLICY),
     ],
 )
-def test_signatures_are_stable(function: Any, own: dict[str, Any]) -> None:
+def test_signatures_are_stable(function, own):
     parameters = inspect.signature(function).parameters.values()
     assert all(p.kind is p.KEYWORD_ONLY for p in parameters)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}

@@ -9,7 +9,7 @@ from impala_async.algo.schedules import linear
 VALUES = st.floats(-1e6, 1e6)
 
 
-def test_goes_in_a_straight_line_and_stays() -> None:
+def test_goes_in_a_straight_line_and_stays():
     falling = linear(8.0, 4.0, 100)
     assert [falling(steps) for steps in (0, 25, 50, 100, 101, 10**12)] == [8, 7, 6, 4, 4, 4]
     assert [linear(0.0, 1.0, 4)(steps) for steps in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
@@ -18,9 +18,7 @@ def test_goes_in_a_straight_line_and_stays() -> None:
 
 
 @given(start=VALUES, end=VALUES, horizon=st.integers(1, 10**12), data=st.data())
-def test_ends_are_exact_and_nothing_overshoots(
-    start: float, end: float, horizon: int, data: st.DataObject
-) -> None:
+def test_ends_are_exact_and_nothing_overshoots(start, end, horizon, data):
     schedule = linear(start, end, horizon)
     assert schedule(0) == start
     assert schedule(horizon) == schedule(horizon + 1) == end
@@ -31,6 +29,6 @@ def test_ends_are_exact_and_nothing_overshoots(
 
 
 @pytest.mark.parametrize("horizon", [None, 0, -5, math.nan])
-def test_a_horizon_is_needed(horizon: int | None) -> None:
+def test_a_horizon_is_needed(horizon):
     with pytest.raises(ValueError, match="horizon"):
         linear(1.0, 0.0, horizon)

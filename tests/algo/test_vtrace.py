@@ -1,14 +1,12 @@
 """V-trace against its definition, summed term by term in plain Python floats."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from impala_async.algo.vtrace import accumulate, scan, vtrace
 from tests.algo.batches import LAMBDAS, Batch, batches, column, nan
@@ -17,23 +15,17 @@ BARS = st.sampled_from([None, 0.0, 0.3, 1.0, 2.5])
 ROWS = ("log_rhos_TB", "rewards_TB", "discounts_TB")
 
 
-def by_definition(
-    batch: Batch,
-    rho_bar: float | None,
-    c_bar: float | None,
-    pg_rho_bar: float | None,
-    lambda_: float,
-) -> tuple[list[list[float]], list[list[float]]]:
+def by_definition(batch, rho_bar, c_bar, pg_rho_bar, lambda_):
     """v_s = V_s + sum over t >= s of (prod of discount_i c_i, s <= i < t) rho_t delta_t."""
     log_rho, reward, discount, value, mask = (tensor.tolist() for tensor in batch)
     num_rows, num_columns = batch.mask_TB.shape
     targets = [row[:] for row in value]
     advantages = [[0.0] * num_columns for _ in range(num_rows)]
 
-    def ratio(t: int, b: int, bar: float | None) -> float:
+    def ratio(t, b, bar):
         return min(math.exp(log_rho[t][b]), math.inf if bar is None else bar)
 
-    def error(t: int, b: int, following: list[list[float]]) -> float:
+    def error(t, b, following):
         bootstrap = discount[t][b] * following[t + 1][b] if discount[t][b] > 0 else 0.0
         return float(reward[t][b] + bootstrap - value[t][b])
 
@@ -53,13 +45,7 @@ def by_definition(
 
 @settings(max_examples=200)
 @given(batch=batches(), rho_bar=BARS, c_bar=BARS, pg_rho_bar=BARS, lambda_=LAMBDAS)
-def test_follows_the_definition(
-    batch: Batch,
-    rho_bar: float | None,
-    c_bar: float | None,
-    pg_rho_bar: float | None,
-    lambda_: float,
-) -> None:
+def test_follows_the_definition(batch, rho_bar, c_bar, pg_rho_bar, lambda_):
     got = batch.vtrace(rho_bar=rho_bar, c_bar=c_bar, pg_rho_bar=pg_rho_bar, lambda_=lambda_)
     targets, advantages = by_definition(batch, rho_bar, c_bar, pg_rho_bar, lambda_)
     np.testing.assert_allclose(got.targets_TB, targets, rtol=1e-9, atol=1e-9)
@@ -84,7 +70,7 @@ LITERAL = [
 ]
 
 
-def test_literal_table() -> None:
+def test_literal_table():
     for rows, settings_, targets, advantages in LITERAL:
         tensors = {
             "log_rhos_TB": column(math.log(2), math.log(0.5), 0),
@@ -99,9 +85,7 @@ def test_literal_table() -> None:
 
 
 @given(batch=batches(), lambda_=LAMBDAS, rho_bar=BARS, gamma=st.sampled_from([0.5, 0.99, 1.0]))
-def test_a_constant_world_needs_no_correction(
-    batch: Batch, lambda_: float, rho_bar: float | None, gamma: float
-) -> None:
+def test_a_constant_world_needs_no_correction(batch, lambda_, rho_bar, gamma):
     """r = 1 - gamma and V = 1: whatever is cut where, every target is 1, every advantage 0."""
     mask_TB = batch.mask_TB
     got = Batch(
@@ -116,7 +100,7 @@ def test_a_constant_world_needs_no_correction(
 
 
 @pytest.mark.parametrize("end", range(6))
-def test_an_episode_learns_nothing_from_the_next_one(end: int) -> None:
+def test_an_episode_learns_nothing_from_the_next_one(end):
     """A truncated at row `end` with V = 1, then B with V = 100: A's targets stay 1."""
     zeros_TB, values_SB = torch.zeros(8, 1), torch.full((9, 1), 100.0)
     values_SB[: end + 2] = 1.0
@@ -129,7 +113,7 @@ def test_an_episode_learns_nothing_from_the_next_one(end: int) -> None:
 
 @settings(max_examples=150)
 @given(batch=batches(), rho_bar=BARS, c_bar=BARS)
-def test_nan_reaches_no_valid_row(batch: Batch, rho_bar: float | None, c_bar: float | None) -> None:
+def test_nan_reaches_no_valid_row(batch, rho_bar, c_bar):
     bars = {"rho_bar": rho_bar, "c_bar": c_bar, "pg_rho_bar": rho_bar}
     dirty, mask_TB = batch.poisoned(), batch.mask_TB
     clean, got = batch.vtrace(**bars), dirty.vtrace(**bars)
@@ -139,7 +123,7 @@ def test_nan_reaches_no_valid_row(batch: Batch, rho_bar: float | None, c_bar: fl
     np.testing.assert_array_equal(got.targets_TB[~mask_TB], dirty.values_SB[:-1][~mask_TB])
 
 
-def test_nan_behind_an_unmasked_termination_stays_there() -> None:
+def test_nan_behind_an_unmasked_termination_stays_there():
     """Two episodes back to back: the second one's broken value is none of the first one's."""
     got = vtrace(
         log_rhos_TB=column(0, 0),
@@ -151,9 +135,7 @@ def test_nan_behind_an_unmasked_termination_stays_there() -> None:
 
 
 @given(batch=batches(), data=st.data(), seed=st.integers(0, 1000))
-def test_neither_order_nor_memory_nor_a_split_at_an_episode_end_changes_anything(
-    batch: Batch, data: st.DataObject, seed: int
-) -> None:
+def test_neither_order_nor_memory_nor_a_split_at_an_episode_end_changes_anything(batch, data, seed):
     cut = data.draw(st.integers(1, len(batch.mask_TB)))
     boundary = data.draw(st.sampled_from(["masked row", "behind masked row", "termination"]))
     if boundary == "termination":
@@ -178,7 +160,7 @@ def test_neither_order_nor_memory_nor_a_split_at_an_episode_end_changes_anything
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_log_ratios_are_clamped_before_exp(sign: int) -> None:
+def test_log_ratios_are_clamped_before_exp(sign):
     bars = {"rho_bar": None, "pg_rho_bar": None}
     for size in (20.0, 21.0, 1000.0, math.inf):
         row = Batch(column(sign * size), column(1), column(0), column(0, 0), column(1))
@@ -187,14 +169,14 @@ def test_log_ratios_are_clamped_before_exp(sign: int) -> None:
 
 
 @pytest.mark.parametrize("sum_up", [accumulate, scan])
-def test_accumulate_stops_at_a_zero_carry(sum_up: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_accumulate_stops_at_a_zero_carry(sum_up):
     got = sum_up(column(1, 2, nan), column(0.5, 0, 1))
     assert got[:2].tolist() == [[2.0], [2.0]]
     assert got[2].isnan().all()
 
 
 @pytest.mark.parametrize("behind", [0.5, nan, math.inf])
-def test_the_scan_of_a_device_is_the_loop_of_a_cpu(behind: float) -> None:
+def test_the_scan_of_a_device_is_the_loop_of_a_cpu(behind):
     for num_rows in (0, 1, 2, 3, 5, 8, 20, 51):
         for stop_rate in (0.0, 0.2, 1.0):
             rng = np.random.default_rng(num_rows)
@@ -214,7 +196,7 @@ def test_the_scan_of_a_device_is_the_loop_of_a_cpu(behind: float) -> None:
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("is_autocast", [False, True])
-def test_computes_constants_in_float32_at_least(low: torch.dtype, is_autocast: bool) -> None:
+def test_computes_constants_in_float32_at_least(low, is_autocast):
     torch.manual_seed(0)
     tensors = {name: torch.randn(5, 3).to(low) for name in ROWS}
     tensors["values_SB"] = torch.randn(6, 3).to(low).requires_grad_()
@@ -226,7 +208,7 @@ def test_computes_constants_in_float32_at_least(low: torch.dtype, is_autocast: b
         torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_one_float64_gives_float64_and_whole_numbers_are_read() -> None:
+def test_one_float64_gives_float64_and_whole_numbers_are_read():
     ones = dict.fromkeys(ROWS, torch.ones(2, 1)) | {"values_SB": torch.ones(3, 1)}
     for name, tensor in ones.items():
         got = vtrace(**ones | {name: tensor.double()})
@@ -246,7 +228,7 @@ REFUSED = [
 ]
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     fits = dict.fromkeys((*ROWS, "mask_TB"), torch.ones(4, 2)) | {"values_SB": torch.ones(5, 2)}
     vtrace(**fits)
     for name, value in REFUSED:

@@ -17,29 +17,31 @@ TABLE = """# gpu     sm    mem    enc    dec    jpg    ofa  rxpci  txpci
 """
 
 
-def test_means_are_of_the_columns_by_their_names():
-    means = means_of(TABLE)
-    assert means == {"sm_share": 0.95, "pcie_in_gb_s": 2.5, "pcie_out_gb_s": 0.02}
+SHORT = "# gpu   sm rxpci txpci\n# Idx    %  MB/s  MB/s\n  0  50  1000  0\n"
 
 
-def test_heads_that_come_again_and_other_columns_do_no_harm():
-    short = "# gpu   sm rxpci txpci\n# Idx    %  MB/s  MB/s\n  0  50  1000  0\n"
-    assert means_of(short + short.replace("50", "70")) == {
-        "sm_share": 0.6,
-        "pcie_in_gb_s": 1.0,
-        "pcie_out_gb_s": 0.0,
-    }
-
-
-def test_what_is_not_told_is_left_out():
-    assert means_of("") == {}
-    assert means_of("\n".join(TABLE.splitlines()[:2])) == {}
-    assert means_of(TABLE.replace("2000", "-").replace("3000", "-")) == {
-        "sm_share": 0.95,
-        "pcie_out_gb_s": 0.02,
-    }
-    # The last line is cut off.
-    assert means_of(TABLE[:-30]) == {"sm_share": 0.95, "pcie_in_gb_s": 2.0, "pcie_out_gb_s": 0.01}
+@pytest.mark.parametrize(
+    ("table", "means"),
+    [
+        (TABLE, {"sm_share": 0.95, "pcie_in_gb_s": 2.5, "pcie_out_gb_s": 0.02}),
+        # Heads that come again, and other columns.
+        (
+            SHORT + SHORT.replace("50", "70"),
+            {"sm_share": 0.6, "pcie_in_gb_s": 1.0, "pcie_out_gb_s": 0.0},
+        ),
+        # What is not told is left out.
+        ("", {}),
+        ("\n".join(TABLE.splitlines()[:2]), {}),
+        (
+            TABLE.replace("2000", "-").replace("3000", "-"),
+            {"sm_share": 0.95, "pcie_out_gb_s": 0.02},
+        ),
+        # The last line is cut off.
+        (TABLE[:-30], {"sm_share": 0.95, "pcie_in_gb_s": 2.0, "pcie_out_gb_s": 0.01}),
+    ],
+)
+def test_means_are_of_the_columns_by_their_names(table, means):
+    assert means_of(table) == means
 
 
 @pytest.fixture
@@ -81,17 +83,15 @@ def test_who_fails_meanwhile_does_not_leave_it_behind(folder):
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_without_that_program_there_are_no_figures(folder, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", str(folder))
-    with watched(CUDA, 1.0) as means:
-        pass
-    assert means == {}
-    assert "nvidia-smi" in capsys.readouterr().err
-
-
-def test_on_a_cpu_there_is_nothing_to_watch(folder):
+def test_without_that_program_or_a_gpu_there_are_no_figures(folder, monkeypatch, capsys):
     put(folder, "exit 1")
     with watched(torch.device("cpu"), 1.0) as means:
         pass
     assert means == {}
     assert not (folder / "asked").exists()
+    (folder / "nvidia-smi").unlink()
+    monkeypatch.setenv("PATH", str(folder))
+    with watched(CUDA, 1.0) as means:
+        pass
+    assert means == {}
+    assert "nvidia-smi" in capsys.readouterr().err

@@ -25,12 +25,9 @@ def test_both_ways_are_compared_over_the_same_columns(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench", *flags])
     assert host.main() == 0
     assert sides == [("computes 1 ms", num) for num in (1, 3)] * 2
-    figures = read(tmp_path / "host.json")
+    written = json.loads((tmp_path / "host.json").read_text())["figures"]
+    figures = {each["name"]: each for each in written}
     assert figures["computes 1 ms, 3 actors: weights per env step"]["median"] == 6
     assert figures["computes 1 ms: env steps/s of 1 over 3 actors"]["median"] == 0.9
     assert figures["computes 1 ms: weights of 1 over 3 actors"]["median"] == 1 / 3
     assert "with {num}" not in (tmp_path / "host.md").read_text()
-
-
-def read(path):
-    return {each["name"]: each for each in json.loads(path.read_text())["figures"]}

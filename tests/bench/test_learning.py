@@ -39,7 +39,7 @@ def test_environments_are_sound(make):
     check_env(make(), skip_render_check=True)
 
 
-def test_a_symbol_is_rewarded_after_its_delay():
+def test_environments_reward_what_they_say():
     env = envs.RepeatPrevious(delay=2, length=10)
     shown = [env.reset(seed=1)[0]]
     total = 0.0
@@ -50,6 +50,10 @@ def test_a_symbol_is_rewarded_after_its_delay():
         total += float(reward)
     assert terminated
     assert total == pytest.approx(1.0)
+    poles = envs.TwoPoles()
+    obs, _ = poles.reset(seed=0)
+    assert isinstance(poles.action_space, gym.spaces.MultiDiscrete)
+    assert not np.array_equal(obs[:4], obs[4:])
 
 
 def test_an_illegal_action_ends_the_episode_or_the_run():
@@ -60,22 +64,14 @@ def test_an_illegal_action_ends_the_episode_or_the_run():
     assert env.step(np.int64(illegal))[1:3] == (0.0, True)
     masked = envs.FewLegal()
     obs, _ = masked.reset(seed=0)
-    illegal = int(np.argmin(obs["action_mask"]))
     with pytest.raises(AssertionError, match="not legal"):
-        masked.step(np.int64(illegal))
+        masked.step(np.int64(np.argmin(obs["action_mask"])))
 
 
-def test_both_poles_are_one_s_own():
-    env = envs.TwoPoles()
-    obs, _ = env.reset(seed=0)
-    assert isinstance(env.action_space, gym.spaces.MultiDiscrete)
-    assert not np.array_equal(obs[:4], obs[4:])
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_case_has_settings_that_hold_together(case):
-    load_config(CONFIGS / case.config, case.overrides)
-    assert 0 < case.num_must <= case.num_seeds
+def test_every_case_has_settings_that_hold_together():
+    for case in CASES:
+        load_config(CONFIGS / case.config, case.overrides)
+        assert 0 < case.num_must <= case.num_seeds, case.name
 
 
 def test_a_floor_is_held_by_as_many_seeds_as_it_says():
@@ -90,6 +86,7 @@ def test_a_floor_is_held_by_as_many_seeds_as_it_says():
 def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path):
     passed, missed = outcome(0, True), outcome(1, False)
     first, second = CASES[:2]
+    assert measured(tmp_path, CASE) == []
     write(tmp_path, second, [passed] * second.num_seeds, "a command")
     write(tmp_path, first, [missed] * first.num_seeds, "another")
     write(tmp_path, first, [missed, passed], "a third")
@@ -99,15 +96,9 @@ def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path):
     assert [entry["held"] for entry in entries] == [False, True]
     page = (tmp_path / "learning.md").read_text()
     assert page.count("| 1 of 2 **missed** |") == page.count("| 10 of 10 |") == 1
-
-
-def test_seeds_are_kept_while_their_settings_are_those_of_today(tmp_path):
-    seeds = [outcome(0, True), outcome(1, False)]
-    assert measured(tmp_path, CASE) == []
-    write(tmp_path, CASES[0], seeds, "a command")
-    assert measured(tmp_path, CASES[0]) == seeds
-    assert measured(tmp_path, CASES[1]) == []
-    for other in (replace(CASES[0], goal=1), replace(CASES[0], overrides=("seed=1",))):
+    # Seeds are kept while their settings are those of today.
+    assert measured(tmp_path, first) == [missed, passed]
+    for other in (CASE, replace(first, goal=1), replace(first, overrides=("seed=1",))):
         assert measured(tmp_path, other) == []
 
 
@@ -135,10 +126,10 @@ def test_a_case_is_trained_through_the_door_of_users(tmp_path):
 
 
 def test_only_a_task_without_a_trial_ends_at_its_goal(tmp_path, monkeypatch):
-    commands = []
+    ends = []
 
     def run(command, **more):
-        commands.append(command)
+        ends.extend(part for part in command if "stop.mean_return" in part)
         return subprocess.CompletedProcess(command, 1)
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -146,10 +137,6 @@ def test_only_a_task_without_a_trial_ends_at_its_goal(tmp_path, monkeypatch):
     for number, case in enumerate(cases):
         with pytest.raises(RuntimeError, match="exit code 1"):
             train(case, 3, tmp_path / str(number))
-    ends = [next(part for part in each if "stop.mean_return" in part) for each in commands]
     assert ends == ["stop.mean_return=475", "stop.mean_return=none", "stop.mean_return=none"]
-
-
-def test_the_return_at_the_end_is_that_of_the_summary(tmp_path):
     (tmp_path / "summary.json").write_text('{"mean_return_100": 9.3}')
     assert return_at_the_end(tmp_path) == 9.3

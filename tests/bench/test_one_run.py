@@ -67,15 +67,10 @@ def test_a_benchmark_that_is_killed_leaves_nobody(tmp_path):
         "with one_run(CONFIGS / 'cartpole.toml', []) as run:\n"
         "    print(run.pid, flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # Its folder is all that it leaves.
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    ) as bench:
-        assert bench.stdout is not None
+    # Its folder is all that it leaves.
+    how = {"stdin": subprocess.PIPE, "env": {**os.environ, "TMPDIR": str(tmp_path)}}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how) as bench:
         pid = int(bench.stdout.readline())
         wait_until(lambda: len(family(pid)) >= 4)
         processes = family(pid)

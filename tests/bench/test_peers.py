@@ -59,18 +59,13 @@ TURN = Turn(
 )
 
 
-def test_figures_of_a_turn():
+def test_figures_of_a_turn(monkeypatch):
     assert TURN.start_s() == 3.0
     # From 3 s, when the first was trained, and 1 s to warm up.
     assert TURN.rate(warm_s=1.0) == (1200 - 200) / (8.0 - 4.0)
-    assert TURN.reached_s(475) == 6.0
-    assert TURN.reached_s(490) is None
-    assert TURN.has_trained(4.5)
-    assert not TURN.has_trained(5.0)
-    assert Turn([Progress(2.0, 0, None)]).start_s() is None
-
-
-def test_a_system_that_does_not_train_is_an_error(monkeypatch):
+    assert [TURN.reached_s(goal) for goal in (475, 490)] == [6.0, None]
+    assert [TURN.has_trained(for_s) for for_s in (4.5, 5.0)] == [True, False]
+    assert Turn(TURN.progress[:1]).start_s() is None
     monkeypatch.setattr(measure, "WARM_S", 1.0)
     assert speed_of(TURN, "it") == {"per_s": 250.0, "start_s": 3.0, "rss_gb": 2.0}
     with pytest.raises(RuntimeError, match="SF has trained on nothing"):
@@ -102,36 +97,29 @@ def test_a_benchmark_that_is_ended_takes_its_turn_with_it():
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 
-def test_a_turn_has_its_time(tmp_path):
+def test_a_turn_has_its_time_and_a_runner_that_fails_is_quoted():
     began = time.monotonic()
     turn = run_turn([sys.executable, "-c", "input()"], lambda turn: False, limit_s=0.1)
     assert list(turn.progress) == []
     assert time.monotonic() - began < 10
-
-
-def test_a_runner_that_fails_is_quoted():
     with pytest.raises(RuntimeError, match=r"ended with 1:\n(.|\n)*no such thing"):
         run_turn([sys.executable, "-c", "raise OSError('no such thing')"], lambda turn: False, 30)
 
 
-def test_whole_lines_only(tmp_path):
-    path = tmp_path / "said"
-    tail = Tail(path)
-    assert tail.new_lines() == []
-    with path.open("w") as file:
-        for piece, lines in (("one\ntw", ["one"]), ("o", []), ("\n\n", ["two", ""])):
-            file.write(piece)
-            file.flush()
-            assert tail.new_lines() == lines
-
-
-def test_what_a_runner_says(monkeypatch, capsys):
+def test_what_a_runner_says_is_read_by_whole_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(LAUNCHED_AT, str(time.monotonic() - 5))
     say(12, mean_of([1.0] * 50 + [3.0] * 100))
     said = json.loads(capsys.readouterr().out)
     assert 5 <= said["elapsed_s"] < 10
     assert (said["trained"], said["mean_return"]) == (12, 3.0)
     assert mean_of([3.0] * 99) is None
+    tail = Tail(tmp_path / "said")
+    assert tail.new_lines() == []
+    with (tmp_path / "said").open("w") as file:
+        for piece, lines in (("one\ntw", ["one"]), ("o", []), ("\n\n", ["two", ""])):
+            file.write(piece)
+            file.flush()
+            assert tail.new_lines() == lines
 
 
 def test_each_seed_once_and_the_limit_for_one_that_takes_longer(monkeypatch):
@@ -152,7 +140,7 @@ def test_each_seed_once_and_the_limit_for_one_that_takes_longer(monkeypatch):
     ]
 
 
-def test_rows_of_speed():
+def test_rows_of_speed_and_of_the_goal():
     def samples(*rates):
         return [{"per_s": rate, "start_s": 4.0, "rss_gb": 1.0} for rate in rates]
 
@@ -164,22 +152,15 @@ def test_rows_of_speed():
     assert by_name["CartPole, impala_async: memory"].median == 1.0
     # Without ours there is nothing to compare.
     assert len(speed_rows("Pong", {SF.name: samples(10)})) == 3
-
-
-def test_rows_of_the_goal():
     ours = [{"goal_s": 6.0, "in_time": True}] * 2
     late = [{"goal_s": 120.0, "in_time": False}, {"goal_s": 60.0, "in_time": True}]
-    rows = goal_rows({OURS.name: ours, A2C.name: ours, RLLIB_APPO.name: late}, 120.0)
-    assert [row.name for row in rows] == [
-        "CartPole to 475, impala_async",
-        "CartPole to 475, SB3 A2C",
-        "CartPole to 475, RLlib APPO, 1 of 2 not in 120 s",
-        "CartPole to 475: impala_async over SB3 A2C",
-        "CartPole to 475: impala_async over RLlib APPO",
+    goals = goal_rows({OURS.name: ours, A2C.name: ours, RLLIB_APPO.name: late}, 120.0)
+    assert [row.name.removeprefix("CartPole to 475") for row in goals] == [
+        *(", impala_async", ", SB3 A2C", ", RLlib APPO, 1 of 2 not in 120 s"),
+        *(": impala_async over SB3 A2C", ": impala_async over RLlib APPO"),
     ]
-    assert rows[3].is_held
-    assert rows[3].at_most == 1.0
-    assert (rows[4].smallest, rows[4].largest, rows[4].at_most) == (0.05, 0.1, None)
+    assert (goals[3].is_held, goals[3].at_most) == (True, 1.0)
+    assert (goals[4].smallest, goals[4].largest, goals[4].at_most) == (0.05, 0.1, None)
 
 
 def test_who_is_not_installed_is_named(tmp_path, capsys):
@@ -193,6 +174,7 @@ def test_who_is_not_installed_is_named(tmp_path, capsys):
 def test_other_versions_than_the_pinned_ones_are_named(tmp_path):
     pins = venvs.pins_of("rllib")
     assert pins["ray"] == "2.60.0"
+    assert {venvs.pins_of(each.venv)["torch"] for each in SYSTEMS if each.venv} == {"2.13.0"}
     # Distributions spell their names as they like.
     installed = pins | {"torch": "2.13.0+cpu", "Opencv_Python.headless": "5.0.0.93"}
     del installed["opencv-python-headless"]
@@ -203,11 +185,6 @@ def test_other_versions_than_the_pinned_ones_are_named(tmp_path):
         python.chmod(0o755)
         found = venvs.fault_of(tmp_path, "rllib")
         assert (found is None) if fault is None else (found is not None and fault in found)
-
-
-@pytest.mark.parametrize("venv", sorted({each.venv for each in SYSTEMS if each.venv}))
-def test_every_peer_has_the_same_torch(venv):
-    assert venvs.pins_of(venv)["torch"] == "2.13.0"
 
 
 def test_the_games_are_those_that_ours_are_trained_in():

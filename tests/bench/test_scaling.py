@@ -44,19 +44,16 @@ class Leaving:
         }
 
 
-@pytest.mark.parametrize(
-    ("num_actors", "per_s"), [((1, 1, 2, 2, 2), 6.0), ((2, 2, 1, 2, 2, 2), 8.0)]
-)
-def test_what_is_counted_begins_when_all_are_there(num_actors, per_s, monkeypatch):
-    monkeypatch.setattr(scaling, "COUNTED_S", 2.0)
-    monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(*num_actors)))
-    assert measure(ASLEEP, 2, "two", {}) == {"per_s": per_s, "weights_bytes_per_step": 3.0}
+def test_what_is_counted_begins_when_all_are_there(monkeypatch):
+    def measured(*num_actors):
+        monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(*num_actors)))
+        return measure(ASLEEP, 2, "two", {})
 
-
-def test_a_run_that_ends_too_soon_is_not_measured(monkeypatch):
-    monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(1, 2, 2)))
     with pytest.raises(RuntimeError, match="two: the run ended before it was measured"):
-        measure(ASLEEP, 2, "two", {})
+        measured(1, 2, 2)
+    monkeypatch.setattr(scaling, "COUNTED_S", 2.0)
+    for num_actors, per_s in (((1, 1, 2, 2, 2), 6.0), ((2, 2, 1, 2, 2, 2), 8.0)):
+        assert measured(*num_actors) == {"per_s": per_s, "weights_bytes_per_step": 3.0}
 
 
 def test_every_number_is_measured_in_every_round(tmp_path, monkeypatch):

@@ -21,9 +21,7 @@ def test_delays_run_from_a_version_s_own_publication():
     assert sample["skipped_share"] == pytest.approx(1 - 3 / 8)
     assert sample["publish_share"] == pytest.approx(0.25)
     assert sample["update_ms"] == pytest.approx(300)
-
-
-def test_without_clients_nothing_is_installed():
+    # Without clients nothing is installed.
     assert "installed_ms" not in sample_of(OUTCOME, [])
 
 
@@ -34,10 +32,10 @@ def test_one_encoding_serves_all(monkeypatch):
     assert sample["first_us"] > sample["later_us"] > 0
 
 
-@pytest.mark.parametrize("num_clients", [1, 8])
-@pytest.mark.parametrize("case", CASES)
-def test_settings_hold_together(case, num_clients):
-    assert config_of(case, num_clients).learner.batch_columns == CASES[case][2]
+def test_settings_hold_together():
+    for name, case in CASES.items():
+        for num_clients in (1, 8):
+            assert config_of(name, num_clients).learner.batch_columns == case[2]
 
 
 def test_every_number_of_clients_has_its_rows():

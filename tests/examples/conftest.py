@@ -17,15 +17,15 @@ Train = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Train:
-    """Runs `python ...` to a good end, with a run folder, and returns the run's summary."""
+def train(tmp_path):
+    """Runs an example to a good end, with a run folder, and returns the run's summary."""
 
-    def run(*command: str) -> dict[str, Any]:
+    def run(name, *flags):
         run_dir = tmp_path / "run"
         log = tmp_path / "log"
         with log.open("wb") as file:
             process = Forked(
-                [sys.executable, *command, "--run-dir", str(run_dir)],
+                [sys.executable, str(ROOT / "examples" / name), *flags, "--run-dir", str(run_dir)],
                 # Not in the checkout: nothing may depend on the folder that it is started from.
                 cwd=tmp_path,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,8 +1,5 @@
 """The example environment keeps gymnasium's contract, and is trained by real processes."""
 
-from pathlib import Path
-
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -10,17 +7,11 @@ from gymnasium.utils.env_checker import check_env
 from examples.custom_env import MOVES, Courier
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
-from tests.examples.conftest import Train
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_is_an_environment() -> None:
+def test_the_package_finds_an_environment_by_its_name():
     # The checker steps it with the random actions of its own spaces.
     check_env(Courier(), skip_render_check=True)
-
-
-def test_the_package_finds_it_by_its_name() -> None:
     section = EnvSection(id="examples.custom_env:Courier", kwargs={"size": 4})
     envs = build_envs("auto", section, num_envs=2)
     assert [leaf.name for leaf in envs.obs_spec.leaves] == ["courier", "door"]
@@ -28,26 +19,22 @@ def test_the_package_finds_it_by_its_name() -> None:
     envs.close()
 
 
-def test_the_best_return_is_what_the_text_says() -> None:
+def test_the_best_return_is_what_the_text_says_and_who_is_late_is_truncated():
     """The shortest way has |dx| + |dy| steps."""
-    env = Courier()
+    env = Courier(max_steps=3)
     returns = []
     for seed in range(2000):
         obs, _ = env.reset(seed=seed)
         num_steps = np.abs(obs["courier"] - obs["door"]).sum() * 4
         returns.append(1 - 0.1 * num_steps)
     assert np.mean(returns) == pytest.approx(0.67, abs=0.015)
-
-
-def test_who_is_late_is_truncated() -> None:
-    env: gym.Env[object, np.int64] = Courier(max_steps=3)
     env.reset(seed=0)
     ends = [env.step(np.int64(0))[2:4] for _ in range(3)]
     assert ends == [(False, False), (False, False), (False, True)]
 
 
 @pytest.mark.e2e
-def test_it_is_trained_to_its_return(train: Train) -> None:
-    summary = train(str(ROOT / "examples" / "custom_env.py"))
+def test_it_is_trained_to_its_return(train):
+    summary = train("custom_env.py")
     assert summary["exit_reason"] == "mean_return"
     assert summary["mean_return_100"] >= 0.6

@@ -8,7 +8,6 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
-from tests.examples.conftest import ROOT, Train
 
 NAME = "examples.custom_model:MyTorso"
 ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
@@ -22,7 +21,7 @@ OBS = ObsSpec(
 
 
 @pytest.mark.parametrize("core", [None, "gru"])
-def test_the_package_finds_it_by_its_name(core: str | None) -> None:
+def test_the_package_finds_it_by_its_name(core):
     section = ModelSection.model_validate({"name": NAME, "hidden_sizes": (8, 8, 8), "core": core})
     model = ActorCritic(section, OBS, ACTION)
     assert isinstance(model.policy_torso, MyTorso)
@@ -35,12 +34,12 @@ def test_the_package_finds_it_by_its_name(core: str | None) -> None:
     assert model.policy_torso(obs).shape == (4, 8)
 
 
-def test_what_it_cannot_build_is_said() -> None:
+def test_what_it_cannot_build_is_said():
     with pytest.raises(SpacesError, match=r"model\.hidden_sizes: MyTorso wants equal ones"):
         ActorCritic(ModelSection(name=NAME, hidden_sizes=(8, 9)), OBS, ACTION)
 
 
 @pytest.mark.e2e
-def test_it_is_trained(train: Train) -> None:
-    summary = train(str(ROOT / "examples" / "custom_model.py"))
+def test_it_is_trained(train):
+    summary = train("custom_model.py")
     assert summary["exit_reason"] == "mean_return", summary

@@ -4,13 +4,11 @@ import ast
 import contextlib
 import io
 import sys
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from examples.minimal_impala import (
     Actor,
@@ -23,8 +21,8 @@ from examples.minimal_impala import (
     train,
     vtrace,
 )
-from impala_async.algo import losses as package_losses
-from impala_async.algo import vtrace as package_vtrace
+from impala_async.algo.losses import impala_loss
+from impala_async.algo.vtrace import vtrace as package_vtrace
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.config.run import AlgorithmSection
@@ -32,8 +30,8 @@ from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
+from tests.examples.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 3, 4
 SETTINGS = Settings(lr=1e-2, lr_env_steps=1000, reward_scale=0.7, grad_clip=0.05)
 DTYPES = pytest.mark.parametrize(
@@ -44,7 +42,7 @@ DTYPES = pytest.mark.parametrize(
 SEEDS = pytest.mark.parametrize("seed", range(4))
 
 
-def random_rows(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Rows, Tensor]:
+def random_rows(seed, dtype=torch.float32):
     """A batch with cuts of both kinds, as actors write it; and its truncation flags."""
     rng = np.random.default_rng(seed)
     shape = (NUM_ROWS, NUM_COLUMNS)
@@ -62,13 +60,12 @@ def random_rows(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Rows, Te
     assert truncated.any()
     assert not mask.all()
 
-    def valid(array: np.ndarray) -> Tensor:
+    def valid(array):
         return torch.from_numpy(np.where(mask, array, 0)).to(dtype)
 
+    obs_SB = rng.normal(size=(NUM_ROWS + 1, NUM_COLUMNS, NUM_FEATURES))
     rows = Rows(
-        obs_SB=torch.from_numpy(rng.normal(size=(NUM_ROWS + 1, NUM_COLUMNS, NUM_FEATURES))).to(
-            dtype
-        ),
+        obs_SB=torch.from_numpy(obs_SB).to(dtype),
         actions_TB=valid(rng.integers(0, NUM_ACTIONS, shape)).long(),
         log_probs_TB=valid(-rng.uniform(0.5, 2.5, shape)),
         rewards_TB=valid(rng.normal(size=shape)),
@@ -78,7 +75,7 @@ def random_rows(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Rows, Te
     return rows, torch.from_numpy(truncated)
 
 
-def model_of(seed: int, dtype: torch.dtype = torch.float32) -> ActorCritic:
+def model_of(seed, dtype=torch.float32):
     torch.manual_seed(seed)
     model = ActorCritic(NUM_FEATURES, NUM_ACTIONS)
     # Heads that are as small as at the start would hide what the losses make of them.
@@ -90,58 +87,39 @@ def model_of(seed: int, dtype: torch.dtype = torch.float32) -> ActorCritic:
 
 @SEEDS
 @DTYPES
-def test_targets_and_advantages_are_the_package_s(
-    seed: int, dtype: torch.dtype, close: float
-) -> None:
-    rows, _ = random_rows(seed, dtype)
-    generator = torch.Generator().manual_seed(seed)
-    shape = rows.mask_TB.shape
-    tensors = {
-        "log_rhos_TB": torch.randn(shape, generator=generator, dtype=dtype),
-        "rewards_TB": rows.rewards_TB,
-        "discounts_TB": 0.9 * (~rows.terminated_TB).to(dtype),
-        "values_SB": torch.randn(shape[0] + 1, shape[1], generator=generator, dtype=dtype),
-        "mask_TB": rows.mask_TB,
-    }
-    targets_TB, advantages_TB = vtrace(**tensors)
-    wanted = package_vtrace.vtrace(**tensors)
-    torch.testing.assert_close(targets_TB, wanted.targets_TB, rtol=close, atol=close)
-    torch.testing.assert_close(advantages_TB, wanted.advantages_TB, rtol=close, atol=close)
-    assert (advantages_TB[~rows.mask_TB] == 0).all()
-
-
-@SEEDS
-@DTYPES
-def test_losses_and_gradients_are_the_package_s(
-    seed: int, dtype: torch.dtype, close: float
-) -> None:
+def test_returns_losses_and_gradients_are_the_package_s(seed, dtype, close):
     rows, _ = random_rows(seed, dtype)
     model = model_of(seed, dtype)
     log_probs_TBA = model.log_probs(rows.obs_SB[:-1])
-    wanted = package_losses.impala_loss(
-        log_probs_TB=log_probs_TBA.gather(-1, rows.actions_TB.unsqueeze(-1)).squeeze(-1),
+    log_probs_TB = log_probs_TBA.gather(-1, rows.actions_TB.unsqueeze(-1)).squeeze(-1)
+    returns = {
+        "rewards_TB": rows.rewards_TB * SETTINGS.reward_scale,
+        "discounts_TB": SETTINGS.gamma * (~rows.terminated_TB).to(dtype),
+        "values_SB": model.value(rows.obs_SB).squeeze(-1),
+        "mask_TB": rows.mask_TB,
+    }
+    log_rhos_TB = (log_probs_TB - rows.log_probs_TB).detach()
+    mine, theirs = (each(log_rhos_TB=log_rhos_TB, **returns) for each in (vtrace, package_vtrace))
+    torch.testing.assert_close(tuple(mine), tuple(theirs), rtol=close, atol=close)
+    assert (mine[1][~rows.mask_TB] == 0).all()
+    wanted = impala_loss(
+        log_probs_TB=log_probs_TB,
         behaviour_log_probs_TB=rows.log_probs_TB,
         entropies_TB=-(log_probs_TBA.exp() * log_probs_TBA).sum(-1),
-        values_SB=model.value(rows.obs_SB).squeeze(-1),
-        rewards_TB=rows.rewards_TB * SETTINGS.reward_scale,
-        discounts_TB=SETTINGS.gamma * (~rows.terminated_TB).to(dtype),
-        mask_TB=rows.mask_TB,
         value_cost=SETTINGS.value_cost,
         entropy_cost=SETTINGS.entropy_cost,
+        **returns,
     )
     losses = impala_losses(model, rows, SETTINGS)
-    for loss, term in zip(losses, (wanted.policy, wanted.value, wanted.entropy), strict=True):
-        torch.testing.assert_close(loss, term, rtol=close, atol=close)
+    torch.testing.assert_close(tuple(losses), wanted[:3], rtol=close, atol=close)
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(sum(losses, torch.zeros(())), parameters)
-    for gradient, term in zip(
-        gradients, torch.autograd.grad(wanted.total, parameters), strict=True
-    ):
-        torch.testing.assert_close(gradient, term, rtol=close, atol=close)
+    expected = torch.autograd.grad(wanted.total, parameters)
+    torch.testing.assert_close(gradients, expected, rtol=close, atol=close)
 
 
 @SEEDS
-def test_updates_are_the_package_s(seed: int) -> None:
+def test_updates_are_the_package_s(seed):
     """The same batches through both learners: clipping, Adam and the schedule included."""
     model = model_of(seed)
     step = package_step(model)
@@ -159,7 +137,7 @@ def test_updates_are_the_package_s(seed: int) -> None:
         torch.testing.assert_close(mine, theirs[name], rtol=1e-4, atol=1e-5)
 
 
-def package_names(model: ActorCritic) -> dict[str, Tensor]:
+def package_names(model):
     """The weights under the names that the package's model has for them."""
     names = {}
     for part, sequence in (("policy", model.policy), ("value", model.value)):
@@ -170,7 +148,7 @@ def package_names(model: ActorCritic) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in names.items()}
 
 
-def package_step(model: ActorCritic) -> UpdateStep:
+def package_step(model):
     schema = Schema(
         ObsSpec((ArraySpec("", (NUM_FEATURES,), "float32"),)),
         ActionSpec((ActionPart("", "discrete", (NUM_ACTIONS,)),)),
@@ -191,7 +169,7 @@ def package_step(model: ActorCritic) -> UpdateStep:
     return UpdateStep(policy, algorithm, "cpu")
 
 
-def batch_of(rows: Rows, truncated_TB: Tensor) -> Batch:
+def batch_of(rows, truncated_TB):
     return Batch(
         obs={"": rows.obs_SB.transpose(0, 1).contiguous()},
         actions={"": rows.actions_TB.t().int()},
@@ -204,7 +182,7 @@ def batch_of(rows: Rows, truncated_TB: Tensor) -> Batch:
     )
 
 
-def test_an_actor_masks_the_rows_after_an_end() -> None:
+def test_an_actor_masks_the_rows_after_an_end():
     settings = Settings(num_envs=3, rows=200)
     actor = Actor(settings, 0)
     actor.model.load_state_dict(make_model(settings).state_dict())
@@ -223,13 +201,13 @@ def test_an_actor_masks_the_rows_after_an_end() -> None:
     assert sum(first.returns) == rows.rewards_TB.sum() - num_open
 
 
-def count_open(rows: Rows, column: int) -> int:
+def count_open(rows, column):
     """Valid rows of the episode that goes on at the trajectory's end."""
     ends = rows.terminated_TB[:, column].nonzero().flatten().tolist()
     return int(rows.mask_TB[ends[-1] + 1 if ends else 0 :, column].sum())
 
 
-def test_it_learns_in_a_short_run() -> None:
+def test_it_learns_in_a_short_run():
     with contextlib.redirect_stdout(io.StringIO()):
         returns = train(Settings(max_env_steps=60_000))
     first, last = np.mean(returns[:100]), np.mean(returns[-100:])
@@ -237,7 +215,7 @@ def test_it_learns_in_a_short_run() -> None:
     assert last > 2 * first
 
 
-def test_the_death_of_an_actor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_an_actor_ends_the_run(monkeypatch):
     spec = gym.envs.registration.EnvSpec(
         "Failing-v0", entry_point="bench.probes:Failing", disable_env_checker=True
     )
@@ -246,7 +224,7 @@ def test_the_death_of_an_actor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
         train(Settings(env_id="Failing-v0"))
 
 
-def test_its_settings_are_those_of_the_cartpole_config() -> None:
+def test_its_settings_are_those_of_the_cartpole_config():
     config, settings = load_config(ROOT / "configs/cartpole.toml"), Settings()
     ours = (settings.env_id, settings.num_actors, settings.num_envs, settings.rows)
     assert ours == (
@@ -261,12 +239,14 @@ def test_its_settings_are_those_of_the_cartpole_config() -> None:
     assert settings.max_env_steps == config.stop.env_steps
 
 
-def test_it_stays_one_short_file_without_the_package() -> None:
+def test_it_stays_one_short_file_without_the_package():
     text = (ROOT / "examples/minimal_impala.py").read_text()
     assert len(text.splitlines()) < 300
-    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)]
-    froms = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
-    names = {alias.name for node in imports for alias in node.names}
-    names |= {str(node.module) for node in froms}
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
     libraries = {name.split(".")[0] for name in names} - sys.stdlib_module_names
     assert libraries == {"torch", "numpy", "gymnasium"}

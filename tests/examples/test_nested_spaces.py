@@ -1,7 +1,5 @@
 """The example of nested spaces keeps gymnasium's contract, and is trained by real processes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -9,16 +7,10 @@ from gymnasium.utils.env_checker import check_env
 from examples.nested_spaces import NUM_BINS, NUM_PARCELS, SortingArm
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
-from tests.examples.conftest import Train
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_is_an_environment() -> None:
+def test_leaves_and_parts_have_the_names_that_the_text_says():
     check_env(SortingArm(), skip_render_check=True)
-
-
-def test_leaves_and_parts_have_the_names_that_the_text_says() -> None:
     envs = build_envs("auto", EnvSection(id="examples.nested_spaces:SortingArm"), num_envs=2)
     assert [leaf.name for leaf in envs.obs_spec.leaves] == ["arm/at", "parcel/at", "parcel/kind"]
     kinds = {part.name: (part.kind, part.choices) for part in envs.action_spec.parts}
@@ -26,7 +18,7 @@ def test_leaves_and_parts_have_the_names_that_the_text_says() -> None:
     envs.close()
 
 
-def test_a_perfect_arm_earns_what_the_text_says() -> None:
+def test_a_perfect_arm_earns_what_the_text_says_and_another_less():
     env = SortingArm()
     obs, _ = env.reset(seed=0)
     total, is_over = 0.0, False
@@ -35,10 +27,6 @@ def test_a_perfect_arm_earns_what_the_text_says() -> None:
         obs, reward, is_over, _, _ = env.step({"go_to": parcel["at"], "bin": parcel["kind"]})
         total += reward
     assert total == pytest.approx(10) == NUM_PARCELS
-
-
-def test_a_wrong_bin_gives_nothing_and_a_miss_less() -> None:
-    env = SortingArm()
     parcel = env.reset(seed=1)[0]["parcel"]
     wrong = (parcel["kind"] + 1) % NUM_BINS
     assert env.step({"go_to": parcel["at"], "bin": wrong})[1] == 0
@@ -49,7 +37,7 @@ def test_a_wrong_bin_gives_nothing_and_a_miss_less() -> None:
 
 
 @pytest.mark.e2e
-def test_it_is_trained_to_its_return(train: Train) -> None:
-    summary = train(str(ROOT / "examples" / "nested_spaces.py"))
+def test_it_is_trained_to_its_return(train):
+    summary = train("nested_spaces.py")
     assert summary["exit_reason"] == "mean_return"
     assert summary["mean_return_100"] >= 7

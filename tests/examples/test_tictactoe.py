@@ -1,8 +1,5 @@
 """The example game keeps its rules, and is trained by its own command."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -10,12 +7,10 @@ from examples.tictactoe import NUM_PLACES, WAIT, TicTacToe
 from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
 from impala_async.envs.make import build_envs
-from tests.examples.conftest import Train
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.examples.conftest import ROOT
 
 
-def play(*places: int) -> tuple[TicTacToe, tuple[dict[str, Any], ...]]:
+def play(*places):
     """The sides take places in turn; what the last step gave."""
     game = TicTacToe()
     game.reset()
@@ -35,9 +30,7 @@ def play(*places: int) -> tuple[TicTacToe, tuple[dict[str, Any], ...]]:
         ((1, 0, 3, 2, 4, 5, 6, 7, 8), (0, 0)),
     ],
 )
-def test_a_line_wins_and_a_full_board_is_a_draw(
-    places: tuple[int, ...], rewards: tuple[int, int]
-) -> None:
+def test_a_line_wins_and_a_full_board_is_a_draw(places, rewards):
     game, (_, given, terminated, truncated, _) = play(*places)
     assert (given["first"], given["second"]) == rewards
     assert list(terminated.values()) == [True, True]
@@ -46,15 +39,13 @@ def test_a_line_wins_and_a_full_board_is_a_draw(
     assert game.num_illegal == 0
 
 
-def test_before_that_it_goes_on_without_a_reward() -> None:
-    game, (_, given, terminated, _, _) = play(0, 3, 1, 4)
+def test_each_side_sees_the_board_as_its_own_and_moves_in_turn():
+    game, (obs, given, terminated, _, _) = play(0, 4, 8)
     assert set(given.values()) == {0}
     assert not any(terminated.values())
     assert game.agents == ["first", "second"]
-
-
-def test_each_side_sees_the_board_as_its_own_and_moves_in_turn() -> None:
-    _, (obs, *_) = play(0, 4, 8)
+    for agent in game.agents:
+        assert game.observation_space(agent).contains(obs[agent])
     first, second = obs["first"], obs["second"]
     assert np.flatnonzero(first["board"][0]).tolist() == [0, 8]
     assert np.flatnonzero(first["board"][1]).tolist() == [4]
@@ -74,9 +65,7 @@ def test_each_side_sees_the_board_as_its_own_and_moves_in_turn() -> None:
         ((0, 3), (-1, 1), 2),
     ],
 )
-def test_what_is_not_legal_loses_and_is_counted(
-    sides: tuple[int, int], rewards: tuple[int, int], num_illegal: int
-) -> None:
+def test_what_is_not_legal_loses_and_is_counted(sides, rewards, num_illegal):
     game, _ = play(0, 4)
     _, given, terminated, _, _ = game.step(dict(zip(game.agents, sides, strict=True)))
     assert game.num_illegal == num_illegal
@@ -84,14 +73,7 @@ def test_what_is_not_legal_loses_and_is_counted(
     assert all(terminated.values())
 
 
-def test_spaces_hold_what_is_shown() -> None:
-    game = TicTacToe()
-    obs, _ = game.reset()
-    for agent in game.agents:
-        assert game.observation_space(agent).contains(obs[agent])
-
-
-def test_the_package_takes_its_mask() -> None:
+def test_the_package_takes_its_mask():
     config = load_config(ROOT / "configs/tictactoe_selfplay.toml")
     envs = build_envs("auto", EnvSection(id="examples.tictactoe:TicTacToe"), 2, config.policies)
     assert envs.num_envs == 4
@@ -100,7 +82,7 @@ def test_the_package_takes_its_mask() -> None:
 
 
 @pytest.mark.e2e
-def test_it_is_trained_by_its_command(train: Train) -> None:
-    summary = train(str(ROOT / "examples" / "tictactoe.py"), "--set", "stop.env_steps=10_000")
+def test_it_is_trained_by_its_command(train):
+    summary = train("tictactoe.py", "--set", "stop.env_steps=10_000")
     assert summary["exit_reason"] == "env_steps"
     assert summary["rejected"] == 0

@@ -3,13 +3,12 @@
 import errno
 import io
 import logging
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from impala_async.config.run import StopSection
-from impala_async.metrics.console import ConsoleSink, describe, progress
+from impala_async.metrics.console import ConsoleSink, describe
 from impala_async.metrics.names import Value, undeclared
 
 REPORT: dict[str, Value] = {
@@ -33,52 +32,52 @@ NO_STOP = StopSection()
 class Clock:
     now_s = 50.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
 
 class Stream(io.StringIO):
     """A log or a terminal, which may fail."""
 
-    def __init__(self, is_terminal: bool = False) -> None:
+    def __init__(self, is_terminal=False):
         super().__init__()
         self.is_terminal = is_terminal
         self.error: OSError | None = None
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return self.is_terminal
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         if self.error is not None:
             raise self.error
         return super().write(text)
 
 
 @pytest.fixture(autouse=True)
-def term(monkeypatch: pytest.MonkeyPatch) -> None:
+def term(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def sink_on(stream: Any, stop: StopSection = NO_STOP, **settings: Any) -> ConsoleSink:
+def sink_on(stream, stop=NO_STOP, **settings):
     console = Console(file=stream, force_terminal=stream.isatty(), width=80, color_system=None)
     return ConsoleSink(stop, console, **settings)
 
 
-def shown(stop: StopSection = NO_STOP, **changes: Value) -> str:
+def shown(**changes):
     """What a terminal shows of one report."""
     stream = Stream(is_terminal=True)
-    sink = sink_on(stream, stop)
+    sink = sink_on(stream)
     sink.write(REPORT | changes)
     sink.close()
     return stream.getvalue()
 
 
-def at(update: int) -> dict[str, Value]:
+def at(update):
     return REPORT | {"env_steps_trained": update}
 
 
-def test_one_plain_line() -> None:
+def test_one_plain_line():
     assert undeclared(REPORT) == set()
     assert describe(REPORT, NO_STOP) == (
         "200 s  steps 12,345  3,210 steps/s  return 123  lag 1.2 (max 4)  queue 1.0 / 2  "
@@ -100,17 +99,6 @@ def test_one_plain_line() -> None:
         )
 
 
-def test_progress_is_that_of_the_nearest_stop() -> None:
-    report: dict[str, Value] = {"env_steps_trained": 100, "time_s": 200.0, "learner/wall_s": 90.0}
-    assert progress(report, NO_STOP) is None
-    assert progress(report, StopSection(mean_return=475.0)) is None
-    assert progress(report, StopSection(env_steps=400)) == 0.25
-    assert progress(report, StopSection(env_steps=400, wall_s=100.0)) == 0.9
-    assert progress(report, StopSection(env_steps=50)) == 1.0
-    assert progress({"updates": 3}, StopSection(updates=4)) == 0.75
-    assert progress({}, StopSection(env_steps=50)) is None
-
-
 @pytest.mark.parametrize(
     ("reports_s", "lines"),
     [
@@ -121,9 +109,7 @@ def test_progress_is_that_of_the_nearest_stop() -> None:
         ([0.0, 5.0, 10.0], [0, 2]),
     ],
 )
-def test_a_log_has_the_first_line_then_one_each_period_then_the_last(
-    reports_s: list[float], lines: list[int]
-) -> None:
+def test_a_log_has_the_first_line_then_one_each_period_then_the_last(reports_s, lines):
     clock, stream = Clock(), Stream()
     sink = sink_on(stream, every_s=10.0, clock=clock)
     for number, at_s in enumerate(reports_s):
@@ -134,7 +120,7 @@ def test_a_log_has_the_first_line_then_one_each_period_then_the_last(
     assert stream.getvalue().splitlines() == [describe(at(number), NO_STOP) for number in lines]
 
 
-def test_a_terminal_is_redrawn_with_every_report() -> None:
+def test_a_terminal_is_redrawn_with_every_report():
     stream = Stream(is_terminal=True)
     sink = sink_on(stream, StopSection(env_steps=20_000), clock=Clock())
     for update in (111, 222):
@@ -147,23 +133,19 @@ def test_a_terminal_is_redrawn_with_every_report() -> None:
     assert text.endswith("\x1b[?25h"), "the cursor is given back"
 
 
-def test_a_terminal_shows_a_bar_where_the_end_can_be_foreseen_and_text_as_it_is() -> None:
-    assert "━" in shown(StopSection(env_steps=10))
-    assert "━" not in shown()
+def test_square_brackets_are_text_and_no_markup():
     assert "odd: [red]x[/nope]" in shown(bottleneck="odd: [red]x[/nope]")
 
 
 @pytest.mark.parametrize(("term", "is_live"), [("xterm", True), ("dumb", False), ("", False)])
-def test_the_stream_decides(term: str, is_live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_decides(term, is_live, monkeypatch):
     monkeypatch.setenv("TERM", term)
     assert ("\x1b[" in shown()) == is_live
     assert "12,345" in shown()
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_stream_that_is_gone_silences_only_the_sink(
-    is_terminal: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stream_that_is_gone_silences_only_the_sink(is_terminal, caplog):
     for end in ("hangs up", "is closed"):
         caplog.clear()
         clock, stream = Clock(), Stream(is_terminal)
@@ -180,7 +162,7 @@ def test_a_stream_that_is_gone_silences_only_the_sink(
         assert [record.levelname for record in caplog.records] == ["WARNING"], end
 
 
-def test_a_full_disk_silences_it_until_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_silences_it_until_there_is_room(caplog):
     clock, stream = Clock(), Stream()
     sink = sink_on(stream, clock=clock)
     stream.error = OSError(errno.ENOSPC, "No space left on device")

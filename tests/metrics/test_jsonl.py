@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import resource
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +12,12 @@ from impala_async.metrics.jsonl import JsonlSink
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
 @contextlib.contextmanager
-def file_size_limit(num_bytes: int) -> Iterator[None]:
+def file_size_limit(num_bytes):
     """A disk that is full after so many bytes: the write that crosses the line is cut short."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
@@ -29,24 +27,22 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def write(sink: JsonlSink, *updates: int) -> None:
+def write(sink, *updates):
     for update in updates:
         sink.write({"updates": update})
 
 
-def read(path: Path) -> list[int]:
+def read(path):
     text = path.read_text()
     assert text == "" or text.endswith("\n")
     return [json.loads(line)["updates"] for line in text.splitlines()]
 
 
-def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(path, monkeypatch):
     written: list[bytes] = []
     real_write = os.write
 
-    def spy(fd: int, line: bytes) -> int:
+    def spy(fd, line):
         written.append(line)
         return real_write(fd, line)
 
@@ -66,15 +62,13 @@ def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(
 
 @pytest.mark.parametrize("torn", ["x", '{"updates":', "y" * 200_000])
 @pytest.mark.parametrize("whole", ["", '{"updates":1}\n', '{"updates":1}\n' * 9000])
-def test_a_torn_last_line_is_cut(path: Path, whole: str, torn: str) -> None:
+def test_a_torn_last_line_is_cut(path, whole, torn):
     path.write_text(whole + torn)
     write(JsonlSink(path), 2)
     assert path.read_text() == whole + '{"updates":2}\n'
 
 
-def test_a_full_disk_loses_reports_and_says_so_once_each_time(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_loses_reports_and_says_so_once_each_time(path, caplog):
     sink = JsonlSink(path)
     with caplog.at_level(logging.INFO):
         for lost in ((0, 1, 2), (5,)):
@@ -90,7 +84,7 @@ def test_a_full_disk_loses_reports_and_says_so_once_each_time(
     assert "1 reports lost" in caplog.messages[3]
 
 
-def test_half_a_line_is_taken_back(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_half_a_line_is_taken_back(path, caplog):
     sink = JsonlSink(path)
     write(sink, 1)
     with file_size_limit(path.stat().st_size + 5):
@@ -101,7 +95,7 @@ def test_half_a_line_is_taken_back(path: Path, caplog: pytest.LogCaptureFixture)
     assert read(path) == [1, 3]
 
 
-def test_it_follows_its_path_but_not_into_what_is_somebody_elses(tmp_path: Path) -> None:
+def test_it_follows_its_path_but_not_into_what_is_somebody_elses(tmp_path):
     gone: list[bool] = []
     path = tmp_path / "later" / "metrics.jsonl"
     sink = JsonlSink(path, is_gone=lambda: bool(gone))
@@ -115,19 +109,17 @@ def test_it_follows_its_path_but_not_into_what_is_somebody_elses(tmp_path: Path)
     assert (read(moved), read(path)) == ([1], [2])
 
 
-def test_a_report_that_is_not_json_is_refused(path: Path) -> None:
+def test_a_report_that_is_not_json_is_refused(path):
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="JSON"):
             JsonlSink(path).write({"loss/total": value})
     assert not path.exists()
 
 
-def test_reports_leave_room_and_come_back(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reports_leave_room_and_come_back(path, monkeypatch, caplog):
     fields = list(os.statvfs("/"))
 
-    def fstatvfs(fd: int) -> os.statvfs_result:
+    def fstatvfs(fd):
         return os.statvfs_result(fields)
 
     monkeypatch.setattr(os, "fstatvfs", fstatvfs)
@@ -144,9 +136,7 @@ def test_reports_leave_room_and_come_back(
     assert "2 reports lost" in caplog.text
 
 
-def test_a_pipe_that_nobody_empties_is_not_waited_for(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pipe_that_nobody_empties_is_not_waited_for(path, caplog):
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     sink = JsonlSink(path)

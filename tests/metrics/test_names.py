@@ -34,13 +34,13 @@ PROMISED = """
 """
 
 
-def spell_out(pattern: str) -> list[str]:
+def spell_out(pattern):
     """`a/{b,c}_d` as `a/b_d` and `a/c_d`."""
     parts = re.split(r"[{}]", pattern)
     return ["".join(choice) for choice in product(*(part.split(",") for part in parts))]
 
 
-def test_promised_names_are_declared_and_others_are_found() -> None:
+def test_promised_names_are_declared_and_others_are_found():
     for pattern in PROMISED.split():
         assert undeclared(spell_out(pattern)) == set()
     odd = {"loss/totl", "rejected/*", "user/", "user/a/b", "user/Loss", "user", "user/2x"}
@@ -48,19 +48,19 @@ def test_promised_names_are_declared_and_others_are_found() -> None:
     assert undeclared(WindowStat("learner_queue/size").stats()) == set()
 
 
-def test_an_algorithm_may_report_what_is_of_an_update() -> None:
+def test_an_algorithm_may_report_what_is_of_an_update():
     assert all(map(is_of_update, ("loss/policy", "policy/kl", "user/surprise")))
     assert not any(map(is_of_update, ("updates", "lag/mean", "mine/kl", "user/")))
 
 
-def test_numbers_go_by_the_names_of_others_too() -> None:
+def test_numbers_go_by_the_names_of_others_too():
     report = {"mean_return": 3.0, "loss/total": None, "advice": "none", "lag/quantiles": [1.0]}
     assert numbers(report) == {"mean_return": 3.0, "rollout/ep_rew_mean": 3.0}
     assert set(ALIASES.values()) <= REGISTRY.keys()
     assert not ALIASES.keys() & REGISTRY.keys()
 
 
-def test_every_metric_is_whole_and_its_unit_agrees_with_its_ending() -> None:
+def test_every_metric_is_whole_and_its_unit_agrees_with_its_ending():
     endings = {"_ms": "ms", "_bytes": "bytes", "_per_s": "/s", "_columns": "columns"}
     for name, unit, text in REGISTRY.values():
         assert re.fullmatch(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)?", name)
@@ -70,7 +70,7 @@ def test_every_metric_is_whole_and_its_unit_agrees_with_its_ending() -> None:
             assert not name.endswith(ending) or unit.endswith(wanted), name
 
 
-def test_markdown_holds_every_metric_once_under_its_section() -> None:
+def test_markdown_holds_every_metric_once_under_its_section():
     assert markdown_table().endswith("|\n")
     blocks = markdown_table().split("## ")[1:]
     assert [block.splitlines()[0] for block in blocks] == list(SECTIONS)

@@ -21,7 +21,7 @@ from impala_async.metrics.verdict import ADVICE
 from impala_async.metrics.window import WindowStat
 
 
-def test_counts_by_reason_with_zeros_shown() -> None:
+def test_counts_by_reason_with_zeros_shown():
     rejected = Counters(["stale", "duplicate", "invalid"], prefix="rejected/")
     before = rejected.snapshot()
     rejected.add("stale")
@@ -33,13 +33,13 @@ def test_counts_by_reason_with_zeros_shown() -> None:
     assert before == dict.fromkeys(counts, 0), "a snapshot is frozen"
     for bug in ({"name": "other"}, {"name": "stale", "k": -1}):
         with pytest.raises((KeyError, AssertionError)):
-            rejected.add(**bug)  # type: ignore[arg-type]
+            rejected.add(**bug)
     with pytest.raises(KeyError):
         rejected["other"]
     assert rejected.snapshot() == counts
 
 
-def test_restore_goes_on_with_the_numbers_of_whatever_program() -> None:
+def test_restore_goes_on_with_the_numbers_of_whatever_program():
     counters = Counters(["kept", "added"], prefix="x/")
     counters.add("added", 2)
     counters.restore({"x/kept": 4, "x/removed": 9})
@@ -47,7 +47,7 @@ def test_restore_goes_on_with_the_numbers_of_whatever_program() -> None:
     assert counters.snapshot() == {"x/kept": 5, "x/added": 0}
 
 
-def test_merge_keeps_everything_in_order_and_leaves_snapshots_alone() -> None:
+def test_merge_keeps_everything_in_order_and_leaves_snapshots_alone():
     queue_window = WindowStat("learner_queue/size")
     queue_window.push(1)
     snapshot: dict[str, object] = {"updates": 7, "loss/total": math.nan}
@@ -56,10 +56,10 @@ def test_merge_keeps_everything_in_order_and_leaves_snapshots_alone() -> None:
     assert report["learner_queue/size_quantiles"] == [1.0] * 5
     assert report["loss/total"] is None
     assert len(report) == 7
-    assert math.isnan(snapshot["loss/total"])  # type: ignore[arg-type]
+    assert math.isnan(snapshot["loss/total"])
 
 
-def test_two_owners_of_a_name_and_an_undeclared_one_are_bugs() -> None:
+def test_two_owners_of_a_name_and_an_undeclared_one_are_bugs():
     with pytest.raises(AssertionError, match=r"two owners.*\['updates'\]"):
         merge({"updates": 7, "time_s": 0}, {"updates": 7})
     with pytest.raises(AssertionError, match="loss/totl"):
@@ -82,7 +82,7 @@ CLEANED = [
 ]
 
 
-def test_clean_values_are_strict_json() -> None:
+def test_clean_values_are_strict_json():
     for value, cleaned in CLEANED:
         result = clean(value)
         assert result == cleaned
@@ -93,7 +93,7 @@ def test_clean_values_are_strict_json() -> None:
             clean(bug)
 
 
-def test_a_report_holds_every_declared_name_and_the_verdict() -> None:
+def test_a_report_holds_every_declared_name_and_the_verdict():
     timers = {"grad": 97.0, "dequeue": 3.0}
     named = {f"timing_breakdown/learner_{name}_time_ms": ms for name, ms in timers.items()}
     report = assemble({"updates": 3}, named)
@@ -123,19 +123,19 @@ def test_a_report_holds_every_declared_name_and_the_verdict() -> None:
         (float("nan"), "nan"),
     ],
 )
-def test_three_digits(value: float | None, text: str) -> None:
+def test_three_digits(value, text):
     assert format_return(value) == text
 
 
 @given(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30))
-def test_what_is_shown_has_reached_the_goal_only_if_the_mean_has(value: float, goal: float) -> None:
+def test_what_is_shown_has_reached_the_goal_only_if_the_mean_has(value, goal):
     assert value >= goal or float(format_return(value, goal)) < goal
     for below, aim, text in ((0.8996, 0.9, "0.8996"), (-100.04, -100, "-100.04")):
         assert format_return(below, aim) == text
     assert format_return(0.9, 0.9) == "0.900"
 
 
-def test_few_episodes_are_told() -> None:
+def test_few_episodes_are_told():
     assert format_mean_return(21.3, 12) == "21.3 (12 episodes)"
     assert format_mean_return(21.3, 1, 475.0) == "21.3 / 475 (1 episode)"
     assert format_mean_return(21.3, 100, 475.0) == "21.3 / 475"

@@ -55,22 +55,22 @@ Make = Callable[..., ChosenSinks]
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def module(tmp_path, monkeypatch):
     """A user's module with sinks of many kinds."""
     (tmp_path / "own_sinks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    import own_sinks  # type: ignore[import-not-found]
+    import own_sinks
 
     yield own_sinks
     del sys.modules["own_sinks"]
 
 
 @pytest.fixture
-def make(module: Any) -> Any:
+def make(module):
     """Makes sinks from what stands in a config; they are closed at the end."""
     made = []
 
-    def make_chosen(*sinks: Any) -> ChosenSinks:
+    def make_chosen(*sinks):
         section = ReportSection.model_validate({"sinks": list(sinks)})
         made.append(ChosenSinks(section, Run(Path("run"), "ab", {}, 0)))
         return made[-1]
@@ -80,7 +80,7 @@ def make(module: Any) -> Any:
         one.close()
 
 
-def test_a_sink_of_ones_own_takes_all_reports_in_order(module: Any, make: Make) -> None:
+def test_a_sink_of_ones_own_takes_all_reports_in_order(module, make):
     sinks = make({"name": "own_sinks:Keeps", "kwargs": {"factor": 10}})
     for number in range(5):
         sinks.write({"updates": number})
@@ -103,18 +103,14 @@ def test_a_sink_of_ones_own_takes_all_reports_in_order(module: Any, make: Make) 
         ("wandb", r"wandb failed .*; pip install 'impala-async\[wandb\]'$"),
     ],
 )
-def test_what_is_no_sink_is_told_at_the_start(
-    make: Make, monkeypatch: pytest.MonkeyPatch, sink: Any, says: str
-) -> None:
+def test_what_is_no_sink_is_told_at_the_start(make, monkeypatch, sink, says):
     for package in ("tensorboardX", "wandb"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=f"^report.sinks: .*{says}"):
         make(sink)
 
 
-def test_one_that_fails_is_told_of_once_and_the_others_go_on(
-    module: Any, make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_fails_is_told_of_once_and_the_others_go_on(module, make, caplog):
     names = ("Empties", "Fails", "Keeps", "FailsToClose")
     sinks = make(*(f"own_sinks:{name}" for name in names))
     reports: list[dict[str, Any]] = [{"updates": number} for number in range(3)]
@@ -131,12 +127,10 @@ def test_one_that_fails_is_told_of_once_and_the_others_go_on(
     assert "own_sinks:FailsToClose failed to close" in second
 
 
-def test_one_that_hangs_keeps_nobody_waiting(
-    module: Any, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_hangs_keeps_nobody_waiting(module, make, monkeypatch, caplog):
     may_go_on, has_begun = threading.Event(), threading.Event()
 
-    def hang(self: Any, report: Any) -> None:
+    def hang(self, report):
         has_begun.set()
         may_go_on.wait()
         module.TAKEN.append(report["updates"])

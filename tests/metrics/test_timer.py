@@ -12,22 +12,22 @@ from impala_async.metrics.timer import TimerStat
 class Clock:
     now_s = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
-def run_for(timer: TimerStat, clock: Clock, seconds: float, units: float = 0) -> None:
+def run_for(timer, clock, seconds, units=0):
     with timer:
         clock.now_s += seconds
     timer.push_units_processed(units)
 
 
-def test_mean_is_of_the_window_and_totals_of_all(clock: Clock) -> None:
+def test_mean_is_of_the_window_and_totals_of_all(clock):
     timer = TimerStat(n=2, clock=clock)
     assert (timer.mean, timer.mean_ms, timer.mean_throughput) == (None, None, None)
     assert (timer.count, timer.total_s) == (0, 0.0)
@@ -42,7 +42,7 @@ def test_mean_is_of_the_window_and_totals_of_all(clock: Clock) -> None:
     assert ten.mean == 1.0
 
 
-def test_throughput_divides_the_work_of_timings_by_their_own_time(clock: Clock) -> None:
+def test_throughput_divides_the_work_of_timings_by_their_own_time(clock):
     timer = TimerStat(n=2, clock=clock)
     timer.push_units_processed(8)  # it waits for the first timing
     assert timer.mean_throughput is None
@@ -63,10 +63,10 @@ def test_throughput_divides_the_work_of_timings_by_their_own_time(clock: Clock) 
     assert (still.mean, still.mean_throughput) == (0.0, None)
 
 
-def test_block_that_raises_was_timed_and_the_timer_lives(clock: Clock) -> None:
+def test_block_that_raises_was_timed_and_the_timer_lives(clock):
     timer = TimerStat(clock=clock)
 
-    def wait_in_vain() -> None:
+    def wait_in_vain():
         with timer:
             clock.now_s += 4.0
             raise queue.Empty
@@ -77,7 +77,7 @@ def test_block_that_raises_was_timed_and_the_timer_lives(clock: Clock) -> None:
     assert (timer.mean, timer.count) == (3.0, 2)
 
 
-def test_impossible_uses_are_bugs(clock: Clock) -> None:
+def test_impossible_uses_are_bugs(clock):
     timer = TimerStat(clock=clock)
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(AssertionError):
@@ -89,9 +89,9 @@ def test_impossible_uses_are_bugs(clock: Clock) -> None:
         TimerStat(n=0)
 
 
-def test_readings_of_times_measured_elsewhere_are_plain_json() -> None:
+def test_readings_of_times_measured_elsewhere_are_plain_json():
     timer = TimerStat()
-    timer.push(np.float32(0.25))  # type: ignore[arg-type]
-    timer.push_units_processed(np.int64(5))  # type: ignore[arg-type]
+    timer.push(np.float32(0.25))
+    timer.push_units_processed(np.int64(5))
     readings = [timer.mean, timer.mean_ms, timer.total_s, timer.mean_throughput]
     assert json.loads(json.dumps(readings, allow_nan=False)) == [0.25, 250.0, 0.25, 20.0]

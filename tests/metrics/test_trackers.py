@@ -28,14 +28,14 @@ NUMBERS = {"env_steps_trained": 640, "global_step": 640, "time/total_timesteps":
 NUMBERS |= {"mean_return": 21.5, "rollout/ep_rew_mean": 21.5, "user/surprise": 0.25}
 
 
-def test_these_are_the_numbers_and_their_other_names() -> None:
+def test_these_are_the_numbers_and_their_other_names():
     assert NUMBERS.keys() - REPORT.keys() <= ALIASES.keys()
 
 
 # -------------------- TensorBoard
 
 
-def events(folder: Path) -> list[tuple[int, str, float]]:
+def events(folder):
     """Step, name and value of each number in the event files of a folder."""
     from tensorboardX.proto.event_pb2 import Event
 
@@ -51,7 +51,7 @@ def events(folder: Path) -> list[tuple[int, str, float]]:
     return found
 
 
-def test_numbers_are_written_by_env_steps_beside_those_of_earlier_starts(tmp_path: Path) -> None:
+def test_numbers_are_written_by_env_steps_beside_those_of_earlier_starts(tmp_path):
     pytest.importorskip("tensorboardX")
     for env_steps in (0, 640):
         run = Run(tmp_path, "ab", {}, env_steps)
@@ -63,7 +63,7 @@ def test_numbers_are_written_by_env_steps_beside_those_of_earlier_starts(tmp_pat
     assert sorted(step for step, name, _ in written if name == "mean_return") == [640, 1280]
 
 
-def test_its_folder_is_a_setting(tmp_path: Path) -> None:
+def test_its_folder_is_a_setting(tmp_path):
     pytest.importorskip("tensorboardX")
     run = Run(tmp_path, "ab", {}, 0)
     TensorBoardSink(run, logdir=str(tmp_path / "elsewhere")).close()
@@ -78,40 +78,28 @@ def test_its_folder_is_a_setting(tmp_path: Path) -> None:
 class PlayedRun:
     """The calls of one run, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[Any] = []
 
-    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+    def define_metric(self, name, step_metric=None):
         self.calls.append(("define_metric", name, step_metric))
 
-    def log(self, data: dict[str, Any]) -> None:
+    def log(self, data):
         self.calls.append(("log", data))
 
-    def finish(self) -> None:
+    def finish(self):
         self.calls.append("finish")
 
 
 class Played(ModuleType):
     """The module `wandb`, as far as the sink needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("wandb")
         self.run = PlayedRun()
         self.settings: dict[str, Any] = {}
 
-    def init(
-        self,
-        *,
-        project: str,
-        name: str,
-        id: str,
-        resume: str,
-        dir: str,
-        config: dict[str, Any],
-        settings: dict[str, Any],
-        mode: str | None = None,
-        tags: list[str] | None = None,
-    ) -> PlayedRun:
+    def init(self, *, project, name, id, resume, dir, config, settings, mode=None, tags=None):
         assert not self.settings, "one run"
         self.settings = {"project": project, "name": name, "id": id, "resume": resume}
         self.settings |= {"dir": dir, "config": config, "settings": settings, "tags": tags}
@@ -121,9 +109,7 @@ class Played(ModuleType):
 RUN = Run(Path("runs/first"), "ab" * 16, {"seed": 3}, 0)
 
 
-def test_a_run_begins_with_the_first_report_and_is_finished(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_begins_with_the_first_report_and_is_finished(monkeypatch):
     played = Played()
     monkeypatch.setitem(sys.modules, "wandb", played)
     with pytest.raises(TypeError, match="projct"):
@@ -149,7 +135,7 @@ def test_a_run_begins_with_the_first_report_and_is_finished(
     assert others == [("log", NUMBERS), ("log", NUMBERS), "finish"]
 
 
-def test_the_real_one_takes_the_same_calls() -> None:
+def test_the_real_one_takes_the_same_calls():
     wandb = pytest.importorskip("wandb")
     for real, ours in (
         (wandb.init, Played.init),
@@ -163,7 +149,7 @@ def test_the_real_one_takes_the_same_calls() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_real_one_keeps_a_run_offline(tmp_path: Path) -> None:
+def test_the_real_one_keeps_a_run_offline(tmp_path):
     pytest.importorskip("wandb")
     sink = WandbSink(RUN._replace(folder=tmp_path), mode="offline")
     sink.write(REPORT)

@@ -1,7 +1,5 @@
 """The verdict on what limits a run follows from the measured waits."""
 
-from typing import Any
-
 import pytest
 
 from impala_async.metrics.names import Value
@@ -111,14 +109,14 @@ CASES: list[tuple[Report, str]] = [
 ]
 
 
-def test_the_verdict_is_what_the_numbers_say() -> None:
+def test_the_verdict_is_what_the_numbers_say():
     for report, verdict in CASES:
         found = str(judge(report))
         assert found.startswith(verdict[:-1]) if verdict.endswith("…") else found == verdict, report
 
 
 @pytest.mark.parametrize("reason", ["unknown_session", "duplicate"])
-def test_what_anybody_may_send_is_no_verdict(reason: str) -> None:
+def test_what_anybody_may_send_is_no_verdict(reason):
     report = HALF | {"trajectories/received": 40970, "trajectories/rejected": 40963}
     some: Report = {f"rejected/{reason}": 40960, "rejected/stale": 3}
     assert judge(report | some).stage == "waiting"
@@ -127,21 +125,21 @@ def test_what_anybody_may_send_is_no_verdict(reason: str) -> None:
     assert str(judge(report | worse)) == told
 
 
-def test_every_verdict_on_something_measured_comes_with_advice() -> None:
+def test_every_verdict_on_something_measured_comes_with_advice():
     for stage, advice in ADVICE.items():
         assert (advice is None) == (stage in ("unknown", "waiting"))
     for report, word in ((FED, "num_passes"), (OLD | {"actor/hang": HANG}, "step_timeout_s")):
         assert word in str(judge(report).advice)
 
 
-def times_of(*reports: Any, num_updates: int = 0) -> RunTimes:
+def times_of(*reports, num_updates=0):
     times = RunTimes(num_updates)
     for updates, update_ms, wait_ms, others in reports:
         times.add({"updates": updates, UPDATE_MS: update_ms, BATCH_WAIT_MS: wait_ms, **others})
     return times
 
 
-def test_a_whole_start_is_judged_by_all_its_reports_and_not_by_the_last() -> None:
+def test_a_whole_start_is_judged_by_all_its_reports_and_not_by_the_last():
     rows = (200, 90.0, 10.0, {}), (300, 90.0, 10.0, {}), (301, 1.0, 99.0, {})
     times = times_of(*rows, num_updates=100)
     last: Report = {"updates": 301, UPDATE_MS: 1.0, BATCH_WAIT_MS: 99.0, STARVED: 3.0}
@@ -151,14 +149,14 @@ def test_a_whole_start_is_judged_by_all_its_reports_and_not_by_the_last() -> Non
     assert whole[UPDATE_MS] == pytest.approx((200 * 90 + 1) / 201)
 
 
-def test_what_was_measured_late_is_a_mean_of_its_own_updates() -> None:
+def test_what_was_measured_late_is_a_mean_of_its_own_updates():
     rows = (10, 5.0, 5.0, {ENV: None}), (10, 500.0, 5.0, {}), (20, 5.0, 5.0, {ENV: 7.0})
     whole = times_of(*rows).over({"updates": 20})
     assert (whole[UPDATE_MS], whole[ENV]) == (5.0, 7.0)
     assert judge(RunTimes().over({"updates": 0})).stage == "unknown"
 
 
-def test_a_whole_start_had_the_actors_that_left_before_its_end() -> None:
+def test_a_whole_start_had_the_actors_that_left_before_its_end():
     last: Report = FED | {"updates": 1, "num_actors": 0}
     for num_actors, stage in ((2, "learner"), (0, "actors")):
         times = times_of((1, 90.0, 10.0, {"num_actors": num_actors}))

@@ -14,12 +14,12 @@ from impala_async.metrics.window import WindowStat
 any_double = st.floats(allow_nan=True, allow_infinity=True)
 
 
-def test_known_numbers() -> None:
+def test_known_numbers():
     window = WindowStat("q")
     assert window.max is None
     assert window.stats() == {"q_count": 0, "q_mean": None, "q_std": None, "q_quantiles": []}
     for x in (1, np.float32(2), np.int64(3), 4):
-        window.push(x)  # type: ignore[arg-type]
+        window.push(x)
     assert window.stats() == {
         "q_count": 4,
         "q_mean": 2.5,
@@ -29,7 +29,7 @@ def test_known_numbers() -> None:
     assert {type(x) for x in (window.mean, window.max, *window.quantiles)} == {float}
 
 
-def test_default_window_is_fifty_and_count_is_lifetime() -> None:
+def test_default_window_is_fifty_and_count_is_lifetime():
     window = WindowStat("q")
     window.push_many(np.arange(120).reshape(2, 60))
     assert (window.count, window.quantiles[0], window.max) == (120, 70.0, 119.0)
@@ -37,7 +37,7 @@ def test_default_window_is_fifty_and_count_is_lifetime() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_takes_a_place_but_no_part(bad: float) -> None:
+def test_what_is_not_finite_takes_a_place_but_no_part(bad):
     window = WindowStat("q", n=3)
     window.push_many([5.0, 1.0, bad, 3.0])
     assert window.stats() == {
@@ -51,7 +51,7 @@ def test_what_is_not_finite_takes_a_place_but_no_part(bad: float) -> None:
 
 
 @given(st.lists(st.lists(any_double, max_size=9), max_size=9), st.integers(1, 12))
-def test_agrees_with_numpy_and_stays_json(batches: list[list[float]], n: int) -> None:
+def test_agrees_with_numpy_and_stays_json(batches, n):
     window, at_once = WindowStat("q", n=n), WindowStat("q", n=n)
     values = [x for batch in batches for x in batch]
     for batch in batches:
@@ -70,11 +70,11 @@ def test_agrees_with_numpy_and_stays_json(batches: list[list[float]], n: int) ->
     assert stats["q_quantiles"] == np.percentile(held, [0, 10, 50, 90, 100]).tolist()
 
 
-def test_what_is_no_number_and_no_window_is_refused() -> None:
+def test_what_is_no_number_and_no_window_is_refused():
     window = WindowStat("q")
     for bad in (None, [1.0]):
         with pytest.raises(TypeError):
-            window.push(bad)  # type: ignore[arg-type]
+            window.push(bad)
     assert window.count == 0
     with pytest.raises(AssertionError):
         WindowStat("q", n=0)

@@ -74,31 +74,24 @@ def test_a_deviation_is_a_parameter_of_its_own_behind_the_means():
     assert model(rows(2)).parameters_NP.tolist() == [expected] * 2
 
 
-def test_or_it_comes_from_the_state():
-    model = build(action=MIXED_ACTION, state_dependent_std=True)
-    assert len(model.policy_head.log_stds) == 0
-    parameters_NP = model(rows(50)).parameters_NP
-    assert parameters_NP.shape == (50, 11)
-    assert (parameters_NP[:, [2, 3, 10]].std(0) > 0).all()
-    assert parameters_NP[:, [2, 3, 10]].abs().max() < 0.1, "deviations begin near 1"
-
-
-def test_a_deviation_without_numbers_is_refused():
-    with pytest.raises(SpacesError, match=r"model\.state_dependent_std: .* no continuous numbers"):
-        build(state_dependent_std=True)
-    with pytest.raises(SpacesError, match=r"model\.initial_std: .* no continuous numbers"):
-        build(initial_std=0.5)
-
-
 @pytest.mark.parametrize("is_from_state", [False, True])
-def test_exploring_begins_with_the_deviation_that_is_asked_for(is_from_state):
-    model = build(action=MIXED_ACTION, state_dependent_std=is_from_state, initial_std=0.25)
+@pytest.mark.parametrize("std", [1.0, 0.25])
+def test_exploring_begins_with_the_deviation_that_is_asked_for(is_from_state, std):
+    model = build(action=MIXED_ACTION, state_dependent_std=is_from_state, initial_std=std)
+    assert len(model.policy_head.log_stds) == (0 if is_from_state else 2)
     push, move, turn = model(rows(50)).parameters_NP.split([4, 5, 2], -1)
     # The head begins small, so what a state changes is small too.
     for log_stds in (push[:, 2:], turn[:, 1:]):
-        assert torch.allclose(log_stds.exp(), torch.tensor(0.25), rtol=0.2)
+        assert torch.allclose(log_stds.exp(), torch.tensor(std), rtol=0.2)
+        assert (log_stds.std(0) > 0).all() == is_from_state
     for others in (push[:, :2], move, turn[:, :1]):
         assert others.abs().max() < 0.2
+
+
+def test_a_deviation_without_numbers_is_refused():
+    for key, value in (("state_dependent_std", True), ("initial_std", 0.5)):
+        with pytest.raises(SpacesError, match=rf"model\.{key}: .* no continuous numbers"):
+            build(**{key: value})
 
 
 # -------------------- core
@@ -122,13 +115,12 @@ def test_a_core_stands_between_torso_and_heads(kind):
 
 def test_rows_of_a_core_lie_column_by_column():
     model = build(core="gru", core_size=6)
-    obs_BS = torch.randn(2, 4, 3)
-    state = (torch.randn(2, 6),)
+    obs_BS, state_BK = torch.randn(2, 4, 3), torch.randn(2, 6)
     no = torch.zeros(2, 4, dtype=torch.bool)
-    both = model({"": obs_BS.flatten(0, 1)}, state, no).values_N.view(2, 4)
-    for column in range(2):
-        one = model({"": obs_BS[column]}, (state[0][column][None],), no[:1]).values_N
-        torch.testing.assert_close(both[column], one)
+    both = model({"": obs_BS.flatten(0, 1)}, (state_BK,), no).values_N.view(2, 4)
+    for column, obs_S, state_K in zip(both, obs_BS, state_BK, strict=True):
+        one = model({"": obs_S}, (state_K[None],), no[:1]).values_N
+        torch.testing.assert_close(column, one)
 
 
 # -------------------- normalisers
