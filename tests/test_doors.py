@@ -101,7 +101,7 @@ def test_no_value_of_a_flag_is_dropped_for_a_second_one(door, flags, capsys):
         importlib.import_module(DOORS[door][0]).main(flags)
     assert end.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert f"error: argument {flag}: takes one value, got " in last
+    assert f"error: argument {flag}: takes one value, and has 2" in last
     assert last.endswith("; change single settings with --set") == (flag == "--config")
 
 
