@@ -35,7 +35,7 @@ from impala_async.errors import (
 )
 from impala_async.files import find_object
 from impala_async.output import Wait
-from impala_async.processes import GIVE_UP, REQUESTS, Gate, Lifeline, deaf_children
+from impala_async.processes import GIVE_UP, REQUESTS, Lifeline, deaf_children
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,6 @@ class LocalRun:
         self._name_actor = name_actor
         self._run_dir = run_dir
         self._lifeline = Lifeline()
-        self._gate = Gate()
         self._actors: list[_Actor] = []
         self._verdict: tuple[int, str] | None = None
         self._heard: list[int] = []
@@ -180,8 +179,8 @@ class LocalRun:
             "learner",
             learner_flags,
             self._lifeline,
-            environment={**environment, **self._gate.environment},
-            fds=(*self._gate.fds, *fds),
+            environment=environment,
+            fds=fds,
         )
         self._has_begun = False
         self._wait = Wait(logger.info)
@@ -277,7 +276,6 @@ class LocalRun:
         if actor.num_starts and self._serves():  # and so the run folder is ours
             with contextlib.suppress(OSError):  # to open the log says why
                 self._log_dir.mkdir(exist_ok=True)
-        named = self._name_actor(actor.number, actor.num_starts)
         with _open_log(actor.log_path) as log:
             actor.log_begin = log.tell()
             actor.process = spawn(
@@ -286,8 +284,7 @@ class LocalRun:
                 ["--learner", self._data_url, "--connect-s", "inf"],
                 self._lifeline,
                 output=log,
-                environment={**named, **self._gate.environment},
-                fds=self._gate.fds,
+                environment=self._name_actor(actor.number, actor.num_starts),
             )
         actor.num_starts += 1
         actor.spoke_at = None
@@ -316,12 +313,12 @@ class LocalRun:
         if not self._heard:
             self._has_begun = self._has_begun or self._serves()
             does = "loads torch and tries the environment"
-            if self._gate.is_open:
+            if self._lifeline.is_gate_open:
                 does = "builds what it trains"
             if not self._has_begun:
                 self._wait.look(lambda s: f"starting: {waits} {does} ({s:.0f} s)")
         # One that has heard it serves no more, and says itself what it waits for.
-        elif self._kill_at == math.inf and (not self._gate.is_open or self._serves()):
+        elif self._kill_at == math.inf and (not self._lifeline.is_gate_open or self._serves()):
             quit_now = "press Ctrl-C again to quit at once"
             self._wait.look(
                 lambda s: f"ending: {waits} has not answered yet ({s:.0f} s); {quit_now}"
@@ -340,7 +337,6 @@ class LocalRun:
         # again, as far as they know, and they would look for it.
         end_in_time(running, ACTOR_END_S if is_finished else 0.0, self._is_hurried)
         self._lifeline.close()
-        self._gate.close()
 
 
 def _open_log(path: Path) -> IO[bytes]:
