@@ -115,31 +115,26 @@ class _Actor:
 
     def how_it_ended(self, code: int) -> str:
         # A process that is killed has no last word.
-        said = "" if code == -signal.SIGKILL else f" ({self._last_words(code)[0]})"
+        said = "" if code == -signal.SIGKILL else f" ({self._last_words(code)})"
         return how_it_ended(code) + said
 
-    def why_it_cannot_run(self, code: int) -> str:
-        said, is_reason = self._last_words(code)
-        why = f"{said} ({code})" if is_reason and code >= 0 else f"it {self.how_it_ended(code)}"
-        return f"actor {self.number} cannot run: {why}; its log: {self.log_path}"
-
-    def _last_words(self, code: int) -> tuple[str, bool]:
-        """Those since its start, and whether they say why it ended: an environment prints too."""
+    def _last_words(self, code: int) -> str:
+        """Those since its start that may say why it ended: an environment prints too."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
                 said = log.read(MOST_LAST_BYTES)
         except OSError as error:
-            return f"its log cannot be read: {error.strerror}", False
+            return f"its log cannot be read: {error.strerror}"
         lines = said.decode(errors="replace").splitlines()
-        errors = [line for line in lines if line.startswith("error: ")]
-        if errors:
-            return errors[-1].removeprefix("error: "), True
+        if errors := [line for line in lines if line.startswith("error: ")]:
+            return errors[-1].removeprefix("error: ")
         # An INFO line is no reason; a warning may be one, where there was no time for another word.
         no_reason = LOG_LINE if code >= 0 else INFO_LINE
         lines = [line for line in lines if not no_reason.match(line)]
-        last = f"the last line of its log: {lines[-1][:MOST_QUOTED]}" if lines else ""
-        return last or "it said nothing", False
+        return (
+            f"the last line of its log: {lines[-1][:MOST_QUOTED]}" if lines else "it said nothing"
+        )
 
 
 class LocalRun:
@@ -245,7 +240,8 @@ class LocalRun:
             # The learner has said goodbye to it, or somebody has ended it.
             actor.start_at = time.monotonic() + GOODBYE_S
         elif actor.count_death() > MAX_QUICK_DEATHS or code in HOPELESS:
-            self._verdict = exit_code(code), actor.why_it_cannot_run(code)
+            why = f"it {actor.how_it_ended(code)}; its log: {actor.log_path}"
+            self._verdict = exit_code(code), f"actor {actor.number} cannot run: {why}"
         else:
             actor.tell_restart(actor.how_it_ended(code))
             actor.start_at = time.monotonic() + RESTART_AFTER_S
