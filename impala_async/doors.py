@@ -194,13 +194,12 @@ def _config_file(name: str) -> Path:
     path, packaged = typed_path(name), packaged_configs()
     if path.exists() or name in packaged:
         return path if path.exists() else packaged[name]
-    if near := difflib.get_close_matches(path.stem, packaged, n=1):
-        raise argparse.ArgumentTypeError(f"there is no file {name}; did you mean {near[0]}?")
-    if name == path.stem:
-        known = ", ".join(packaged)
-        raise argparse.ArgumentTypeError(
-            f"there is no file {name}, and none of the package: {known}"
+    near = difflib.get_close_matches(path.stem, packaged, n=1)
+    if near or name == path.stem:
+        hint = (
+            f"; did you mean {near[0]}?" if near else f", and in the package {', '.join(packaged)}"
         )
+        raise argparse.ArgumentTypeError(f"there is no file {name}{hint}")
     return path
 
 
