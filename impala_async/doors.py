@@ -64,38 +64,18 @@ CONSOLE_COMMAND = "impala-async"
 logger = logging.getLogger(__name__)
 
 
-class Once(argparse.Action):
-    """Takes a value, and no second one: argparse would drop the first without a word."""
-
-    _given_in: argparse.Namespace | None = None
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if self._given_in is namespace:
-            before = getattr(namespace, self.dest)
-            hint = "; change single settings with --set" if self.dest == "config" else ""
-            raise argparse.ArgumentError(
-                self, f"takes one value, got {str(before)!r} and {str(values)!r}{hint}"
-            )
-        self._given_in = namespace
-        setattr(namespace, self.dest, values)
-
-
 class DoorParser(argparse.ArgumentParser):
     """Knows what settings are meant by flags that do not exist, and prints for whoever listens."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
-        for name in (None, "store"):
-            self.register("action", name, Once)
-
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = [word.partition("=")[0] for word in (sys.argv[1:] if args is None else args)]
         parsed, unknown = self.parse_known_args(args, namespace)
+        for action in self._actions:
+            name = "/".join(action.option_strings)
+            # argparse would drop the first value without a word.
+            if isinstance(action, argparse._StoreAction) and given.count(name) > 1:
+                hint = "; change single settings with --set" if name == "--config" else ""
+                self.error(f"argument {name}: takes one value, and has {given.count(name)}{hint}")
         if unknown:
             pairs = zip(["", *unknown], unknown, strict=False)
             meant = [_meant(word) for before, word in pairs if not _is_value(before, word)]
@@ -138,7 +118,7 @@ def command_of(door: str) -> str:
 
 def new_parser(door: str, description: str) -> argparse.ArgumentParser:
     """A parser that also knows the version, and the command that was typed."""
-    parser = DoorParser(prog=command_of(door), description=description)
+    parser = DoorParser(prog=command_of(door), description=description, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"impala-async {__version__}")
     return parser
 
@@ -214,13 +194,12 @@ def _config_file(name: str) -> Path:
     path, packaged = typed_path(name), packaged_configs()
     if path.exists() or name in packaged:
         return path if path.exists() else packaged[name]
-    if near := difflib.get_close_matches(path.stem, packaged, n=1):
-        raise argparse.ArgumentTypeError(f"there is no file {name}; did you mean {near[0]}?")
-    if name == path.stem:
-        known = ", ".join(packaged)
-        raise argparse.ArgumentTypeError(
-            f"there is no file {name}, and none of the package: {known}"
+    near = difflib.get_close_matches(path.stem, packaged, n=1)
+    if near or name == path.stem:
+        hint = (
+            f"; did you mean {near[0]}?" if near else f", and in the package {', '.join(packaged)}"
         )
+        raise argparse.ArgumentTypeError(f"there is no file {name}{hint}")
     return path
 
 

@@ -91,12 +91,11 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such folder")
     whole = path.resolve()
-    folder = RunFolder(whole)
-    if folder.exists():
-        return folder, folder.checkpoints
-    for run_path, checkpoints in ((whole.parent, whole), (whole.parent.parent, whole.parent)):
+    for run_path in (whole, whole.parent, whole.parent.parent):
         folder = RunFolder(run_path)
-        if folder.exists() and checkpoints == folder.checkpoints:
+        if folder.exists() and whole in (run_path, folder.checkpoints):
+            return folder, folder.checkpoints
+        if folder.exists() and whole.parent == folder.checkpoints:
             return folder, whole
     raise CheckpointError(
         f"{path}: wants the folder of a run, its checkpoints, or one of them "

@@ -251,11 +251,6 @@ class Policy:
 
     def _joint(self, parameters_NP: Tensor, legal_NP: Tensor | None) -> Joint:
         """`legal_NP` has a flag per choice of the discrete parts, one part after the other."""
-        if len(self._parts) == 1:
-            (part,) = self._parts
-            if legal_NP is not None:
-                parameters_NP = forbid(parameters_NP, legal_NP, part.choices)
-            return Joint({part.name: distribution_of(part, parameters_NP)})
         parts = {}
         num_choices = 0
         for part, parameters in zip(self._parts, parameters_NP.split(self._sizes, -1), strict=True):

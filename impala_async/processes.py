@@ -49,45 +49,31 @@ _undoings: list[Callable[[], object]] = []
 
 
 class Lifeline:
-    """The parent's side: pass `fds` and `environment` to every child."""
+    """The parent's side: pass `fds` and `environment` to every child.
+
+    Its children may wait at a gate until one of them opens it; then it stays open.
+    """
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
+        self._gate_fd = os.eventfd(0)
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return (self._read_fd,)
+        return (self._read_fd, self._gate_fd)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {VARIABLE: str(self._read_fd)}
+        return {VARIABLE: str(self._read_fd), GATE_VARIABLE: str(self._gate_fd)}
+
+    @property
+    def is_gate_open(self) -> bool:
+        return _is_readable(self._gate_fd, timeout_ms=0)
 
     def close(self) -> None:
         """Let go: every child ends."""
-        os.close(self._write_fd)
-        os.close(self._read_fd)
-
-
-class Gate:
-    """Where some children of a process wait until another one opens it; then it stays open."""
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0)
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        return (self._fd,)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {GATE_VARIABLE: str(self._fd)}
-
-    @property
-    def is_open(self) -> bool:
-        return _is_readable(self._fd, timeout_ms=0)
-
-    def close(self) -> None:
-        os.close(self._fd)
+        for fd in (self._write_fd, self._read_fd, self._gate_fd):
+            os.close(fd)
 
 
 def open_gate() -> None:

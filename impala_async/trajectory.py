@@ -72,8 +72,8 @@ class Fault(NamedTuple):
 
 def are_moderate(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Which of some numbers are neither NaN nor too large."""
-    # The least integer has no absolute value.
     limit = largest_of(values.dtype)
+    # The least integer has no absolute value.
     return np.asarray((values <= limit) & (values >= -limit))
 
 

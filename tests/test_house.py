@@ -600,44 +600,32 @@ def test_help_and_config_errors_come_without_torch(house):
 
 # -------------------- the laws, tried on a fake tree
 
+# Modules of a small house, without their docstrings, which are all the same.
+DOC = '"""A module.\n\nRuns on: learner thread\n"""\n'
 CLEAN = {
-    "impala_async/__init__.py": '"""A house."""\n',
-    "impala_async/errors.py": '"""Errors."""\nimport numpy as np\n',
-    "impala_async/config/__init__.py": '"""Settings."""\n',
-    "impala_async/config/run.py": '"""Knobs."""\nfrom impala_async.errors import np\n',
-    "impala_async/wire/__init__.py": '"""The wire."""\n',
-    "impala_async/wire/codec.py": '"""Frames."""\nfrom impala_async.config import run\n',
-    "impala_async/wire/sockets.py": '"""Sockets."""\nimport zmq\n',
-    "impala_async/training/__init__.py": '"""The workshop."""\n',
-    "impala_async/training/step.py": '"""A step."""\nimport torch\n',
-    "impala_async/learner/__init__.py": '"""The learner."""\n',
-    "impala_async/learner/loop/__init__.py": '"""Its loop."""\n',
-    "impala_async/learner/loop/server.py": (
-        '"""A server.\n\nRuns on: event loop\n"""\n'
+    "__init__.py": "",
+    "errors.py": "import numpy as np",
+    "config/__init__.py": "",
+    "config/run.py": "from impala_async.errors import np",
+    "wire/__init__.py": "",
+    "wire/codec.py": "from impala_async.config import run",
+    "wire/sockets.py": "import zmq",
+    "training/__init__.py": "",
+    "training/step.py": "import torch",
+    "learner/__init__.py": "",
+    "learner/loop/__init__.py": "",
+    "learner/loop/server.py": (
         "import asyncio\nfrom impala_async.wire import sockets\nfrom typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from impala_async.training import step\n"
-        "def late():\n    from impala_async.training.step import torch\n"
+        "def late():\n    from impala_async.training.step import torch"
     ),
-    "impala_async/learner/handoff.py": (
-        '"""Hand over.\n\nRuns on: event loop, learner thread\n"""\n'
-        "import asyncio\nimport threading\n"
+    "learner/handoff.py": "import asyncio\nimport threading",
+    "learner/minibatch_buffer.py": "class MinibatchBuffer:\n    pass",
+    "learner/__main__.py": (
+        "from impala_async import train\nminibatch_buffer_size = 1\nprint(minibatch_buffer_size)"
     ),
-    "impala_async/learner/minibatch_buffer.py": (
-        '"""The ring.\n\nRuns on: learner thread\n"""\nclass MinibatchBuffer:\n    pass\n'
-    ),
-    "impala_async/learner/__main__.py": (
-        '"""A door.\n\nRuns on: event loop\n"""\nfrom impala_async import train\n'
-        "minibatch_buffer_size = 1\nprint(minibatch_buffer_size)\n"
-    ),
-    "impala_async/train.py": (
-        '"""A door."""\ntry:\n    import impala_async.wire.codec\nexcept Exception:\n    raise\n'
-    ),
+    "train.py": "try:\n    import impala_async.wire.codec\nexcept Exception:\n    raise",
 }
-MIRRORS = (
-    *("test_errors.py", "config/test_run.py", "test_train.py", "training/test_step.py"),
-    *("wire/test_codec.py", "wire/test_sockets.py"),
-    *("learner/loop/test_server.py", "learner/test_handoff.py", "learner/test_minibatch_buffer.py"),
-)
 
 # law, the file that breaks it, its source after a docstring on line 1 (None: without one), the
 # line to be named
@@ -690,9 +678,6 @@ BROKEN = [
 ]  # fmt: skip
 
 
-Build = Callable[[dict[str, str]], House]
-
-
 @pytest.fixture
 def build(tmp_path, monkeypatch):
     """Builds a small house that keeps every law without exceptions, changed as the test likes."""
@@ -700,10 +685,12 @@ def build(tmp_path, monkeypatch):
         for entry in list(law.allowed):
             monkeypatch.delitem(law.allowed, entry)
 
-    def make(changes):
-        mirrors = {f"tests/{name}": "" for name in MIRRORS}
-        for name, text in (CLEAN | mirrors | changes).items():
-            file = tmp_path / name
+    def make(**changes):
+        files = {f"impala_async/{path}": f"{DOC}{text}\n" for path, text in CLEAN.items()}
+        for path in CLEAN:
+            files[f"tests/{path.rpartition('/')[0]}/test_{path.rpartition('/')[2]}"] = ""
+        for path, text in (files | changes).items():
+            file = tmp_path / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
         return House(tmp_path)
@@ -712,7 +699,7 @@ def build(tmp_path, monkeypatch):
 
 
 def test_a_house_in_order_breaks_no_law_and_needs_no_exception(build):
-    house = build({})
+    house = build()
     assert [violation for law in LAWS for violation in law(house)] == []
     for law in LAWS:
         law.allowed["wire/codec.py"] = "for this test"
@@ -728,7 +715,7 @@ def test_a_house_in_order_breaks_no_law_and_needs_no_exception(build):
 )
 def test_a_broken_law_is_seen(build, law, path, source, line):
     text = "x = 1\n" if source is None else f'"""Broken."""\n{source}\n'
-    broken = build({f"impala_async/{path}": text})
+    broken = build(**{f"impala_async/{path}": text})
     assert any(found.startswith(f"impala_async/{path}:{line}: ") for found in law(broken))
 
 
@@ -736,43 +723,29 @@ def test_every_law_has_a_tree_that_breaks_it():
     assert [each for each in LAWS if each not in [law for law, *_ in BROKEN]] == []
 
 
-IMPORTS_STEP = '"""."""\nfrom impala_async.training import step\n'
+def test_a_package_that_imports_torch_burdens_its_modules_and_the_chain_is_told(build):
+    step = f"{DOC}from impala_async.training import step\n"
+    house = build(**{"impala_async/learner/__init__.py": step, "impala_async/wire/codec.py": step})
+    found = "\n".join(torch_freeness(house))
+    assert "/learner/loop/server.py:" in found
+    assert "impala_async.wire.codec -> impala_async.training.step -> torch\n" in found
 
 
-def test_a_package_that_imports_torch_burdens_its_modules(build):
-    house = build(
-        {"impala_async/learner/__init__.py": '"""."""\nfrom impala_async.training import step\n'}
-    )
-    assert any("/learner/loop/server.py:" in found for found in torch_freeness(house))
-
-
-def test_the_chain_to_torch_is_told(build):
-    house = build(
-        {"impala_async/wire/codec.py": '"""."""\nfrom impala_async.training import step\n'}
-    )
-    [found] = [text for text in torch_freeness(house) if "/wire/codec.py" in text]
-    assert found.endswith("impala_async.wire.codec -> impala_async.training.step -> torch")
-
-
-FAKE_TORCH = {
+FAKE = {
     "torch.py": "nn = None\n",
     "impala_async/envs/late.py": "def f():\n    import torch\n",
+    "impala_async/envs/bad.py": "from impala_async.training import step\n",
 }
 
 
 def test_a_real_process_tells_who_loads_torch(build):
-    root = build(
-        FAKE_TORCH | {"impala_async/envs/bad.py": "from impala_async.training import step\n"}
-    )
+    root = build(**FAKE).root
     names = ["impala_async.envs.late", "impala_async.envs.bad", "impala_async.errors"]
-    assert imports_of_torch(root.root, names) == ["impala_async.envs.bad: imports torch"]
-
-
-def test_a_real_process_tells_of_a_door(build):
+    assert imports_of_torch(root, names) == ["impala_async.envs.bad: imports torch"]
     for source, outcome in (
         ("import sys\nprint(sys.argv[1])\n", "exit=0 torch=False"),
         ("import torch\n", "exit=0 torch=True"),
         ("raise SystemExit(2)\n", "exit=2 torch=False"),
     ):
-        root = build(FAKE_TORCH | {"impala_async/evaluate.py": source})
-        assert run_door(root.root, "impala_async.evaluate", "--help")[0] == outcome
+        build(**FAKE, **{"impala_async/evaluate.py": source})
+        assert run_door(root, "impala_async.evaluate", "--help")[0] == outcome

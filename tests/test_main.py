@@ -14,15 +14,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 0), (["-h"], 0)])
-def test_it_lists_the_doors(args, code, capsys):
+def test_it_lists_the_doors_and_says_its_version(args, code, capsys):
     assert main(args) == code
     said = capsys.readouterr().out
     assert said.startswith("usage: impala-async DOOR")
     for door, (_, purpose) in DOORS.items():
         assert any(line.split() == [door, *purpose.split()] for line in said.splitlines())
-
-
-def test_it_says_its_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"impala-async {__version__}\n"
 
@@ -52,23 +49,17 @@ def test_the_rest_of_the_arguments_is_the_door_s(door, monkeypatch):
     assert taken == [["--help", "-x"]]
 
 
-def test_environments_in_the_current_folder_are_found(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_environments_in_the_current_folder_are_found_unless_it_is_gone(monkeypatch, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.path", [])
     seen = []
     monkeypatch.setattr(evaluate, "main", lambda args: len(seen.append(list(sys.path)) or args))
     for _ in range(2):
         assert main(["evaluate"]) == 0
-    assert seen == [[str(tmp_path)]] * 2
-
-
-def test_a_current_folder_that_is_gone_is_no_bug(monkeypatch, tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    monkeypatch.setattr("sys.path", [])
-    monkeypatch.setattr(evaluate, "main", lambda args: 0)
+    assert seen == [[str(folder)]] * 2
+    folder.rmdir()
     assert main(["evaluate"]) == 0
 
 

@@ -21,7 +21,6 @@ from impala_async.processes import (
     GATE_VARIABLE,
     REQUESTS,
     VARIABLE,
-    Gate,
     Lifeline,
     begin,
     deaf_children,
@@ -163,7 +162,7 @@ def test_letting_go_ends_a_child_in_good_order_or_anyway(start):
 
 def test_a_child_that_comes_late_ends_too(start):
     line = Lifeline()
-    (fd,) = line.fds
+    fd, _ = line.fds
     # The end of the parent's side comes before the child has begun to watch.
     late = os.dup(fd)
     line.close()
@@ -178,7 +177,7 @@ def test_a_child_that_comes_late_ends_too(start):
 def test_the_variable_names_the_descriptor(monkeypatch):
     line = Lifeline()
     monkeypatch.setenv(VARIABLE, line.environment[VARIABLE])
-    assert processes.inherited_fds() == line.fds
+    assert processes.inherited_fds() == line.fds[:1]
     assert not os.get_inheritable(line.fds[0])
     line.close()
     for value in ("", "x", "-1", "3.5", " 3", "²"):
@@ -211,20 +210,20 @@ def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path, kind):
 
 
 def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch):
-    gate = Gate()
+    line = Lifeline()
     passed = []
 
     def come():
-        monkeypatch.setenv(GATE_VARIABLE, gate.environment[GATE_VARIABLE])
+        monkeypatch.setenv(GATE_VARIABLE, line.environment[GATE_VARIABLE])
         thread = threading.Thread(target=lambda: passed.append(processes.wait_at_gate() is None))
         thread.start()
         until(lambda: GATE_VARIABLE not in os.environ)
         return thread
 
     threads = [come(), come()]
-    assert not gate.is_open
+    assert not line.is_gate_open
     assert passed == []
-    monkeypatch.setenv(GATE_VARIABLE, gate.environment[GATE_VARIABLE])
+    monkeypatch.setenv(GATE_VARIABLE, line.environment[GATE_VARIABLE])
     processes.open_gate()
     # It is for none of our children.
     assert GATE_VARIABLE not in os.environ
@@ -232,8 +231,8 @@ def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch):
     for thread in threads:
         thread.join(PATIENCE_S)
     assert len(passed) == 3
-    assert gate.is_open
-    gate.close()
+    assert line.is_gate_open
+    line.close()
     # Without a gate nobody waits.
     processes.wait_at_gate()
     processes.open_gate()

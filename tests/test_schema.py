@@ -249,6 +249,7 @@ def test_golden_json():
     assert Schema.from_json(JSON) == WIDE
     assert WIDE.digest.hex() == "1ee6428360f8e29cbe0e2b95b429906c"
     assert Schema.from_json(STACKED.to_json()) == STACKED
+    assert Schema.from_json(changed("obs.leaves.0.is_stack", True)).obs.leaves[0].is_stack
     whole = replace(STACKED, obs=ObsSpec((replace(STACK, is_stack=False), SCHEMA.obs.leaves[1])))
     assert STACKED.digest != whole.digest
     assert json.loads(TEAM.to_json())["policies"] == ["main", "past"]

@@ -72,15 +72,23 @@ def are_equal(mine, theirs) -> bool:
     return mine.keys() == theirs.keys() and all(np.array_equal(mine[k], theirs[k]) for k in mine)
 
 
-@pytest.mark.parametrize("core", [None, "lstm"])
-def test_each_column_is_acted_for_by_its_member_alone(core):
+def are_alike(one: Team, other: Team) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
+
+
+@pytest.mark.parametrize("seed", [3, None])
+@pytest.mark.parametrize("core", [None, "lstm", "gru"])
+def test_each_column_is_acted_for_by_its_member_alone(core, seed):
     team = make_team(core)
     obs, state = inputs(team)
-    chosen = team.act(obs, state, torch.Generator().manual_seed(3))
-    source = torch.Generator().manual_seed(3)
+
+    def source():
+        return None if seed is None else torch.Generator().manual_seed(seed)
+
+    chosen, one = team.act(obs, state, source()), source()
     for number, member in enumerate(team.members.values()):
         columns = np.flatnonzero(number == PLAYERS)
-        alone = member.act(columns_of(obs, columns), columns_of(state, columns), source)
+        alone = member.act(columns_of(obs, columns), columns_of(state, columns), one)
         assert are_equal(columns_of(chosen.actions, columns), alone.actions)
         assert np.array_equal(chosen.log_probs[columns], alone.log_probs)
         assert are_equal(columns_of(chosen.state, columns), alone.state)
@@ -88,20 +96,7 @@ def test_each_column_is_acted_for_by_its_member_alone(core):
     assert [a.dtype for a in chosen.actions.values()] == [np.int32, np.float32]
     # A sampler writes to it.
     assert all(part.flags.writeable for part in chosen.state.values())
-    legal = obs["legal"][np.arange(C), chosen.actions["go"]]
-    assert legal.all()
-
-
-@pytest.mark.parametrize("core", [None, "gru"])
-def test_the_likeliest_actions_are_those_of_the_members(core):
-    team = make_team(core)
-    obs, state = inputs(team)
-    actions, _, after = team.act(obs, state)
-    for number, member in enumerate(team.members.values()):
-        columns = np.flatnonzero(number == PLAYERS)
-        alone, _, alone_after = member.act(columns_of(obs, columns), columns_of(state, columns))
-        assert are_equal(columns_of(actions, columns), alone)
-        assert are_equal(columns_of(after, columns), alone_after)
+    assert obs["legal"][np.arange(C), chosen.actions["go"]].all()
 
 
 def test_members_begin_different_and_a_copy_as_its_source():
@@ -112,8 +107,8 @@ def test_members_begin_different_and_a_copy_as_its_source():
     }
     assert torch.equal(weights["main"], weights["past"])
     assert not torch.equal(weights["main"], weights["other"])
-    assert all(torch.equal(a, b) for a, b in zip(first.tensors, again.tensors, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first.tensors, other.tensors, strict=True))
+    assert are_alike(first, again)
+    assert not are_alike(first, other)
     assert len({member_seed_of(run, number) for run in range(5) for number in range(5)}) == 25
 
 
@@ -124,34 +119,22 @@ def test_weights_of_all_members_travel_as_one():
     assert len(target.layout.arrays) == 3 * len(target.members["main"].layout.arrays)
     assert target.version == NO_VERSION
     target.load(Snapshot(source.layout, source.tensors).take(Version(2, 5)))
-    assert target.version == Version(2, 5)
-    assert all(torch.equal(a, b) for a, b in zip(target.tensors, source.tensors, strict=True))
+    assert [each.version for each in (target, *target.members.values())] == [Version(2, 5)] * 4
+    assert are_alike(target, source)
     obs, state = inputs(target)
-    actions = target.act(obs, state).actions
-    assert are_equal(actions, source.act(obs, state).actions)
-
-
-def test_coarse_weights_of_all_members_travel_as_one_too():
-    source, target = make_team(seed=1), make_team()
-    weights = Snapshot(source.coarse_layout, source.tensors).take(Version(2, 5))
+    assert are_equal(target.act(obs, state).actions, source.act(obs, state).actions)
+    # Coarse ones too.
+    weights = Snapshot(source.coarse_layout, source.tensors).take(Version(2, 6))
     assert weights.buffer.nbytes < source.layout.num_bytes
     target.load(weights)
-    assert [member.version for member in target.members.values()] == [Version(2, 5)] * 3
     for name, tensor in target.named_tensors().items():
         sent = source.named_tensors()[name]
         assert torch.equal(tensor, sent.bfloat16().float() if "torso" in name else sent)
-
-
-def test_weights_of_another_size_are_refused():
-    team = make_team()
     with pytest.raises(ValueError, match="do not fit a model of"):
-        team.load(Weights(Version(1, 1), np.zeros(team.layout.num_bytes + 4, np.uint8)))
-
-
-def test_named_tensors_can_be_put_back():
-    source, target = make_team(seed=1), make_team()
+        target.load(Weights(Version(1, 1), np.zeros(target.layout.num_bytes + 4, np.uint8)))
+    # By their names they can be put back.
     target.load_tensors({name: tensor.clone() for name, tensor in source.named_tensors().items()})
-    assert all(torch.equal(a, b) for a, b in zip(target.tensors, source.tensors, strict=True))
+    assert are_alike(target, source)
     with pytest.raises(RuntimeError, match="Missing key"):
         target.load_tensors({})
 
@@ -178,14 +161,15 @@ def test_a_team_in_bfloat16_is_one_of_all_its_members():
 
 
 @pytest.mark.parametrize("policies", [ONE_POLICY, TRIO], ids=["one", "team"])
-@pytest.mark.parametrize("model", [{"hidden_sizes": (2**62,)}, {"hidden_sizes": (10**30,)}])
-def test_a_network_too_large_for_any_memory_is_told_in_one_line(policies, model):
-    schema = replace(schema_of(None), policies=policies.names)
-    with pytest.raises(
-        ConfigError, match=r"^model: there is no memory here .*[Oo]verflow"
-    ) as caught:
-        build_policy(schema, ModelSection(**model), policies, seed=0)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("size", [2**62, 10**30])
+def test_a_network_too_large_for_any_memory_is_told_in_one_line(policies, size):
+    schema, model = (
+        replace(schema_of(None), policies=policies.names),
+        ModelSection(hidden_sizes=(size,)),
+    )
+    with pytest.raises(ConfigError, match=r"^model: there is no memory here .*[Oo]verflow") as told:
+        build_policy(schema, model, policies, seed=0)
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -449,7 +449,7 @@ def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path):
     assert answer.returncode == 78, answer.stderr
     (reason,) = [line for line in answer.stderr.splitlines() if "cannot run" in line]
     assert "actor 0 cannot run: " in reason or "actor 1 cannot run: " in reason
-    assert "picky:Picky failed to be made: RuntimeError: there is no display here (78)" in reason
+    assert "exit code 78 (picky:Picky failed to be made: RuntimeError: there is no disp" in reason
     log = Path(reason.partition("its log: ")[2])
     assert log.parent == tmp_path / "run" / "actors"
     assert "there is no display here" in log.read_text()

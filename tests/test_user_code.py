@@ -18,15 +18,17 @@ class Blame(UserCode):
         return None if isinstance(error, KeyError) else ValueError(one_line(error))
 
 
-def test_an_error_without_text_is_its_type() -> None:
-    assert one_line(RuntimeError()) == "RuntimeError"
-
-
 def test_what_is_blamed_has_its_cause_and_one_line() -> None:
-    cause = RuntimeError("first\n  second")
-    with pytest.raises(ValueError, match=r"^RuntimeError: first second$") as caught, Blame():
-        raise cause
-    assert caught.value.__cause__ is cause
+    assert one_line(RuntimeError()) == "RuntimeError"
+    # What would end the process is blamed, too.
+    for cause, says in (
+        (RuntimeError("first\n  second"), "RuntimeError: first second"),
+        (SystemExit(0), "SystemExit: 0"),
+        (GeneratorExit("done"), "GeneratorExit: done"),
+    ):
+        with pytest.raises(ValueError, match=f"^{says}$") as caught, Blame():
+            raise cause
+        assert caught.value.__cause__ is cause
 
 
 def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,13 +38,6 @@ def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.Monk
         with pytest.raises(type(error)) as caught, Blame():
             raise error
         assert caught.value is error
-
-
-@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit("done")])
-def test_what_would_end_the_process_is_blamed(error: BaseException) -> None:
-    with pytest.raises(ValueError, match=one_line(error)) as caught, Blame():
-        raise error
-    assert caught.value.__cause__ is error
 
 
 # -------------------- names of a user's own
@@ -94,17 +89,18 @@ def test_what_no_name_stands_for_is_told(
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("net.py:Net", "net:Net"), ("./my/net.py:Net", "my.net:Net")]
+    ("typed", "says"),
+    [
+        ("net.py:Net", "a file is named as Python imports it, .* net:Net, "),
+        ("./my/net.py:Net", "a file is named as Python imports it, .* my.net:Net, "),
+        ("__main__:Net", "every process .*: put Net into a module of its own$"),
+    ],
 )
-def test_a_file_is_told_how_its_module_is_named(typed: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"a file is named as Python imports it, .* {meant}, "):
+def test_a_name_that_no_process_could_import_is_told_how_to_be_written(
+    typed: str, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^model.name: {typed}: {says}"):
         named(typed)
-
-
-def test_what_is_in_no_module_is_told_to_be_put_into_one():
-    says = "^model.name: __main__:Net: every process .*: put Net into a module of its own$"
-    with pytest.raises(ConfigError, match=says):
-        named("__main__:Net")
 
 
 def test_an_error_is_of_the_kind_that_is_asked_for_and_passes_if_it_is_that_already() -> None:

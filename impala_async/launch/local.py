@@ -35,7 +35,7 @@ from impala_async.errors import (
 )
 from impala_async.files import find_object
 from impala_async.output import Wait
-from impala_async.processes import GIVE_UP, REQUESTS, Gate, Lifeline, deaf_children
+from impala_async.processes import GIVE_UP, REQUESTS, Lifeline, deaf_children
 
 logger = logging.getLogger(__name__)
 
@@ -115,31 +115,26 @@ class _Actor:
 
     def how_it_ended(self, code: int) -> str:
         # A process that is killed has no last word.
-        said = "" if code == -signal.SIGKILL else f" ({self._last_words(code)[0]})"
+        said = "" if code == -signal.SIGKILL else f" ({self._last_words(code)})"
         return how_it_ended(code) + said
 
-    def why_it_cannot_run(self, code: int) -> str:
-        said, is_reason = self._last_words(code)
-        why = f"{said} ({code})" if is_reason and code >= 0 else f"it {self.how_it_ended(code)}"
-        return f"actor {self.number} cannot run: {why}; its log: {self.log_path}"
-
-    def _last_words(self, code: int) -> tuple[str, bool]:
-        """Those since its start, and whether they say why it ended: an environment prints too."""
+    def _last_words(self, code: int) -> str:
+        """Those since its start that may say why it ended: an environment prints too."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
                 said = log.read(MOST_LAST_BYTES)
         except OSError as error:
-            return f"its log cannot be read: {error.strerror}", False
+            return f"its log cannot be read: {error.strerror}"
         lines = said.decode(errors="replace").splitlines()
-        errors = [line for line in lines if line.startswith("error: ")]
-        if errors:
-            return errors[-1].removeprefix("error: "), True
+        if errors := [line for line in lines if line.startswith("error: ")]:
+            return errors[-1].removeprefix("error: ")
         # An INFO line is no reason; a warning may be one, where there was no time for another word.
         no_reason = LOG_LINE if code >= 0 else INFO_LINE
         lines = [line for line in lines if not no_reason.match(line)]
-        last = f"the last line of its log: {lines[-1][:MOST_QUOTED]}" if lines else ""
-        return last or "it said nothing", False
+        return (
+            f"the last line of its log: {lines[-1][:MOST_QUOTED]}" if lines else "it said nothing"
+        )
 
 
 class LocalRun:
@@ -171,7 +166,6 @@ class LocalRun:
         self._name_actor = name_actor
         self._run_dir = run_dir
         self._lifeline = Lifeline()
-        self._gate = Gate()
         self._actors: list[_Actor] = []
         self._verdict: tuple[int, str] | None = None
         self._heard: list[int] = []
@@ -180,8 +174,8 @@ class LocalRun:
             "learner",
             learner_flags,
             self._lifeline,
-            environment={**environment, **self._gate.environment},
-            fds=(*self._gate.fds, *fds),
+            environment=environment,
+            fds=fds,
         )
         self._has_begun = False
         self._wait = Wait(logger.info)
@@ -246,7 +240,8 @@ class LocalRun:
             # The learner has said goodbye to it, or somebody has ended it.
             actor.start_at = time.monotonic() + GOODBYE_S
         elif actor.count_death() > MAX_QUICK_DEATHS or code in HOPELESS:
-            self._verdict = exit_code(code), actor.why_it_cannot_run(code)
+            why = f"it {actor.how_it_ended(code)}; its log: {actor.log_path}"
+            self._verdict = exit_code(code), f"actor {actor.number} cannot run: {why}"
         else:
             actor.tell_restart(actor.how_it_ended(code))
             actor.start_at = time.monotonic() + RESTART_AFTER_S
@@ -277,7 +272,6 @@ class LocalRun:
         if actor.num_starts and self._serves():  # and so the run folder is ours
             with contextlib.suppress(OSError):  # to open the log says why
                 self._log_dir.mkdir(exist_ok=True)
-        named = self._name_actor(actor.number, actor.num_starts)
         with _open_log(actor.log_path) as log:
             actor.log_begin = log.tell()
             actor.process = spawn(
@@ -286,8 +280,7 @@ class LocalRun:
                 ["--learner", self._data_url, "--connect-s", "inf"],
                 self._lifeline,
                 output=log,
-                environment={**named, **self._gate.environment},
-                fds=self._gate.fds,
+                environment=self._name_actor(actor.number, actor.num_starts),
             )
         actor.num_starts += 1
         actor.spoke_at = None
@@ -316,12 +309,12 @@ class LocalRun:
         if not self._heard:
             self._has_begun = self._has_begun or self._serves()
             does = "loads torch and tries the environment"
-            if self._gate.is_open:
+            if self._lifeline.is_gate_open:
                 does = "builds what it trains"
             if not self._has_begun:
                 self._wait.look(lambda s: f"starting: {waits} {does} ({s:.0f} s)")
         # One that has heard it serves no more, and says itself what it waits for.
-        elif self._kill_at == math.inf and (not self._gate.is_open or self._serves()):
+        elif self._kill_at == math.inf and (not self._lifeline.is_gate_open or self._serves()):
             quit_now = "press Ctrl-C again to quit at once"
             self._wait.look(
                 lambda s: f"ending: {waits} has not answered yet ({s:.0f} s); {quit_now}"
@@ -340,7 +333,6 @@ class LocalRun:
         # again, as far as they know, and they would look for it.
         end_in_time(running, ACTOR_END_S if is_finished else 0.0, self._is_hurried)
         self._lifeline.close()
-        self._gate.close()
 
 
 def _open_log(path: Path) -> IO[bytes]:
