@@ -22,8 +22,9 @@ from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, 
 from impala_async.output import EVERY_S, Wait
 from impala_async.wire.actor_side import Handshake, read_answer
 from impala_async.wire.codec import Frame, decode_settings
+from impala_async.wire.local_link import is_socket, read_nonce
 from impala_async.wire.messages import Bye, ByeOk, Message, Reject, Welcome, pack, plain
-from impala_async.wire.sockets import Dealer, is_socket, read_nonce
+from impala_async.wire.sockets import Dealer
 
 logger = logging.getLogger(__name__)
 

@@ -233,10 +233,22 @@ class RunConfig(Section):
             )
 
     def _schedule_warnings(self, env_steps: int) -> Iterator[str]:
-        stop, zero_at = self.stop, self.idle_from
+        stop, zero_at, algorithm = self.stop, self.idle_from, self.algorithm
+        horizon = algorithm.schedule_env_steps
+        if horizon is not None and env_steps >= horizon:
+            ends = {"lr": algorithm.lr_end, "entropy_cost": algorithm.entropy_cost_end}
+            stay = [
+                f"algorithm.{key} stays {end:g}" for key, end in ends.items() if end is not None
+            ]
+            idle = ", so nothing is learned" if algorithm.lr_end == 0 else ""
+            yield (
+                f"algorithm.schedule_env_steps ({horizon:,}) is over at env step {env_steps:,}: "
+                f"{' and '.join(stay)}{idle}; raise it to go on from there"
+            )
+            return
         # A goal may be reached before.
         has_goal = stop.mean_return is not None or stop.updates is not None
-        if zero_at is None or (stop.env_steps is None and has_goal and env_steps < zero_at):
+        if zero_at is None or (stop.env_steps is None and has_goal):
             return
         end = "" if stop.env_steps is None else f" to stop.env_steps ({stop.env_steps:,})"
         yield (

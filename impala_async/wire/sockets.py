@@ -1,5 +1,4 @@
-"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them, and the
-folder with the ipc sockets for who dials from this host.
+"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them.
 
 Frames are received into buffers that the caller owns, so a trajectory lands where it stays.
 `recv_into` truncates silently but returns the true size: every caller compares it.
@@ -8,20 +7,14 @@ Frames are received into buffers that the caller owns, so a trajectory lands whe
 import ctypes
 import errno
 import os
-import secrets
-import shutil
 import socket
-import stat
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import zmq
 
-from impala_async.errors import ConfigError
 from impala_async.wire.codec import Frame
 from impala_async.wire.connections import Connections, Monitor
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES, SLOWEST_BYTES_PER_S
@@ -56,7 +49,6 @@ MAX_ANSWER_BYTES = 4 << 20
 # Messages that wait at a router for one peer, behind what the kernel holds: who reads has none.
 MAX_UNSENT = 128
 _NOTHING = memoryview(bytearray(1))
-_MAX_NONCE_BYTES = 64
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -365,59 +357,3 @@ class Dealer:
         for event, _ in self._monitor.read():
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._is_greeted = False
-
-
-class LocalLink:
-    """Owns a folder of mode 0700 for as long as its process serves: ipc sockets for the actors of
-    this host, and a nonce. An actor that can read it shares this machine and this user."""
-
-    def __init__(self) -> None:
-        root = os.environ.get("XDG_RUNTIME_DIR")
-        usable = root if root and os.access(root, os.W_OK) else None
-        try:
-            folder = _make_folder(usable)
-            if len(os.fsencode(folder / "weights")) > IPC_PATH_MAX_BYTES:
-                folder.rmdir()
-                folder = _make_folder("/tmp")
-            self.nonce = secrets.token_bytes(16)
-            (folder / "nonce").write_bytes(self.nonce)
-        except OSError as error:
-            where = "XDG_RUNTIME_DIR" if usable else "TMPDIR"
-            raise ConfigError(
-                f"{where}: cannot make a folder for the sockets of this host: "
-                f"{error.strerror or error}: name one that can be written"
-            ) from None
-        self._folder = folder
-        self.data_path, self.weights_path = str(folder / "data"), str(folder / "weights")
-        self.nonce_path = str(folder / "nonce")
-
-    def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _make_folder(root: str | None) -> Path:
-    return Path(tempfile.mkdtemp(prefix="impala-async-ipc-", dir=root))
-
-
-def read_nonce(path: str) -> bytes | None:
-    """Return what a nonce file holds, if it can be one: the path came from a stranger, and may
-    name a device without end or a pipe that nobody writes to."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    try:
-        return os.read(fd, _MAX_NONCE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-def is_socket(path: str) -> bool:
-    """Whether a learner can listen there: this path came from a stranger too."""
-    try:
-        is_found = stat.S_ISSOCK(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
-    return is_found and len(os.fsencode(path)) <= IPC_PATH_MAX_BYTES

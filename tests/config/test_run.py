@@ -135,18 +135,19 @@ def test_an_argument_of_an_environment_may_be_infinite():
     [
         ({"stop__env_steps": 1000}, 999, None),
         ({"stop__env_steps": 1001}, 0, "goes on to stop.env_steps (1,001) without learning"),
-        ({"stop__env_steps": 3000}, 1500, "goes on to stop.env_steps (3,000) without learning"),
+        ({"stop__env_steps": 3000}, 1500, "is over at env step 1,500: algorithm.lr stays 0, so"),
         ({}, 0, "goes on without learning: raise that, or set algorithm.lr_end over 0"),
         ({"stop__wall_s": 5}, 0, "goes on without learning"),
         ({"stop__mean_return": 5}, 999, None),
-        ({"stop__mean_return": 5}, 1000, "goes on without learning"),
+        ({"stop__mean_return": 5}, 1000, "is over at env step 1,000: algorithm.lr stays 0, so"),
+        ({"algorithm__lr_end": 1e-4}, 1000, "lr stays 0.0001; raise it to go on from there"),
         ({"stop__updates": 5}, 0, None),
         ({"stop__mean_return": 5, "stop__env_steps": 2000}, 0, "to stop.env_steps (2,000)"),
         ({"algorithm__lr_end": 1e-4}, 0, None),
         ({"algorithm__lr_end": None, "algorithm__entropy_cost_end": 0}, 0, None),
     ],
 )
-def test_a_rate_of_0_before_the_end_is_warned_of(settings, trained, says):
+def test_a_rate_of_0_before_the_end_and_a_schedule_that_is_over_are_told(settings, trained, says):
     rates = {"algorithm__lr_end": 0, "algorithm__schedule_env_steps": 1000}
     warnings = config_of(**{**rates, **settings}).warnings(trained)
     assert len(warnings) == (says is not None)

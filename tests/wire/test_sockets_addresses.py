@@ -1,24 +1,15 @@
-"""Addresses of a learner that exist, that do not, and that somebody else has; and the private
-folder of its host: who may enter, how long its paths are, that it goes away."""
+"""Addresses of a learner that exist, that do not, and that somebody else has."""
 
-import os
 import re
 import socket
-import stat
-import tempfile
 import threading
-from pathlib import Path
 
 import pytest
 
-from impala_async.errors import ConfigError
 from impala_async.wire import sockets
 from impala_async.wire.sockets import (
     IPC_PATH_MAX_BYTES,
     AddressError,
-    LocalLink,
-    is_socket,
-    read_nonce,
 )
 from tests.wire.ends import DEADLINE_S, greeted
 
@@ -119,66 +110,3 @@ def test_an_address_in_brackets_is_ipv6(ends):
     assert "[::]" not in router.connectable_url()
     for url in (router.connectable_url(), f"tcp://[::1]:{router.port}"):
         greeted(router, ends.dealer(url))
-
-
-# -------------------- the folder of this host
-
-
-@pytest.fixture
-def runtime_dir(monkeypatch):
-    """A short path, which the folder of a test is not."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield Path(folder)
-
-
-def test_only_this_user_may_enter(runtime_dir):
-    link, other = LocalLink(), LocalLink()
-    folder = Path(link.nonce_path).parent
-    assert folder.parent == runtime_dir
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {Path(path).parent for path in (link.data_path, link.weights_path)} == {folder}
-    assert Path(link.nonce_path).read_bytes() == link.nonce
-    assert len(link.nonce) == 16
-    assert link.nonce != other.nonce
-    for each in (link, other, link):
-        each.close()
-    assert list(runtime_dir.iterdir()) == []
-
-
-def test_where_the_runtime_folder_does_not_do_the_temporary_one_does(tmp_path, monkeypatch):
-    long = tmp_path / ("ü" * 60)
-    long.mkdir()
-    for value in ("", "/nowhere/at/all", str(long)):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", value)
-        link = LocalLink()
-        assert len(os.fsencode(link.weights_path)) <= IPC_PATH_MAX_BYTES
-        assert Path(link.nonce_path).read_bytes() == link.nonce
-        assert list(long.iterdir()) == []
-        link.close()
-
-
-def test_where_nothing_can_be_written_the_variable_is_named(monkeypatch):
-    def fail(**_):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(tempfile, "mkdtemp", fail)
-    for runtime, named in (("", "TMPDIR"), ("/tmp", "XDG_RUNTIME_DIR")):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        with pytest.raises(ConfigError, match=f"^{named}: .*: Read-only file system: name one"):
-            LocalLink()
-
-
-def test_paths_of_a_stranger_may_name_anything(ends, tmp_path):
-    good, pipe, link, listening = (tmp_path / name for name in ("good", "pipe", "link", "socket"))
-    good.write_bytes(b"n" * 16)
-    link.symlink_to(good)
-    os.mkfifo(pipe)
-    ends.router(ipc=listening)
-    (tmp_path / "large").write_bytes(b"n" * 100_000)
-    assert read_nonce(str(good)) == b"n" * 16
-    assert len(read_nonce(str(tmp_path / "large")) or b"") == 64
-    assert is_socket(str(listening))
-    for path in ("/dev/zero", "/dev/tty", "", "\0", "x" * 5000, *map(str, (pipe, link, tmp_path))):
-        assert read_nonce(path) is None
-        assert not is_socket(path)

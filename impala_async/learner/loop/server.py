@@ -26,10 +26,11 @@ from impala_async.metrics.report import Counters
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.codec import EPISODE_BYTES, encode_settings
+from impala_async.wire.local_link import LocalLink
 from impala_async.wire.messages import MAX_MESSAGE_BYTES, Welcome
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import SessionTable
-from impala_async.wire.sockets import AddressError, LocalLink, Router, new_context
+from impala_async.wire.sockets import AddressError, Router, new_context
 
 logger = logging.getLogger(__name__)
 

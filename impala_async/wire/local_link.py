@@ -1,0 +1,111 @@
+"""The short cut for actors on this host: a private folder with ipc sockets and a nonce.
+
+An actor that can read the nonce shares this machine and this user, so ipc will work for it.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from impala_async.errors import ConfigError
+from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
+
+PREFIX = "impala-async-ipc-"
+# One that is younger may belong to a process that does not hold it yet.
+MIN_AGE_S = 10.0
+_LONGEST = "weights"
+_FILES = {"data", "nonce", _LONGEST}
+_MAX_NONCE_BYTES = 64
+
+
+class LocalLink:
+    """Owns a folder of mode 0700 for as long as its process serves, and holds it meanwhile."""
+
+    def __init__(self) -> None:
+        root = os.environ.get("XDG_RUNTIME_DIR")
+        usable = root if root and os.access(root, os.W_OK) else None
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=usable))
+            if len(os.fsencode(self._folder / _LONGEST)) > IPC_PATH_MAX_BYTES:
+                self._folder.rmdir()
+                self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
+            self._hold = _open_folder(self._folder)
+            # Some network file systems lock no folders: there nobody clears any either.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.nonce_path = str(self._folder / "nonce")
+            self.nonce = secrets.token_bytes(16)
+            Path(self.nonce_path).write_bytes(self.nonce)
+        except OSError as error:
+            where = "XDG_RUNTIME_DIR" if usable else "TMPDIR"
+            raise ConfigError(
+                f"{where}: cannot make a folder for the sockets of this host: "
+                f"{error.strerror or error}: name one that can be written"
+            ) from None
+        self.data_path = str(self._folder / "data")
+        self.weights_path = str(self._folder / _LONGEST)
+        clear_left_behind(self._folder.parent)
+
+    def close(self) -> None:
+        if self._hold >= 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._hold)
+            self._hold = -1
+
+
+def read_nonce(path: str) -> bytes | None:
+    """Return what a nonce file holds, if it can be one: the path came from a stranger, and may
+    name a device without end or a pipe that nobody writes to."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        return os.read(fd, _MAX_NONCE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def is_socket(path: str) -> bool:
+    """Whether a learner can listen there: this path came from a stranger too."""
+    try:
+        is_found = stat.S_ISSOCK(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+    return is_found and len(os.fsencode(path)) <= IPC_PATH_MAX_BYTES
+
+
+def clear_left_behind(root: Path) -> None:
+    """Remove the folders there whose processes were killed: nobody holds them any more."""
+    for path in root.glob(f"{PREFIX}*"):
+        # Others may write to this place too: whatever does not look like ours is left alone.
+        with contextlib.suppress(OSError):
+            hold = _open_folder(path)
+            try:
+                found = os.fstat(hold)
+                if found.st_uid == os.getuid() and time.time() - found.st_mtime > MIN_AGE_S:
+                    fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(path)
+            finally:
+                os.close(hold)
+
+
+def _remove(folder: Path) -> None:
+    """Only the files that we put there; a folder that holds another one stays."""
+    if {path.name for path in folder.iterdir()} <= _FILES:
+        for name in _FILES:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _open_folder(path: Path) -> int:
+    """A folder itself, and no link to one."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

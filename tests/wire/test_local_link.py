@@ -1,0 +1,143 @@
+"""The private folder of this host: who may enter, how long its paths are, that it goes away."""
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from impala_async.errors import ConfigError
+from impala_async.wire import local_link
+from impala_async.wire.local_link import (
+    MIN_AGE_S,
+    PREFIX,
+    LocalLink,
+    clear_left_behind,
+    is_socket,
+    read_nonce,
+)
+from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
+
+
+@pytest.fixture
+def runtime_dir(monkeypatch):
+    """A short path, which the folder of a test is not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_only_this_user_may_enter(runtime_dir):
+    link, other = LocalLink(), LocalLink()
+    folder = Path(link.nonce_path).parent
+    assert folder.parent == runtime_dir
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {Path(path).parent for path in (link.data_path, link.weights_path)} == {folder}
+    assert Path(link.nonce_path).read_bytes() == link.nonce
+    assert len(link.nonce) == 16
+    assert link.nonce != other.nonce
+    for each in (link, other, link):
+        each.close()
+    assert list(runtime_dir.iterdir()) == []
+
+
+def test_where_the_runtime_folder_does_not_do_the_temporary_one_does(tmp_path, monkeypatch):
+    long = tmp_path / ("ü" * 60)
+    long.mkdir()
+    for value in ("", "/nowhere/at/all", str(long)):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+        link = LocalLink()
+        assert len(os.fsencode(link.weights_path)) <= IPC_PATH_MAX_BYTES
+        assert Path(link.nonce_path).read_bytes() == link.nonce
+        assert list(long.iterdir()) == []
+        link.close()
+
+
+def test_where_nothing_can_be_written_the_variable_is_named(monkeypatch):
+    def fail(**_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    for runtime, named in (("", "TMPDIR"), ("/tmp", "XDG_RUNTIME_DIR")):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        with pytest.raises(ConfigError, match=f"^{named}: .*: Read-only file system: name one"):
+            LocalLink()
+
+
+def test_paths_of_a_stranger_may_name_anything(ends, tmp_path):
+    good, pipe, link, listening = (tmp_path / name for name in ("good", "pipe", "link", "socket"))
+    good.write_bytes(b"n" * 16)
+    link.symlink_to(good)
+    os.mkfifo(pipe)
+    ends.router(ipc=listening)
+    (tmp_path / "large").write_bytes(b"n" * 100_000)
+    assert read_nonce(str(good)) == b"n" * 16
+    assert len(read_nonce(str(tmp_path / "large")) or b"") == 64
+    assert is_socket(str(listening))
+    for path in ("/dev/zero", "/dev/tty", "", "\0", "x" * 5000, *map(str, (pipe, link, tmp_path))):
+        assert read_nonce(path) is None
+        assert not is_socket(path)
+
+
+def age(folder):
+    long_ago = time.time() - 2 * MIN_AGE_S
+    os.utime(folder, (long_ago, long_ago))
+
+
+def test_the_next_start_clears_what_a_killed_process_left(runtime_dir):
+    code = (
+        "import os\nfrom impala_async.wire.local_link import LocalLink\n"
+        "LocalLink(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    (left,) = runtime_dir.iterdir()
+    age(left)
+    link = LocalLink()
+    assert list(runtime_dir.iterdir()) == [Path(link.nonce_path).parent]
+    link.close()
+
+
+def test_where_folders_cannot_be_locked_it_serves_and_clears_nothing(runtime_dir, monkeypatch):
+    def fail(*_):
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(local_link.fcntl, "flock", fail)
+    first = LocalLink()
+    age(Path(first.nonce_path).parent)
+    second = LocalLink()
+    assert read_nonce(first.nonce_path) == first.nonce
+    first.close()
+    second.close()
+    assert list(runtime_dir.iterdir()) == []
+
+
+def test_whatever_may_belong_to_somebody_stays(runtime_dir, monkeypatch):
+    link = LocalLink()
+    held = Path(link.nonce_path).parent
+    names = ("young", "file", "link", "full")
+    young, file, other, full = (runtime_dir / f"{PREFIX}{name}" for name in names)
+    foreign, theirs = runtime_dir / "impala-other", runtime_dir / "theirs"
+    young.mkdir()
+    file.touch()
+    for folder in (foreign, theirs, full):
+        folder.mkdir()
+        (folder / "mine").touch()
+    other.symlink_to(theirs)
+    for path in (held, file, foreign, theirs, full):
+        age(path)
+    clear_left_behind(runtime_dir)
+    assert set(runtime_dir.iterdir()) == {held, young, file, other, foreign, theirs, full}
+    assert (theirs / "mine").exists()
+    assert (full / "mine").exists()
+    assert Path(link.nonce_path).exists()
+    link.close()
+    # Another user's, which may well be old and not held.
+    young.touch()
+    age(young)
+    monkeypatch.setattr(local_link.os, "getuid", lambda: os.geteuid() + 1)
+    clear_left_behind(runtime_dir)
+    assert young.exists()
