@@ -118,7 +118,7 @@ def evaluate(policy, obs_BS, actions_BT, mask_BT=None, state_B=None):
 
 
 def weights_of(policy, layout, version):
-    return Snapshot(layout, policy.tensors).take().as_version(version)
+    return Snapshot(layout, policy.tensors).take(version)
 
 
 def are_equal(one, other):

@@ -39,7 +39,8 @@ class RecordingIndex:
         records = self._reader.records()
         _, first, whole = next(records, (0, None, 0))
         if not isinstance(first, Start):
-            raise RecordingError(f"{path}: does not begin with what is said of its run")
+            begins = "does not begin with what is said of its run"
+            raise RecordingError(f"{path}: {begins if first else 'holds no message'}")
         self.start, self.schema = first, first.schema
         say_at = time.monotonic() + NEWS_EVERY_S
         for begin, record, whole in records:

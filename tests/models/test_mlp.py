@@ -105,7 +105,7 @@ def test_by_numpy_it_acts_as_by_torch_also_with_newer_weights(section, monkeypat
         np.testing.assert_allclose(mine.log_probs, theirs.log_probs, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(obs[""], before)
         assert mine.state == {}
-        weights = Snapshot(other.layout, other.tensors).take().as_version(Version(1, 7))
+        weights = Snapshot(other.layout, other.tensors).take(Version(1, 7))
         for policy in (quick, slow):
             policy.load(weights)
     # One of them by numpy: so it is told nothing of inference.
