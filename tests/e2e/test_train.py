@@ -126,9 +126,9 @@ class Flaky(CartPoleEnv):
     num_steps = 0
 
     def step(self, action):
-        # Not yet in the few steps that are played before training.
+        # Not yet while samplers are measured.
         self.num_steps += 1
-        if self.num_steps > 200 and not Path("{flag}").exists():
+        if self.num_steps > 2000 and not Path("{flag}").exists():
             Path("{flag}").touch()
             raise RuntimeError("the simulator crashed")
         return super().step(action)
