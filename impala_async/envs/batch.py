@@ -18,8 +18,8 @@ from impala_async.schema import ActionSpec, ObsSpec
 Actions = Mapping[str, NDArray[Any]]
 Obs = dict[str, NDArray[Any]]
 # Types that need no look.
-_REWARDS = frozenset({float, int, np.float32, np.float64})
-_FLAGS = frozenset({bool, np.bool_})
+REWARDS = frozenset({float, int, np.float32, np.float64})
+FLAGS = frozenset({bool, np.bool_})
 _BOOL = np.dtype(np.bool_)
 
 
@@ -89,12 +89,12 @@ def spread_seed(seed: int) -> int:
 
 def as_reward(value: Any) -> Any:
     """One number."""
-    return value if type(value) in _REWARDS else as_rewards(value, "reward")
+    return value if type(value) in REWARDS else as_rewards(value, "reward")
 
 
 def as_flag(value: Any, name: str) -> bool:
     """True or False."""
-    return bool(value if type(value) in _FLAGS else as_flags(value, name))
+    return bool(value if type(value) in FLAGS else as_flags(value, name))
 
 
 def as_rewards(values: Any, name: str, num_columns: int | None = None) -> NDArray[Any]:

@@ -67,6 +67,9 @@ class ObsRows:
             leaf.spec.name: np.zeros((num_rows, *leaf.spec.shape), leaf.dtype) for leaf in leaves
         }
         self._leaves = [(leaf, self.arrays[leaf.spec.name], set[Any]()) for leaf in leaves]
+        first, *others = leaves
+        # An observation that is an array needs no walk through its leaves.
+        self._is_array = not others and not first.path and first.start is None
         self._choices = [(leaf, _last_choices(leaf)) for leaf in leaves if leaf.spec.choices]
 
     def write(self, row: int, obs: Any, where: str = "") -> None:
@@ -75,6 +78,11 @@ class ObsRows:
         A kind that was found sound is not looked at closely again: that takes longer than to copy
         it. Only of numbers that may be too large for the space's dtype each one is.
         """
+        if self._is_array:
+            _, target, known = self._leaves[0]
+            if type(obs) is np.ndarray and obs.dtype in known and obs.shape == target.shape[1:]:
+                target[row] = obs
+                return
         for leaf, target, known in self._leaves:
             try:
                 value = leaf.of(obs)

@@ -56,6 +56,7 @@ class Spaces:
         self.leaves = obs_leaves(observation_space, is_stacked=options.is_stacked)
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
         self._action_space = action_space
+        self._is_nested = isinstance(action_space, Dict | Tuple)
         found = parts_of(action_space, "action space")
         parts = tuple(_part(name, part, options) for name, (_, part) in found.items())
         if options.is_squashed and all(part.kind == "discrete" for part in parts):
@@ -72,16 +73,18 @@ class Spaces:
 
     def batch(self, actions: Actions) -> Any:
         """The environment's action, with an array of all columns at each leaf."""
+        if not self._is_nested:
+            return self._turns[""](actions[""])
         turned = {name: turn(actions[name]) for name, turn in self._turns.items()}
         return _nest(self._action_space, (), turned)
 
     def each(self, actions: Actions) -> Iterable[Any]:
         """One action of the environment per column."""
+        if not self._is_nested:
+            return self._columns("", self._turns[""](actions[""]))
         columns = {
             name: self._columns(name, turn(actions[name])) for name, turn in self._turns.items()
         }
-        if not isinstance(self._action_space, Dict | Tuple):
-            return columns[""]
         return [
             _nest(self._action_space, (), dict(zip(columns, values, strict=True)))
             for values in zip(*columns.values(), strict=True)

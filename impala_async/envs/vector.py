@@ -13,6 +13,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from impala_async.envs.batch import (
+    FLAGS,
+    REWARDS,
     Actions,
     Obs,
     Step,
@@ -84,10 +86,13 @@ class SerialEnvs:
                     self._reset_column(column, None)
                     continue
                 shown, reward, terminated, truncated, _ = self._envs[column].step(action)
-                rewards[column] = as_reward(reward)
+                # Calls that are saved here are a twentieth of a step of CartPole.
+                rewards[column] = reward if type(reward) in REWARDS else as_reward(reward)
                 write(column, shown, " in step")
-                terminated = as_flag(terminated, "terminated")
-                truncated = as_flag(truncated, "truncated")
+                if type(terminated) not in FLAGS:
+                    terminated = as_flag(terminated, "terminated")
+                if type(truncated) not in FLAGS:
+                    truncated = as_flag(truncated, "truncated")
                 if terminated or truncated:
                     is_over[column] = True
                     all_terminated[column] = terminated
