@@ -56,7 +56,7 @@ LOG_LINE = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING) ")
 MOST_LAST_BYTES = 64 << 10
 MOST_QUOTED = 300
 # Longer than a learner gives itself for its end, the last checkpoint included.
-LEARNER_END_S = 660.0
+LEARNER_END_S = 720.0
 ACTOR_END_S = 3.0
 ASKED_END_S = 3.0
 # A second Ctrl-C kills what has not ended by then. The learner mostly ends in an instant.
