@@ -56,7 +56,7 @@ LOG_LINE = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING) ")
 MOST_LAST_BYTES = 64 << 10
 MOST_QUOTED = 300
 # Longer than a learner gives itself for its end, the last checkpoint included.
-LEARNER_END_S = 660.0
+LEARNER_END_S = 720.0
 ACTOR_END_S = 3.0
 ASKED_END_S = 3.0
 # A second Ctrl-C kills what has not ended by then. The learner mostly ends in an instant.
@@ -200,10 +200,12 @@ class LocalRun:
             # Only now, so that it comes after what the learner had to say at its end.
             logger.error("%s", reason)
             return code
+        code = self._learner.returncode
+        if code < 0 and self._is_hurried():
+            return EXIT_INTERRUPTED
         # A learner that was met in its first second had not learned yet what a signal means.
-        is_untaught = -self._learner.returncode in (signal.SIGTERM, signal.SIGHUP)
-        code = EXIT_DONE if is_untaught and self._heard else exit_code(self._learner.returncode)
-        return EXIT_INTERRUPTED if signal.SIGINT in self._heard and code != EXIT_DONE else code
+        is_untaught = -code in (signal.SIGTERM, signal.SIGHUP) and bool(self._heard)
+        return EXIT_DONE if is_untaught else exit_code(code)
 
     @property
     def has_given_up(self) -> bool:

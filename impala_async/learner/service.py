@@ -62,7 +62,8 @@ logger = logging.getLogger(__name__)
 REAP_EVERY_S = 1.0
 GOODBYE_S = 1.0
 TELL_EVERY_S = 0.5
-THREAD_END_S = 8.0
+# An update may take long; one that hangs is found by the watchdog, mostly before.
+THREAD_END_S = 60.0
 SAVE_WITHIN_S = 600.0
 ACTOR_LOST = "actor_lost"
 EXITS = {

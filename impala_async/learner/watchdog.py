@@ -38,7 +38,8 @@ TICK_S = 1.0
 BUILD_PATIENCE = 10
 # A silence that ended may come again, and last this many times as long.
 GROWTH = 3
-END_WITHIN_S = 30.0
+# Longer than the threads get for their last update.
+END_WITHIN_S = 90.0
 # Nobody may read what is said, as of a terminal that was stopped.
 SAY_WITHIN_S = 5.0
 # Between the word that ends it and the kernel, which would not take the exit code along.

@@ -543,6 +543,20 @@ def test_a_learner_that_only_starts_ends_as_it_was_asked_to(learner, number, cod
 
 
 @pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(70)", 70),
+        ("sys.exit(75)", 75),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+    ],
+)
+def test_a_learner_that_could_not_save_after_a_ctrl_c_says_so_by_its_code(end, code):
+    thread = signal_when(lambda n: len(events("learner")) == 1, signal.SIGINT)
+    assert run(f"{LEARNER_UNTIL_TOLD.rpartition('sys.exit')[0]}{end}\n") == code
+    thread.join()
+
+
+@pytest.mark.parametrize(
     ("first", "second", "has_begun", "how"),
     [
         (signal.SIGINT, signal.SIGINT, False, ""),

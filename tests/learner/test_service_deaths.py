@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from impala_async.config.learner import LearnerSection
 from impala_async.errors import ConfigError, ServiceError
-from impala_async.learner import service
+from impala_async.launch import local
+from impala_async.learner import service, watchdog
 from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.threads.loader import HostLoader
 from tests.learner.hand_actor import until
@@ -99,6 +101,11 @@ async def test_a_death_ends_the_run_at_once_with_its_cause(
     assert str(death) == f"{what} died: Boom('it broke')"
     assert isinstance(death.__cause__, Boom)
     assert death.__cause__.__traceback__ is not None
+
+
+def test_an_update_that_is_no_hang_is_waited_for_at_the_end() -> None:
+    assert LearnerSection().stuck_end_s <= service.THREAD_END_S < watchdog.END_WITHIN_S
+    assert watchdog.END_WITHIN_S + service.SAVE_WITHIN_S < local.LEARNER_END_S
 
 
 async def test_a_thread_that_does_not_end(
