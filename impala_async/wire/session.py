@@ -8,7 +8,6 @@ can play any network to it.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from itertools import count
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import Lineage, Version
@@ -83,6 +82,9 @@ class SessionTable:
         self._by_actor: dict[bytes, Peer] = {}
         # Those that are gone in the order of their going.
         self._known: dict[bytes, _KnownActor] = {}
+        self._next_rank = 0
+        # Those of actors that nobody remembers, for the next ones.
+        self._unused_ranks: set[int] = set()
         self._credit = Credit()
         self._last_expiry: float | None = None
 
@@ -249,6 +251,8 @@ class SessionTable:
         # A stream of those that never send anything must not fill the memory.
         if known.has_settled or known.is_owed_room:
             self._known[peer.actor] = known
+        elif not known.is_numbered:
+            self._unused_ranks.add(known.rank)
 
     def watermarks(self) -> dict[str, list[int]]:
         """For a checkpoint: per actor its rank, its mark, and the seqs settled above it."""
@@ -262,6 +266,7 @@ class SessionTable:
         for actor, (rank, below, *above) in saved.items():
             watermark = Watermark(below, tuple(above))
             self._known[bytes.fromhex(actor)] = _KnownActor(rank, watermark, now, has_settled=True)
+            self._next_rank = max(self._next_rank, rank + 1)
 
     def _make_way(self, route: bytes) -> None:
         """A connection is one actor's: of those that come over it, and of those who have said no
@@ -279,11 +284,14 @@ class SessionTable:
 
     def _new_rank(self, number: int) -> int:
         """The number that its starter gave it, if it has one that no actor without one uses."""
-        unnumbered = {peer.rank for peer in self if not self._known[peer.actor].is_numbered}
-        if number >= 0 and number not in unnumbered:
-            return number
-        taken = {known.rank for known in self._known.values()}
-        return next(rank for rank in count() if rank not in taken)
+        rank = number
+        if number < 0 or any(
+            peer.rank == number for peer in self if not self._known[peer.actor].is_numbered
+        ):
+            rank = min(self._unused_ranks, default=self._next_rank)
+        self._unused_ranks.discard(rank)
+        self._next_rank = max(self._next_rank, rank + 1)
+        return rank
 
     def _free_rank(self, former: int, num_ranks: int) -> int:
         """A place that nobody has who joined: the former one, if nobody else hopes for it, or the
