@@ -33,8 +33,11 @@ EXTRAS = {
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and text, without line breaks."""
-    text = " ".join(str(error).split())
+    """An exception's type and text, without line breaks; its type alone where its text fails."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
