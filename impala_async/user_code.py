@@ -4,6 +4,7 @@ Environments, wrappers, networks, algorithms and sinks are named so. All that su
 becomes an error of ours, which names the setting.
 """
 
+import contextlib
 import difflib
 import importlib
 import sys
@@ -33,8 +34,10 @@ EXTRAS = {
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and text, without line breaks."""
-    text = " ".join(str(error).split())
+    """An exception's type and text, without line breaks; its type alone where its text fails."""
+    text = ""
+    with contextlib.suppress(TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+        text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -18,6 +18,13 @@ class Blame(UserCode):
         return None if isinstance(error, KeyError) else ValueError(one_line(error))
 
 
+class Unprintable(Exception):
+    """As one whose text needs what its maker was not given."""
+
+    def __str__(self):
+        return self.missing
+
+
 def test_what_is_blamed_has_its_cause_and_one_line() -> None:
     assert one_line(RuntimeError()) == "RuntimeError"
     # What would end the process is blamed, too.
@@ -25,6 +32,7 @@ def test_what_is_blamed_has_its_cause_and_one_line() -> None:
         (RuntimeError("first\n  second"), "RuntimeError: first second"),
         (SystemExit(0), "SystemExit: 0"),
         (GeneratorExit("done"), "GeneratorExit: done"),
+        (Unprintable(), "Unprintable"),
     ):
         with pytest.raises(ValueError, match=f"^{says}$") as caught, Blame():
             raise cause

@@ -116,7 +116,8 @@ class AgentEnvs:
         self._stepping = Blame(self.name, "in step", len(envs))
         self._resetting = Blame(self.name, "in reset", len(envs))
         agents = list(first.possible_agents)
-        observation_space, action_space = _shared_spaces(self.name, first, agents)
+        with Blame(self.name, "to say what its spaces are"):
+            observation_space, action_space = _shared_spaces(self.name, first, agents)
         self._worlds = [
             _World(
                 env,

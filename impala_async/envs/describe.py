@@ -165,8 +165,11 @@ def read_answer(answer: bytes) -> Described:
         if isinstance(raw, dict) and "error" in raw:
             raise EnvError(str(raw["error"]))
         whole = json.dumps({**raw, "rows": 1, "state": []}).encode()
-        schema, num_columns = Schema.from_json(whole), int(raw["num_columns"])
-    except (ValueError, TypeError, KeyError, SpacesError) as error:
+        num_columns = int(raw["num_columns"])
+        schema = Schema.from_json(whole)
+    except SpacesError as error:
+        raise EnvError(f"its spaces are refused: {error}") from error
+    except (ValueError, TypeError, KeyError) as error:
         raise EnvError(
             "the process that tried the environment answered nonsense, probably as it forked, and "
             f"both went on, or wrote there itself: {answer[:80].decode(errors='replace')!r}"

@@ -5,7 +5,7 @@ that they return are the batch's, or the environment's own: good until the next 
 and then overwritten.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -167,9 +167,9 @@ class VectorEnvs:
     def close(self) -> None:
         close_all([self._env], self.name)
 
-    def _read_final_obs(self, infos: dict[str, Any], is_over: Any) -> Obs:
+    def _read_final_obs(self, infos: Any, is_over: Any) -> Obs:
         """Final observations come as one per column (None elsewhere), or batched."""
-        given: Any = infos.get("final_obs")
+        given: Any = infos.get("final_obs") if isinstance(infos, Mapping) else None
         is_per_column = isinstance(given, np.ndarray) and given.dtype == np.dtype(object)
         rows = self._rows
         try:
@@ -178,7 +178,7 @@ class VectorEnvs:
             for column in np.flatnonzero(is_over).tolist():
                 rows.write(column, given[column])
             rows.check_choices(rows.arrays, is_over)
-        except EnvError as error:
+        except (EnvError, IndexError) as error:
             raise EnvError(
                 f"{self.name} says {AutoresetMode.SAME_STEP}, which needs "
                 f"infos['final_obs'] of every column that ended: {error}"

@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -67,7 +68,7 @@ class ChosenSinks:
     def write(self, report: dict[str, Value]) -> None:
         """Hand the report over; nobody waits for it to be taken."""
         for feed in self._feeds:
-            feed.put(dict(report))  # what one does to it no other one sees
+            feed.put(deepcopy(report))  # what one does to it no other one sees
 
     def close(self) -> None:
         """Let all of them take what waits and close, within a few seconds."""

@@ -274,6 +274,12 @@ class Different(Lives):
         return Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)
 
 
+class Attributed(Lives):
+    """Has its spaces as gymnasium has them."""
+
+    observation_space = Box(-1, 99, (3,), np.float32)
+
+
 class Leaving(Lives):
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         result = super().step(actions)
@@ -350,6 +356,7 @@ def test_one_that_stays_listed_after_its_end_does_not_come_back():
         (NeverOver((1, 9)), "agent_0 comes back after its end"),
         (Lives(()), "Lives has no possible_agents"),
         (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),
+        (Attributed(), "failed to say what its spaces are: TypeError: 'Box' object is not call"),
         (Leaving((9, 9)), "agent_0 is gone, neither terminated nor truncated"),
         (Nobody(), "no agents after a reset"),
         (Stranger(), "stranger is not among its possible_agents"),

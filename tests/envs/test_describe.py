@@ -1,7 +1,9 @@
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -141,6 +143,21 @@ def test_an_error_is_answered_on_one_line(env: EnvSection, text: str) -> None:
 def test_nonsense_is_no_answer(answer: bytes) -> None:
     with pytest.raises(EnvError, match="answered nonsense"):
         read_answer(answer)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "text"),
+    [
+        (ArraySpec("a\nb", (2,), "float32"), "a part with an unprintable name"),
+        (ArraySpec("", (), "int64", (2**40,)), "obs.leaves.0.choices.0"),
+        (ArraySpec("", (2**20, 2**10), "uint8"), "lower trajectory.rows"),
+    ],
+)
+def test_spaces_that_are_no_schema_are_refused_as_such(leaf, text):
+    action = ActionSpec((ActionPart("", "discrete", (2,)),))
+    answer = {"obs": asdict(ObsSpec((leaf,))), "action": asdict(action), "num_columns": 1}
+    with pytest.raises(EnvError, match=f"^its spaces are refused: .*{re.escape(text)}"):
+        read_answer(json.dumps(answer).encode())
 
 
 def test_the_asking_side_does_not_import_gymnasium() -> None:

@@ -312,8 +312,10 @@ def test_final_observations_are_read_one_per_column_and_nested() -> None:
         assert step.obs["count"][ended] == 0
 
 
-@pytest.mark.parametrize("infos", [{}, {"final_obs": np.array([None, None])}])
-def test_same_step_without_final_observations_is_refused(infos: dict) -> None:
+@pytest.mark.parametrize(
+    "infos", [{}, {"final_obs": np.array([None, None])}, {"final_obs": []}, [{}, {}], None]
+)
+def test_same_step_without_final_observations_is_refused(infos: Any) -> None:
     class Forgetful(CountingVector):
         def step(self, actions: Any) -> Any:
             return *super().step(actions)[:4], infos
