@@ -8,6 +8,7 @@ can play any network to it.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import Lineage, Version
@@ -82,9 +83,8 @@ class SessionTable:
         self._by_actor: dict[bytes, Peer] = {}
         # Those that are gone in the order of their going.
         self._known: dict[bytes, _KnownActor] = {}
-        self._next_rank = 0
-        # Those of actors that nobody remembers, for the next ones.
-        self._unused_ranks: set[int] = set()
+        # How many of those have each rank.
+        self._ranks = Counter[int]()
         self._credit = Credit()
         self._last_expiry: float | None = None
 
@@ -116,6 +116,7 @@ class SessionTable:
         limit = self._num_ranks or MAX_SESSIONS
         if former is None and len(self._peers) >= limit:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
+        known = self._known.get(hello.actor)
         if former is not None:
             if former.session in self._strangers:
                 # The same hello again, because our answer was slow: one session is enough.
@@ -123,13 +124,14 @@ class SessionTable:
                 return former
             self.end(former)
         self._make_way(route)
-        known = self._known.get(hello.actor)
+        if hello.actor in self._known:
+            self._forget(hello.actor)
         if known is None:
             rank = self._new_rank(hello.number)
             known = _KnownActor(rank, Watermark(), now, is_numbered=rank == hello.number)
-            self._known[hello.actor] = known
         if self._num_ranks is not None:
             known.rank = self._free_rank(known.rank, self._num_ranks)
+        self._remember(hello.actor, known)
         if hello.run_id == self.run_id:
             known.watermark.raise_to(hello.lowest_unsettled)
         return self._open(hello, known, route, now)
@@ -238,7 +240,7 @@ class SessionTable:
         for number, actor in enumerate(gone):
             gone_s = now - self._known[actor].last_heard
             if number < num_too_many or gone_s >= WATERMARK_LIFE_S:
-                del self._known[actor]
+                self._forget(actor)
         return expired
 
     def end(self, peer: Peer) -> None:
@@ -246,13 +248,12 @@ class SessionTable:
         if not (self._peers.pop(peer.session, None) or self._strangers.pop(peer.session, None)):
             return
         del self._by_actor[peer.actor]
-        known = self._known.pop(peer.actor)
+        known = self._known[peer.actor]
         known.last_heard = peer.last_heard
         # A stream of those that never send anything must not fill the memory.
+        self._forget(peer.actor)
         if known.has_settled or known.is_owed_room:
-            self._known[peer.actor] = known
-        elif not known.is_numbered:
-            self._unused_ranks.add(known.rank)
+            self._remember(peer.actor, known)
 
     def watermarks(self) -> dict[str, list[int]]:
         """For a checkpoint: per actor its rank, its mark, and the seqs settled above it."""
@@ -265,8 +266,8 @@ class SessionTable:
         """Continue from a checkpoint: what it had settled is never taken in again."""
         for actor, (rank, below, *above) in saved.items():
             watermark = Watermark(below, tuple(above))
-            self._known[bytes.fromhex(actor)] = _KnownActor(rank, watermark, now, has_settled=True)
-            self._next_rank = max(self._next_rank, rank + 1)
+            known = _KnownActor(rank, watermark, now, has_settled=True)
+            self._remember(bytes.fromhex(actor), known)
 
     def _make_way(self, route: bytes) -> None:
         """A connection is one actor's: of those that come over it, and of those who have said no
@@ -282,16 +283,23 @@ class SessionTable:
             self.end(former)
             self.num_given_way += 1
 
+    def _remember(self, actor: bytes, known: _KnownActor) -> None:
+        self._known[actor] = known
+        self._ranks[known.rank] += 1
+
+    def _forget(self, actor: bytes) -> None:
+        rank = self._known.pop(actor).rank
+        self._ranks[rank] -= 1
+        if not self._ranks[rank]:
+            del self._ranks[rank]
+
     def _new_rank(self, number: int) -> int:
         """The number that its starter gave it, if it has one that no actor without one uses."""
-        rank = number
-        if number < 0 or any(
-            peer.rank == number for peer in self if not self._known[peer.actor].is_numbered
-        ):
-            rank = min(self._unused_ranks, default=self._next_rank)
-        self._unused_ranks.discard(rank)
-        self._next_rank = max(self._next_rank, rank + 1)
-        return rank
+        unnumbered = (peer.rank for peer in self if not self._known[peer.actor].is_numbered)
+        if number >= 0 and number not in unnumbered:
+            return number
+        # At a thousand hellos a second nobody can look at all ranks.
+        return next(rank for rank in count(len(self._ranks)) if rank not in self._ranks)
 
     def _free_rank(self, former: int, num_ranks: int) -> int:
         """A place that nobody has who joined: the former one, if nobody else hopes for it, or the
