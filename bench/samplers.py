@@ -16,7 +16,7 @@ import torch
 
 from bench.door import run
 from bench.paired import Figure, figure, new_parser, publish
-from impala_async.actor.sampler import build_sampler
+from impala_async.actor.sampler import sampler_for
 from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.setup import make_setup
 from impala_async.config.actor import ActorSection, SamplerName
@@ -131,7 +131,7 @@ def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
     schema = Schema(envs.obs_spec, envs.action_spec, ROWS)
     policy = Policy(schema, ModelSection(name=case.model), seed=0, device=setup.device)
     free: list[MessageBuffer] = []
-    sampler = build_sampler(
+    sampler = sampler_for(envs)(
         schema,
         envs,
         policy,

@@ -188,7 +188,7 @@ def test_each_agent_counts_as_often(per_agent):
 
 
 def test_what_is_counted_was_played_together():
-    """Of the second round only the first world counts: with all of its agents."""
+    """Only the first world of the second round counts, with all of its agents."""
 
     class Rounds(Lives):
         def __init__(self, world):

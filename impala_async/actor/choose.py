@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
-from impala_async.actor.sampler import build_sampler
+from impala_async.actor.sampler import sampler_for
 from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.setup import Setup, close_quietly, count_cores, count_gpus, count_workers
 from impala_async.actor.workers import LookUp, WorkerEnvs
@@ -66,7 +66,7 @@ def measure(setup: Setup, play: Play) -> Measured:
     free: list[MessageBuffer] = []
     width = setup.columns_per_message
     policy, rng = play.make_player(setup.device)
-    sampler = build_sampler(
+    sampler = sampler_for(setup.envs)(
         play.schema,
         setup.envs,
         policy,

@@ -50,6 +50,17 @@ class Sampler:
         newest: Newest,
         seed: int,
     ) -> None:
+        """Reset the environments.
+
+        MismatchError when they are not what the schema says: the learner described another version
+        of the environment, or the same one as another sampler sees it.
+        """
+        here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state, schema.policies)
+        if here != schema:
+            raise MismatchError(
+                "the environment of this actor is not the one that the learner knows: "
+                f"{here.difference(schema, 'here', 'at the learner')}"
+            )
         self._env_s = self._act_s = 0.0
         self._num_steps = 0
         self._envs = envs
@@ -202,30 +213,9 @@ class SameStepSampler(Sampler):
         return finished
 
 
-def build_sampler(
-    schema: Schema,
-    envs: EnvBatch,
-    policy: AnyPolicy,
-    rng: Any,
-    *,
-    take_buffer: TakeBuffer,
-    newest: Newest,
-    seed: int,
-) -> Sampler:
-    """A sampler over these environments, which it resets now.
-
-    MismatchError when they are not what the schema says: the learner described another version of
-    the environment, or the same one as another sampler sees it.
-    """
-    here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state, schema.policies)
-    if here != schema:
-        raise MismatchError(
-            "the environment of this actor is not the one that the learner knows: "
-            f"{here.difference(schema, 'here', 'at the learner')}"
-        )
-    is_same_step = envs.autoreset is AutoresetMode.SAME_STEP
-    kind = SameStepSampler if is_same_step else Sampler
-    return kind(schema, envs, policy, rng, take_buffer=take_buffer, newest=newest, seed=seed)
+def sampler_for(envs: EnvBatch) -> type[Sampler]:
+    """The kind of sampler that these environments need."""
+    return SameStepSampler if envs.autoreset is AutoresetMode.SAME_STEP else Sampler
 
 
 def _cut(arrays: Mapping[str, NDArray[Any]], columns: slice) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,7 @@ import torch
 
 from impala_async.actor.choose import Play, choose_setup
 from impala_async.actor.client import Client, NewRun, RunFinished
-from impala_async.actor.sampler import Newest, Sampler, build_sampler
+from impala_async.actor.sampler import Newest, Sampler, sampler_for
 from impala_async.actor.sending import ActorSpec
 from impala_async.actor.setup import Setup, close_quietly, make_setup
 from impala_async.actor.stopping import Stopper
@@ -122,7 +122,7 @@ class ActorService:
             "actor %d: %d environments of %s, acting in %s",
             *(self._client.welcome.rank, num_columns, settings.env.id, precision),
         )
-        return build_sampler(
+        return sampler_for(setup.envs)(
             schema,
             setup.envs,
             policy,

@@ -1,7 +1,7 @@
 """Environments are foreign code: what goes wrong in a call of theirs is told here.
 
-Whatever they raise becomes an EnvError with its cause. A call that lasts is told of by a watch, as
-the thread that made the call can say nothing meanwhile, and is ended at a limit.
+An error that they raise becomes an EnvError with its cause. A watch tells of a call that lasts, as
+the thread that made it can say nothing meanwhile, and ends it at a limit.
 """
 
 import contextlib

@@ -139,7 +139,7 @@ class SessionTable:
     def join(self, peer: Peer, columns: int, streams: int, *, gives_way: bool = False) -> bool:
         """Agree on what a peer sends: from now on it has its rank, and may have credit. False if
         its place is another's by now: it must say hello again."""
-        others = {other.rank for other in self._peers.values() if other is not peer}
+        others = (other.rank for other in self._peers.values() if other is not peer)
         if self._num_ranks is not None and peer.rank in others:
             return False
         peer.columns, peer.streams, peer.gives_way = columns, streams, gives_way

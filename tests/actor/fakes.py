@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from impala_async.actor.sampler import build_sampler
+from impala_async.actor.sampler import sampler_for
 from impala_async.actor.sending import MessageBuffer
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Version, Weights
@@ -79,7 +79,7 @@ def sampler_over(envs, schema, policy=None, rng=None, *, buffers=None, newest=No
     """A sampler, with fakes for all that is not given; and its buffers."""
     width = 1 if envs.autoreset is AutoresetMode.SAME_STEP else envs.num_envs
     buffers = buffers or FakeBuffers(schema, width)
-    sampler = build_sampler(
+    sampler = sampler_for(envs)(
         schema,
         envs,
         policy or FakePolicy(),

@@ -60,7 +60,7 @@ def written(records):
 
 
 def reader_of(data):
-    """Of a file in memory."""
+    """Its bytes are in memory."""
     fd = os.memfd_create("recording")
     os.write(fd, data)
     try:

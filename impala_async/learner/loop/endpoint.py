@@ -73,7 +73,6 @@ class Endpoint:
             hear: answers a message from a route, at a time; the router has its further frames.
             after: runs once a burst.
         """
-        assert router.connections is not None
         self.router = router
         self._loop = loop
         self._counters = counters

@@ -142,8 +142,11 @@ class Reporter:
         since, steps_then = self._rate_from
         self._rate_from = (now, env_steps)
         if self.lr_is_0_at is not None and env_steps >= self.lr_is_0_at:
-            text = "algorithm/lr is 0 since env step %s: nothing is learned any more %s"
-            logger.warning(text, f"{self.lr_is_0_at:,}", "(algorithm.schedule_env_steps)")
+            logger.warning(
+                "algorithm/lr is 0 since env step %s: nothing is learned any more "
+                "(algorithm.schedule_env_steps)",
+                f"{self.lr_is_0_at:,}",
+            )
             self.lr_is_0_at = None
         steps_per_s = (env_steps - steps_then) / max(now - since, 1e-9)
         own: dict[str, object] = {

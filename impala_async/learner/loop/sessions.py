@@ -363,16 +363,17 @@ class Sessions:
     def _part(self, peer: Peer, route: bytes, message: Bye | ByeOk) -> list[Answer]:
         self.table.end(peer)
         self._counters.add("closed")
-        why = "left"
+        why, death = "left", None
         if isinstance(message, Bye):
             why = f"said goodbye ({BYE_REASONS[message.reason]})"
-        if isinstance(message, Bye) and message.text:
-            why = f"it died of {plain(message.text)}"
+            if message.text:
+                death = f"died of {plain(message.text)}"
+                why = f"it {death}"
         # Nobody misses who never joined.
         if peer.columns:
             self._log.say(INFO, "actor %d is gone: %s", peer.rank, why)
-            if why.startswith("it died"):
-                self._last_death = f"actor {peer.rank} {why.removeprefix('it ')}"
+            if death is not None:
+                self._last_death = f"actor {peer.rank} {death}"
         return [Answer(route, [pack(ByeOk(message.session))])] if isinstance(message, Bye) else []
 
     def _refuse(self, route: bytes, refusal: Reject) -> list[Answer]:

@@ -202,7 +202,7 @@ async def test_what_strangers_do_is_one_line_each_ten_seconds(
 async def test_in_lockstep_a_silent_actor_is_waited_for_as_long_as_its_lease_runs(
     make_harness: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its connection, and however long its credit lies unused."""
+    """Neither its connection nor credit that lies unused for long ends it."""
     monkeypatch.setattr(server_module, "SILENT_HEARTBEATS", 0.0)
     monkeypatch.setattr(peer, "UNUSED_S", 0.0)
     monkeypatch.setattr(peer, "PATIENCE", 0.0)
