@@ -18,7 +18,7 @@ from impala_async import errors
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
 from impala_async.doors import check_not_over
-from impala_async.metrics.names import ALIASES, REGISTRY, markdown_table
+from impala_async.metrics.names import ALIASES, REGISTRY, SECTIONS
 from impala_async.wire import messages
 from tests import rooms
 from tests.test_house import House
@@ -122,10 +122,19 @@ def _range(field):
     return ", ".join(found)
 
 
+def metrics_tables():
+    """A table per section of the registry."""
+    return "\n".join(
+        f"## {title}\n\n| name | unit | meaning |\n|---|---|---|\n"
+        + "".join(f"| `{name}` | {unit} | {meaning} |\n" for name, unit, meaning in metrics)
+        for title, metrics in SECTIONS.items()
+    )
+
+
 GENERATED = {
     "docs/architecture.md": rooms.picture,
     "docs/configuration.md": configuration_tables,
-    "docs/metrics.md": markdown_table,
+    "docs/metrics.md": metrics_tables,
     "docs/protocol.md": example_text,
     "configs/README.md": configs_table,
 }

@@ -58,7 +58,6 @@ class ActorSection(Section):
     )
 
     def broken_rules(self) -> Iterator[str]:
-        yield from self.idle("num_workers", "sampler", self.sampler, ["parallel", "auto"])
         if self.num_workers is not None and self.num_workers > self.num_envs:
             yield (
                 f"num_workers ({self.num_workers}) must not exceed num_envs ({self.num_envs}): "

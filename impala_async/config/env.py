@@ -1,21 +1,19 @@
 """The environment's section of the config."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from impala_async.config.section import MOST_S, NamedList, Section, unknown_name
+from impala_async.config.section import MOST_S, Kwargs, Named, Section, unknown_name
 
 
 class EnvSection(Section):
     """Which environment the actors step, and how the learner gets to know its spaces."""
 
     id: str = Field(min_length=1, description="Gymnasium id, or package.module:Name.")
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of the environment."
-    )
-    wrappers: NamedList = Field(
+    kwargs: Kwargs = Field(default_factory=dict, description="Arguments of the environment.")
+    wrappers: tuple[Named, ...] = Field(
         (),
         description="Put around each single environment, the first one innermost: "
         "package.module:Name, or a table of name and kwargs.",

@@ -120,11 +120,11 @@ class BindSection(Section):
         url = str(value)
         if value == url and _is_url(url):
             return url
-        wanted = "tcp://HOST:PORT, or tcp://HOST:* for any free port"
-        if url.removeprefix("tcp://").count(":") > 1:
-            wanted += "; an IPv6 address stands in brackets, as in tcp://[::1]:5555"
         hint = f"; did you mean {like}?" if (like := like_url(url)) else ""
-        raise ValueError(f"wants {wanted}, got {json.dumps(value, default=str)[:200]}{hint}")
+        raise ValueError(
+            "wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where HOST may be [IPV6], "
+            f"got {json.dumps(value, default=str)[:200]}{hint}"
+        )
 
     def broken_rules(self) -> Iterator[str]:
         (host, _, port), (other_host, _, other_port) = (

@@ -71,5 +71,3 @@ class ModelSection(Section):
                 f"shared_torso (false) does not go with core ({self.core}), which policy and value "
                 "share: drop one of them"
             )
-        yield from self.idle("width", "name", self.name, ["impala_resnet"])
-        yield from self.idle("core_size", "core", self.core, ["lstm", "gru"])

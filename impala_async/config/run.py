@@ -1,32 +1,55 @@
 """Every knob of the system: one frozen section per owner, gathered in `RunConfig`.
 
 A function takes its own section, never the whole config. `load.py` reads them from a file
-and the command line. Descriptions are what the help text and the configuration page show.
+and the command line. Descriptions are what the configuration page shows.
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, Literal
 
 from pydantic import Field
 
 from impala_async.config.actor import MAX_COLUMNS, ActorSection
-from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
 from impala_async.config.env import EnvSection
 from impala_async.config.learner import BindSection, LearnerSection
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.config.section import MOST_S, NamedList, Section, unknown_name
+from impala_async.config.section import MOST_S, Named, Section, unknown_name
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
-# Lockstep decides these by itself: the lag is known, and one batch waits while one is trained.
-DECIDED_BY_LOCKSTEP = ("max_lag", "queue_size")
-LOCKSTEP_QUEUE_SIZE = 1
 SINKS = {
-    "tensorboard": "impala_async.metrics.trackers:TensorBoardSink",
-    "wandb": "impala_async.metrics.trackers:WandbSink",
+    "tensorboard": "impala_async.metrics.sinks:TensorBoardSink",
+    "wandb": "impala_async.metrics.sinks:WandbSink",
 }
 """The sinks that a run may have besides `metrics.jsonl` and the terminal, each with its class."""
+ONLY_WHERE = {
+    "actor.num_workers": ("actor.sampler", "parallel", "auto"),
+    "algorithm.rho_bar": ("algorithm.returns_kind", "vtrace"),
+    "algorithm.c_bar": ("algorithm.returns_kind", "vtrace"),
+    "algorithm.pg_rho_bar": ("algorithm.name", "impala", "appo"),
+    "algorithm.clip": ("algorithm.name", "appo", "ppo"),
+    "algorithm.num_minibatches": ("algorithm.name", "appo", "ppo"),
+    "algorithm.is_clip": ("algorithm.name", "appo"),
+    "algorithm.tau": ("algorithm.name", "appo"),
+    "algorithm.target_update_every_updates": ("algorithm.name", "appo"),
+    "algorithm.kl_coeff": ("algorithm.name", "appo"),
+    "algorithm.kl_target": ("algorithm.kl_coeff",),
+    "algorithm.optimizer_options.decay": ("algorithm.optimizer", "rmsprop", "rmsprop_tf"),
+    "algorithm.optimizer_options.momentum": ("algorithm.optimizer", "rmsprop", "rmsprop_tf"),
+    "algorithm.optimizer_options.weight_decay": ("algorithm.optimizer", "adamw"),
+    "model.width": ("model.name", "impala_resnet"),
+    "model.core_size": ("model.core", "lstm", "gru"),
+    "pace.lag": ("pace.mode", "lockstep"),
+    "pace.on_loss": ("pace.mode", "lockstep"),
+    "policies.mapping": ("policies.names",),
+    "policies.train": ("policies.names",),
+    "policies.copies": ("policies.names",),
+    "policies.copy_every_updates": ("policies.copies",),
+}
+"""Keys that do nothing but where another is one of these; where none is named, where it is set."""
 
 
 class TrajectorySection(Section):
@@ -53,10 +76,6 @@ class PaceSection(Section):
     @property
     def is_lockstep(self) -> bool:
         return self.mode == "lockstep"
-
-    def broken_rules(self) -> Iterator[str]:
-        for key in ("lag", "on_loss"):
-            yield from self.idle(key, "mode", self.mode, ["lockstep"])
 
 
 class TrainSection(Section):
@@ -88,7 +107,7 @@ class CheckpointSection(Section):
 class ReportSection(Section):
     """Where reports go, besides `metrics.jsonl` and the terminal."""
 
-    sinks: NamedList = Field(
+    sinks: tuple[Named, ...] = Field(
         (),
         description="tensorboard, wandb, or your own as package.module:Name; with arguments a "
         "table of name and kwargs.",
@@ -122,29 +141,46 @@ class RunConfig(Section):
     def model_post_init(self, context: Any, /) -> None:
         """Lockstep decides some keys, which are frozen for everybody else."""
         if self.pace.is_lockstep:
-            decided = {"queue_size": LOCKSTEP_QUEUE_SIZE}
+            # The lag is known, and one batch waits while one is trained.
+            decided = {"queue_size": 1}
             if "batch_columns" not in self.learner.model_fields_set:
-                decided["batch_columns"] = self._lockstep_columns
+                decided["batch_columns"] = self.train.num_actors * self.actor.num_envs
             self.__dict__["learner"] = self.learner.model_copy(update=decided)
 
     def broken_rules(self) -> Iterator[str]:
-        learner, num_minibatches = self.learner, self.algorithm.num_minibatches
+        yield from self._idle_keys()
         yield from self.broken_columns()
-        if self.pace.is_lockstep:
-            yield from self._broken_lockstep()
+        learner, num_minibatches = self.learner, self.algorithm.num_minibatches
         if num_minibatches > learner.batch_columns:
             yield (
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
                 f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
             )
+        if self.pace.is_lockstep:
+            yield from self._broken_lockstep()
+            return
         replay_lag = learner.minibatch_buffer_size * (learner.num_passes - 1) * num_minibatches
-        # In lockstep they are one update.
-        if learner.max_lag < replay_lag and not self.pace.is_lockstep:
+        if learner.max_lag < replay_lag:
             yield (
                 f"learner.max_lag ({learner.max_lag}) must be at least minibatch_buffer_size * "
                 f"(num_passes - 1) * algorithm.num_minibatches = {replay_lag}, or no batch can "
                 "have all its passes"
             )
+
+    def _idle_keys(self) -> Iterator[str]:
+        """Complain of keys that are set, and not to their default, where they do nothing."""
+        for key, (choice, *names) in ONLY_WHERE.items():
+            section, _, name = key.rpartition(".")
+            owner, chosen = attrgetter(section)(self), attrgetter(choice)(self)
+            # An algorithm of a user's own may do something with every key.
+            is_own = choice == "algorithm.name" and chosen not in ALGORITHMS
+            is_used = is_own or (chosen in names if names else chosen)
+            value, field = getattr(owner, name), type(owner).model_fields[name]
+            if not is_used and value != field.get_default(call_default_factory=True):
+                choice = choice.removesuffix("_kind")
+                where = f"where {choice} is {chosen or 'none'}" if names else f"without {choice}"
+                fix = f"{choice} = {' or '.join(names)}" if names else choice
+                yield f"{key} ({value}) does nothing {where}: drop it, or set {fix}"
 
     def broken_columns(self, agents: int | None = None) -> Iterator[str]:
         """Tell whether what actors send fits in a batch. `agents` are those of an environment, each
@@ -159,24 +195,15 @@ class RunConfig(Section):
                 )
             return
         width *= self.train.num_actors
-        if columns != width if agents else columns % width:
+        if columns > MAX_COLUMNS or (columns != width if agents else columns % width):
             yield (
                 f"pace.mode lockstep: learner.batch_columns ({columns}) must be train.num_actors * "
                 f"actor.num_envs{of_agents} ({width}), as it is when it is not set, or that times "
-                "the agents of an environment"
+                f"the agents of an environment, and at most {MAX_COLUMNS}"
             )
-
-    @property
-    def _lockstep_columns(self) -> int:
-        return self.train.num_actors * self.actor.num_envs
 
     def _broken_lockstep(self) -> Iterator[str]:
-        learner, width = self.learner, self._lockstep_columns
-        if width > MAX_COLUMNS:
-            yield (
-                f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "
-                f"that has at most {MAX_COLUMNS} columns"
-            )
+        learner = self.learner
         for key in ("minibatch_buffer_size", "publish_every_updates"):
             if (value := getattr(learner, key)) != 1:
                 yield f"pace.mode lockstep: learner.{key} ({value}) must be 1"
@@ -196,7 +223,6 @@ class RunConfig(Section):
         """Tell what is allowed but will probably disappoint when so many env steps are trained."""
         return [
             *self._lag_warnings(),
-            *self._reuse_warnings(),
             *self._schedule_warnings(env_steps),
             *self.bind.warnings(),
         ]
@@ -221,13 +247,9 @@ class RunConfig(Section):
         # In lockstep a clip bounds what passes can do.
         elif lag > SAFE_LAG_UPDATES and not (pace.is_lockstep and algorithm.has_clip):
             yield f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower {fix}"
-
-    def _reuse_warnings(self) -> Iterator[str]:
-        """Warn of passes that nothing corrects: ppo has its ratio, V-trace has its weights."""
-        num_passes = self.learner.num_passes
-        if not self.algorithm.has_ratio and num_passes > 1:
+        if learner.num_passes > 1 and not algorithm.may_use_vtrace:
             yield (
-                f"learner.num_passes ({num_passes}): {self.algorithm.name} has no ratio of "
+                f"learner.num_passes ({learner.num_passes}): {algorithm.name} has no ratio of "
                 "policies to correct its passes after the first, where the policy is no longer the "
                 "one that acted: set learner.num_passes to 1, or algorithm.name to ppo"
             )
@@ -236,14 +258,10 @@ class RunConfig(Section):
         stop, zero_at, algorithm = self.stop, self.idle_from, self.algorithm
         horizon = algorithm.schedule_env_steps
         if horizon is not None and env_steps >= horizon:
-            ends = {"lr": algorithm.lr_end, "entropy_cost": algorithm.entropy_cost_end}
-            stay = [
-                f"algorithm.{key} stays {end:g}" for key, end in ends.items() if end is not None
-            ]
-            idle = ", so nothing is learned" if algorithm.lr_end == 0 else ""
+            idle = "; algorithm.lr is 0, so nothing is learned" if algorithm.lr_end == 0 else ""
             yield (
                 f"algorithm.schedule_env_steps ({horizon:,}) is over at env step {env_steps:,}: "
-                f"{' and '.join(stay)}{idle}; raise it to go on from there"
+                f"raise it to go on from there{idle}"
             )
             return
         # A goal may be reached before.

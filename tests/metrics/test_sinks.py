@@ -1,10 +1,21 @@
-"""Sinks by name: how each is made, and that none of them keeps a run waiting or ends it."""
+"""Where reports go: whole lines in metrics.jsonl whatever the disk does, and sinks by name, none of
+which keeps a run waiting or ends it.
 
+The package of Weights & Biases is played by a module with the part of its API that is used; where
+the real one is installed, it takes the same calls, offline.
+"""
+
+import contextlib
+import inspect
+import json
+import logging
+import os
+import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +23,148 @@ import pytest
 from impala_async.config.run import ReportSection
 from impala_async.errors import ConfigError
 from impala_async.metrics import sinks as sinks_module
-from impala_async.metrics.sinks import ChosenSinks, Run
+from impala_async.metrics.names import ALIASES
+from impala_async.metrics.sinks import ChosenSinks, JsonlSink, Run, TensorBoardSink, WandbSink
+
+# -------------------- metrics.jsonl
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+@contextlib.contextmanager
+def file_size_limit(num_bytes):
+    """A disk that is full after so many bytes: the write that crosses the line is cut short."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def write(sink, *updates):
+    for update in updates:
+        sink.write({"updates": update})
+
+
+def read(path):
+    text = path.read_text()
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line)["updates"] for line in text.splitlines()]
+
+
+def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(path, monkeypatch):
+    written: list[bytes] = []
+    real_write = os.write
+
+    def spy(fd, line):
+        written.append(line)
+        return real_write(fd, line)
+
+    monkeypatch.setattr(os, "write", spy)
+    for start in (1, 2):
+        sink = JsonlSink(path)
+        assert path.exists() == (start == 2)
+        sink.write({"lag/quantiles": [0.0, 1.5], "bottleneck": "learner\nnicht müde"})
+        assert len(written) == start
+        assert path.read_bytes() == b"".join(written)
+        sink.close()
+    assert json.loads(written[0]) == {
+        "lag/quantiles": [0.0, 1.5],
+        "bottleneck": "learner\nnicht müde",
+    }
+
+
+@pytest.mark.parametrize("torn", ["x", '{"updates":', "y" * 200_000])
+@pytest.mark.parametrize("whole", ["", '{"updates":1}\n', '{"updates":1}\n' * 9000])
+def test_a_torn_last_line_is_cut(path, whole, torn):
+    path.write_text(whole + torn)
+    write(JsonlSink(path), 2)
+    assert path.read_text() == whole + '{"updates":2}\n'
+
+
+def test_a_full_disk_loses_reports_and_says_so_once_each_time(path, caplog):
+    sink = JsonlSink(path)
+    with caplog.at_level(logging.INFO):
+        for lost in ((0, 1, 2), (5,)):
+            path.symlink_to("/dev/full")
+            write(sink, *lost)
+            path.unlink()
+            write(sink, 3, 4)
+            assert read(path) == [3, 4]
+            path.unlink()
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"] * 2
+    assert "No space left" in caplog.messages[0]
+    assert "3 reports lost" in caplog.messages[1]
+    assert "1 reports lost" in caplog.messages[3]
+
+
+def test_half_a_line_is_taken_back(path, caplog):
+    sink = JsonlSink(path)
+    write(sink, 1)
+    with file_size_limit(path.stat().st_size + 5):
+        write(sink, 2)
+        assert read(path) == [1]
+        assert "5 of 14 bytes" in caplog.text
+    write(sink, 3)
+    assert read(path) == [1, 3]
+
+
+def test_it_follows_its_path_but_not_into_what_is_somebody_elses(tmp_path):
+    gone: list[bool] = []
+    path = tmp_path / "later" / "metrics.jsonl"
+    sink = JsonlSink(path, is_gone=lambda: bool(gone))
+    write(sink, 0)
+    path.parent.mkdir()
+    write(sink, 1)
+    moved = path.rename(path.with_name("moved.jsonl"))
+    write(sink, 2)
+    gone.append(True)
+    write(sink, 3)
+    assert (read(moved), read(path)) == ([1], [2])
+
+
+def test_a_report_that_is_not_json_is_refused(path):
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="JSON"):
+            JsonlSink(path).write({"loss/total": value})
+    assert not path.exists()
+
+
+def test_reports_leave_room_and_come_back(path, monkeypatch, caplog):
+    fields = list(os.statvfs("/"))
+
+    def fstatvfs(fd):
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr(os, "fstatvfs", fstatvfs)
+    reserve = [0]
+    sink = JsonlSink(path, reserve=lambda: reserve[0])
+    # The last file system does not know how many blocks there are.
+    for number, (size, free, kept) in enumerate(
+        [(100, 0, 0), (100, 60, 50), (100, 40, 50), (100, 49, 50), (100, 50, 50), (0, 0, 50)]
+    ):
+        fields[1], fields[2], fields[4], reserve[0] = 1, size, free, kept
+        write(sink, number)
+    assert read(path) == [0, 1, 4, 5]
+    assert caplog.text.count("what is free is left to checkpoints") == 1
+    assert "2 reports lost" in caplog.text
+
+
+def test_a_pipe_that_nobody_empties_is_not_waited_for(path, caplog):
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    sink = JsonlSink(path)
+    for number in range(200):
+        sink.write({"text": "x" * 1000, "updates": number})
+    os.close(reader)
+    assert "cannot be written" in caplog.text
+
+
+# -------------------- sinks by name
 
 MODULE = """
 TAKEN = []
@@ -54,7 +206,6 @@ def breaks(run):
 
 A_NUMBER = 3
 """
-Make = Callable[..., ChosenSinks]
 
 
 @pytest.fixture
@@ -156,7 +307,150 @@ def test_one_that_hangs_keeps_nobody_waiting(module, make, monkeypatch, caplog):
         "report.sinks: own_sinks:Keeps has not closed in time, and is left alone",
     ]
     may_go_on.set()
-    (thread,) = (one for one in threading.enumerate() if one.name == "sink-own_sinks:Keeps")
+    (thread,) = (one for one in threading.enumerate() if one.name == "own_sinks:Keeps")
     thread.join(10)
     # The oldest of those that waited gave way, the last of all to the end itself.
     assert module.TAKEN == [0, 7, 8, "closed"]
+
+
+# -------------------- TensorBoard and Weights & Biases
+
+REPORT: dict[str, Any] = {
+    "env_steps_trained": 640,
+    "mean_return": 21.5,
+    "loss/total": None,
+    "bottleneck": "actors: there is none",
+    "lag/quantiles": [0.0, 1.0],
+    "user/surprise": 0.25,
+}
+NUMBERS = {"env_steps_trained": 640, "global_step": 640, "time/total_timesteps": 640}
+NUMBERS |= {"mean_return": 21.5, "rollout/ep_rew_mean": 21.5, "user/surprise": 0.25}
+
+
+def test_these_are_the_numbers_and_their_other_names():
+    assert NUMBERS.keys() - REPORT.keys() <= ALIASES.keys()
+
+
+# -------------------- TensorBoard
+
+
+def events(folder):
+    """Step, name and value of each number in the event files of a folder."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
+    for file in sorted(folder.glob("events.*")):
+        data = file.read_bytes()
+        while data:
+            # Its length, a checksum of that, the event, and a checksum of this.
+            size = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+            found += [(event.step, one.tag, one.simple_value) for one in event.summary.value]
+    return found
+
+
+def test_numbers_are_written_by_env_steps_beside_those_of_earlier_starts(tmp_path):
+    pytest.importorskip("tensorboardX")
+    for env_steps in (0, 640):
+        run = Run(tmp_path, "ab", {}, env_steps)
+        sink = TensorBoardSink(run, filename_suffix=f".{env_steps}")
+        sink.write(REPORT | {"env_steps_trained": 640 + env_steps})
+        sink.close()
+    written = events(tmp_path / "tensorboard")
+    assert {name: value for step, name, value in written if step == 640} == NUMBERS
+    assert sorted(step for step, name, _ in written if name == "mean_return") == [640, 1280]
+
+
+def test_its_folder_is_a_setting(tmp_path):
+    pytest.importorskip("tensorboardX")
+    run = Run(tmp_path, "ab", {}, 0)
+    TensorBoardSink(run, logdir=str(tmp_path / "elsewhere")).close()
+    assert not (tmp_path / "tensorboard").exists()
+    with pytest.raises(TypeError):
+        TensorBoardSink(run, log_folder="x")
+
+
+# -------------------- Weights & Biases
+
+
+class PlayedRun:
+    """The calls of one run, in their order."""
+
+    def __init__(self):
+        self.calls: list[Any] = []
+
+    def define_metric(self, name, step_metric=None):
+        self.calls.append(("define_metric", name, step_metric))
+
+    def log(self, data):
+        self.calls.append(("log", data))
+
+    def finish(self):
+        self.calls.append("finish")
+
+
+class Played(ModuleType):
+    """The module `wandb`, as far as the sink needs it."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.run = PlayedRun()
+        self.settings: dict[str, Any] = {}
+
+    def init(self, *, project, name, id, resume, dir, config, settings, mode=None, tags=None):
+        assert not self.settings, "one run"
+        self.settings = {"project": project, "name": name, "id": id, "resume": resume}
+        self.settings |= {"dir": dir, "config": config, "settings": settings, "tags": tags}
+        return self.run
+
+
+RUN = Run(Path("runs/first"), "ab" * 16, {"seed": 3}, 0)
+
+
+def test_a_run_begins_with_the_first_report_and_is_finished(monkeypatch):
+    played = Played()
+    monkeypatch.setitem(sys.modules, "wandb", played)
+    with pytest.raises(TypeError, match="projct"):
+        WandbSink(RUN, projct="mine")
+    sink = WandbSink(RUN, tags=["small"], project="mine")
+    sink.close()
+    assert not played.settings
+    for _ in range(2):
+        sink.write(REPORT)
+    sink.close()
+    assert played.settings == {
+        "project": "mine",
+        "name": "first",
+        "id": "ab" * 16,
+        "resume": "allow",
+        "dir": "runs/first",
+        "config": {"seed": 3},
+        "settings": {"console": "off"},
+        "tags": ["small"],
+    }
+    first, *others = played.run.calls
+    assert first == ("define_metric", "*", "env_steps_trained")
+    assert others == [("log", NUMBERS), ("log", NUMBERS), "finish"]
+
+
+def test_the_real_one_takes_the_same_calls():
+    wandb = pytest.importorskip("wandb")
+    for real, ours in (
+        (wandb.init, Played.init),
+        (wandb.Run.define_metric, PlayedRun.define_metric),
+        (wandb.Run.log, PlayedRun.log),
+        (wandb.Run.finish, PlayedRun.finish),
+    ):
+        wanted = inspect.signature(ours).parameters.keys() - {"self"}
+        assert wanted <= inspect.signature(real).parameters.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_real_one_keeps_a_run_offline(tmp_path):
+    pytest.importorskip("wandb")
+    sink = WandbSink(RUN._replace(folder=tmp_path), mode="offline")
+    sink.write(REPORT)
+    sink.close()
+    assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
