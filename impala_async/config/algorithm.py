@@ -22,100 +22,78 @@ RETURNS_OF_OWN: tuple[ReturnsName, ...] = ("vtrace", "gae")
 class OptimizerOptions(Section):
     """The optimizer's own coefficients."""
 
-    eps: float | None = Field(
-        None, gt=0, description="none: 0.1 for rmsprop_tf, 1e-5 for the others."
-    )
-    decay: float = Field(0.99, ge=0, lt=1, description="rmsprop: decay of the mean square.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="rmsprop: momentum.")
-    weight_decay: float = Field(0.01, ge=0, le=1e30, description="adamw: decoupled weight decay.")
+    eps: float | None = Field(None, gt=0)
+    """none: 0.1 for rmsprop_tf, 1e-5 for the others."""
+    decay: float = Field(0.99, ge=0, lt=1)
+    """rmsprop: decay of the mean square."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """rmsprop: momentum."""
+    weight_decay: float = Field(0.01, ge=0, le=1e30)
+    """adamw: decoupled weight decay."""
 
 
 class AlgorithmSection(Section):
     """The loss, its coefficients and the optimizer."""
 
-    name: str = Field(
-        "impala",
-        description="The algorithm: impala, appo (which is IMPACT), ppo, a2c, or your own as "
-        "package.module:Name.",
-    )
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount per step.")
-    lr: float = Field(5e-4, gt=0, le=1e30, description="Learning rate at the start.")
-    lr_end: float | None = Field(
-        None, ge=0, le=1e30, description="Rate at the schedule's end; none: flat."
-    )
-    entropy_cost: float = Field(0.01, ge=0, description="Weight of the entropy bonus.")
-    entropy_cost_end: float | None = Field(
-        None, ge=0, description="Weight at the schedule's end; none: flat."
-    )
-    schedule_env_steps: int | None = Field(
-        None, gt=0, description="Env steps trained at which the schedules reach their end."
-    )
-    value_cost: float = Field(0.5, ge=0, description="Weight of the value loss.")
-    grad_clip: float | None = Field(40.0, gt=0, description="Largest global gradient norm.")
-    returns: ReturnsName | None = Field(
-        None, description="ppo has gae or vtrace. none: gae for ppo and a2c, vtrace for the others."
-    )
-    rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the TD weights.")
-    c_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the trace weights.")
-    pg_rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar in the policy gradient.")
-    lambda_: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        alias="lambda",
-        description="Trace decay; none: 1 with V-trace, 0.95 with GAE.",
-    )
-    normalize_advantages: bool | None = Field(
-        None,
-        description="Give advantages mean 0 and deviation 1; none: in ppo and a2c, else not.",
-    )
-    clip: float = Field(
-        0.2, gt=0, description="ppo, appo: how far from 1 a ratio of policies is followed."
-    )
-    num_minibatches: int = Field(
-        1, ge=1, description="ppo, appo: parts of a batch, of whole columns; each is an update."
-    )
-    is_clip: float = Field(
-        2.0, gt=0, description="appo: bar on the ratio of the acting to the target policy."
-    )
-    tau: float = Field(
-        1.0, gt=0, le=1, description="appo: how far the target network moves to the current one."
-    )
-    target_update_every_updates: int = Field(
-        4, ge=1, description="appo: updates from one move of the target network to the next."
-    )
-    kl_coeff: float = Field(
-        0.0, ge=0, description="appo: weight at the start of the KL from the target; 0: without."
-    )
-    kl_target: float | None = Field(
-        0.01,
-        gt=0,
-        description="appo: KL towards which kl_coeff is adapted, from 1e-6 to 1e6; none: it stays.",
-    )
-    reward_clip: Literal["unit", "soft_asymmetric"] | None = Field(
-        None,
-        description="Rewards in the loss, never in reported returns: between -1 and 1, or "
-        "0.3 min(tanh r, 0) + 5 max(tanh r, 0); none: as they are.",
-    )
-    reward_scale: float = Field(
-        1.0,
-        description="Rewards are multiplied by this (after reward_clip) in the loss, never in "
-        "reported returns.",
-    )
-    normalize_returns: bool = Field(
-        False,
-        description="Divide rewards in the loss by the running deviation of the returns; by 0.01 "
-        "and a tenth of their mean at least: make tiny rewards larger with reward_scale.",
-    )
-    reduction: Literal["mean", "sum"] = Field(
-        "mean", description="Mean over valid rows, or the sum that the IMPALA paper uses."
-    )
-    optimizer: OptimizerName = Field(
-        "adam", description="rmsprop is torch's; rmsprop_tf is TF1's, as the IMPALA paper has it."
-    )
-    optimizer_options: OptimizerOptions = Field(
-        OptimizerOptions(), description="The optimizer's own coefficients."
-    )
+    name: str = "impala"
+    """The algorithm: impala, appo (which is IMPACT), ppo, a2c, or your own as
+    package.module:Name."""
+    gamma: float = Field(0.99, ge=0, le=1)
+    """Discount per step."""
+    lr: float = Field(5e-4, gt=0, le=1e30)
+    """Learning rate at the start."""
+    lr_end: float | None = Field(None, ge=0, le=1e30)
+    """Rate at the schedule's end; none: flat."""
+    entropy_cost: float = Field(0.01, ge=0)
+    """Weight of the entropy bonus."""
+    entropy_cost_end: float | None = Field(None, ge=0)
+    """Weight at the schedule's end; none: flat."""
+    schedule_env_steps: int | None = Field(None, gt=0)
+    """Env steps trained at which the schedules reach their end."""
+    value_cost: float = Field(0.5, ge=0)
+    """Weight of the value loss."""
+    grad_clip: float | None = Field(40.0, gt=0)
+    """Largest global gradient norm."""
+    returns: ReturnsName | None = None
+    """ppo has gae or vtrace. none: gae for ppo and a2c, vtrace for the others."""
+    rho_bar: float | None = Field(1.0, gt=0)
+    """V-trace bar on the TD weights."""
+    c_bar: float | None = Field(1.0, gt=0)
+    """V-trace bar on the trace weights."""
+    pg_rho_bar: float | None = Field(1.0, gt=0)
+    """V-trace bar in the policy gradient."""
+    lambda_: float | None = Field(None, ge=0, le=1, alias="lambda")
+    """Trace decay; none: 1 with V-trace, 0.95 with GAE."""
+    normalize_advantages: bool | None = None
+    """Give advantages mean 0 and deviation 1; none: in ppo and a2c, else not."""
+    clip: float = Field(0.2, gt=0)
+    """ppo, appo: how far from 1 a ratio of policies is followed."""
+    num_minibatches: int = Field(1, ge=1)
+    """ppo, appo: parts of a batch, of whole columns; each is an update."""
+    is_clip: float = Field(2.0, gt=0)
+    """appo: bar on the ratio of the acting to the target policy."""
+    tau: float = Field(1.0, gt=0, le=1)
+    """appo: how far the target network moves to the current one."""
+    target_update_every_updates: int = Field(4, ge=1)
+    """appo: updates from one move of the target network to the next."""
+    kl_coeff: float = Field(0.0, ge=0)
+    """appo: weight at the start of the KL from the target; 0: without."""
+    kl_target: float | None = Field(0.01, gt=0)
+    """appo: KL towards which kl_coeff is adapted, from 1e-6 to 1e6; none: it stays."""
+    reward_clip: Literal["unit", "soft_asymmetric"] | None = None
+    """Rewards in the loss, never in reported returns: between -1 and 1, or 0.3 min(tanh r, 0) + 5
+    max(tanh r, 0); none: as they are."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this (after reward_clip) in the loss, never in reported returns."""
+    normalize_returns: bool = False
+    """Divide rewards in the loss by the running deviation of the returns; by 0.01 and a tenth of
+    their mean at least: make tiny rewards larger with reward_scale."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Mean over valid rows, or the sum that the IMPALA paper uses."""
+    optimizer: OptimizerName = "adam"
+    """rmsprop is torch's; rmsprop_tf is TF1's, as the IMPALA paper has it."""
+    optimizer_options: OptimizerOptions = OptimizerOptions()
+    """The optimizer's own coefficients."""
 
     @property
     def _may_return(self) -> tuple[ReturnsName, ...]:

@@ -16,21 +16,17 @@ MAX_POLICIES = 64
 class PoliciesSection(Section):
     """Several policies for the agents of one environment. Without names all agents share one."""
 
-    names: tuple[str, ...] = Field((), description="Two or more; empty: one for all agents.")
-    mapping: str = Field(
-        SHUFFLED,
-        description="Who plays which agent, anew in each episode. shuffled: dealt in a random "
-        "order. Or your own package.module:function.",
-    )
-    train: tuple[str, ...] | None = Field(
-        None, description="Those that learn; none: all that are no copies."
-    )
-    copies: dict[str, str] = Field(
-        default_factory=dict, description="Frozen copies, each with the policy it is taken from."
-    )
-    copy_every_updates: int | None = Field(
-        None, ge=1, description="Updates of its source after which a copy is taken anew."
-    )
+    names: tuple[str, ...] = ()
+    """Two or more; empty: one for all agents."""
+    mapping: str = SHUFFLED
+    """Who plays which agent, anew in each episode. shuffled: dealt in a random order. Or your own
+    package.module:function."""
+    train: tuple[str, ...] | None = None
+    """Those that learn; none: all that are no copies."""
+    copies: dict[str, str] = Field(default_factory=dict)
+    """Frozen copies, each with the policy it is taken from."""
+    copy_every_updates: int | None = Field(None, ge=1)
+    """Updates of its source after which a copy is taken anew."""
 
     @property
     def trained(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Every knob of the system: one frozen section per owner, gathered in `RunConfig`.
 
 A function takes its own section, never the whole config. `load.py` reads them from a file
-and the command line. Descriptions are what the configuration page shows.
+and the command line. The text below each key is what the configuration page shows.
 """
 
 from collections.abc import Iterator
@@ -55,23 +55,20 @@ ONLY_WHERE = {
 class TrajectorySection(Section):
     """The unit that actors send."""
 
-    rows: int = Field(50, ge=1, le=65535, description="T: env steps per trajectory.")
+    rows: int = Field(50, ge=1, le=65535)
+    """T: env steps per trajectory."""
 
 
 class PaceSection(Section):
     """Whether actors and learner wait for each other."""
 
-    mode: Literal["async", "lockstep"] = Field(
-        "async",
-        description="async: nobody waits. lockstep: one update per trajectory of every actor, all "
-        "with the same weights, in an order that is always the same.",
-    )
-    lag: int = Field(
-        0, ge=0, le=1, description="lockstep: actors are so many versions behind: 1 overlaps both."
-    )
-    on_loss: Literal["go_on", "stop"] = Field(
-        "go_on", description="lockstep: what happens when the session of an actor ends."
-    )
+    mode: Literal["async", "lockstep"] = "async"
+    """async: nobody waits. lockstep: one update per trajectory of every actor, all with the same
+    weights, in an order that is always the same."""
+    lag: int = Field(0, ge=0, le=1)
+    """lockstep: actors are so many versions behind: 1 overlaps both."""
+    on_loss: Literal["go_on", "stop"] = "go_on"
+    """lockstep: what happens when the session of an actor ends."""
 
     @property
     def is_lockstep(self) -> bool:
@@ -81,37 +78,38 @@ class PaceSection(Section):
 class TrainSection(Section):
     """The `train` door: one learner and its actors on this machine."""
 
-    num_actors: int = Field(2, ge=1, le=1024, description="Actor processes to start.")
+    num_actors: int = Field(2, ge=1, le=1024)
+    """Actor processes to start."""
 
 
 class StopSection(Section):
     """When a run is over: whichever comes first. Without any of them it runs until stopped."""
 
-    env_steps: int | None = Field(None, gt=0, description="Env steps trained.")
-    updates: int | None = Field(
-        None, gt=0, description="Updates made; minibatches of the last batch may pass it."
-    )
-    mean_return: float | None = Field(None, description="Mean return of the last 100 episodes.")
-    wall_s: float | None = Field(
-        None, gt=0, le=MOST_S, description="Seconds from the first update."
-    )
+    env_steps: int | None = Field(None, gt=0)
+    """Env steps trained."""
+    updates: int | None = Field(None, gt=0)
+    """Updates made; minibatches of the last batch may pass it."""
+    mean_return: float | None = None
+    """Mean return of the last 100 episodes."""
+    wall_s: float | None = Field(None, gt=0, le=MOST_S)
+    """Seconds from the first update."""
 
 
 class CheckpointSection(Section):
     """When checkpoints are written and how many stay."""
 
-    every_s: float = Field(60.0, gt=0, le=MOST_S, description="Seconds between checkpoints.")
-    keep: int = Field(3, ge=1, description="Newest checkpoints that stay (the best one stays too).")
+    every_s: float = Field(60.0, gt=0, le=MOST_S)
+    """Seconds between checkpoints."""
+    keep: int = Field(3, ge=1)
+    """Newest checkpoints that stay (the best one stays too)."""
 
 
 class ReportSection(Section):
     """Where reports go, besides `metrics.jsonl` and the terminal."""
 
-    sinks: tuple[Named, ...] = Field(
-        (),
-        description="tensorboard, wandb, or your own as package.module:Name; with arguments a "
-        "table of name and kwargs.",
-    )
+    sinks: tuple[Named, ...] = ()
+    """tensorboard, wandb, or your own as package.module:Name; with arguments a table of name and
+    kwargs."""
 
     def broken_rules(self) -> Iterator[str]:
         for sink in self.sinks:
@@ -121,9 +119,8 @@ class ReportSection(Section):
 class RunConfig(Section):
     """All settings of one run."""
 
-    seed: int = Field(
-        0, ge=0, le=2**31 - 1, description="Seeds the model and, with rank and start, actors."
-    )
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Seeds the model and, with rank and start, actors."""
     env: EnvSection
     algorithm: AlgorithmSection = AlgorithmSection()
     model: ModelSection = ModelSection()
