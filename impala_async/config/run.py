@@ -40,6 +40,9 @@ ONLY_WHERE = {
     "algorithm.optimizer_options.decay": ("algorithm.optimizer", "rmsprop", "rmsprop_tf"),
     "algorithm.optimizer_options.momentum": ("algorithm.optimizer", "rmsprop", "rmsprop_tf"),
     "algorithm.optimizer_options.weight_decay": ("algorithm.optimizer", "adamw"),
+    "learner.init_num_passes": ("pace.mode", "async"),
+    "learner.minibatch_buffer_size": ("pace.mode", "async"),
+    "learner.publish_every_updates": ("pace.mode", "async"),
     "model.width": ("model.name", "impala_resnet"),
     "model.core_size": ("model.core", "lstm", "gru"),
     "pace.lag": ("pace.mode", "lockstep"),
@@ -153,11 +156,9 @@ class RunConfig(Section):
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
                 f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
             )
-        if self.pace.is_lockstep:
-            yield from self._broken_lockstep()
-            return
         replay_lag = learner.minibatch_buffer_size * (learner.num_passes - 1) * num_minibatches
-        if learner.max_lag < replay_lag:
+        # In lockstep they are one update.
+        if learner.max_lag < replay_lag and not self.pace.is_lockstep:
             yield (
                 f"learner.max_lag ({learner.max_lag}) must be at least minibatch_buffer_size * "
                 f"(num_passes - 1) * algorithm.num_minibatches = {replay_lag}, or no batch can "
@@ -199,17 +200,6 @@ class RunConfig(Section):
                 f"the agents of an environment, and at most {MAX_COLUMNS}"
             )
 
-    def _broken_lockstep(self) -> Iterator[str]:
-        learner = self.learner
-        for key in ("minibatch_buffer_size", "publish_every_updates"):
-            if (value := getattr(learner, key)) != 1:
-                yield f"pace.mode lockstep: learner.{key} ({value}) must be 1"
-        if learner.init_num_passes not in (None, learner.num_passes):
-            yield (
-                f"pace.mode lockstep: learner.init_num_passes ({learner.init_num_passes}) does "
-                "nothing: every batch has all its passes"
-            )
-
     @property
     def idle_from(self) -> int | None:
         """The env step from which on the run goes on without learning; none if it ends by then."""
@@ -226,13 +216,14 @@ class RunConfig(Section):
 
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace
-        lag = learner.expected_lag_updates * algorithm.num_minibatches
-        fix = (
-            "learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
-            "algorithm.num_minibatches"
-        )
-        if pace.is_lockstep:
-            lag, fix = learner.num_passes * (pace.lag + 1), "learner.num_passes or pace.lag"
+        lag = learner.num_passes * (pace.lag + 1)
+        fix = "learner.num_passes or pace.lag"
+        if not pace.is_lockstep:
+            lag = learner.expected_lag_updates * algorithm.num_minibatches
+            fix = (
+                "learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
+                "algorithm.num_minibatches"
+            )
         old = f"a trajectory may be {lag} updates old when it is trained on, and"
         if algorithm.returns_kind == "gae":
             if pace.lag or not pace.is_lockstep:
@@ -252,24 +243,22 @@ class RunConfig(Section):
             )
 
     def _schedule_warnings(self, env_steps: int) -> Iterator[str]:
-        stop, zero_at, algorithm = self.stop, self.idle_from, self.algorithm
-        horizon = algorithm.schedule_env_steps
+        stop, zero_at, horizon = self.stop, self.idle_from, self.algorithm.schedule_env_steps
+        # A goal may be reached before.
+        has_goal = stop.mean_return is not None or stop.updates is not None
         if horizon is not None and env_steps >= horizon:
-            idle = "; algorithm.lr is 0, so nothing is learned" if algorithm.lr_end == 0 else ""
+            idle = "" if zero_at is None else "; algorithm.lr is 0, so nothing is learned"
             yield (
                 f"algorithm.schedule_env_steps ({horizon:,}) is over at env step {env_steps:,}: "
                 f"raise it to go on from there{idle}"
             )
-            return
-        # A goal may be reached before.
-        has_goal = stop.mean_return is not None or stop.updates is not None
-        if zero_at is None or (stop.env_steps is None and has_goal):
-            return
-        end = "" if stop.env_steps is None else f" to stop.env_steps ({stop.env_steps:,})"
-        yield (
-            f"algorithm.lr is 0 from env step {zero_at:,} on (algorithm.schedule_env_steps), and "
-            f"the run goes on{end} without learning: raise that, or set algorithm.lr_end over 0"
-        )
+        elif zero_at is not None and (stop.env_steps is not None or not has_goal):
+            end = "" if stop.env_steps is None else f" to stop.env_steps ({stop.env_steps:,})"
+            yield (
+                f"algorithm.lr is 0 from env step {zero_at:,} on (algorithm.schedule_env_steps), "
+                f"and the run goes on{end} without learning: raise that, or set algorithm.lr_end "
+                "over 0"
+            )
 
 
 class ActorSettings(Section):

@@ -229,8 +229,7 @@ class RunTimes:
 
     def __init__(self, num_updates: int = 0) -> None:
         """`num_updates`: those that this start found."""
-        self._sums: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
+        self._sums: dict[str, tuple[float, float]] = {}  # with their weights
         self._num_updates = float(num_updates)
         self._had_actors = False
 
@@ -243,14 +242,13 @@ class RunTimes:
             return
         self._num_updates = num_updates
         for name in _TIMES:
-            value = _number(report, name)
-            if value is not None:
-                self._sums[name] = self._sums.get(name, 0.0) + weight * value
-                self._weights[name] = self._weights.get(name, 0.0) + weight
+            if (value := _number(report, name)) is not None:
+                total, weights = self._sums.get(name, (0.0, 0.0))
+                self._sums[name] = total + weight * value, weights + weight
 
     def over(self, report: Mapping[str, Value]) -> dict[str, Value]:
         """The last report with the times of all of them in it; nothing is starved at the end."""
-        means = {name: total / self._weights[name] for name, total in self._sums.items()}
+        means = {name: total / weights for name, (total, weights) in self._sums.items()}
         whole = {**report, **means, "learner/starved_since_s": None}
         # Those that were there, and left before the end, were some.
         return whole | {"num_actors": None} if self._had_actors else whole

@@ -86,6 +86,9 @@ USES = {
     "algorithm.optimizer_options.weight_decay=0.1": (
         *("algorithm.optimizer", "adamw", "adam rmsprop rmsprop_tf"),
     ),
+    "learner.minibatch_buffer_size=2": ("pace.mode", "async", "lockstep"),
+    "learner.publish_every_updates=2": ("pace.mode", "async", "lockstep"),
+    "learner.num_passes=3 learner.init_num_passes=1": ("pace.mode", "async", "lockstep"),
     "model.width=2": ("model.name", "impala_resnet", "mlp nature_cnn small_cnn a.b:C"),
     "model.core_size=64": ("model.core", "lstm gru", "none"),
     "pace.lag=1": ("pace.mode", "lockstep", "async"),
@@ -288,12 +291,6 @@ def test_a_batch_of_lockstep_holds_every_actor_once(actors, envs):
     [
         ("learner.batch_columns=24", "must be train.num_actors * actor.num_envs (16), as it is"),
         ("train.num_actors=1024", "(8192), as it is when it is not set, or that times the agents"),
-        ("learner.minibatch_buffer_size=2", "learner.minibatch_buffer_size (2) must be 1"),
-        ("learner.publish_every_updates=2", "learner.publish_every_updates (2) must be 1"),
-        (
-            "learner.num_passes=3 learner.init_num_passes=1",
-            "learner.init_num_passes (1) does nothing",
-        ),
         (
             f"{PPO} algorithm.num_minibatches=17",
             "algorithm.num_minibatches (17) must not exceed learner.batch_columns (16)",
@@ -308,4 +305,3 @@ def test_in_lockstep_one_batch_waits_at_most():
     """So no memory is kept for more, whatever a preset says."""
     preset = {"pace": {"mode": "lockstep"}, "learner": {"queue_size": 9}}
     assert config_of(**preset).learner.queue_size == 1
-    config_of(f"{LOCKSTEP} learner.num_passes=3 learner.init_num_passes=3")
