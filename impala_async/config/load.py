@@ -6,7 +6,6 @@ value and what is wanted, and all mistakes are told at once.
 """
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from impala_async.config.mistakes import MAX_SHOWN, explain, shown
+from impala_async.config.mistakes import explain, shown
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
 from impala_async.files import why_unreadable
@@ -103,7 +102,6 @@ def _idle_in_lockstep(settings: Mapping[str, Any], sources: Mapping[str, str]) -
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = ""
     try:
         text = path.read_text("utf-8-sig")
         return dict(json.loads(text)["config"] if path.suffix == ".json" else tomllib.loads(text))
@@ -112,18 +110,10 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         if path.suffix == ".json":
             raise ConfigError(f"{path}: is not the config.json of a run") from None
-        why = f"{why_unreadable(error)}{_line_at_fault(error, text)}"
+        why = why_unreadable(error)
+        if "Invalid value" in why:
+            why += "; text wants double quotes, and TOML has true, false and no none"
         raise ConfigError(f"{path}: not a valid TOML file: {why}") from None
-
-
-def _line_at_fault(error: Exception, text: str) -> str:
-    found = re.search(r"\(at line (\d+)", str(error))
-    if found is None:
-        return ""
-    line = text.split("\n")[int(found[1]) - 1].strip()
-    is_value = "Invalid value" in str(error)
-    hint = "; text wants double quotes, and TOML has true, false and no none" if is_value else ""
-    return f": {line[:MAX_SHOWN]}{hint}"
 
 
 def _dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
@@ -265,15 +266,14 @@ class WandbSink:
             # The terminal belongs to our progress.
             "settings": {"console": "off"},
         }
-        self._settings = usual | settings
         # A setting that does not exist is told of now.
-        inspect.signature(wandb.init).bind(**self._settings)
-        self._init: Any = wandb.init
+        inspect.signature(wandb.init).bind(**usual | settings)
+        self._begin = partial(wandb.init, **usual | settings)
         self._run: Any = None
 
     def write(self, report: Report) -> None:
         if self._run is None:
-            self._run = self._init(**self._settings)
+            self._run = self._begin()
             self._run.define_metric("*", step_metric="env_steps_trained")
         self._run.log(numbers(report))
 
