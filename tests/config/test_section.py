@@ -59,7 +59,7 @@ DEEP, LONG = "[" * 300 + "]" * 300, "9" * 5000
     ("setting", "key"),
     [
         (f"env.kwargs.x = {DEEP}", "env.kwargs.x"),
-        (f"env.kwargs{'.a' * 5000} = 1", "env.kwargs.a"),
+        (f"env.kwargs{'.a' * 1500} = 1", "env.kwargs.a"),
         (f"env.kwargs.x = 0x{LONG}", "env.kwargs.x"),
         (f"env.kwargs.x = {2**63}", "env.kwargs.x"),
         ("env.kwargs.at = 07:32:00", "env.kwargs.at"),

@@ -23,7 +23,6 @@ import pytest
 from impala_async.config.run import ReportSection
 from impala_async.errors import ConfigError
 from impala_async.metrics import sinks as sinks_module
-from impala_async.metrics.names import ALIASES
 from impala_async.metrics.sinks import ChosenSinks, JsonlSink, Run, TensorBoardSink, WandbSink
 
 # -------------------- metrics.jsonl
@@ -65,17 +64,15 @@ def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(path,
         return real_write(fd, line)
 
     monkeypatch.setattr(os, "write", spy)
+    report = {"lag/quantiles": [0.0, 1.5], "bottleneck": "learner\nnicht müde"}
     for start in (1, 2):
         sink = JsonlSink(path)
         assert path.exists() == (start == 2)
-        sink.write({"lag/quantiles": [0.0, 1.5], "bottleneck": "learner\nnicht müde"})
+        sink.write(report)
         assert len(written) == start
         assert path.read_bytes() == b"".join(written)
         sink.close()
-    assert json.loads(written[0]) == {
-        "lag/quantiles": [0.0, 1.5],
-        "bottleneck": "learner\nnicht müde",
-    }
+    assert json.loads(written[0]) == report
 
 
 @pytest.mark.parametrize("torn", ["x", '{"updates":', "y" * 200_000])
@@ -194,17 +191,11 @@ class FailsToClose(Keeps):
     def close(self):
         raise OSError("not today")
 
-class OnlyWrites:
-    def __init__(self, run):
-        pass
-
-    def write(self, report):
-        pass
+def no_sink(run):
+    return run
 
 def breaks(run):
     return {}["key"]
-
-A_NUMBER = 3
 """
 
 
@@ -247,12 +238,9 @@ def test_a_sink_of_ones_own_takes_all_reports_in_order(module, make):
     ("sink", "says"),
     [
         ("no_such_module:Sink", "failed to import .*; Python looks for no_such_module among"),
-        ("own_sinks:Keep", r"own_sinks has no 'Keep'. Did you mean: `Keeps`\?"),
-        ("own_sinks:A_NUMBER", "is of type int, and cannot be called"),
-        ("own_sinks:OnlyWrites", r"which is no sink: it must have write\(report\) and close"),
+        ("own_sinks:no_sink", r"which is no sink: it must have write\(report\) and close"),
         ("own_sinks:breaks", r"failed when it was made, at .*own_sinks\.py:\d+: KeyError"),
         ({"name": "own_sinks:Keeps", "kwargs": {"facto": 1}}, "TypeError: .*'facto'"),
-        ("subprocess:Popen", "comes with Python"),
         ("tensorboard", r"tensorboard failed .*; pip install 'impala-async\[tensorboard\]'$"),
         ("wandb", r"wandb failed .*; pip install 'impala-async\[wandb\]'$"),
     ],
@@ -327,18 +315,10 @@ NUMBERS = {"env_steps_trained": 640, "global_step": 640, "time/total_timesteps":
 NUMBERS |= {"mean_return": 21.5, "rollout/ep_rew_mean": 21.5, "user/surprise": 0.25}
 
 
-def test_these_are_the_numbers_and_their_other_names():
-    assert NUMBERS.keys() - REPORT.keys() <= ALIASES.keys()
-
-
-# -------------------- TensorBoard
-
-
 def events(folder):
     """Step, name and value of each number in the event files of a folder."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = []
     for file in sorted(folder.glob("events.*")):
         data = file.read_bytes()
         while data:
@@ -346,8 +326,7 @@ def events(folder):
             size = int.from_bytes(data[:8], "little")
             event = Event.FromString(data[12 : 12 + size])
             data = data[16 + size :]
-            found += [(event.step, one.tag, one.simple_value) for one in event.summary.value]
-    return found
+            yield from ((event.step, one.tag, one.simple_value) for one in event.summary.value)
 
 
 def test_numbers_are_written_by_env_steps_beside_those_of_earlier_starts(tmp_path):
@@ -357,52 +336,35 @@ def test_numbers_are_written_by_env_steps_beside_those_of_earlier_starts(tmp_pat
         sink = TensorBoardSink(run, filename_suffix=f".{env_steps}")
         sink.write(REPORT | {"env_steps_trained": 640 + env_steps})
         sink.close()
-    written = events(tmp_path / "tensorboard")
+    written = list(events(tmp_path / "tensorboard"))
     assert {name: value for step, name, value in written if step == 640} == NUMBERS
     assert sorted(step for step, name, _ in written if name == "mean_return") == [640, 1280]
-
-
-def test_its_folder_is_a_setting(tmp_path):
-    pytest.importorskip("tensorboardX")
-    run = Run(tmp_path, "ab", {}, 0)
     TensorBoardSink(run, logdir=str(tmp_path / "elsewhere")).close()
-    assert not (tmp_path / "tensorboard").exists()
+    assert (tmp_path / "elsewhere").exists()
     with pytest.raises(TypeError):
         TensorBoardSink(run, log_folder="x")
 
 
-# -------------------- Weights & Biases
-
-
-class PlayedRun:
-    """The calls of one run, in their order."""
-
-    def __init__(self):
-        self.calls: list[Any] = []
-
-    def define_metric(self, name, step_metric=None):
-        self.calls.append(("define_metric", name, step_metric))
-
-    def log(self, data):
-        self.calls.append(("log", data))
-
-    def finish(self):
-        self.calls.append("finish")
-
-
 class Played(ModuleType):
-    """The module `wandb`, as far as the sink needs it."""
+    """The module `wandb` and its one run, as far as the sink needs them: their calls, in order."""
 
     def __init__(self):
         super().__init__("wandb")
-        self.run = PlayedRun()
-        self.settings: dict[str, Any] = {}
+        self.calls: list[Any] = []
 
     def init(self, *, project, name, id, resume, dir, config, settings, mode=None, tags=None):
-        assert not self.settings, "one run"
-        self.settings = {"project": project, "name": name, "id": id, "resume": resume}
-        self.settings |= {"dir": dir, "config": config, "settings": settings, "tags": tags}
-        return self.run
+        usual = {"project": project, "name": name, "id": id, "resume": resume, "dir": dir}
+        self.calls.append(usual | {"config": config, "settings": settings, "tags": tags})
+        return self
+
+    def define_metric(self, name, step_metric=None):
+        self.calls.append((name, step_metric))
+
+    def log(self, data):
+        self.calls.append(data)
+
+    def finish(self):
+        self.calls.append("finish")
 
 
 RUN = Run(Path("runs/first"), "ab" * 16, {"seed": 3}, 0)
@@ -415,32 +377,23 @@ def test_a_run_begins_with_the_first_report_and_is_finished(monkeypatch):
         WandbSink(RUN, projct="mine")
     sink = WandbSink(RUN, tags=["small"], project="mine")
     sink.close()
-    assert not played.settings
+    assert not played.calls
     for _ in range(2):
         sink.write(REPORT)
     sink.close()
-    assert played.settings == {
-        "project": "mine",
-        "name": "first",
-        "id": "ab" * 16,
-        "resume": "allow",
-        "dir": "runs/first",
-        "config": {"seed": 3},
-        "settings": {"console": "off"},
-        "tags": ["small"],
-    }
-    first, *others = played.run.calls
-    assert first == ("define_metric", "*", "env_steps_trained")
-    assert others == [("log", NUMBERS), ("log", NUMBERS), "finish"]
+    usual = {"name": "first", "id": "ab" * 16, "resume": "allow", "dir": "runs/first"}
+    told = {"config": {"seed": 3}, "settings": {"console": "off"}}
+    begun = {**usual, **told, "project": "mine", "tags": ["small"]}
+    assert played.calls == [begun, ("*", "env_steps_trained"), NUMBERS, NUMBERS, "finish"]
 
 
 def test_the_real_one_takes_the_same_calls():
     wandb = pytest.importorskip("wandb")
     for real, ours in (
         (wandb.init, Played.init),
-        (wandb.Run.define_metric, PlayedRun.define_metric),
-        (wandb.Run.log, PlayedRun.log),
-        (wandb.Run.finish, PlayedRun.finish),
+        (wandb.Run.define_metric, Played.define_metric),
+        (wandb.Run.log, Played.log),
+        (wandb.Run.finish, Played.finish),
     ):
         wanted = inspect.signature(ours).parameters.keys() - {"self"}
         assert wanted <= inspect.signature(real).parameters.keys()
