@@ -1,7 +1,6 @@
 """The learner's sections of the config: batches, the ring, limits and periods, and where it
 listens."""
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -13,8 +12,6 @@ from impala_async.config.section import MOST_S, Section
 TCP_URL = re.compile(
     r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
 )
-# Hosts that stand for every interface of a machine.
-EVERY_HOST = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
 
 
 def is_loopback(url: str) -> bool:
@@ -107,26 +104,16 @@ class BindSection(Section):
 
     @field_validator("data", "weights", mode="before")
     @classmethod
-    def _is_tcp(cls, value: object) -> str:
-        url = str(value)
-        if value == url and _is_url(url):
-            return url
-        hint = f"; did you mean {like}?" if (like := like_url(url)) else ""
+    def _is_tcp(cls, value: object) -> object:
+        if isinstance(value, int) and 0 < value < 65536:
+            value = str(value)
+        if not isinstance(value, str) or _is_url(value):
+            return value
+        hint = f"; did you mean {like}?" if (like := like_url(value)) else ""
         raise ValueError(
             "wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where HOST may be [IPV6], "
-            f"got {json.dumps(value, default=str)[:200]}{hint}"
+            f"got {value[:200]!r}{hint}"
         )
-
-    def broken_rules(self) -> Iterator[str]:
-        (host, _, port), (other_host, _, other_port) = (
-            url.rpartition(":") for url in (self.data, self.weights)
-        )
-        is_shared = host == other_host or not {host, other_host}.isdisjoint(EVERY_HOST)
-        if port == other_port != "*" and is_shared:
-            yield (
-                f"data and weights each need a port of their own, got {self.data} and "
-                f"{self.weights}"
-            )
 
     def warnings(self) -> Iterator[str]:
         """Tell what other hosts cannot reach, or should not."""

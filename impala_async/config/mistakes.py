@@ -89,9 +89,10 @@ def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> list[str]:
     what = words.replace("Input should be a valid", "wants a")
     if (field := dict(fields_of(RunConfig)).get(key)) is not None:
         what = f"wants {wanted(field, is_item=isinstance(loc[-1], int))}"
+    got = shown(given)
     is_meant = key in NAMED_BY and isinstance(given, str | int)
-    hint = f"; did you mean {key}.{NAMED_BY[key]}={given}?" if is_meant else ""
-    return [f"{start}{what}, got {shown(given)}{hint}"]
+    hint = f"; did you mean {key}.{NAMED_BY[key]}={got}?" if is_meant else ""
+    return [f"{start}{what}, got {got}{hint}"]
 
 
 def source_of(key: str, sources: Mapping[str, str]) -> str:

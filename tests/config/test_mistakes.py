@@ -79,7 +79,7 @@ def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():
         ("learner.device=5", "wants text, got 5"),
         ("env.kwargs=5", "wants a table like {size = 5}, got 5"),
         ("learner=5", "wants keys of its own, not a value, got 5"),
-        ("algorithm=ppo", 'a value, got "ppo"; did you mean algorithm.name=ppo?'),
+        ("algorithm=ppo", 'a value, got "ppo"; did you mean algorithm.name="ppo"?'),
         ("bind=5555", "not a value, got 5555; did you mean bind.data=5555?"),
     ],
     ids=lambda text: text[:40],

@@ -45,7 +45,10 @@ def test_every_duration_has_a_largest_value():
 def odd_values(field):
     """Those of other kinds, and those just out of the range."""
     kinds = [field.annotation, *typing.get_args(field.annotation)]
-    yield {"x": object()}
+    deep = {}
+    for _ in range(5000):
+        deep = {"x": deep}
+    yield from (deep, {"x": object()}, 10**5000, "\udcff")
     yield from [] if type(None) in kinds else [None]
     if float in kinds or int in kinds:
         yield from (math.nan, math.inf, True, "x", [])
