@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from pydantic import ValidationError
 
 from impala_async.config.load import validate_config
-from impala_async.config.run import ONLY_WHERE, ActorSettings, LearnerSection
+from impala_async.config.run import ONLY_WHERE, ActorSettings
 from impala_async.wire.codec import decode_settings, encode_settings
 from tests.config.made import complaint, config_of, mistake
 
@@ -136,14 +135,6 @@ def test_sinks_are_names_and_tables():
 
 
 # -------------------- what is read off a config
-
-
-def test_sections_are_frozen():
-    config = config_of()
-    with pytest.raises(ValidationError):
-        config.learner.num_passes = 2
-    with pytest.raises(ValidationError):
-        config.learner = LearnerSection()
 
 
 def test_what_an_actor_is_told():

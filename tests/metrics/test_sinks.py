@@ -1,12 +1,11 @@
 """Where reports go: whole lines in metrics.jsonl whatever the disk does, and sinks by name, none of
 which keeps a run waiting or ends it.
 
-The package of Weights & Biases is played by a module with the part of its API that is used; where
-the real one is installed, it takes the same calls, offline.
+The package of Weights & Biases is played by a module with the part of its API that is used; the
+real one, where it is installed, keeps a run offline.
 """
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -178,9 +177,7 @@ class Keeps:
 
 class Empties(Keeps):
     def write(self, report):
-        for value in report.values():
-            if isinstance(value, list):
-                value.clear()
+        report["lag/quantiles"].clear()
         report.clear()
 
 class Fails(Keeps):
@@ -255,13 +252,12 @@ def test_what_is_no_sink_is_told_at_the_start(make, monkeypatch, sink, says):
 def test_one_that_fails_is_told_of_once_and_the_others_go_on(module, make, caplog):
     names = ("Empties", "Fails", "Keeps", "FailsToClose")
     sinks = make(*(f"own_sinks:{name}" for name in names))
-    reports: list[dict[str, Any]] = [
-        {"updates": number, "lag/quantiles": [0.0, 1.0]} for number in range(3)
-    ]
-    for report in reports:
+    for number in range(3):
+        report: dict[str, Any] = {"updates": number, "lag/quantiles": [0.0, 1.0]}
         sinks.write(report)
+        assert report == {"updates": number, "lag/quantiles": [0.0, 1.0]}
     sinks.close()
-    assert reports == [{"updates": number, "lag/quantiles": [0.0, 1.0]} for number in range(3)]
+    assert report == {"updates": 2, "lag/quantiles": [0.0, 1.0]}
     kept = [taken for taken in module.TAKEN if taken != "closed"]
     assert sorted(kept) == [("ab", number) for number in (0, 0, 1, 1, 2, 2)]
     assert module.TAKEN.count("closed") == 2
@@ -385,18 +381,6 @@ def test_a_run_begins_with_the_first_report_and_is_finished(monkeypatch):
     told = {"config": {"seed": 3}, "settings": {"console": "off"}}
     begun = {**usual, **told, "project": "mine", "tags": ["small"]}
     assert played.calls == [begun, ("*", "env_steps_trained"), NUMBERS, NUMBERS, "finish"]
-
-
-def test_the_real_one_takes_the_same_calls():
-    wandb = pytest.importorskip("wandb")
-    for real, ours in (
-        (wandb.init, Played.init),
-        (wandb.Run.define_metric, Played.define_metric),
-        (wandb.Run.log, Played.log),
-        (wandb.Run.finish, Played.finish),
-    ):
-        wanted = inspect.signature(ours).parameters.keys() - {"self"}
-        assert wanted <= inspect.signature(real).parameters.keys()
 
 
 @pytest.mark.slow
