@@ -183,8 +183,8 @@ CASES: list[tuple[Report, str]] = [
     (OLD | {STARVED: None}, "learner: …"),
     (OLD, f"waiting: {NO_BATCH}, {UNTOLD}"),
     (OLD | {"num_actors": 0}, f"actors: {NO_BATCH}, none is connected"),
-    ({STARVED: 0.0}, f"waiting: the learner has had no batch, {UNTOLD}"),
-    ({STARVED: 0.0, "num_actors": 0}, "actors: the learner has had no batch, none…"),
+    ({STARVED: 0.0, "time_s": 0}, f"waiting: the learner has had no batch for 0 s, {UNTOLD}"),
+    ({STARVED: 0.0, "num_actors": 0}, "actors: the learner has had no batch for 0 s, none…"),
     (OLD | AT_WORK | {"num_actors": 1, "actor/hang": HANG}, f"hanging: {NO_BATCH}, {HANG}"),
     # In lockstep a straggler is named; where all are at work, what takes their time says more.
     (LOCKSTEP, f"straggler: {NO_BATCH}, it waits for actor 0"),
