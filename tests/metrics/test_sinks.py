@@ -72,6 +72,9 @@ def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(path,
         assert path.read_bytes() == b"".join(written)
         sink.close()
     assert json.loads(written[0]) == report
+    with pytest.raises(ValueError, match="JSON"):
+        sink.write({"loss/total": float("nan")})
+    assert len(written) == 2
 
 
 @pytest.mark.parametrize("torn", ["x", '{"updates":', "y" * 200_000])
@@ -121,13 +124,6 @@ def test_it_follows_its_path_but_not_into_what_is_somebody_elses(tmp_path):
     gone.append(True)
     write(sink, 3)
     assert (read(moved), read(path)) == ([1], [2])
-
-
-def test_a_report_that_is_not_json_is_refused(path):
-    for value in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="JSON"):
-            JsonlSink(path).write({"loss/total": value})
-    assert not path.exists()
 
 
 def test_reports_leave_room_and_come_back(path, monkeypatch, caplog):
@@ -224,11 +220,11 @@ def make(module):
 
 def test_a_sink_of_ones_own_takes_all_reports_in_order(module, make):
     sinks = make({"name": "own_sinks:Keeps", "kwargs": {"factor": 10}})
-    for number in range(5):
+    for number in range(3):
         sinks.write({"updates": number})
     sinks.close()
     sinks.close()
-    assert [*(("ab", 10 * number) for number in range(5)), "closed"] == module.TAKEN
+    assert module.TAKEN == [("ab", 0), ("ab", 10), ("ab", 20), "closed"]
 
 
 @pytest.mark.parametrize(
