@@ -113,11 +113,18 @@ def test_an_environment_is_required_and_the_hint_says_how(toml):
         assert mistakes(toml) == [f"{toml}: {says}"]
 
 
-def test_all_mistakes_are_told_at_once_each_with_its_source(toml):
+@pytest.mark.parametrize("override", ["seed", "", "=5", "a..b=1", ".a=1", "a.=1", "--seed 5"])
+def test_all_mistakes_are_told_at_once_each_with_its_source(toml, override):
     toml.write_text("sede = 1\n[env]\nid = ''\n[learner]\nmax_lag = 0\n")
-    assert sorted(mistakes(toml, "actor.compress=best", "algorithm.lr=-1")) == [
+    overrides = ("env.id.x=1", "seed=-1", "actor.compress=best", "seed=-2", "algorithm.lr=-1")
+    first, second, *others = mistakes(toml, override, *overrides)
+    form = "is not of the form section.key=value, for example learner.num_passes=2"
+    assert first == f"--set: {override!r} {form}"
+    assert second == "--set: env.id.x: id is a value, without keys"
+    assert sorted(others) == [
         '--set: actor.compress: wants auto, on or off, got "best"',
         "--set: algorithm.lr: wants a number over 0, got -1",
+        "--set: seed: wants a whole number from 0 to 2147483647, got -2",
         f'{toml}: env.id: wants text that is not empty, got ""',
         f"{toml}: learner.max_lag: wants a whole number from 1 to 10000, got 0",
         f"{toml}: sede: unknown key; did you mean seed?",
