@@ -14,6 +14,7 @@ import re
 import select
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,7 @@ from impala_async import __version__
 from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
+    EXIT_INTERRUPTED,
     EXIT_TRY_AGAIN,
     SHELL_SIGNAL,
     CheckpointError,
@@ -31,15 +33,16 @@ from impala_async.errors import (
     EnvHangsError,
     ImpalaAsyncError,
     RunOver,
+    UnreachableError,
     how_it_ended,
 )
+from impala_async.files import find_object
 from impala_async.output import flush_output, told_of, write_any_text, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from impala_async.config.learner import BindSection
     from impala_async.config.run import RunConfig
     from impala_async.runs.folder import RunFolder
 
@@ -54,12 +57,8 @@ REACHED = {
     "updates": "updates",
     "mean_return": "mean_return_100",
 }
-# Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
-# no settings: those are written down, and a resumed run would insist on ports long taken.
-BIND_VARIABLE = "IMPALA_ASYNC_BIND"
-# Where `train` tells an actor its number, and how often it was started before.
-ACTOR_VARIABLE = "IMPALA_ASYNC_ACTOR"
 CONSOLE_COMMAND = "impala-async"
+POLL_S = 0.02
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +148,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in --run-dir from its checkpoint"
     )
+    parser.add_argument(
+        "--record",
+        type=typed_path,
+        metavar="FILE",
+        help="write all that actors send to this new file, for replay",
+    )
 
 
 def typed_path(text: str) -> Path:
@@ -157,15 +162,31 @@ def typed_path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
-def check_learner_url(url: str) -> None:
-    """Raise ConfigError for what no learner can be reached at."""
+def check_learner(where: str) -> None:
+    """Raise ConfigError for what is neither an address of a learner nor its run folder."""
     from impala_async.config.learner import like_url
 
-    like = like_url(url)
+    like = like_url(where)
     is_port_known = like is not None and not like.endswith(":*")
-    if like != url or not is_port_known:
+    if not os.path.isdir(where) and (like != where or not is_port_known):
         hint = f"; did you mean {like}?" if is_port_known else ""
-        raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {url!r}{hint}")
+        raise ConfigError(
+            f"--learner: wants tcp://HOST:PORT, or a run folder of this host, got {where!r}{hint}"
+        )
+
+
+def learner_url(where: str, within_s: float) -> str:
+    """The address of a learner. Its run folder has it as soon as it listens: that is waited for."""
+    if not os.path.isdir(where):
+        return where
+    give_up_at = time.monotonic() + within_s
+    while (service := find_object(Path(where) / "service.json")) is None:
+        if time.monotonic() > give_up_at:
+            raise UnreachableError(f"{where}: no learner has said there where it listens")
+        time.sleep(POLL_S)
+    url = str(service.get("data_url"))
+    check_learner(url)
+    return url
 
 
 def names_an_env(args: argparse.Namespace) -> bool:
@@ -290,32 +311,6 @@ def check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
         )
 
 
-def bind_of_this_start(bind: "BindSection") -> dict[str, str]:
-    """The environment that tells a learner where to listen in this start."""
-    return {BIND_VARIABLE: bind.model_dump_json()}
-
-
-def number_of_this_start(number: int, life: int) -> dict[str, str]:
-    """The environment that tells an actor its number, and how often it was started before."""
-    return {ACTOR_VARIABLE: f"{number} {life}"}
-
-
-def actor_of_this_start() -> tuple[int, int]:
-    """Number and life that whoever started this actor gave it; -1 and 0 if nobody did."""
-    found = re.fullmatch(r"(\d{1,4}) (\d{1,9})", os.environ.get(ACTOR_VARIABLE, ""))
-    return (int(found[1]), int(found[2])) if found else (-1, 0)
-
-
-def with_bind_of_this_start(config: "RunConfig") -> "RunConfig":
-    """The settings for this start, with the ports that `train` has chosen if it has."""
-    from impala_async.config.learner import BindSection
-
-    chosen = os.environ.get(BIND_VARIABLE)
-    if chosen is None:
-        return config
-    return config.model_copy(update={"bind": BindSection.model_validate_json(chosen)})
-
-
 def start_logging() -> "Console":
     """Log lines through the one console of this process, on stderr."""
     from rich.console import Console
@@ -333,18 +328,18 @@ def start_logging() -> "Console":
     return console
 
 
-def tell_death(code: int, folder: "RunFolder", door: str, how: str = "") -> None:
+def tell_death(code: int, folder: "RunFolder", door: str) -> None:
     """Say how a learner ended that left no summary, and how its run goes on behind that door.
 
     An exit code above 128 stands for a signal, as in a shell.
     """
-    if not how and code <= SHELL_SIGNAL:
-        how = f"ended without a summary, with exit code {code}"
+    how = f"ended without a summary, with exit code {code}"
+    if code > SHELL_SIGNAL:
+        how = how_it_ended(code if code == EXIT_INTERRUPTED else SHELL_SIGNAL - code)
     resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
     lost = "; what it trained since its last checkpoint is lost"
-    is_there = folder.exists() and not folder.is_elsewhere()
-    go_on = f"{lost}; to go on: {resume}" if is_there else ""
-    logger.error("the learner %s%s", how or how_it_ended(SHELL_SIGNAL - code), go_on)
+    go_on = f"{lost}; to go on: {resume}" if folder.exists() else ""
+    logger.error("the learner %s%s", how, go_on)
 
 
 def start_told_of(

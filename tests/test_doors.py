@@ -18,36 +18,32 @@ from impala_async import __version__, errors, processes
 from impala_async.__main__ import DOORS
 from impala_async.actor import __main__ as actor_door
 from impala_async.config.load import load_config
-from impala_async.config.run import BindSection, RunConfig
+from impala_async.config.run import RunConfig
 from impala_async.doors import (
-    actor_of_this_start,
     add_run_flags,
-    bind_of_this_start,
-    check_learner_url,
+    check_learner,
     check_run,
     default_config_path,
+    learner_url,
     names_an_env,
     new_parser,
-    number_of_this_start,
     packaged_configs,
     run_door,
     start_told_of,
-    with_bind_of_this_start,
 )
-from impala_async.errors import CheckpointError, ConfigError, RunOver
+from impala_async.errors import CheckpointError, ConfigError, RunOver, UnreachableError
 from impala_async.output import Wait
 from impala_async.processes import Interrupted
 from impala_async.runs.folder import RunFolder
 from tests.test_errors import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume"}
+RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume", "--record"}
 # Others call these: a flag that goes or comes is a decision, and this line is where it is made.
 FLAGS = {
     "train": RUN_FLAGS,
-    "learner": RUN_FLAGS | {"--record"},
+    "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
-    "record": RUN_FLAGS,
     "replay": {"--exact", "--loop", "--set", "--run-dir"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
@@ -85,7 +81,6 @@ def test_flags_are_frozen_and_each_door_says_its_command_and_version(door, monke
 TWICE = [
     ("train", ["--config", "cartpole", "--config=pong_impala"]),
     ("learner", ["--config", "cartpole", "--config", "cartpole"]),
-    ("record", ["file", "--run-dir", "a", "--run-dir", "b"]),
     ("learner", ["--record", "a", "--record", "b"]),
     ("actor", ["--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
@@ -130,8 +125,7 @@ WRONG = [
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
     ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
     ("actor", []),
-    ("record", ["x", "--set", "no.such=1"]),
-    ("record", []),
+    ("train", ["--record", "/x", "--set", "no.such=1"]),
     ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
     ("replay", ["/nowhere"]),
     ("replay", ["/dev/null"]),
@@ -190,15 +184,15 @@ def test_a_setting_as_a_flag_is_told_how_it_is_set(flags, meant, tmp_path, monke
 
 @pytest.mark.parametrize("url", ["tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"])
 def test_where_a_learner_may_be(url):
-    check_learner_url(url)
+    check_learner(url)
 
 
 @pytest.mark.parametrize(
     "url", ["h:1", "5555", "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""]
 )
 def test_where_no_learner_can_be(url):
-    with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, got") as caught:
-        check_learner_url(url)
+    with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, or a ") as caught:
+        check_learner(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
     assert str(caught.value).endswith(
         f"; did you mean {meant[url]}?" if url in meant else repr(url)
@@ -448,44 +442,42 @@ def test_a_run_whose_last_checkpoint_or_first_mean_is_missing_is_not_over(run_di
 # -------------------- this start
 
 
-def test_a_learner_listens_where_train_has_chosen(monkeypatch):
-    config = load_config(default_config_path(), ["bind.data=tcp://127.0.0.1:*"])
-    assert with_bind_of_this_start(config) is config
-    chosen = BindSection(data="tcp://127.0.0.1:7001", weights="tcp://127.0.0.1:7002")
-    for name, value in bind_of_this_start(chosen).items():
-        monkeypatch.setenv(name, value)
-    assert with_bind_of_this_start(config).bind == chosen
-    assert with_bind_of_this_start(config).env == config.env
+def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path):
+    check_learner(str(tmp_path))
+    with pytest.raises(UnreachableError, match="no learner has said there where it listens"):
+        learner_url(str(tmp_path), 0.0)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(learner_url(str(tmp_path), 60.0)))
+    thread.start()
+    RunFolder(tmp_path).announce("tcp://h:7", "tcp://h:8", 1)
+    thread.join(60.0)
+    assert found == ["tcp://h:7"] == [learner_url("tcp://h:7", 0.0)]
+    RunFolder(tmp_path).write_json("service.json", {})
+    with pytest.raises(ConfigError, match="wants tcp://HOST:PORT"):
+        learner_url(str(tmp_path), 0.0)
 
 
-def test_an_actor_is_told_its_number(monkeypatch):
-    monkeypatch.delenv("IMPALA_ASYNC_ACTOR", raising=False)
-    assert actor_of_this_start() == (-1, 0)
-    for name, value in number_of_this_start(7, 2).items():
-        monkeypatch.setenv(name, value)
-    assert actor_of_this_start() == (7, 2)
-    monkeypatch.setenv("IMPALA_ASYNC_ACTOR", "seven")
-    assert actor_of_this_start() == (-1, 0)
-
-
-def test_an_actor_looks_for_no_learner_before_its_own_listens(monkeypatch):
+def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loaded(monkeypatch):
     """What takes long to import is there by then."""
     done = []
 
-    def wait():
-        done.append("gate" if "impala_async.actor.service" in sys.modules else "gate, too soon")
+    def find(where, within_s):
+        done.append("impala_async.actor.service" in sys.modules)
+        return where
 
     class FakeService:
-        def __init__(self, url, **more):
-            done.append(url)
+        def __init__(self, url, *, start, **more):
+            done.append((url, start))
 
         def run(self):
             return 0
 
-    monkeypatch.setattr(processes, "wait_at_gate", wait)
+    monkeypatch.setattr(actor_door, "learner_url", find)
     monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
-    assert actor_door.main(["--learner", "tcp://127.0.0.1:9"]) == 0
-    assert done == ["gate", "tcp://127.0.0.1:9"]
+    url = "tcp://127.0.0.1:9"
+    assert actor_door.main(["--learner", url]) == 0
+    assert actor_door.main(["--learner", url, "--start", "7", "2"]) == 0
+    assert done == [True, (url, (-1, 0)), True, (url, (7, 2))]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

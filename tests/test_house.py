@@ -46,7 +46,7 @@ FLOORS = {
     "replay": UPPER_PROCESSES,
 }
 # Root modules that anybody may run, and what these share.
-DOORS = {"__main__", "doors", "train", "record", "replay", "evaluate"}
+DOORS = {"__main__", "doors", "train", "replay", "evaluate"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
@@ -92,7 +92,7 @@ LONG_FUNCTIONS = {  # "room/module.py:function": reason
 BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
     "actor/link.py": "a thread body: what ends the link is raised on the sampler thread",
     "learner/handoff.py": "the thread-body helper: a thread has no caller to raise to",
-    "runs/plot.py": "no fault of matplotlib, or of its files, may fail a run that is over",
+    "runs/summary.py": "no fault of matplotlib, or of its files, may fail a run that is over",
 }
 _BUILDS = "it builds what the run is made of"
 _WRITES = "it writes the whole config down"
