@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import difflib
 import errno
-import json
 import logging
 import os
 import re
@@ -76,10 +75,9 @@ class DoorParser(argparse.ArgumentParser):
                 hint = "; change single settings with --set" if name == "--config" else ""
                 self.error(f"argument {name}: takes one value, and has {given.count(name)}{hint}")
         if unknown:
-            pairs = zip(["", *unknown], unknown, strict=False)
-            meant = [_meant(word) for before, word in pairs if not _is_value(before, word)]
-            flags = " ".join(filter(None, meant)) if "--set" in self._option_string_actions else ""
-            hint = f"; did you mean {flags}?" if flags else ""
+            meant = filter(None, map(_meant, unknown))
+            hint = next((f"; did you mean {flag}?" for flag in meant), "")
+            hint = hint if "--set" in self._option_string_actions else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed
 
@@ -90,13 +88,8 @@ class DoorParser(argparse.ArgumentParser):
         sys.exit(status)
 
 
-def _is_value(before: str, word: str) -> bool:
-    """Whether a word stands behind a flag that has no value yet."""
-    return before.startswith("-") and "=" not in before and not word.startswith("-")
-
-
 def _meant(word: str) -> str:
-    """The flags that may be meant by a flag that there is not, or a word where none belongs."""
+    """The flag that may be meant by one that there is not, or by a word where none belongs."""
     from impala_async.config.mistakes import key_like
 
     name, equals, _ = word.partition("=")
@@ -189,14 +182,6 @@ def learner_url(where: str, within_s: float) -> str:
     return url
 
 
-def names_an_env(args: argparse.Namespace) -> bool:
-    """Whether the flags say what to run, by a file or by env.id."""
-    from impala_async.config.load import merge_overrides
-
-    env = merge_overrides({}, args.overrides).settings.get("env")
-    return args.config is not None or (isinstance(env, dict) and "id" in env)
-
-
 def packaged_configs() -> dict[str, Path]:
     """The configs by their names: they are in the package, or beside it in a checkout."""
     package = Path(__file__).parent
@@ -213,34 +198,26 @@ def default_config_path() -> Path:
 def _config_file(name: str) -> Path:
     """A file by that name goes first."""
     path, packaged = typed_path(name), packaged_configs()
-    if path.exists() or name in packaged:
-        return path if path.exists() else packaged[name]
     near = difflib.get_close_matches(path.stem, packaged, n=1)
-    if near or name == path.stem:
-        hint = (
-            f"; did you mean {near[0]}?" if near else f", and in the package {', '.join(packaged)}"
-        )
-        raise argparse.ArgumentTypeError(f"there is no file {name}{hint}")
-    return path
+    if path.exists() or (name not in packaged and name != path.stem and not near):
+        return path
+    if name in packaged:
+        return packaged[name]
+    hint = f"; did you mean {near[0]}?" if near else f", and in the package {', '.join(packaged)}"
+    raise argparse.ArgumentTypeError(f"there is no file {name}{hint}")
 
 
-def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfig, RunFolder]":
+def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     """Settings and folder of a new or a resumed run, before anything is written."""
-    from impala_async.config.load import load_config
-    from impala_async.runs.folder import RunFolder, default_run_path
+    from impala_async.config.load import load_config, merge_overrides, validate_config
+    from impala_async.config.mistakes import shown
+    from impala_async.runs.folder import UNSAVED, RunFolder, default_run_path
 
-    if args.resume:
-        return _check_resumed(args)
-    config = load_config(args.config if names_an_env(args) else default, args.overrides)
-    folder = RunFolder(args.run_dir or default_run_path(config))
-    folder.check_new()
-    return config, folder
-
-
-def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
-    from impala_async.config.load import merge_overrides, validate_config
-    from impala_async.runs.folder import UNSAVED, RunFolder
-
+    if not args.resume:
+        config = load_config(args.config, args.overrides)
+        folder = RunFolder(args.run_dir or default_run_path(config))
+        folder.check_new()
+        return config, folder
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     folder = RunFolder.open(args.run_dir)
@@ -248,67 +225,47 @@ def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     before = _fixed(folder.load_config())
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
     changed = [
-        f"--set: {key}: cannot change in a resumed run, from {_shown(before[key])} to "
-        f"{_shown(value)}: start a new one"
+        f"--set: {key}: cannot change in a resumed run, from {shown(before[key])} to "
+        f"{shown(value)}: start a new one"
         for key, value in _fixed(config).items()
         if value != before[key]
     ]
     if changed:
         raise ConfigError("\n".join(changed))
-    summary = folder.read_json("summary.json")
-    if summary is None or summary.get("exit_reason") != UNSAVED:
+    summary = folder.read_json("summary.json") or {}
+    if summary.get("exit_reason") != UNSAVED:
         check_not_over(config, summary)
     return config, folder
 
 
 def _fixed(config: "RunConfig") -> dict[str, Any]:
     """The settings that a resumed run may not change, by their keys."""
-    sections = config.model_dump(mode="json", by_alias=True)
-    settings = {
-        f"{section}.{key}": value
-        for section, keys in sections.items()
-        if isinstance(keys, dict)
-        for key, value in keys.items()
-    }
-    return {
-        key: value
-        for key, value in settings.items()
-        if (key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS) and key not in LOOSE_KEYS
-    }
+    found = {}
+    for section, keys in config.model_dump(mode="json", by_alias=True).items():
+        for name, value in keys.items() if isinstance(keys, dict) else ():
+            key = f"{section}.{name}"
+            if (section in FIXED_SECTIONS or key in FIXED_KEYS) and key not in LOOSE_KEYS:
+                found[key] = value
+    return found
 
 
-def _shown(value: Any) -> str:
-    """As it is written after `--set`."""
-    return "none" if value is None else json.dumps(value)
-
-
-def check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
+def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:
     """Raise RunOver for a run that has had all it was to have: it would only go on too long.
 
     `stop.wall_s` is of each start anew, and never over at the next one.
     """
-    summary = summary or {}
     for key, done in REACHED.items():
         limit, made = getattr(config.stop, key), summary.get(done)
-        # A mean has to be made first; it is the only one that may be null.
-        if made is None and (done not in summary or key == "mean_return"):
+        if limit is None or made is None:
             continue
         if not isinstance(made, int | float):
             raise CheckpointError(f"summary.json: {done}: wants a number, got {made!r}: remove it")
-        if limit is None or made < limit:
-            continue
-        steps = 2 * max(config.stop.env_steps or 0, summary.get("env_steps_trained", 0))
-        more = [f"stop.{key}={2 * max(limit, made):_}"]
-        if key == "mean_return":
-            more = ["stop.mean_return=none", f"stop.env_steps={steps:_}"]
-        zero_at = config.algorithm.lr_is_0_at
-        if key != "updates" and zero_at is not None and zero_at < steps:
-            more.append(f"algorithm.schedule_env_steps={steps:_}")
-        form = ",.6g" if key == "mean_return" else ","
-        raise RunOver(
-            f"the run is over: stop.{key} is {limit:{form}}, and it came to {made:{form}}; to go "
-            f"on add {' '.join(f'--set {each}' for each in more)}, or evaluate the run"
-        )
+        if made >= limit:
+            raise RunOver(
+                f"the run is over: stop.{key} is {limit:,.12g}, and it came to {made:,.12g}; to go "
+                "on set more or none of it by --set, a later end of its schedules "
+                "(algorithm.schedule_env_steps) if they have come to theirs, or evaluate the run"
+            )
 
 
 def start_logging() -> "Console":

@@ -11,7 +11,6 @@ from impala_async.doors import (
     add_run_flags,
     check_run,
     default_config_path,
-    names_an_env,
     new_parser,
     run_door,
     start_logging,
@@ -39,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    config, folder = check_run(args, default=default_config_path())
+    if not args.resume and not _names_an_env(args):
+        args.config = default_config_path()
+    config, folder = check_run(args)
     folder.check_free()
     start_logging()
     overrides = [*args.overrides, *_any_ports(config.bind)]
@@ -47,11 +48,19 @@ def _train(args: argparse.Namespace) -> int:
     run = LocalRun(_learner_flags(args, folder, overrides), folder.path)
     code = run.run(config.train.num_actors)
     # A learner that was told to end while it started has nothing to sum up.
-    is_told = run.has_given_up or code in (EXIT_CONFIG, EXIT_DONE)
+    is_told = run.verdict or code in (EXIT_CONFIG, EXIT_DONE)
     is_told = is_told or (code == EXIT_INTERRUPTED and not folder.exists())
     if not is_told and folder.read_json("summary.json") == before:
         tell_death(code, folder, "train")
     return code
+
+
+def _names_an_env(args: argparse.Namespace) -> bool:
+    """Whether the flags say what to run, by a file or by env.id."""
+    from impala_async.config.load import merge_overrides
+
+    env = merge_overrides({}, args.overrides).settings.get("env")
+    return args.config is not None or (isinstance(env, dict) and "id" in env)
 
 
 def _any_ports(bind: "BindSection") -> list[str]:
@@ -65,13 +74,10 @@ def _learner_flags(
 ) -> list[str]:
     """The same flags for the learner."""
     flags = ["--run-dir", str(folder.path)]
-    config = args.config if names_an_env(args) else default_config_path()
     if args.resume:
         flags.append("--resume")
-    elif config is not None:
-        flags += ["--config", str(config)]
-    if args.record is not None:
-        flags += ["--record", str(args.record)]
+    for name, value in (("--config", args.config), ("--record", args.record)):
+        flags += [] if value is None else [name, str(value)]
     return flags + [part for override in overrides for part in ("--set", override)]
 
 

@@ -25,7 +25,6 @@ from impala_async.doors import (
     check_run,
     default_config_path,
     learner_url,
-    names_an_env,
     new_parser,
     packaged_configs,
     run_door,
@@ -158,10 +157,10 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
     ("flags", "meant"),
     [
         ("--seed 1", "--set seed=VALUE"),
-        ("--lr 1e-3 --ent-coef=0.1", "--set algorithm.lr=VALUE --set algorithm.entropy_cost=VALUE"),
+        ("--lr 1e-3 --ent-coef=0.1", "--set algorithm.lr=VALUE"),
         ("env.id=CartPole-v1", "--set env.id=VALUE"),
-        ("CartPole-v1 --seed=1", "--set env.id=CartPole-v1 --set seed=VALUE"),
-        ("--lr 1e-3 my.games:Chess", "--set algorithm.lr=VALUE --set env.id=my.games:Chess"),
+        ("CartPole-v1 --seed=1", "--set env.id=CartPole-v1"),
+        ("my.games:Chess", "--set env.id=my.games:Chess"),
         ("cartpole_pp", "--config cartpole_ppo"),
         ("mine/cartpole.toml", "--config mine/cartpole.toml"),
         ("--xyzzy 7", None),
@@ -296,31 +295,13 @@ def test_all_configs_are_packaged_and_found_by_name(tmp_path, monkeypatch, capsy
     assert parse("--config", "nosuch.toml").config == Path("nosuch.toml")
 
 
-@pytest.mark.parametrize(
-    ("flags", "is_named"),
-    [
-        ([], False),
-        (["--set", "learner.num_passes=2"], False),
-        (["--set", "env.kwargs={a=1}"], False),
-        (["--set", "env.id=X"], True),
-        (["--set", " env.id = X"], True),
-        (["--set", 'env={id="X"}'], True),
-        (["--config", "some.toml"], True),
-        (["--set", "nonsense", "--set", "env.id=X"], True),
-        (["--set", "nonsense"], False),
-    ],
-)
-def test_what_names_an_env(flags, is_named):
-    assert names_an_env(parse(*flags)) == is_named
-
-
 def test_without_a_config_an_env_gets_generic_settings(tmp_path):
     args = parse("--set", "env.id=Acrobot-v1", "--run-dir", str(tmp_path / "run"))
-    config, folder = check_run(args, default_config_path())
+    config, folder = check_run(args)
     assert config == RunConfig.model_validate({"env": {"id": "Acrobot-v1"}})
     assert folder.path == tmp_path / "run"
     assert not folder.path.exists()
-    config, folder = check_run(parse("--set", "seed=7"), default_config_path())
+    config, folder = check_run(parse("--config", "cartpole", "--set", "seed=7"))
     assert config == load_config(default_config_path(), ["seed=7"])
     assert folder.path.parent == Path("runs")
 
@@ -341,14 +322,14 @@ def run_dir(tmp_path):
 def resume(run_dir, *settings):
     """The settings of a run that goes on with these."""
     sets = [part for setting in settings for part in ("--set", setting)]
-    return check_run(parse("--resume", "--run-dir", str(run_dir), *sets), None)[0]
+    return check_run(parse("--resume", "--run-dir", str(run_dir), *sets))[0]
 
 
 def test_a_run_is_not_overwritten(run_dir, tmp_path):
     with pytest.raises(ConfigError, match=r"already holds a run: continue it with --resume"):
-        check_run(parse("--run-dir", str(run_dir)), default_config_path())
+        check_run(parse("--config", "cartpole", "--run-dir", str(run_dir)))
     (tmp_path / "empty").mkdir()
-    check_run(parse("--run-dir", str(tmp_path / "empty")), default_config_path())
+    check_run(parse("--config", "cartpole", "--run-dir", str(tmp_path / "empty")))
 
 
 def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir):
@@ -375,7 +356,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(run_dir, lost):
     assert folder.checkpoints.exists() == (lost != "its folder")
 
 
-@pytest.mark.parametrize("damaged", ['"9"', "[]", "{}", "null"])
+@pytest.mark.parametrize("damaged", ['"9"', "[]", "{}"])
 def test_a_damaged_summary_is_told(run_dir, damaged):
     (run_dir / "summary.json").write_text(f'{{"env_steps_trained": {damaged}}}')
     with pytest.raises(CheckpointError, match=r"summary\.json: env_steps_trained: wants a number"):
@@ -400,7 +381,7 @@ def test_all_that_is_wrong_with_a_resumed_run_is_told(run_dir):
     assert told("algorithm.name=appo", "trajectory.rows=3") == both
     assert told("nonsense", "seed=-1", "more") == ["'nonsense'", "'more'", "seed:"]
     with pytest.raises(ConfigError, match="drop --config"):
-        check_run(parse("--resume", "--run-dir", str(run_dir), "--config", "x.toml"), None)
+        check_run(parse("--resume", "--run-dir", str(run_dir), "--config", "x.toml"))
     with pytest.raises(ConfigError, match=r"did you mean learner\.num_passes"):
         resume(run_dir, "learner.num_pases=2")
 
@@ -411,24 +392,20 @@ DONE = {"env_steps_trained": 512, "updates": 60, "mean_return_100": 475.25}
 @pytest.mark.parametrize(
     ("reached", "says", "more"),
     [
-        ("stop.env_steps=500", "500, and it came to 512; to go on add", "stop.env_steps=1_024"),
-        ("stop.updates=50", "50, and it came to 60; to go on add", "stop.updates=120"),
-        (
-            "stop.mean_return=475",
-            "475, and it came to 475.25; to go on add",
-            "stop.mean_return=none --set stop.env_steps=800_000 "
-            "--set algorithm.schedule_env_steps=800_000",
-        ),
+        ("stop.env_steps=500", "500, and it came to 512", "stop.env_steps=1_024"),
+        ("stop.updates=50", "50, and it came to 60", "stop.updates=120"),
+        ("stop.mean_return=475", "475, and it came to 475.25", "stop.mean_return=none"),
     ],
 )
 def test_a_run_that_is_over_is_resumed_only_for_more(run_dir, reached, says, more, capsys):
     resume(run_dir, reached)
     RunFolder(run_dir).write_json("summary.json", DONE)
-    with pytest.raises(RunOver, match=r"^the run is over") as over:
+    with pytest.raises(RunOver) as over:
         resume(run_dir, "stop.mean_return=none", reached)
     key = reached.partition("=")[0]
-    assert f"{key} is {says} --set {more}, or evaluate" in str(over.value)
-    resume(run_dir, "stop.mean_return=none", f"{key}=none", *more.split(" --set "))
+    told = f"the run is over: {key} is {says}; to go on set more or none of it by --set, a later "
+    assert str(over.value).startswith(told)
+    resume(run_dir, "stop.mean_return=none", more)
     assert run_door(lambda: resume(run_dir, reached)) == 0
     assert capsys.readouterr().err.startswith("the run is over: ")
 

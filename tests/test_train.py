@@ -24,7 +24,7 @@ class FakeRun:
 
     made: list["FakeRun"]
     code = 0
-    has_given_up = False
+    verdict = None
 
     def __init__(self, learner_flags, run_dir):
         self.flags = list(learner_flags)
@@ -94,6 +94,18 @@ def test_what_is_trained_is_named_by_a_setting_or_a_file(tmp_path):
     assert run.num_actors == 3
 
 
+@pytest.mark.parametrize(
+    ("setting", "is_named"),
+    [
+        ("env.kwargs={a=1}", False),
+        (" env.id = Acrobot-v1", True),
+        ('env={id="Acrobot-v1"}', True),
+    ],
+)
+def test_the_default_config_is_for_who_names_no_env(setting, is_named):
+    assert (started("--set", setting).values("--config") == []) == is_named
+
+
 def test_ports_that_are_named_are_kept():
     run = started("--set", "bind.data=tcp://0.0.0.0:7001", "--set", "bind.weights=tcp://0.0.0.0:*")
     assert run.settings == {"bind.data": "tcp://0.0.0.0:7001", "bind.weights": "tcp://0.0.0.0:*"}
@@ -150,7 +162,7 @@ def write_summary(folder):
 def test_an_end_that_was_told_is_told_once(monkeypatch, caplog, is_given_up):
     """By the learner that has a summary, or by who gave the run up."""
     monkeypatch.setattr(FakeRun, "code", 78)
-    monkeypatch.setattr(FakeRun, "has_given_up", is_given_up)
+    monkeypatch.setattr(FakeRun, "verdict", (78, "why") if is_given_up else None)
     during = write_down if is_given_up else write_summary
     monkeypatch.setattr(FakeRun, "during", staticmethod(during))
     started("--run-dir", "here", code=78)

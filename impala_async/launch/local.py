@@ -89,7 +89,16 @@ class _Actor:
 
     def start(self, run_dir: Path, lifeline: Lifeline) -> None:
         """It finds the learner by the run folder."""
-        with _open_log(self.log_path) as log:
+        try:
+            self.log_path.parent.mkdir(exist_ok=True)
+            # To read as well: that waits for nobody at the other end of a pipe.
+            log = self.log_path.open("a+b", buffering=0)
+        except OSError as error:
+            why = f"cannot write to {self.log_path}: {error.strerror}"
+            raise ConfigError(f"--run-dir: {why}") from None
+        with log:
+            if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
+                raise ConfigError(f"--run-dir: {self.log_path}: is no regular file: remove it")
             self.log_begin = log.tell()
             # It ends with us, and with the learner: until then there is one to wait for.
             flags = ["--learner", str(run_dir), "--connect-s", "inf"]
@@ -128,7 +137,8 @@ class LocalRun:
         self._run_dir = run_dir
         self._lifeline = Lifeline()
         self._actors: list[_Actor] = []
-        self._verdict: tuple[int, str] | None = None
+        self.verdict: tuple[int, str] | None = None
+        """Exit code and reason, where an actor cannot run and the run is given up."""
         self._heard: list[int] = []
         self._kill_at = math.inf
         self._has_begun = False
@@ -141,9 +151,9 @@ class LocalRun:
         self._actors = [_Actor(n, logs / f"actor-{n}.log") for n in range(num_actors)]
         previous = {number: signal.signal(number, self._pass_on) for number in REQUESTS}
         try:
-            while self._learner.poll() is None and self._verdict is None and not self._is_hurried():
+            while self._learner.poll() is None and self.verdict is None and not self._is_hurried():
                 for actor in self._actors:
-                    if self._verdict is None and not self._heard:
+                    if self.verdict is None and not self._heard:
                         self._look_after(actor)
                 self._tell_wait()
                 time.sleep(POLL_S)
@@ -151,8 +161,8 @@ class LocalRun:
             self._end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        if self._verdict is not None:
-            code, reason = self._verdict
+        if self.verdict is not None:
+            code, reason = self.verdict
             # Only now, so that it comes after what the learner had to say at its end.
             logger.error("%s", reason)
             return code
@@ -162,11 +172,6 @@ class LocalRun:
         # A learner that was met in its first second had not learned yet what a signal means.
         is_untaught = -code in (signal.SIGTERM, signal.SIGHUP) and bool(self._heard)
         return EXIT_DONE if is_untaught else exit_code(code)
-
-    @property
-    def has_given_up(self) -> bool:
-        """Whether the run was ended because of an actor that cannot run."""
-        return self._verdict is not None
 
     def _serves(self) -> bool:
         """Whether the learner takes actors, as it says itself. The file of an earlier one is gone:
@@ -184,7 +189,7 @@ class LocalRun:
         actor.is_done = code == EXIT_DONE
         if actor.num_quick_deaths > MAX_QUICK_DEATHS or code in HOPELESS:
             reason = f"actor {actor.number} cannot run: it {how}; its log: {actor.log_path}"
-            self._verdict = exit_code(code), reason
+            self.verdict = exit_code(code), reason
         elif actor.is_done:
             # The learner has said goodbye to it, or somebody has ended it.
             actor.how_it_was_lost = f"{how_it_ended(code)}, though the run goes on"
@@ -245,7 +250,7 @@ class LocalRun:
         is_finished = self._learner.poll() == EXIT_DONE and not self._heard
         if self._learner.poll() is None:
             # One that does not serve yet knows no other signal.
-            is_given_up = self.has_given_up and self._serves()
+            is_given_up = self.verdict is not None and self._serves()
             self._learner.send_signal(GIVE_UP if is_given_up else signal.SIGTERM)
         end_in_time([self._learner], LEARNER_END_S, self._is_hurried)
         running = [actor.process for actor in self._actors if actor.process]
@@ -253,19 +258,6 @@ class LocalRun:
         # again, as far as they know, and they would look for it.
         end_in_time(running, ACTOR_END_S if is_finished else 0.0, self._is_hurried)
         self._lifeline.close()
-
-
-def _open_log(path: Path) -> IO[bytes]:
-    try:
-        path.parent.mkdir(exist_ok=True)
-        # To read as well: that waits for nobody at the other end of a pipe.
-        log = path.open("a+b", buffering=0)
-    except OSError as error:
-        raise ConfigError(f"--run-dir: cannot write to {path}: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
-        log.close()
-        raise ConfigError(f"--run-dir: {path}: is no regular file: remove it")
-    return log
 
 
 def spawn(

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def body() -> int:
-        config, folder = check_run(args, default=None)
+        config, folder = check_run(args)
         processes.hold()
         with undone(folder.withdraw), ExitStack() as starting:
             try:

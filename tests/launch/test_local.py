@@ -344,7 +344,7 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
     monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
     started = prepare(LEARNER_UNTIL_TOLD, f'wait_for(lambda: count("learner"))\nnote()\n{end}\n')
     assert started.run(1) == code
-    assert started.has_given_up
+    assert started.verdict
     assert len(events("actor")) == 3
     last = caplog.messages[-1]
     assert last.startswith("actor 0 cannot run: ")
