@@ -220,7 +220,9 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
         return config, folder
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
-    folder = RunFolder.open(args.run_dir)
+    if args.run_dir is None:
+        raise ConfigError("--resume needs --run-dir, the folder of the run to continue")
+    folder = RunFolder(args.run_dir)
     folder.check_resumable()
     before = _fixed(folder.load_config())
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))

@@ -110,6 +110,7 @@ WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors
     "learner/loop/server.py:_settings_frame": "it sends the sections that an actor is told",
     "learner/service.py:__init__": _BUILDS,
     "runs/folder.py:begin": _WRITES,
+    "runs/folder.py:confirm": _WRITES,
     "runs/folder.py:_write_settings": _WRITES,
     "runs/folder.py:default_run_path": "a folder is named after the run",
     "runs/summary.py:summarise": "a summary is of the whole run",

@@ -198,7 +198,8 @@ def _show(
         print(f"{describe(summary, goal, is_resumed=is_resumed)}\nrun folder: {folder.path}")
         sys.stdout.flush()
     if reason != "terminated":  # that leaves ten seconds
-        curve = draw_at_end(summary, folder, goal, code)
+        processes.end_at_signal(code)
+        curve = draw_at_end(summary, folder, goal)
         with suppress(OSError):
             print(f"learning curve: {curve}", flush=True)
 

@@ -56,7 +56,6 @@ class RunFolder:
         self._epoch = path / "epoch"
         self._saved = path / "last_checkpoint"
         self._hold: int | None = None
-        self._unwritten: RunConfig | None = None
         self._is_new = self._has_begun = self._is_gone = False
 
     def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
@@ -103,21 +102,19 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             attempt.mkdir(exist_ok=True)
             attempt.rmdir()
-        self._unwritten = config
         if self._is_new:
             self._write_settings(config, uuid.uuid4().hex)
         self._has_begun = True
 
-    def confirm(self) -> None:
+    def confirm(self, config: RunConfig) -> None:
         """The learner is built: a resumed run goes on, so its settings are now the new ones."""
-        if self._unwritten is not None:
-            self._write_settings(self._unwritten, self.run_id.hex())
+        if not self._is_new:
+            self._write_settings(config, self.run_id.hex())
 
     def _write_settings(self, config: RunConfig, run_id: str) -> None:
         content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
         with _writing(self.path):
             self.write_json("config.json", content, mode=PRIVATE)
-        self._unwritten = None
 
     def let_go(self) -> None:
         """The folder is free for another learner."""
@@ -165,16 +162,6 @@ class RunFolder:
                     folder.rmdir()
         self._is_new = False  # once: somebody else may take the place
         self.let_go()
-
-    @staticmethod
-    def open(path: Path | None) -> "RunFolder":
-        """The folder of a run that exists already."""
-        if path is None:
-            raise ConfigError("--resume needs --run-dir, the folder of the run to continue")
-        folder = RunFolder(path)
-        if not folder.exists():
-            raise CheckpointError(f"--run-dir: {path} holds no run (there is no config.json in it)")
-        return folder
 
     def exists(self) -> bool:
         return os.path.exists(self._config)  # unlike Path.exists, where it may not be looked for
@@ -227,6 +214,9 @@ class RunFolder:
 
     def check_resumable(self) -> None:
         """Raise ConfigError or CheckpointError for what no learner could go on with."""
+        if not self.exists():
+            why = f"{self.path} holds no run (there is no config.json in it)"
+            raise CheckpointError(f"--run-dir: {why}")
         self._last_epoch()
         saved, names = self.last_saved(), None
         try:

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from impala_async.metrics.names import DROP_REASONS, Value
 from impala_async.metrics.report import RETURN_EPISODES, format_mean_return, format_return
 from impala_async.metrics.verdict import Verdict
 from impala_async.output import told_of
-from impala_async.processes import REQUESTS
 from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
@@ -118,19 +116,13 @@ def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -
     return "\n".join([f"{summary['env_id']}: ended ({summary['exit_reason']})", *lines])
 
 
-def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> str:
-    """Where the picture of a run is, or why there is none. A signal ends all with `code`."""
-
-    def leave(number: int, frame: object) -> None:
-        os.write(2, b"learning curve: left out, as a signal came\n")
-        os._exit(code)
-
+def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None) -> str:
+    """Where the picture of a run is, or why there is none."""
     title = str(summary["env_id"])
     if summary["mean_return"] is not None:
         mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
         title += f": mean return {mean_return}"
     picture = folder.path / "learning_curve.png"
-    before = {number: signal.signal(number, leave) for number in REQUESTS}
     try:
         with told_of(DRAWING, logger.info):
             is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
@@ -139,34 +131,32 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     # matplotlib reads files and variables of the user's, and fails in its own ways.
     except Exception as error:
         return f"cannot be drawn: {one_line(error)}"
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return str(picture) if is_drawn else "no report to draw"
 
 
 def read_reports(path: Path) -> list[dict[str, Any]]:
-    """The reports of a metrics file; a line that is torn or damaged is passed over."""
+    """The reports of a metrics file. Left out are lines that are torn or damaged, and reports of
+    what a resumed run had to do again: steps only grow."""
+    kept: list[dict[str, Any]] = []
     if not path.is_file():  # a pipe would be waited for
-        return []
-    reports = []
+        return kept
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             report = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(report, dict):
-            reports.append(report)
-    return reports
+        if isinstance(report, dict) and _has_number(report, "env_steps_trained"):
+            while kept and kept[-1]["env_steps_trained"] > report["env_steps_trained"]:
+                kept.pop()
+            kept.append(report)
+    return kept
 
 
 def draw_learning_curve(
     metrics: Path, picture: Path, *, title: str = "", goal: float | None = None
 ) -> Path | None:
     """Return over env steps, with the lag beneath it; None if no episode was reported."""
-    whole = [r for r in read_reports(metrics) if _has_number(r, "env_steps_trained")]
-    lived = _without_lost_branches(whole)
-    reports = [r for r in lived if _has_number(r, "episodes/return_mean")]
+    reports = [r for r in read_reports(metrics) if _has_number(r, "episodes/return_mean")]
     if not reports:
         return None
     # It is read at the import, and may name what is not installed here.
@@ -197,16 +187,6 @@ def draw_learning_curve(
     plt.close(figure)
     write_whole(picture, drawn.getvalue())
     return picture
-
-
-def _without_lost_branches(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Draw once what a resumed run had to do again: steps only grow."""
-    kept: list[dict[str, Any]] = []
-    for report in reports:
-        while kept and kept[-1]["env_steps_trained"] > report["env_steps_trained"]:
-            kept.pop()
-        kept.append(report)
-    return kept
 
 
 def _has_number(report: dict[str, Any], name: str) -> bool:

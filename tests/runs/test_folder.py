@@ -33,7 +33,7 @@ def folder(tmp_path):
 def resumed(folder):
     """The next start of the run in `folder`, with other settings."""
     folder.let_go()
-    again = RunFolder.open(folder.path)
+    again = RunFolder(folder.path)
     again.begin(CHANGED)
     return again
 
@@ -53,7 +53,7 @@ def test_a_new_run_has_settings_and_an_id_of_its_own(folder, tmp_path):
     content = json.loads((folder.path / "config.json").read_text())
     assert content["config"]["env"]["kwargs"] == {"size": [1, 2]}
     assert len(folder.run_id) == 16
-    assert RunFolder.open(folder.path).run_id == folder.run_id
+    assert RunFolder(folder.path).run_id == folder.run_id
     other = RunFolder(tmp_path / "other")
     other.begin(CONFIG)
     assert other.run_id != folder.run_id
@@ -63,9 +63,9 @@ def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder, resu
     run_id = folder.run_id
     assert resumed.load_config() == CONFIG
     with full_disk(), pytest.raises(ConfigError, match=NO_SPACE):
-        resumed.confirm()
+        resumed.confirm(CHANGED)
     assert resumed.load_config() == CONFIG
-    resumed.confirm()
+    resumed.confirm(CHANGED)
     assert resumed.load_config() == CHANGED
     assert resumed.run_id == run_id
 
@@ -76,7 +76,7 @@ def test_the_arguments_of_an_environment_are_private_from_the_first_byte(resumed
     config.chmod(0o644)  # somebody has opened it to others
     seen = []
     with patch.object(os, "fsync", side_effect=lambda fd: seen.append(os.fstat(fd).st_mode)):
-        resumed.confirm()
+        resumed.confirm(CHANGED)
     assert mode(config) == stat.S_IMODE(seen[0]) == 0o600
     resumed.announce("tcp://a:1", "tcp://a:2", 1)
     assert mode(resumed.path / "service.json") & 0o400
@@ -228,10 +228,8 @@ def test_what_cannot_be_made_written_or_read_is_a_wrong_flag(tmp_path, monkeypat
 
 
 def test_to_resume_there_must_be_a_run_with_its_checkpoints_and_a_place_for_reports(folder):
-    with pytest.raises(ConfigError, match="--resume needs --run-dir"):
-        RunFolder.open(None)
     with pytest.raises(CheckpointError, match="holds no run"):
-        RunFolder.open(folder.path.parent)
+        RunFolder(folder.path.parent).check_resumable()
     # A disk that was full when a checkpoint should be noted has not lost one.
     with full_disk():
         folder.note_saved("ckpt-1-1")

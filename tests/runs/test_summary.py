@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -249,26 +248,8 @@ def test_without_metrics_there_is_none_and_a_pipe_is_not_waited_for(tmp_path):
 # -------------------- at the end of a run
 
 
-def draw_at_end(folder, code=0):
-    return summary_module.draw_at_end(ENDED, RunFolder(folder), None, code)
-
-
-def test_a_signal_leaves_the_last_picture_out(tmp_path, monkeypatch, capfd):
-    def draw(*paths, **how):
-        os.kill(os.getpid(), number)
-
-    def leave(code):
-        raise SystemExit(code)
-
-    monkeypatch.setattr(summary_module, "draw_learning_curve", draw)
-    monkeypatch.setattr("os._exit", leave)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before = signal.getsignal(number)
-        with pytest.raises(SystemExit) as end:
-            draw_at_end(tmp_path, 130)
-        assert end.value.code == 130
-        assert capfd.readouterr().err == "learning curve: left out, as a signal came\n"
-        assert signal.getsignal(number) == before
+def draw_at_end(folder):
+    return summary_module.draw_at_end(ENDED, RunFolder(folder), None)
 
 
 def test_what_is_drawn_is_named_and_what_matplotlib_cannot_do_is_told(tmp_path, monkeypatch):
@@ -280,7 +261,7 @@ def test_what_is_drawn_is_named_and_what_matplotlib_cannot_do_is_told(tmp_path, 
 
     monkeypatch.setattr(summary_module, "draw_learning_curve", draw)
     whole = {"env_id": "Pole", "mean_return": 21.3, "episodes": 12}
-    summary_module.draw_at_end(whole, RunFolder(tmp_path), None, 0)
+    summary_module.draw_at_end(whole, RunFolder(tmp_path), None)
     assert titles == ["Pole: mean return 21.3 (12 episodes)"]
     assert draw_at_end(tmp_path).startswith("cannot be drawn: UnicodeDecodeError: ")
 
@@ -289,7 +270,7 @@ def test_a_backend_of_the_users_is_not_looked_for(tmp_path):
     write(tmp_path, report(100), report(200))
     script = (
         "from impala_async.runs.summary import *; from impala_async.runs.folder import RunFolder;"
-        f"print(draw_at_end({ENDED}, RunFolder(Path({str(tmp_path)!r})), None, 0))"
+        f"print(draw_at_end({ENDED}, RunFolder(Path({str(tmp_path)!r})), None))"
     )
     env = {**os.environ, "MPLBACKEND": "nonsense"}
     done = subprocess.check_output([sys.executable, "-c", script], env=env, text=True)
