@@ -24,9 +24,7 @@ from impala_async import __version__
 from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
-    EXIT_INTERRUPTED,
     EXIT_TRY_AGAIN,
-    SHELL_SIGNAL,
     CheckpointError,
     ConfigError,
     EnvHangsError,
@@ -58,6 +56,7 @@ REACHED = {
 }
 CONSOLE_COMMAND = "impala-async"
 POLL_S = 0.02
+OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
 logger = logging.getLogger(__name__)
 
@@ -288,17 +287,11 @@ def start_logging() -> "Console":
 
 
 def tell_death(code: int, folder: "RunFolder", door: str) -> None:
-    """Say how a learner ended that left no summary, and how its run goes on behind that door.
-
-    An exit code above 128 stands for a signal, as in a shell.
-    """
-    how = f"ended without a summary, with exit code {code}"
-    if code > SHELL_SIGNAL:
-        how = how_it_ended(code if code == EXIT_INTERRUPTED else SHELL_SIGNAL - code)
+    """Say how a learner ended that left no summary, and how its run goes on behind that door."""
     resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
-    lost = "; what it trained since its last checkpoint is lost"
-    go_on = f"{lost}; to go on: {resume}" if folder.exists() else ""
-    logger.error("the learner %s%s", how, go_on)
+    lost = "what it trained since its last checkpoint is lost"
+    go_on = f"; {lost}; to go on: {resume}" if folder.exists() else ""
+    logger.error("the learner %s%s", how_it_ended(code), go_on)
 
 
 def start_told_of(
@@ -316,41 +309,30 @@ def run_door(body: Callable[[], int]) -> int:
     """
     begin()
     write_any_text()
-    code = _run(body)
-    flush_output()
-    return code
-
-
-def _run(body: Callable[[], int]) -> int:
+    said = ""
     try:
         with quit_at_once():
-            return body()
+            code = body()
     except ImpalaAsyncError as error:
+        code = error.exit_code
         # An environment that hangs is no bug of ours, and its stack was told.
-        if error.exit_code == EXIT_BUG and not isinstance(error, EnvHangsError):
-            _tell(traceback.format_exc())
-        prefix = "" if error.exit_code == EXIT_DONE else "error: "
-        _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))
-        return error.exit_code
+        if code == EXIT_BUG and not isinstance(error, EnvHangsError):
+            said = traceback.format_exc()
+        prefix = "" if code == EXIT_DONE else "error: "
+        said += "".join(f"{prefix}{line}\n" for line in str(error).splitlines())
     except KeyboardInterrupt as error:
-        word, code = last_word(*error.args if isinstance(error, Interrupted) else ())
-        _tell(word)
-        return code
+        said, code = last_word(*error.args if isinstance(error, Interrupted) else ())
     except Exception as error:
+        said, code = f"{traceback.format_exc()}{OUR_BUG}", EXIT_BUG
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
-            return EXIT_DONE
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _tell(f"error: {error}\n")
-            return EXIT_TRY_AGAIN
-        _tell(traceback.format_exc())
-        _tell("error: this is a bug of impala-async; please report it with the lines above\n")
-        return EXIT_BUG
-
-
-def _tell(text: str) -> None:
+            said, code = "", EXIT_DONE
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            said, code = f"error: {error}\n", EXIT_TRY_AGAIN
     if sys.stderr is not None:  # as it is where it was closed before
         with contextlib.suppress(OSError):
-            sys.stderr.write(text)
+            sys.stderr.write(said)
+    flush_output()
+    return code
 
 
 def _has_reader(stream: IO[str] | None) -> bool:

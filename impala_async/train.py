@@ -4,8 +4,8 @@
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from impala_async.doors import (
     add_run_flags,
@@ -20,10 +20,6 @@ from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED
 from impala_async.launch.local import LocalRun
 from impala_async.processes import leave
 
-if TYPE_CHECKING:
-    from impala_async.config.learner import BindSection
-    from impala_async.runs.folder import RunFolder
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the settings, then run the processes."""
@@ -33,19 +29,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         "CartPole-v1, until the mean return of 100 episodes is 475.",
     )
     add_run_flags(parser)
-    args = parser.parse_args(argv)
-    return run_door(lambda: _train(args))
+    flags = list(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(flags)
+    return run_door(lambda: _train(args, flags))
 
 
-def _train(args: argparse.Namespace) -> int:
-    if not args.resume and not _names_an_env(args):
+def _train(args: argparse.Namespace, flags: list[str]) -> int:
+    """The learner gets the flags of this door, and what they leave open."""
+    from impala_async.config.load import merge_overrides
+
+    env = merge_overrides({}, args.overrides).settings.get("env")
+    names_an_env = isinstance(env, dict) and "id" in env
+    if not (args.resume or args.config or names_an_env):
         args.config = default_config_path()
+        flags += ["--config", str(args.config)]
     config, folder = check_run(args)
     folder.check_free()
     start_logging()
-    overrides = [*args.overrides, *_any_ports(config.bind)]
+    if args.run_dir is None:
+        flags += ["--run-dir", str(folder.path)]
+    # Where the settings name no port any will do, at a later resume too.
+    for key in ("data", "weights"):
+        if key not in config.bind.model_fields_set:
+            flags += ["--set", f"bind.{key}=tcp://127.0.0.1:*"]
     before = folder.read_json("summary.json")
-    run = LocalRun(_learner_flags(args, folder, overrides), folder.path)
+    run = LocalRun(flags, folder.path)
     code = run.run(config.train.num_actors)
     # A learner that was told to end while it started has nothing to sum up.
     is_told = run.verdict or code in (EXIT_CONFIG, EXIT_DONE)
@@ -53,32 +61,6 @@ def _train(args: argparse.Namespace) -> int:
     if not is_told and folder.read_json("summary.json") == before:
         tell_death(code, folder, "train")
     return code
-
-
-def _names_an_env(args: argparse.Namespace) -> bool:
-    """Whether the flags say what to run, by a file or by env.id."""
-    from impala_async.config.load import merge_overrides
-
-    env = merge_overrides({}, args.overrides).settings.get("env")
-    return args.config is not None or (isinstance(env, dict) and "id" in env)
-
-
-def _any_ports(bind: "BindSection") -> list[str]:
-    """Settings for what names no port: any will do, at a later resume too."""
-    unnamed = [key for key in ("data", "weights") if key not in bind.model_fields_set]
-    return [f"bind.{key}=tcp://127.0.0.1:*" for key in unnamed]
-
-
-def _learner_flags(
-    args: argparse.Namespace, folder: "RunFolder", overrides: Sequence[str]
-) -> list[str]:
-    """The same flags for the learner."""
-    flags = ["--run-dir", str(folder.path)]
-    if args.resume:
-        flags.append("--resume")
-    for name, value in (("--config", args.config), ("--record", args.record)):
-        flags += [] if value is None else [name, str(value)]
-    return flags + [part for override in overrides for part in ("--set", override)]
 
 
 if __name__ == "__main__":

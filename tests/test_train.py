@@ -187,7 +187,7 @@ def test_the_summary_of_an_earlier_start_is_none(monkeypatch, caplog):
     write_summary(RunFolder(Path("here")))
     monkeypatch.setattr(FakeRun, "code", 70)
     started("--resume", "--run-dir", "here", "--set", "stop.mean_return=none", code=70)
-    assert "without a summary, with exit code 70" in caplog.text
+    assert "the learner ended with exit code 70" in caplog.text
 
 
 @pytest.mark.parametrize(
