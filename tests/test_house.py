@@ -45,7 +45,7 @@ FLOORS = {
     "replay": UPPER_PROCESSES,
 }
 # Root modules that anybody may run, and what these share.
-DOORS = {"__main__", "doors", "train", "record", "replay", "evaluate"}
+DOORS = {"__main__", "doors", "train", "replay", "evaluate"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
@@ -89,7 +89,7 @@ LONG_FUNCTIONS: dict[str, str] = {}  # "room/module.py:function": reason
 BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
     "actor/link.py": "a thread body: what ends the link is raised on the sampler thread",
     "learner/handoff.py": "the thread-body helper: a thread has no caller to raise to",
-    "runs/plot.py": "no fault of matplotlib, or of its files, may fail a run that is over",
+    "runs/summary.py": "no fault of matplotlib, or of its files, may fail a run that is over",
 }
 _BUILDS = "it builds what the run is made of"
 _WRITES = "it writes the whole config down"
@@ -107,6 +107,7 @@ WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors
     "learner/loop/server.py:_settings_frame": "it sends the sections that an actor is told",
     "learner/service.py:__init__": _BUILDS,
     "runs/folder.py:begin": _WRITES,
+    "runs/folder.py:confirm": _WRITES,
     "runs/folder.py:_write_settings": _WRITES,
     "runs/folder.py:default_run_path": "a folder is named after the run",
     "runs/summary.py:summarise": "a summary is of the whole run",
