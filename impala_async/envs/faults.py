@@ -10,14 +10,15 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from time import monotonic
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, EnvHangsError
+from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, ImpalaAsyncError
 from impala_async.output import AFTER_S, Wait
-from impala_async.user_code import UserCode, missing_advice, one_line
+from impala_async.user_code import UserCode, one_line
 
-AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
+AnyError = TypeVar("AnyError", bound=ImpalaAsyncError)
 WANTED = {
     "in step": "wants `def step(self, action)`, which returns (observation, reward, terminated, "
     "truncated, info)",
@@ -64,11 +65,10 @@ class Blame(UserCode):
     `is_here` is a call that another process makes.
     """
 
-    __slots__ = ("_around", "first", "is_here", "name", "num_envs", "where")
+    __slots__ = ("_around", "first", "is_here", "num_envs")
 
     def __init__(self, name: str, where: str, num_envs: int = 0, *, is_here: bool = True) -> None:
-        self.name = name
-        self.where = where
+        super().__init__(name, where, EnvError, tells_place=False)
         self.num_envs = num_envs
         self.first = 0
         self.is_here = is_here
@@ -90,18 +90,15 @@ class Blame(UserCode):
         if error is not None:
             super().__exit__(kind, error, traceback)
 
-    def blame(self, error: BaseException) -> EnvError | None:
-        if isinstance(error, EnvError):
-            if self.where in WHERES:
+    def blame(self, error: BaseException) -> ImpalaAsyncError | None:
+        if self.where in WHERES:
+            if isinstance(error, EnvError):
                 with_id(error, self.name)
-            return None
-        if self.where in WHERES and _is_raised_by_caller(error):
-            # Where its caller could not use it is of no use: there is nothing to trace back.
-            error.__traceback__ = None
-            return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")
-        return EnvError(
-            f"{self.name} failed {self.where}: {one_line(error)}{missing_advice(error)}"
-        )
+            elif _is_raised_by_caller(error):
+                # Where its caller could not use it is of no use: there is nothing to trace back.
+                error.__traceback__ = None
+                return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")
+        return super().blame(error)
 
     def environments(self) -> tuple[int, int]:
         """The numbers of the first and the last environment that it may be in."""
@@ -136,14 +133,12 @@ def _end_fork(call: Blame, error: BaseException | None) -> NoReturn:
 
 def _is_raised_by_caller(error: BaseException) -> bool:
     """Whether no code of the environment raised it, but who called it or used what it gave."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    module = str(at.tb_frame.f_globals.get("__name__")) if at is not None else ""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    module = str(frame.f_globals.get("__name__"))
     return isinstance(error, TypeError | ValueError) and module.startswith(CALLERS)
 
 
-def with_id(error: AboutEnv, env_id: str) -> AboutEnv:
+def with_id(error: AnyError, env_id: str) -> AnyError:
     """The same error; from now on it says which environment it is about."""
     if env_id not in str(error):
         error.args = (f"{env_id}: {error}",)

@@ -22,7 +22,7 @@ from impala_async.config.run import SINKS, ReportSection
 from impala_async.config.section import Named
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import Value
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.user_code import UserCode, import_callable
 
 _LOG = logging.getLogger(__name__)
 _KEY: Final = "report.sinks"
@@ -112,9 +112,9 @@ class _Feed:
     def _run(self) -> None:
         try:
             while (report := self._waiting.get()) is not None:
-                with NamedInSetting(_KEY, self._name, "to take a report"):
+                with UserCode(f"{_KEY}: {self._name}", "to take a report"):
                     self._sink.write(report)
-            with NamedInSetting(_KEY, self._name, "to close"):
+            with UserCode(f"{_KEY}: {self._name}", "to close"):
                 self._sink.close()
         except ConfigError as error:
             _LOG.error("%s; it gets no more reports, and training goes on", error)
@@ -122,7 +122,7 @@ class _Feed:
 
 def _make(one: Named, run: Run) -> Sink:
     make = import_callable(f"{_KEY}: {one.name}", SINKS.get(one.name, one.name))
-    with NamedInSetting(_KEY, one.name, "when it was made"):
+    with UserCode(f"{_KEY}: {one.name}", "when it was made"):
         sink = make(run, **one.kwargs)
     if not all(callable(getattr(sink, method, None)) for method in ("write", "close")):
         raise ConfigError(

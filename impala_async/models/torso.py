@@ -28,7 +28,7 @@ from impala_async.errors import ConfigError, SpacesError
 from impala_async.models.cnn import ImageTorso, minatar_body, nature_body, resnet_body
 from impala_async.models.mlp import MLPTorso
 from impala_async.schema import ObsSpec
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.user_code import UserCode, import_callable
 
 # For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
@@ -62,7 +62,7 @@ def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], Torso]:
     imported = import_callable(f"model.name: {section.name}", section.name, SpacesError)
 
     def make_own() -> Torso:
-        with NamedInSetting("model.name", section.name, "when it was made", SpacesError):
+        with UserCode(f"model.name: {section.name}", "when it was made", SpacesError):
             torso = imported(obs, section)
         _check_own(section.name, torso, obs)
         return cast(Torso, torso)
@@ -75,9 +75,9 @@ def is_own(section: ModelSection) -> bool:
     return section.name not in TORSOS
 
 
-def blaming(section: ModelSection) -> NamedInSetting:
+def blaming(section: ModelSection) -> UserCode:
     """In which an own torso is called, so that what it raises is told as its own."""
-    return NamedInSetting("model.name", section.name, "to make features", SpacesError)
+    return UserCode(f"model.name: {section.name}", "to make features", SpacesError)
 
 
 def pick_precision(
@@ -112,7 +112,7 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    with torch.no_grad(), NamedInSetting("model.name", name, "on two rows of zeros", SpacesError):
+    with torch.no_grad(), UserCode(f"model.name: {name}", "on two rows of zeros", SpacesError):
         features = torso(dict(rows))
     for leaf, row in rows.items():
         if row._version:
